@@ -344,3 +344,30 @@ def test_whoever_has_the_tracer_alone_can_run_tests(tmp_path) -> None:
     env = {**os.environ, ALONE: "1"}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, env=env)
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+ALWAYS = """
+import pytest
+from assay.evaluators import evaluator
+from assay.tracer import current_run
+
+@evaluator(key="safe")
+def safe(outputs): raise RuntimeError("the model of the gate is away")
+
+@evaluator(key="some")
+def some(outputs):
+    if outputs: raise RuntimeError("only now and then")
+    return 1.0
+
+@pytest.mark.assay([{"inputs": n} for n in range(3)], name="gate", evaluators=[EVALUATORS])
+def test_it(inputs): current_run().set_outputs(inputs)
+"""
+
+
+@pytest.mark.parametrize(("evaluators", "status"), [("safe, some", 1), ("some", 0)])
+def test_an_evaluator_that_failed_on_every_run_fails_the_session(pytester, evaluators, status):
+    pytester.makepyfile(test_it=ALWAYS.replace("EVALUATORS", evaluators))
+    done = pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db")
+    assert (done.ret, "3 passed" in done.stdout.str()) == (status, True)
+    told = "gate: safe failed on every run that it looked at (3): RuntimeError: the model of the gate is away"
+    assert (told in done.stdout.str()) is bool(status)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from assay.collector.records import Case, Document, Example
-from assay.evaluators import as_evaluator, evaluator, score
+from assay.evaluators import as_evaluator, evaluate, evaluator, score
 from assay.evaluators.protocol import BindingError, value_of
 from assay.evaluators.protocol._binding import FIELDS, asked_by, bind
 
@@ -171,3 +171,37 @@ def test_what_a_class_asks_for_is_read_off_its_call():
 def test_documents_that_were_looked_for_and_not_found_are_there():
     assert judged(lambda documents: len(documents), Case(documents=())).score == 0.0
     assert judged(lambda documents: documents[0].content, Case(documents=(Document("d"),))).label == "d"
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("reference_output", "reference_outputs"),
+        ("expected", "reference_outputs"),
+        ("ground_truth", "reference_outputs"),
+        ("output", "outputs"),
+        ("input", "inputs"),
+        ("context", "documents"),
+        ("metdata", "metadata"),
+    ],
+)
+def test_an_argument_that_looks_misspelt_is_named_in_the_table(store, name, field):
+    function = eval(f"lambda outputs, {name}=None: outputs == {name}")
+    made = evaluator(key="same")(function)
+    rows = [{"inputs": {"q": "1"}, "reference_outputs": "1"}]
+    remarks = evaluate(rows, lambda q: q, [made], store=store, progress=False).summary().remarks
+    assert remarks == (f"'same' never got the argument {name!r}, which has a default; did you mean {field!r}?",)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"map": {"expected": "reference_outputs"}}, {"prepare_data": lambda outputs: {}}]
+)
+def test_other_arguments_with_defaults_are_not_suspicious(options):
+    own = (lambda outputs, expected=None: 1) if options else (lambda outputs, k=3, documents=None, model="m": 1)
+    assert evaluator(**options)(own).remarks == ()
+
+
+@pytest.mark.parametrize(("name", "field"), [("answer", "outputs"), ("reference", "reference_outputs")])
+def test_an_unknown_field_proposes_the_closest_one(name, field):
+    with pytest.raises(BindingError, match=f"did you mean '{field}'"):
+        as_evaluator(eval(f"lambda {name}: 1"))

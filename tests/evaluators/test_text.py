@@ -1,6 +1,7 @@
 """Exact, contains, regex, length, emptiness: the simplest evaluators have traps, too."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -168,3 +169,30 @@ def test_a_threshold_of_ones_own_evaluator_is_within_the_range_that_it_declares(
 def test_lengths_below_zero_are_refused(bad):
     with pytest.raises(ValueError, match="is 0 or more, as every length, not -1"):
         get("length", **bad)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        "",
+        " \n",
+        None,
+        {},
+        [],
+        {"answer": ""},
+        {"answer": None},
+        {"text": "  "},
+        [""],
+        {"a": "", "b": []},
+        [[], {"x": " "}],
+    ],
+)
+def test_an_answer_of_nothing_is_empty(outputs):
+    assert text.NotEmpty()(outputs, SimpleNamespace(status="ok")) is False
+
+
+@pytest.mark.parametrize(
+    "outputs", ["a", 0, False, {"answer": "a"}, {"a": "", "b": "c"}, {"n": 0}, [0], {"a": [1], "b": {}}]
+)
+def test_an_answer_of_anything_is_not_empty(outputs):
+    assert text.NotEmpty()(outputs) is True

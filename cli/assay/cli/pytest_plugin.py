@@ -327,10 +327,23 @@ def _ends_of_workers(config: pytest.Config, stopped: bool) -> Iterator[End]:
 
 
 def _complaint(experiment: Experiment, min_pass: float | None) -> str:
-    """What is wrong with the share of runs that passed, "" if nothing is."""
+    """Return what is wrong with the experiment as a whole, "" if nothing is.
+
+    An evaluator failed wherever it looked, or too few runs passed.
+    """
+    from assay.collector.terminal import on_a_line
+
+    summary = experiment.summary()
+    for key, said in summary.items():
+        if said.failed and not said.n and not said.labelled:
+            why = on_a_line(summary.why.get(key, "an error"))
+            return f"{experiment.name}: {key} failed on every run that it looked at ({said.failed}): {why}"
+    for key, of_the_set in summary.overall.items():
+        if of_the_set.error is not None:
+            return f"{experiment.name}: {key} failed: {on_a_line(of_the_set.error)}"
     if min_pass is None:
         return ""
-    passed = experiment.summary().get("passed")
+    passed = summary.get("passed")
     if passed is None or not passed.n or passed.mean is None:
         return f"{experiment.name}: no run came to a verdict, and min_pass={min_pass!r}"
     told = f"{experiment.name}: {round(passed.mean * passed.n)} of {passed.n} runs passed ({passed.mean:.1%})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -186,6 +187,7 @@ class Length:
 @builtin(
     "not_empty",
     metrics=(Metric("not_empty", primary=True),),
+    version="2",
     standards=(VALID,),
     source="LangSmith: heuristic evaluators",
     canonical="str.strip",
@@ -193,12 +195,27 @@ class Length:
 )
 @dataclass(frozen=True, slots=True)
 class NotEmpty:
-    """Whether the answer holds anything but white space; an empty list or dict is empty, and so is None.
+    """Whether the answer holds anything but white space.
 
-    A run that failed has no answer: it is skipped.
+    None is empty, and so is a list or dict of nothing but empty values. If an answer has one text, as `length`, `exact`
+    and `contains` find it, that text counts: `{"answer": ""}` is empty. A run that failed has no answer: it is skipped.
     """
 
     def __call__(self, outputs: Any = None, run: Any = None) -> bool:
         if outputs is None and (run is None or run.status == "error"):
             raise Skip("needs outputs; " + ("the case has none" if run is None else f"the run failed: {run.error}"))
-        return bool(outputs.strip()) if isinstance(outputs, str) else outputs not in (None, [], {}, ())
+        if isinstance(outputs, bool | int | float):
+            return True
+        try:
+            return bool(text_of(outputs).strip())
+        except ValueError:  # there is no one text in it
+            return not _is_empty(outputs)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value holds nothing: no text but white space, in no list and no field."""
+    if isinstance(value, str):
+        return not value.strip()
+    if isinstance(value, Mapping):
+        return all(map(_is_empty, value.values()))
+    return value is None or (isinstance(value, list | tuple) and all(map(_is_empty, value)))

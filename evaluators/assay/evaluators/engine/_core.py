@@ -75,6 +75,9 @@ def _settled() -> Iterator[None]:
 
 
 async def _run(job: Job) -> Experiment:
+    for evaluator in (*job.plan.evaluators, *job.whole):
+        for remark in evaluator.remarks:
+            job.plan.remark(remark)
     job.tally.remarks = job.plan.remarks
     brake = job.brake
     spool = spool_of(job.plan.experiment_id, job.store)

@@ -121,6 +121,7 @@ class Recorder:
         self._judgements = Judgements()
         self._whole = [evaluator for evaluator in evaluators if evaluator.summary]
         self._tally = Tallies((metric for evaluator in evaluators for metric in evaluator.metrics), repetitions)
+        self._tally.remarks = dict.fromkeys(remark for evaluator in evaluators for remark in evaluator.remarks)
         self._store.save_experiment(self._record)
         self._heartbeat = Heartbeat(store, self._record.id)
         self._heartbeat.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -143,9 +143,9 @@ def _called(plan: Plan, task: Task, args: tuple[Any, ...], named: JSON, wait: Wa
 
     def call() -> tuple[Any, bool]:
         returned = task.function(*args, **named)
-        if inspect.isgenerator(returned):
+        if isinstance(returned, Iterator):
             return joined(returned), False
-        if not (inspect.isawaitable(returned) or inspect.isasyncgen(returned)):
+        if not (inspect.isawaitable(returned) or isinstance(returned, AsyncIterable)):
             return returned, True
         left = remaining(timeout, began)
         return wait(in_time(_finished(returned), left, plan.strays, timeout))[0], False
@@ -155,9 +155,13 @@ def _called(plan: Plan, task: Task, args: tuple[Any, ...], named: JSON, wait: Wa
 
 async def _finished(returned: Any) -> tuple[Any, bool]:
     """(outputs, whether they are what was returned)."""
-    if inspect.isasyncgen(returned):
+    if inspect.isawaitable(returned):
+        returned = await returned
+    if isinstance(returned, AsyncIterable):
         return joined([piece async for piece in returned]), False
-    return (await returned, True) if inspect.isawaitable(returned) else (returned, True)
+    if isinstance(returned, Iterator):  # it may wait for each piece: on a thread it holds up no other task
+        return await asyncio.to_thread(joined, returned), False
+    return returned, True
 
 
 def _done(

@@ -98,7 +98,7 @@ def as_task(function: Any) -> Task:
 
 
 def joined(pieces: Iterable[Any]) -> Any:
-    """What a generator has yielded: one text if they were texts, else a list."""
+    """Return what an iterator yields: one text if all pieces are texts, else a list."""
     listed = list(pieces)
     return "".join(listed) if listed and all(isinstance(piece, str) for piece in listed) else listed
 

@@ -62,6 +62,17 @@ FIELDS: Mapping[str, Getter] = {
     "case": lambda case: case,
 }
 _RECORDS = frozenset({"run", "root_run", "trace", "example", "case"})  # what is handed out as views
+# Names of other products for the fields of a case
+SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(("input", "question", "query", "request"), "inputs"),
+    **dict.fromkeys(("output", "answer", "response", "prediction", "actual_output", "completion"), "outputs"),
+    **dict.fromkeys(
+        ("reference", "reference_output", "expected", "expected_output", "expected_outputs", "ground_truth", "target"),
+        "reference_outputs",
+    ),
+    **dict.fromkeys(("context", "contexts", "retrieval_context", "retrieved_contexts"), "documents"),
+}
+_CLOSE = 0.85  # ratio of difflib from which on a name is taken for a misspelt one
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
 
 
@@ -87,6 +98,7 @@ class Binding:
     theirs: Callable[[Any], Any] = copied  # makes a value the callable's own
     views: bool = False  # it asks for records, or brings functions that get the case: these get views
     shares: bool = False  # gets everything as it is: it is one of ours, which change nothing
+    misspelt: tuple[tuple[str, str], ...] = ()  # arguments that always get their defaults, and the fields they resemble
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
         """The arguments, and the names of those that are required and missing."""
@@ -158,6 +170,7 @@ def bind(
     required: list[tuple[str, Getter]] = []
     optional: list[tuple[str, Getter]] = []
     positional: list[str] = []
+    misspelt: list[tuple[str, str]] = []
     for parameter in _parameters(function):
         if parameter.kind is parameter.VAR_POSITIONAL:
             continue
@@ -172,6 +185,8 @@ def bind(
         if parameter.default is not parameter.empty:
             if getter is not None:
                 optional.append((parameter.name, getter))
+            elif not shares and prepare_data is None and (field := closest_field(parameter.name)):
+                misspelt.append((parameter.name, field))
         elif getter is not None:
             required.append((parameter.name, getter))
         elif prepare_data is not None:
@@ -191,7 +206,17 @@ def bind(
         theirs=_itself if shares or views else copied,
         views=views,
         shares=shares,
+        misspelt=tuple(misspelt),
     )
+
+
+def closest_field(name: str) -> str | None:
+    """Return the field of a case that a name stands for: another product's word for it, or a misspelt one."""
+    if name in SYNONYMS:
+        return SYNONYMS[name]
+    from difflib import get_close_matches  # 6 ms that only a mistake should cost
+
+    return next(iter(get_close_matches(name, [field for field in FIELDS if field != "case"], 1, _CLOSE)), None)
 
 
 def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> None:
@@ -313,7 +338,9 @@ def _walk(value: Any, steps: list[str]) -> Any:
 
 def _unknown(name: str, parameter: str) -> BindingError:
     known = ", ".join(known for known in FIELDS if known != "case")
+    close = closest_field(parameter)
+    hint = f" (did you mean {close!r}?)" if close else ""
     return BindingError(
-        f"evaluator {name!r} asks for {parameter!r}, which is none of {known}; "
+        f"evaluator {name!r} asks for {parameter!r}, which is none of {known}{hint}; "
         f"give it a default, or say where it is: map={{{parameter!r}: 'outputs.{parameter}'}}"
     )

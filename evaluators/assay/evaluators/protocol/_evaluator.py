@@ -97,6 +97,14 @@ class Evaluator:
         return function if hasattr(function, "ready") and hasattr(function, "where") else None
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is suspicious about the function: arguments with defaults that no case fills, and look misspelt."""
+        return tuple(
+            f"{self.key!r} never got the argument {name!r}, which has a default; did you mean {field!r}?"
+            for name, field in self.binding.misspelt
+        )
+
+    @property
     def standards(self) -> tuple[str, ...]:
         """The compliance standards (NIST AI RMF, SR 11-7) that it speaks to, in our reading."""
         return self.spec.standards if self.spec else ()
