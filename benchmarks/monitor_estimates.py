@@ -10,6 +10,7 @@ runs it with fewer blocks.
 - head: the application's own tracer sends a quarter of its traces, and of the others those with an error.
 - paced: a budget lowers the rate more and more over a day on which the answers get worse.
 - all: the last three together.
+- sessions: all is scored; five traces in a row are turns of one session, whose shares of good answers differ.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Scenario:
     votes: bool = False
     head: float = 1.0
     worse: float = 0.0  # how much lower the mean is at the end than at the beginning
+    turns: int = 1  # traces of one session
 
     @property
     def mean(self) -> float:
@@ -61,7 +63,9 @@ SCENARIOS = (
     Scenario("head", (RuleSettings(sample_rate=0.5),), head=0.25),
     Scenario("paced", PACED, worse=0.4),
     Scenario("all", tuple(replace(one, strata=(DOWN,)) for one in PACED), votes=True, head=0.5, worse=0.4),
+    Scenario("sessions", (RuleSettings(),), turns=5),
 )
+ALIKE = 2.0  # how alike the turns of a session are: its share of good answers is drawn from Beta(mean·2, (1 − mean)·2)
 
 
 @dataclass
@@ -75,14 +79,17 @@ class Traffic:
     def runs(self, block: int, part: int, count: int) -> Iterator[Run]:
         """Those of a block's traces in one part of the day that the head lets through."""
         mean = MEAN - self.scenario.worse * part / max(1, len(self.scenario.settings) - 1)
-        for _ in range(count):
-            good = self.random.random() < mean
+        share, session = mean, None
+        for turn in range(count):
+            if self.scenario.turns > 1 and turn % self.scenario.turns == 0:
+                share, session = self.random.betavariate(mean * ALIKE, (1 - mean) * ALIKE), f"{block}/{part}/{turn}"
+            good = self.random.random() < share
             failed = self.random.random() < (0.02 if good else 0.4)
             sampled = self.random.random() < self.scenario.head
             id = f"{block:08x}{self.random.getrandbits(96):024x}"
             if sampled or failed:
                 self.good[id] = good
-                yield _run(id, good, self.scenario.head, sampled)
+                yield replace(_run(id, good, self.scenario.head, sampled), session_id=session)
 
     def votes(self) -> Iterator[Feedback]:
         """People's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from assay.cli._common import failing_in_one_line
 from assay.collector.records import RuleSettings
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
-from collector.deciding import ruled, traced
+from collector.deciding import on, ruled, slice, traced
 from collector.ruled import done, monitored, taken
 
 
@@ -41,7 +42,7 @@ def test_why_names_the_condition_that_failed_and_what_it_saw(store, url):
     [head] = traced(store)
     said = monitor("why", head.trace_id[:12], "--store", url).stdout
     for words in (
-        "slow  filtered out",
+        "slow  filtered",
         "holds: name: wants 'answer', saw 'answer'",
         "fails: latency_ms: wants > 2,000",
     ):
@@ -112,3 +113,12 @@ def test_status_of_a_file_that_nobody_serves(store, tmp_path):
     monitored(store)
     store.close()
     assert "bad <b>" in monitor("status", "--once", "--store", str(tmp_path / "assay.db")).stdout
+
+
+def test_status_shows_the_plain_mean_of_senders_without_sampling_information_as_unweighted(store, url):
+    ruled(store, name="short")
+    heads = traced(store, 2)
+    rows = (on(head, rule="short", probability=None) for head in heads)
+    store.decide(replace(slice(*rows, upto=heads[-1].cursor), rule="short"))
+    done(store, "short", ("scored", 1.0), ("scored", 0.5))
+    assert "– (0.75 unweighted)" in monitor("status", "--once", "--store", url).stdout

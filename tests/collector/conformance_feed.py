@@ -167,6 +167,10 @@ LOCAL = {names.LOCAL_ROOT: "b" * 16}
         ({"otel.trace_state": "ot=th:xyz"}, None),
         ({"otel.trace_state": "ot=th:123456789012345"}, None),
         ({**LOCAL, "assay.sample_rate": "often"}, 1.0),
+        ({"otel.trace_state": "ot=th:fffffffffffff0"}, None),  # 2e-16: one such trace would be the whole mean
+        ({**LOCAL, "otel.trace_state": "ot=th:fffffffffffff"}, None),
+        ({**LOCAL, "assay.sample_rate": 0.00009}, None),
+        ({**LOCAL, "assay.sample_rate": 0.0001}, 0.0001),
     ],
 )
 def test_the_probability_of_head_sampling_is_what_the_root_says(

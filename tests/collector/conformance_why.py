@@ -13,6 +13,7 @@ from assay.collector.statistics import u
 from assay.collector.stores import Store
 from collector.conformance_claims import claim, finish, waiting
 from collector.deciding import HOUR, on, ruled, slice, traced
+from collector.making import run
 
 
 def why(store: Store, trace_id: str) -> Why:
@@ -219,3 +220,62 @@ def test_scores_come_with_the_probability_of_having_been_looked_at(store: Store)
         3,
         0,
     ]
+
+
+def started(store: Store, *starts: int, **fields: Any) -> list[str]:
+    """Traces that started at these times, each scored with its position; the ids in this order."""
+    before = store.changes(limit=1_000).cursor
+    ids = [run(start_ns=start, **fields) for start in starts]
+    store.append(ids)
+    heads = store.changes(before).heads
+    store.decide(slice(*map(on, heads), after=store.cursor("r", "1"), upto=heads[-1].cursor))
+    place = {one.trace_id: number for number, one in enumerate(ids)}
+    for taken in claim(store, limit=len(ids)):
+        store.finish(finish(taken, float(place[taken.target.trace_id or ""])))
+    return [one.trace_id for one in ids]
+
+
+def test_a_score_belongs_to_the_time_at_which_its_trace_started(store: Store) -> None:
+    ruled(store)
+    early, late = started(store, 10 * HOUR, 20 * HOUR)
+    assert [one.trace_id for one in store.weighted("r", since_ns=15 * HOUR)] == [late]
+    assert [one.trace_id for one in store.weighted("r", until_ns=15 * HOUR)] == [early]
+    assert [one.start_ns for one in store.weighted("r", since_ns=10 * HOUR, until_ns=20 * HOUR)] == [10 * HOUR]
+
+
+def test_scores_come_in_the_order_in_which_their_traces_started_page_by_page(store: Store) -> None:
+    ruled(store)
+    ids = started(store, *(hour * HOUR for hour in (30, 10, 20, 20)))
+    found, cursor = list[str | None](), None
+    while page := store.weighted("r", limit=1, cursor=cursor):
+        found += [one.trace_id for one in page]
+        cursor = page.next
+        if cursor is None:
+            break
+    assert [found[0], found[3]] == [ids[0], ids[1]]
+    assert sorted(map(str, found[1:3])) == sorted(ids[2:])
+
+
+def test_a_score_follows_its_trace_when_an_earlier_run_arrives_later(store: Store) -> None:
+    ruled(store)
+    [id] = started(store, 20 * HOUR)
+    store.append([run(trace_id=id, start_ns=10 * HOUR)])
+    assert [one.start_ns for one in store.weighted("r")] == [10 * HOUR]
+    assert len(store.weighted("r", since_ns=15 * HOUR)) == 0
+
+
+def test_a_score_of_a_session_belongs_to_the_start_of_its_first_trace(store: Store) -> None:
+    ruled(store, target="session")
+    turns = [run(start_ns=hour * HOUR, session_id="talk") for hour in (10, 20)]
+    store.append(turns)
+    [*_, head] = store.changes().heads
+    store.decide(slice(on(head, target=Target(session_id="talk")), upto=head.cursor))
+    store.finish(finish(claim(store)[0], 0.5))
+    [score] = store.weighted("r")
+    assert (score.session_id, score.trace_id, score.start_ns) == ("talk", None, 10 * HOUR)
+
+
+def test_a_score_carries_the_session_of_its_trace(store: Store) -> None:
+    ruled(store)
+    started(store, HOUR, 2 * HOUR, session_id="talk")
+    assert [one.session_id for one in store.weighted("r")] == ["talk", "talk"]

@@ -1,5 +1,7 @@
 """Means of sampled scores: each counts as many as it stands for."""
 
+import random
+
 import pytest
 
 from assay.collector.records import WeightedScore
@@ -35,6 +37,16 @@ def test_a_label_without_a_score_is_in_no_mean():
     assert (mean.mean, mean.low, mean.n) == (None, None, 0)
 
 
+def test_without_any_probability_the_plain_mean_is_shown_as_unweighted():
+    (mean,) = sampled_means([scored("a", 1.0, None), scored("b", 0.5, None), scored("c", 0.0, 0.0)])
+    assert (mean.mean, mean.low, mean.n, mean.unknown, mean.unweighted) == (None, None, 0, 2, 0.75)
+
+
+def test_beside_a_weighted_mean_there_is_no_unweighted_one():
+    (mean,) = sampled_means([scored("a", 1.0, None), scored("b", 0.5)])
+    assert (mean.mean, mean.unknown, mean.unweighted) == (0.5, 1, None)
+
+
 def test_keys_are_apart():
     means = sampled_means([scored("a", 1.0, key="b"), scored("a", 0.0, key="a")])
     assert [(mean.key, mean.mean) for mean in means] == [("a", 0.0), ("b", 1.0)]
@@ -51,6 +63,28 @@ def test_scores_of_one_trace_are_one_observation():
     assert together.mean == pytest.approx(apart.mean)
     assert (apart.effective, together.effective) == (pytest.approx(40), pytest.approx(4))
     assert together.high - together.low > 3 * (apart.high - apart.low)
+
+
+def test_traces_of_one_session_are_one_observation():
+    apart = [scored(str(n), n // 10 % 2 * 0.8) for n in range(40)]
+    together = [scored(str(n), n // 10 % 2 * 0.8, session=f"s{n // 10}") for n in range(40)]
+    (apart,), (together,) = sampled_means(apart), sampled_means(together)
+    assert (apart.effective, together.effective) == (pytest.approx(40), pytest.approx(4))
+    assert together.high - together.low > 3 * (apart.high - apart.low)
+
+
+def test_a_session_whose_turns_are_not_alike_costs_no_precision():
+    """Five turns of one session that scatter as single traces do leave the interval about as wide."""
+    draw = random.Random(1)
+    values = [draw.random() < 0.7 for _ in range(200)]
+    (apart,) = sampled_means([scored(str(n), value) for n, value in enumerate(values)])
+    (together,) = sampled_means([scored(str(n), value, session=f"s{n // 5}") for n, value in enumerate(values)])
+    assert together.high - together.low < 1.25 * (apart.high - apart.low)
+
+
+def test_a_session_and_a_trace_of_the_same_name_are_two_observations():
+    (mean,) = sampled_means([scored("x", 0.2), scored("a", 0.9, session="x")])
+    assert mean.effective == pytest.approx(2)
 
 
 def test_one_trace_alone_has_no_interval():
@@ -74,4 +108,6 @@ def test_in_words():
     assert str(sampled_means([*rows, scored("x", 1.0, None)])[0]) == (
         "grounded: 0.5 (95 %: 0.345 to 0.655), 30 scores, as sure as 30 of equal weight, 1 of unknown probability"
     )
-    assert str(sampled_means([scored("x", 1.0, None)])[0]) == ("grounded: no mean (0 scores, 1 of unknown probability)")
+    assert str(sampled_means([scored("x", 1.0, None)])[0]) == (
+        "grounded: no weighted mean (0 scores, 1 of unknown probability); unweighted mean 1 of 1 scores"
+    )

@@ -15,7 +15,7 @@ import pytest
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.collector.stores.sqlite._open import open_writable
 from assay.collector.stores.sqlite._progress import Progress
-from assay.collector.stores.sqlite._schema import MIGRATIONS
+from assay.collector.stores.sqlite._schema import MIGRATIONS, _forget_tiny_probabilities
 from collector import version_1
 
 NEWEST = len(MIGRATIONS)
@@ -94,3 +94,34 @@ def test_what_fails_says_where(caplog: pytest.LogCaptureFixture) -> None:
         progress.of(6)(1, 2)
         raise OSError
     assert caplog.records[-1].getMessage() == "bringing 'assay.db' from version 4 to 8: stopped at 62 %"
+
+
+def test_scores_of_an_older_file_belong_to_the_start_of_their_trace(file: Path) -> None:
+    version_1.build(file)
+    with closing(sqlite3.connect(file)) as db, db:
+        [[key, trace_id, start]] = db.execute("SELECT id, trace_id, start_ns FROM traces LIMIT 1").fetchall()
+        columns = "id, trace, trace_id, key, score, outcome, source, rule, created_ns, standing"
+        values = ("score", key, trace_id, "k", 1.0, "score", "code", "r", start + 10**12, 2)
+        db.execute(f"INSERT INTO feedback ({columns}) VALUES ({','.join('?' * len(values))})", values)
+    with SQLiteStore(file):
+        pass
+    with closing(sqlite3.connect(file)) as db:
+        assert db.execute("SELECT trace_start_ns FROM feedback WHERE id = 'score'").fetchone() == (start,)
+
+
+def test_stated_probabilities_below_one_in_ten_thousand_are_unknown_in_an_older_file(file: Path) -> None:
+    version_1.build(file)
+    before = MIGRATIONS.index(_forget_tiny_probabilities)
+    columns = "rule, target, verdict, reason, incomplete, change, runs_change, read_change, claim, attempts, deaths,"
+    columns += " reopened, created_ns, updated_ns, rate, probability"
+    with closing(open_writable(str(file), before)) as db:
+        db.execute("UPDATE traces SET probability = 2e-16")
+        for target, probability in (("a", 2e-16), ("b", 0.05), ("c", 0.0)):
+            values = (1, target, "scored", "", *[0] * 10, 0.1, probability)
+            db.execute(f"INSERT INTO decisions ({columns}) VALUES ({','.join('?' * len(values))})", values)
+    with SQLiteStore(file):
+        pass
+    with closing(sqlite3.connect(file)) as db:
+        assert {row[0] for row in db.execute("SELECT probability FROM traces")} == {None}
+        rows = db.execute("SELECT target, probability FROM decisions ORDER BY target").fetchall()
+    assert rows == [("a", None), ("b", 0.05), ("c", 0.0)]

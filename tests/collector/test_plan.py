@@ -7,7 +7,9 @@ import pytest
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.readings import as_text
+from assay.collector.stores._halves import ScoresOf
 from assay.collector.stores.sqlite import SQLiteStore, _menus, encode
+from assay.collector.stores.sqlite._lists import scored_by
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._where import conditions, matching
 from collector.making import child, run
@@ -201,3 +203,31 @@ def test_a_beginning_that_few_words_have_is_searched(store, text):
     store.append([run(inputs="costs pay co 支付")])
     assert until(lambda: ids(store, text="costs"))
     assert len(ids(store, text=text)) == 1
+
+
+@pytest.mark.parametrize("window", [{}, {"since_ns": 1}, {"since_ns": 1, "until_ns": 5, "key": "k", "cursor": "4.2"}])
+def test_scores_of_a_rule_are_read_in_the_order_of_an_index(tmp_path, monkeypatch, window):
+    """However many scores a rule has given, a page of them costs what it holds."""
+    asked = []
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        store.weighted("r")
+        db = sqlite3.connect(tmp_path / "assay.db")
+        db.set_trace_callback(asked.append)
+        scored_by(db, ScoresOf("r", "default", **window))
+        db.set_trace_callback(None)
+        way = " ".join(row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {asked[-1]}"))
+        db.close()
+    assert "feedback_of_rules (rule=?" in way
+    assert ("trace_start_ns" in way) == bool(window)
+    assert "TEMP B-TREE" not in way
+    assert "USING INTEGER PRIMARY KEY (rowid=?)" in way
+
+
+def test_the_start_of_a_trace_moves_its_scores_by_the_index_over_traces(tmp_path):
+    with SQLiteStore(tmp_path / "assay.db"):
+        db = sqlite3.connect(tmp_path / "assay.db")
+        [body] = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'trace_start_moved'").fetchone()
+        update = body.partition("BEGIN ")[2].partition(";")[0].replace("new.start_ns", "1").replace("new.id", "1")
+        way = " ".join(row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {update}"))
+        db.close()
+    assert "SEARCH feedback USING INDEX feedback_by_trace (trace=?" in way

@@ -33,6 +33,10 @@ def test_every_verdict_has_words():
     assert set(verdicts.WORDS) == set(get_args(Verdict))
 
 
+def test_a_verdict_has_one_name_in_texts_and_as_an_identifier():
+    assert {name: words.replace(" ", "_") for name, words in verdicts.WORDS.items()} == {n: n for n in verdicts.WORDS}
+
+
 def test_the_funnel_narrows():
     status = replace(STATUS, counts={"filtered": 5, "sampled_out": 3, "scored": 1, "failed": 1})
     assert [(stage.name, stage.count) for stage in verdicts.funnel(status)] == [
@@ -139,7 +143,7 @@ def test_workers_speak_together():
     status = working(evaluators={"grounded": {"looked": 100, "failed": 2, "p95_s": 1.5}})
     status = replace(status, workers=status.workers * 2)
     assert [(one.key, str(one)) for one in verdicts.work(status, NOW)] == [
-        ("grounded", "2.0 % of 200 failed, p95 1.50 s")
+        ("grounded", "2.0 % of 200 evaluations by the running workers failed, p95 1.50 s")
     ]
 
 
@@ -164,3 +168,11 @@ def test_the_rate_and_what_paces_it():
 def test_how_far_behind():
     assert verdicts.behind(STATUS) == "up to date"
     assert verdicts.behind(replace(STATUS, behind=1, lag_s=4.2)) == "1 change behind, the oldest of 4.20 s ago"
+
+
+def test_a_rate_at_the_lowest_pace_says_what_happens_then():
+    settings = RuleSettings(sample_rate=0.5, paced=0.001)
+    status = replace(STATUS, rule=replace(RULE, settings=settings), rate=0.0005)
+    assert verdicts.rate(status).endswith("the lowest that pacing goes; scoring stops when the budget is used up")
+    status = replace(STATUS, rule=replace(RULE, settings=replace(settings, paced=0.01)), rate=0.005)
+    assert "scoring stops" not in verdicts.rate(status)

@@ -23,7 +23,7 @@ def benchmark() -> Any:
 
 
 @pytest.mark.slow  # thousands of traces are decided on and scored
-@pytest.mark.parametrize("name", ["rate", "votes", "head", "paced", "all"])
+@pytest.mark.parametrize("name", ["rate", "votes", "head", "paced", "all", "sessions"])
 def test_the_known_mean_is_recovered(name: str) -> None:
     made = benchmark()
     scenario = next(one for one in made.SCENARIOS if one.name == name)

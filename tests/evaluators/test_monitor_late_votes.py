@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from assay.collector import connect
-from assay.collector.records import Decision
+from assay.collector.records import Decision, Feedback, Target
 from assay.collector.server import Server
 from assay.collector.statistics import u
 from assay.collector.stores import Store
+from assay.collector.stores import summary as read
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators.monitors import Monitor, Monitored, summary
 from evaluators.watched import rule, trace_id, until, whole
@@ -83,3 +84,27 @@ def test_a_vote_that_is_taken_back_leaves_the_sample_as_it_was(store: Store) -> 
     until(lambda: scored(store)[late].probability == 0.0, "its leaving the estimates")
     [mean] = summary("r", store=store)
     assert (mean.n, mean.outside) == (len(SAMPLED), 1)
+
+
+def test_a_dislike_that_arrives_late_counts_for_the_day_of_its_trace(tmp_path: Path) -> None:
+    """The votes on day 1 arrive on day 2: the mean of day 2 is that of the traces that started on day 2."""
+    day, first, second = 86_400 * 10**9, range(1, 41), range(41, 81)
+    with SQLiteStore(tmp_path / "assay.db") as store:
+        made = rule(sample_rate=0.5, strata=[DISLIKED])
+        monitor = Monitor(store, [made])
+        for at, numbers in ((day, first), (2 * day, second)):
+            store.append([replace(whole(number), start_ns=at, end_ns=at + 1) for number in numbers])
+            while monitor.step():
+                pass
+        store.add_feedback(
+            [Feedback(target=Target(trace_id=trace_id(n)), key="thumbs_up", score=False, source="human") for n in first]
+        )
+        while monitor.step():
+            pass
+        monitor.close()
+        [of_first] = summary("r", until=2 * day, store=store)
+        [of_second] = summary("r", since=2 * day, store=store)
+        assert of_first.n == len(first)
+        assert of_second.n == sum(u(trace_id(number)) < 0.5 for number in second)
+        newest = read(store, store.rules()[0], most=of_second.n)
+        assert newest == [of_second]

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from assay.collector.records import Booking
+from assay.collector.rules import LEAST_PACED
 from assay.collector.stores import Store
 from assay.evaluators.monitors import _pace
 from assay.evaluators.monitors._money import budget_of
@@ -35,7 +36,7 @@ def a_day(
     return [*hours, spent], changes, refused
 
 
-@pytest.mark.parametrize("limit", [5.0, 200.0])
+@pytest.mark.parametrize("limit", [20.0, 200.0])
 def test_a_days_money_lasts_the_day_under_steady_traffic(limit: float) -> None:
     hours, changes, refused = a_day(lambda now: 10.0, limit)
     assert hours[-1] == pytest.approx(limit, rel=0.1)
@@ -55,6 +56,20 @@ def test_money_that_suffices_changes_nothing() -> None:
     hours, changes, _ = a_day(lambda now: 1.0, 10_000.0)
     assert changes == []
     assert hours[-1] < 1_000.0
+
+
+def test_what_a_thousandth_of_the_rate_still_costs_stops_at_the_budget() -> None:
+    hours, _, refused = a_day(lambda now: 10.0, 5.0)
+    assert hours[-1] == 5.0
+    assert 2.0 < refused < 6.0  # a thousandth of the traffic costs $8.64 a day
+
+
+def test_a_burst_lowers_a_rate_to_a_thousandth_at_the_lowest() -> None:
+    pacer = Pacer(None)
+    for step in range(int(3600 / LOOK)):
+        pacer.look(step * LOOK, step * 100.0, 11.0)
+        assert pacer.factor >= LEAST_PACED
+    assert pacer.factor == LEAST_PACED == 0.001
 
 
 def test_a_new_day_begins_with_all_of_its_money() -> None:

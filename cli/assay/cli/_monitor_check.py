@@ -11,7 +11,9 @@ import typer
 from assay.cli._common import emit, notes, on_a_line, opened, short, table
 from assay.cli._options import JsonOption, StoreOption
 from assay.cli.feedback import value_of
+from assay.collector import format, verdicts
 from assay.collector.querystring import duration
+from assay.collector.rules import LEAST_PACED
 
 if TYPE_CHECKING:
     from assay.collector.records import Target
@@ -70,7 +72,11 @@ def _lines(found: Check, since: str) -> Iterator[str]:
         usd = "price unknown" if found.usd is None else f"about ${found.usd:.4f}"
         yield f"judges are asked about {found.calls} times, {usd}; text goes to {to}"
     if found.paced is not None and found.paced < 1:
-        yield f"its budget lasts for {found.paced:.0%} of that: rates are lowered by as much"
+        share = format.percent(found.paced, 1)
+        if found.paced > LEAST_PACED:
+            yield f"its budget lasts for {share} of that: rates are lowered by as much"
+        else:
+            yield f"its budget lasts for less than {share} of that: rates are lowered to {share}, {verdicts.AT_LEAST}"
     for key, error in found.estimate.errors.items():
         yield f"{key} fails before it asks anything: {error}"
     for key, skipped in found.estimate.skipped.items():
@@ -149,7 +155,7 @@ def _row(it: Difference) -> tuple[str, ...]:
 
 def _mean(mean: SampledMean, signed: bool = False) -> str:
     if mean.mean is None:
-        return "–"
+        return "–" if mean.unweighted is None else f"– ({mean.unweighted:{'+' * signed}.3g} unweighted)"
     sign = "+" if signed else ""
     interval = "" if mean.low is None else f" [{mean.low:{sign}.3g}, {mean.high:{sign}.3g}]"
     return f"{mean.mean:{sign}.3g}{interval}"

@@ -118,10 +118,16 @@ def _below(status: RuleStatus, now_ns: int) -> Iterator[str]:
 
 def _table(means: Sequence[SampledMean]) -> Table:
     table = Table(
-        "key", "mean of all", "95 %", "n", "effective n", "failed", "skipped", "left out", box=None, padding=(0, 1)
+        "key", "estimated mean", "95 %", "n", "effective n", "failed", "skipped", "left out", box=None, padding=(0, 1)
     )
     for mean in means:
         interval = "–" if mean.low is None else f"{format.number(mean.low)}–{format.number(mean.high)}"
         counts = (mean.n, round(mean.effective), mean.failed, mean.skipped, mean.unknown + mean.outside)
-        table.add_row(Text(on_a_line(mean.key)), format.number(mean.mean), interval, *map(format.count, counts))
+        table.add_row(Text(on_a_line(mean.key)), _mean(mean), interval, *map(format.count, counts))
     return table
+
+
+def _mean(mean: SampledMean) -> str:
+    if mean.unweighted is None:
+        return format.number(mean.mean)
+    return f"– ({format.number(mean.unweighted)} unweighted)"

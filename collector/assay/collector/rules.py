@@ -13,6 +13,7 @@ from assay.collector.filters import COMPARISONS, Filter, combined, timeless
 from assay.collector.readings import as_text
 from assay.collector.records import JSON, Head, Rule, RuleSettings, Setting, TraceSummary
 
+LEAST_PACED = 1e-3  # the lowest factor to which pacing lowers a rule's rates
 MOVING = ("since_ns", "until_ns")  # those that people give relative to now
 _AMOUNTS = ("concurrency", "timeout_s", "retries", "priority", "quiet_s", "max_wait_s", "session_quiet_s", "max_bytes")
 _SETTINGS = tuple(field.name for field in fields(RuleSettings))

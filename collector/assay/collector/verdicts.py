@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from assay.collector import format
 from assay.collector.records import JSON, Booked, Condition, Decision, Rule, RuleStatus, Why, WorkerReport
+from assay.collector.rules import LEAST_PACED
 from assay.collector.stores._watched import SILENT_NS
 
 WORDS: Mapping[str, str] = {
-    "filtered": "filtered out",
-    "sampled_out": "not sampled",
+    "filtered": "filtered",
+    "sampled_out": "sampled out",
     "waiting": "waiting",
     "throttled": "throttled",
     "over_budget": "over budget",
@@ -22,6 +23,7 @@ WORDS: Mapping[str, str] = {
     "superseded": "superseded",
 }
 STORED = tuple(WORDS)[2:]  # verdicts that stand in decisions, the others are computed
+AT_LEAST = "the lowest that pacing goes; scoring stops when the budget is used up"
 QUEUED = ("waiting", "throttled", "over_budget", "running")
 _LONGEST = 200  # characters of a value, or of an error
 
@@ -189,6 +191,7 @@ def rate(status: RuleStatus) -> str:
     said = format.percent(status.rate, 1)
     if settings.paced is not None:
         said += f", paced by the budget to {settings.paced:.3g} of {format.percent(settings.sample_rate, 1)}"
+        said += f", {AT_LEAST}" if settings.paced <= LEAST_PACED else ""
     if settings.strata:
         said += f"; {len(settings.strata)} strat{'um' if len(settings.strata) == 1 else 'a'} of other rates"
     return said
@@ -235,8 +238,9 @@ class EvaluatorWork:
     p95_s: float | None  # the slowest worker's
 
     def __str__(self) -> str:
-        """As "2 % of 412 failed, p95 1.20 s"."""
-        said = f"{format.percent(self.failed, self.looked)} of {format.count(self.looked)} failed"
+        """As "2 % of 412 evaluations by the running workers failed, p95 1.20 s"."""
+        evaluations = f"{_many(self.looked, 'evaluation')} by the running workers"
+        said = f"{format.percent(self.failed, self.looked)} of {evaluations} failed"
         return said if self.p95_s is None else f"{said}, p95 {format.duration(self.p95_s * 1e9)}"
 
 

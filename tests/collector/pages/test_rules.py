@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 
 from assay.collector.records import RuleSettings
-from collector.deciding import ruled, traced
+from collector.deciding import on, ruled, slice, traced
 from collector.ruled import done, monitored, taken, told
 
 
@@ -56,7 +57,11 @@ def test_last_errors_are_shown_and_do_nothing(store, client):
 def test_what_workers_say_is_shown(store, client):
     monitored(store)
     text, _ = page(client, "/rules")
-    for words in ("2.5 finished and 0 decided a second", "25 % of 4 failed, p95 200 ms", "here/1, seen just now"):
+    for words in (
+        "2.5 finished and 0 decided a second",
+        "25 % of 4 evaluations by the running workers failed, p95 200 ms",
+        "here/1, seen just now",
+    ):
         assert words in text
 
 
@@ -126,7 +131,7 @@ def test_a_trace_says_why_it_was_filtered_out(store, client):
     ruled(store, name="short", filter={"name": "other"})
     [head] = traced(store)
     text, _ = page(client, f"/traces/{head.trace_id}")
-    for words in ("short filtered out", "wants &#39;other&#39;", "name &#39;other&#39; &#39;answer&#39; no"):
+    for words in ("short filtered", "wants &#39;other&#39;", "name &#39;other&#39; &#39;answer&#39; no"):
         assert words in text
 
 
@@ -134,7 +139,7 @@ def test_a_trace_says_that_it_is_not_in_the_sample(store, client):
     ruled(store, name="short", settings=RuleSettings(sample_rate=0.0))
     [head] = traced(store)
     text, _ = page(client, f"/traces/{head.trace_id}")
-    assert re.search(r"short not sampled u 0\.\d+ is not below the rate 0", text)
+    assert re.search(r"short sampled out u 0\.\d+ is not below the rate 0", text)
 
 
 def test_a_trace_shows_errors_and_when_it_is_tried_next(store, client):
@@ -162,3 +167,13 @@ def test_a_trace_that_was_skipped_says_where_its_sender_is_looked_at(store, clie
 def test_a_trace_without_rules_says_nothing_of_them(store, client):
     [head] = traced(store)
     assert 'id="rules"' not in client.get(f"/traces/{head.trace_id}").text
+
+
+def test_a_rule_over_senders_without_sampling_information_shows_its_plain_mean_as_unweighted(store, client):
+    ruled(store, name="short")
+    heads = traced(store, 2)
+    rows = (on(head, rule="short", probability=None) for head in heads)
+    store.decide(replace(slice(*rows, upto=heads[-1].cursor), rule="short"))
+    done(store, "short", ("scored", 1.0), ("scored", 0.5))
+    text, _ = page(client, "/rules")
+    assert "concise – 0.75 unweighted" in text

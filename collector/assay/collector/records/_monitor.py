@@ -297,7 +297,9 @@ class RuleStatus:
 class WeightedScore:
     """An outcome that a rule gave, with the probability of having been looked at (None: unknown; 0: no longer counts).
 
-    `score` is None for errors and skips, which are counted beside a mean, and for a label without a score.
+    `session_id` is that of the trace, or the session that was scored. `start_ns` is when the trace started, or the
+    first trace of the session. `score` is None for errors and skips, which are counted beside a mean, and for a label
+    without a score.
     """
 
     trace_id: str | None
@@ -306,4 +308,5 @@ class WeightedScore:
     score: float | bool | None
     probability: float | None
     created_ns: int
+    start_ns: int = 0
     outcome: Outcome = "score"

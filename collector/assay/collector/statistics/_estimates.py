@@ -8,6 +8,7 @@ from math import fsum, sqrt
 
 from assay.collector.records import WeightedScore
 from assay.collector.statistics._student import quantile
+from assay.collector.statistics._sum import Sum
 
 _LEVEL = 0.975  # both ends of a 95 % interval
 _ALIKE = 1e-12  # a variance below is rounding
@@ -18,10 +19,11 @@ _TWO = 1 + 1e-9  # clusters, some at least, from which on one can be compared wi
 class SampledMean:
     """The mean under one key of all that a rule could have looked at, with its 95 % interval from `low` to `high`.
 
-    `n` scores count, which are as sure as `effective` traces (sessions) of equal weight would be. Left out are
-    `unknown` scores whose probability nobody knows, and `outside` ones, of targets that the present rate would not
-    take. `failed` and `skipped` count the outcomes that are no scores. No interval where nothing says how far scores
-    scatter.
+    `n` scores count, which are as sure as `effective` sessions (or traces without a session) of equal weight would be.
+    Left out are `unknown` scores, whose probability is unknown, and `outside` ones, of targets that the present rate
+    would not take. `unweighted` is the plain mean of the `unknown` scores where no other score counts, as of senders
+    without sampling information. `failed` and `skipped` count the outcomes that are no scores. No interval where
+    nothing says how far scores scatter.
     """
 
     key: str
@@ -34,6 +36,7 @@ class SampledMean:
     outside: int = 0
     failed: int = 0
     skipped: int = 0
+    unweighted: float | None = None
 
     def __str__(self) -> str:
         """In a sentence."""
@@ -41,16 +44,20 @@ class SampledMean:
         counts = {"failed": self.failed, "skipped": self.skipped, "of unknown probability": self.unknown}
         left = "".join(f", {count} {words}" for words, count in {**counts, "outside": self.outside}.items() if count)
         if self.mean is None:
-            return f"{self.key}: no mean ({basis}{left})"
+            plain = (
+                "" if self.unweighted is None else f"; unweighted mean {self.unweighted:.3g} of {self.unknown} scores"
+            )
+            return f"{self.key}: no weighted mean ({basis}{left}){plain}"
         interval = "" if self.low is None else f" (95 %: {self.low:.3g} to {self.high:.3g})"
         return f"{self.key}: {self.mean:.3g}{interval}, {basis}{left}"
 
 
 @dataclass(slots=True)
 class _Sums:
-    """One key's sums; memory grows with the number of traces."""
+    """Sums of one key; memory grows with the number of clusters."""
 
-    clusters: dict[str, tuple[float, float]] = field(default_factory=dict)  # Σw and Σwy of each
+    clusters: dict[tuple[bool, str], tuple[float, float]] = field(default_factory=dict)  # by session or trace: Σw, Σwy
+    of_unknown: Sum = field(default_factory=Sum)  # of the scores whose probability is unknown
     binary: bool = True
     n: int = 0
     unknown: int = 0
@@ -62,16 +69,18 @@ class _Sums:
         if one.outcome != "score":
             self.failed += one.outcome == "error"
             self.skipped += one.outcome == "skip"
-        elif one.score is not None and self._counts(one.probability):
-            self._weigh(one, float(one.score), 1 / one.probability)  # type: ignore[operator]
-
-    def _counts(self, probability: float | None) -> bool:
-        self.unknown += probability is None
-        self.outside += probability == 0
-        return bool(probability)
+        elif one.score is None:
+            return
+        elif one.probability is None:
+            self.unknown += 1
+            self.of_unknown.add(float(one.score))
+        elif one.probability == 0:
+            self.outside += 1
+        else:
+            self._weigh(one, float(one.score), 1 / one.probability)
 
     def _weigh(self, one: WeightedScore, score: float, weight: float) -> None:
-        cluster = one.session_id or one.trace_id or ""
+        cluster = (True, one.session_id) if one.session_id else (False, one.trace_id or "")
         weights, total = self.clusters.get(cluster, (0.0, 0.0))
         self.clusters[cluster] = weights + weight, total + weight * score
         self.binary = self.binary and score in (0.0, 1.0)
@@ -81,10 +90,10 @@ class _Sums:
 def sampled_means(scores: Iterable[WeightedScore]) -> list[SampledMean]:
     """Per key, in the order of their names, the mean Σwy/Σw with w = 1/p (Hájek 1971) and its interval.
 
-    The interval is that of a ratio, by linearization over clusters (Särndal, Swensson, Wretman 1992, section 5.7): a
-    trace's scores, and a session's, go together. Where all scores are 0 or 1 it is Wilson's, for as many equal weights
-    as the mean is sure but no more than there are clusters (Korn, Graubard 1998): it has a width also where all are
-    alike.
+    The interval is that of a ratio, by linearization over clusters (Särndal, Swensson, Wretman 1992, section 5.7). A
+    cluster is a session, or a trace without a session. Where all scores are 0 or 1 it is Wilson's, for as many equal
+    weights as the mean is sure but no more than there are scores (Korn, Graubard 1998): it has a width also where all
+    are alike.
     """
     sums: dict[str, _Sums] = {}
     for one in scores:
@@ -109,6 +118,7 @@ def _mean(key: str, sums: _Sums) -> SampledMean:
         outside=sums.outside,
         failed=sums.failed,
         skipped=sums.skipped,
+        unweighted=float(sums.of_unknown) / sums.unknown if sums.unknown and not sums.n else None,
     )
 
 
@@ -121,7 +131,7 @@ def _interval(
     t = quantile(_LEVEL, max(1, round(effective - 1)))
     if sums.binary:
         sure = mean * (1 - mean) / variance if variance > _ALIKE else effective
-        return _wilson(mean, min(sure, len(shares)), t)
+        return _wilson(mean, min(sure, sums.n), t)
     if variance <= _ALIKE:
         return None, None
     return mean - t * sqrt(variance), mean + t * sqrt(variance)

@@ -209,8 +209,10 @@ class ControlStore(Protocol):
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Page[WeightedScore]:
-        """A rule's scores, errors and skips with the probabilities of its decisions, newest first: what estimates are
-        made of.
+        """A rule's scores, errors and skips with the probabilities of its decisions, from which estimates are made.
+
+        A score belongs to the time at which its trace started (a session: its first trace), whenever it was given.
+        `since_ns` and `until_ns` select by that time, and the scores of the traces that started last come first.
         """
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:

@@ -60,7 +60,7 @@ class Standing(NamedTuple):
 
 
 class ScoresOf(NamedTuple):
-    """Which of a rule's scores: under one key or all, in [since_ns, until_ns), so many after a cursor."""
+    """Which of a rule's scores: under one key or all, of traces that started in [since_ns, until_ns), one page."""
 
     rule: str
     project: str
@@ -69,6 +69,17 @@ class ScoresOf(NamedTuple):
     until_ns: int | None = None
     limit: int = 1000
     cursor: str | None = None
+
+
+class Scored(NamedTuple):
+    """A rule's outcome, with the session of its trace, if it has one, and the time at which the trace started.
+
+    Of a session as target it is that session, and the start of its first trace.
+    """
+
+    feedback: Feedback
+    session_id: str | None
+    start_ns: int
 
 
 class DecisionsOf(NamedTuple):
@@ -146,8 +157,10 @@ class TraceHalf(Protocol):
         """Whether a position in the feed comes after another."""
         ...
 
-    def scored_by(self, asked: ScoresOf) -> Page[Feedback]:
-        """The scores that stand of those that a rule gave, newest first; of sessions those of any project."""
+    def scored_by(self, asked: ScoresOf) -> Page[Scored]:
+        """The current scores, errors and skips of a rule, those of the traces that started last first; of sessions
+        those of any project.
+        """
         ...
 
     def there(self, trace_ids: Collection[str]) -> set[str]:

@@ -9,7 +9,7 @@ from assay.collector.records import Rule, paged
 from assay.collector.statistics import SampledMean, sampled_means
 from assay.collector.stores._control import ControlStore
 
-MOST = 100_000  # outcomes of a rule that are read, newest first
+MOST = 100_000  # outcomes of a rule that are read, those of the newest traces first
 _PAGE = 1_000
 
 
@@ -22,7 +22,11 @@ def summary(
     until_ns: int | None = None,
     most: int = MOST,
 ) -> list[SampledMean]:
-    """Per key the weighted mean of a rule's scores, of this version, with its interval."""
+    """Return per key the weighted mean of a rule's scores, of this version, with its interval.
+
+    `since_ns` and `until_ns` select traces by their start, so that a score that was given late counts for its own day.
+    Of more than `most` outcomes those of the traces that started last are read.
+    """
     ask = partial(store.weighted, rule.name, key=key, version=rule.version, project=rule.project)
     pages = partial(ask, since_ns=since_ns, until_ns=until_ns, limit=min(most, _PAGE))
     return sampled_means(islice(paged(pages), most))

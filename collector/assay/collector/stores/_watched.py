@@ -31,6 +31,7 @@ from assay.collector.stores._halves import (
     ControlHalf,
     DecisionsOf,
     Gone,
+    Scored,
     ScoresOf,
     Standing,
     TraceHalf,
@@ -191,7 +192,7 @@ class Watched(ABC):
     ) -> Page[WeightedScore]:
         """A rule's scores with their probabilities: see `ControlStore`."""
         page = self._traces.scored_by(ScoresOf(rule, project, key, since_ns, until_ns, limit, cursor))
-        asked = [(one.target, one.claim or 0) for one in page]
+        asked = [(one.feedback.target, one.feedback.claim or 0) for one in page]
         found = zip(page, self._control.probabilities(rule, project, version, asked), strict=True)
         scores = [_weighted(one, probability) for one, (theirs, probability) in found if theirs]
         return Page(items=tuple(scores), next=page.next)
@@ -256,10 +257,12 @@ def _of_rule(rule: Rule, booked: Sequence[Booked]) -> tuple[Booked, ...]:
     return tuple(own[budget] for budget in sorted(own))
 
 
-def _weighted(feedback: Feedback, probability: float | None) -> WeightedScore:
+def _weighted(scored: Scored, probability: float | None) -> WeightedScore:
+    feedback = scored.feedback
     return WeightedScore(
         trace_id=feedback.target.trace_id,
-        session_id=feedback.target.session_id,
+        session_id=scored.session_id,
+        start_ns=scored.start_ns,
         key=feedback.key,
         score=feedback.score,
         probability=probability,

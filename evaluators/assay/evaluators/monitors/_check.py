@@ -9,7 +9,7 @@ from itertools import islice
 
 from assay.collector.filters import Filter, combined
 from assay.collector.records import Case, Feedback, Rule, Target, TraceSummary, paged
-from assay.collector.rules import rate_of, unit_of
+from assay.collector.rules import LEAST_PACED, rate_of, unit_of
 from assay.collector.statistics import u
 from assay.collector.stores import Store
 from assay.evaluators.monitors._load import lots
@@ -136,7 +136,7 @@ def _paced(rule: Rule, usd: float | None, seconds: float) -> float | None:
     if limit is None or usd is None or not rule.settings.pace:
         return None
     daily = usd * 86_400 / seconds
-    return min(1.0, limit / daily) if daily else 1.0
+    return max(LEAST_PACED, min(1.0, limit / daily)) if daily else 1.0
 
 
 def _seen(rule: Rule, store: Store, taken: Sequence[TraceSummary]) -> Iterator[tuple[Target, Case]]:

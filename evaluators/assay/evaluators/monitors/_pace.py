@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 
+from assay.collector.rules import LEAST_PACED
+
 LOOK = 2.0  # seconds between two looks at what was spent
 APART = 60.0  # seconds between two changes of the rate
 WINDOW = 600.0  # seconds over which the speed of spending is measured
-LEAST = 1e-5  # of a rate: some are looked at always, so that what a target costs stays known
 SMALL = 0.1  # changes below this part are not worth a line in the history
 FASTER = 2.0  # the most that a rate rises in one change: what is spent follows with a delay
 DAY = 86_400.0
 
 
 class Pacer:
-    """Of one rule. `factor` is what its rates are multiplied with."""
+    """Of one rule. `factor` is what its rates are multiplied with, `LEAST_PACED` at the lowest: a burst must not end
+    the scoring of a day. What is still too expensive then stops when the budget is used up.
+    """
 
     def __init__(self, factor: float | None) -> None:
         self.factor = 1.0 if factor is None else factor
@@ -46,4 +49,4 @@ class Pacer:
         """Both in dollars per second."""
         if speed <= 0:
             return min(1.0, FASTER * self.factor) if allowed > 0 else self.factor
-        return max(LEAST, min(1.0, self.factor * FASTER, self.factor * allowed / speed))
+        return max(LEAST_PACED, min(1.0, self.factor * FASTER, self.factor * allowed / speed))

@@ -24,8 +24,9 @@ def summary(
 ) -> list[SampledMean]:
     """Per key the mean of all that a rule could have looked at, with its 95 % interval, by the version in force.
 
-    Each score stands for one over the probability with which its target was looked at. `since` and `until` bound when
-    the scores were given (`"7d"`, an ISO date). `project` is ASSAY_PROJECT, else "default". Raises `NotFound`.
+    Scores are weighted by the inverse of the probability with which their target was sampled. `since` and `until`
+    (`"7d"`, an ISO date) bound when the traces started, whenever they were scored. `project` is ASSAY_PROJECT, else
+    "default". Raises `NotFound`.
     """
     place = project or os.environ.get("ASSAY_PROJECT") or "default"
     with opened(store) as at:

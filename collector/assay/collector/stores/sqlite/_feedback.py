@@ -27,17 +27,19 @@ from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 
 COLUMNS = (
     "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
-    " author evaluator version rule claim judge_trace_id metadata created_ns standing said"
+    " author evaluator version rule claim judge_trace_id metadata created_ns standing trace_start_ns said"
 ).split()
-_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _STANDING, _SAID = map(
+_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _CREATED, _STANDING = map(
     COLUMNS.index,
-    "id trace trace_id session_id experiment_id key source rule claim judge_trace_id standing said".split(),
+    "id trace trace_id session_id experiment_id key source rule claim judge_trace_id created_ns standing".split(),
 )
+_TRACE_START, _SAID = len(COLUMNS) - 2, len(COLUMNS) - 1
 _RULED = tuple(map(COLUMNS.index, Ruled._fields))
 _OTHERS = ("session_id", "experiment_id", "key", "source", "author", "rule")
 _KIND_OF_OTHERS = tuple(map(COLUMNS.index, _OTHERS))
 # What is said of it elsewhere, too: a row that comes again with these as they were keeps its number
-_TOLD = [name for name in COLUMNS if name not in ("id", "trace", "claim", "judge_trace_id", "standing", "said")]
+_UNTOLD = ("id", "trace", "claim", "judge_trace_id", "standing", "trace_start_ns", "said")
+_TOLD = [name for name in COLUMNS if name not in _UNTOLD]
 _SAID_AGAIN = "said = CASE WHEN {} THEN feedback.said ELSE excluded.said END".format(
     " AND ".join(f"feedback.{name} IS excluded.{name}" for name in _TOLD)
 )
@@ -72,6 +74,7 @@ def write(appender: Appender, rows: Sequence[list[Any]], written: Written = NOTH
     db, new = appender.db, written.new
     by_id = _placed(appender, {row[_ID]: row for row in rows}, new)
     overtaken = _yield_to_claims(appender, by_id, set(new.values()))
+    _add_trace_start(db, [row for row in by_id.values() if row[_RULE] is not None])
     stored = {row[_ID]: row for row in find_many(db, SELECT + " WHERE f.id IN (%s)", by_id)}
     moved = _moved(by_id, stored) - written.changed
     replaced = {row[_JUDGE] for id, row in stored.items() if by_id[id][_SOURCE] == "model"} - {None}
@@ -119,6 +122,20 @@ def _yield_to_claims(appender: Appender, by_id: dict[str, list[Any]], new: Colle
     late, overtaken = weighed([_as_ruled(row) for row in ruled], before)
     _leave_out(appender, by_id, late)
     return overtaken
+
+
+def _add_trace_start(db: sqlite3.Connection, rows: Sequence[list[Any]]) -> None:
+    """Set when the trace of each row started: the time to which a rule's score belongs. A score of a session belongs to
+    the start of its first trace, and one without any trace here to the time at which it was given.
+    """
+    starts = "SELECT id, start_ns FROM traces WHERE start_ns IS NOT NULL AND id IN (%s)"
+    of_trace = dict(find_many(db, starts, {row[_TRACE] for row in rows} - {None}))
+    firsts = "SELECT session_id, min(start_ns) FROM traces WHERE session_id IN (%s) GROUP BY session_id"
+    of_session = dict(find_many(db, firsts, {row[_SESSION] for row in rows} - {None}))
+    for row in rows:
+        known = of_session if row[_TRACE] is None else of_trace
+        start = known.get(row[_SESSION] if row[_TRACE] is None else row[_TRACE])
+        row[_TRACE_START] = row[_CREATED] if start is None else start
 
 
 def _ruled(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> list[Ruled]:
@@ -211,6 +228,7 @@ def _row(feedback: Feedback) -> list[Any]:
         feedback.created_ns,
         # the most likely: `settle` then changes nothing
         2 if target.trace_id is not None and target.document is None else 1,
+        None,
         None,
     )
     return [clean(value) if isinstance(value, str) and not value.isascii() else value for value in row]

@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.collector.filters import Filter
 from assay.collector.records import Feedback, Page, RunScores, SessionSummary, Source, Target
-from assay.collector.stores._halves import ScoresOf
+from assay.collector.stores._halves import Scored, ScoresOf
 from assay.collector.stores.sqlite import _feedback
 from assay.collector.stores.sqlite._counted import CHECKS
 from assay.collector.stores.sqlite._plan import FEW, plan
@@ -47,25 +47,28 @@ def feedbacks(
     return Page(items=tuple(map(_feedback.read, rows)), next=next)
 
 
+_SESSION = _feedback.COLUMNS.index("session_id")
 _BY_RULE = (
-    _feedback.SELECT.replace(" FROM", ", f.created_ns, f.rowid FROM")
+    _feedback.SELECT.replace(" FROM", ", t.session_id, f.trace_start_ns, f.rowid FROM")
     + " LEFT JOIN traces t ON t.id = f.trace WHERE f.rule = ? AND f.standing >= 1"
     " AND (f.outcome <> 'score' OR f.score IS NOT NULL) AND (f.trace IS NULL OR t.project = ?)"
 )
 
 
-def scored_by(db: sqlite3.Connection, asked: ScoresOf) -> Page[Feedback]:
-    """A rule's scores, errors and skips, newest first."""
-    given = (("f.key = ?", asked.key), ("f.created_ns >= ?", asked.since_ns), ("f.created_ns < ?", asked.until_ns))
+def scored_by(db: sqlite3.Connection, asked: ScoresOf) -> Page[Scored]:
+    """A rule's scores, errors and skips, those of the traces that started last first."""
+    window = (("f.trace_start_ns >= ?", asked.since_ns), ("f.trace_start_ns < ?", asked.until_ns))
+    given = (("f.key = ?", asked.key), *window)
     wanted = [(sql, [value]) for sql, value in given if value is not None]
     if asked.cursor is not None:
-        wanted.append(("(f.created_ns, f.rowid) < (?, ?)", [*position(asked.cursor)]))
+        wanted.append(("(f.trace_start_ns, f.rowid) < (?, ?)", [*position(asked.cursor)]))
     sql = " AND ".join([_BY_RULE, *(one for one, _ in wanted)])
     values = [value for _, values in wanted for value in values]
-    order = "ORDER BY f.created_ns DESC, f.rowid DESC LIMIT ?"
+    order = "ORDER BY f.trace_start_ns DESC, f.rowid DESC LIMIT ?"
     fetched = db.execute(f"{sql} {order}", (asked.rule, asked.project, *values, asked.limit + 1)).fetchall()
     rows, next = page(fetched, asked.limit, time=-2, key=-1)
-    return Page(items=tuple(map(_feedback.read, rows)), next=next)
+    items = (Scored(_feedback.read(row), row[-3] or row[_SESSION], row[-2]) for row in rows)
+    return Page(items=tuple(items), next=next)
 
 
 def _on_traces(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:

@@ -11,11 +11,14 @@ from assay.tracer import attributes as names
 
 TRACE_STATE = "otel.trace_state"  # an attribute: the tracestate as it arrived
 SAMPLE_RATE = "assay.sample_rate"  # what earlier versions of our tracer say in place of a threshold
+# Of a probability that a sender states; below it counts as unknown, because one such trace would be the whole mean
+LEAST_PROBABILITY = 1e-4
 OF_MONITORS = 2  # bit of the flags in our tracestate entry, `trace id-span id-flags`, and `-ot` in a foreign trace
 
 
 class Said(NamedTuple):
-    """`probability` of having been kept, None where that is unknown; `partial` where only an error in it kept a trace;
+    """`probability` of having been kept, None where that is unknown or below `LEAST_PROBABILITY`; `partial` where
+    only an error in it kept a trace;
     `judgement` where a monitor made it, or called who did.
     """
 
@@ -42,11 +45,13 @@ def said(attributes: Mapping[str, JSON], resource: Mapping[str, JSON]) -> Said:
 
 
 def _probability(attributes: Mapping[str, JSON], entries: Mapping[str, str], otherwise: float | None) -> float | None:
-    """The rate that our tracer says, else what follows from OpenTelemetry's threshold."""
+    """The rate that our tracer states, else what follows from OpenTelemetry's threshold."""
     rate = attributes.get(SAMPLE_RATE)
     if isinstance(rate, (int, float)) and isfinite(rate) and 0 < rate <= 1:
-        return float(rate)
-    return _of_threshold(entries["ot"]) if "ot" in entries else otherwise
+        stated: float | None = float(rate)
+    else:
+        stated = _of_threshold(entries["ot"]) if "ot" in entries else otherwise
+    return None if stated is not None and stated < LEAST_PROBABILITY else stated
 
 
 def _of_threshold(entry: str) -> float | None:

@@ -14,7 +14,7 @@ from assay.collector.errors import Refused
 from assay.collector.stores.sqlite._codec import Decoder
 from assay.collector.stores.sqlite._numbers import number_of
 from assay.collector.stores.sqlite._progress import TICK, Progress, Report
-from assay.collector.stores.sqlite._said import said
+from assay.collector.stores.sqlite._said import LEAST_PROBABILITY, said
 
 APPLICATION_ID = 0x41535359  # "ASSY"
 # Of a new file. Measured at a million spans (`benchmarks/file.py pages`): with 16 KiB a span writes 1.7 times the log
@@ -491,6 +491,38 @@ def _add_up_hours(db: sqlite3.Connection, report: Report) -> None:
     _do(db, report, _HOURS)
 
 
+# When the trace of a rule's feedback started (a session: its first trace), so that a time window selects scores by an
+# index. The trigger keeps it up to date: an earlier span may arrive later than the feedback.
+_TRACE_START: tuple[str, ...] = (
+    "ALTER TABLE feedback ADD COLUMN trace_start_ns INTEGER",
+    "UPDATE feedback SET trace_start_ns = coalesce((SELECT t.start_ns FROM traces t WHERE t.id = feedback.trace),"
+    " (SELECT min(t.start_ns) FROM traces t WHERE t.session_id = feedback.session_id), created_ns)"
+    " WHERE rule IS NOT NULL",
+    "DROP INDEX feedback_of_rules",
+    "CREATE INDEX feedback_of_rules ON feedback (rule, trace_start_ns) WHERE rule IS NOT NULL",
+    "CREATE TRIGGER trace_start_moved AFTER UPDATE OF start_ns ON traces WHEN new.start_ns IS NOT old.start_ns BEGIN"
+    " UPDATE feedback SET trace_start_ns = new.start_ns WHERE trace = new.id AND rule IS NOT NULL; END",
+)
+
+
+def _add_trace_start(db: sqlite3.Connection, report: Report) -> None:
+    """Add the start of the trace to the feedback of rules."""
+    _do(db, report, _TRACE_START)
+
+
+# A head sampling probability below 1/10,000 counts as unknown, also that of what was stored and decided before
+_NO_TINY_PROBABILITY: tuple[str, ...] = (
+    f"UPDATE traces SET probability = NULL WHERE probability < {LEAST_PROBABILITY}",
+    f"UPDATE decisions SET probability = NULL WHERE probability > 0 AND probability < rate * {LEAST_PROBABILITY}"
+    " AND instr(target, '/') = 0",
+)
+
+
+def _forget_tiny_probabilities(db: sqlite3.Connection, report: Report) -> None:
+    """Take stated probabilities that are too small to be weighted by as unknown."""
+    _do(db, report, _NO_TINY_PROBABILITY)
+
+
 # What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
@@ -509,6 +541,8 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _write_less,
     _make_ready,
     _add_up_hours,
+    _add_trace_start,
+    _forget_tiny_probabilities,
 )
 
 

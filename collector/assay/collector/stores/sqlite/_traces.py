@@ -34,7 +34,7 @@ from assay.collector.records import (
     TraceSummary,
 )
 from assay.collector.stores import _amend
-from assay.collector.stores._halves import Gone, ScoresOf, Verdicts
+from assay.collector.stores._halves import Gone, Scored, ScoresOf, Verdicts
 from assay.collector.stores._serving import Said
 from assay.collector.stores._unread import Unread
 from assay.collector.stores.sqlite import (
@@ -245,7 +245,7 @@ class SQLiteTraces(Half):
         return _changes.position(db, change) > _changes.position(db, cursor)
 
     @reads
-    def scored_by(self, db: sqlite3.Connection, /, asked: ScoresOf) -> Page[Feedback]:
+    def scored_by(self, db: sqlite3.Connection, /, asked: ScoresOf) -> Page[Scored]:
         return _lists.scored_by(db, asked)
 
     @reads
