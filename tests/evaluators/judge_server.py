@@ -126,7 +126,7 @@ class Limit:
 class Server:
     """`url` for a client, `requests` in the order in which they came, `refused` how many of them the limit refused."""
 
-    def __init__(self, script: Script, limit: Limit | None) -> None:
+    def __init__(self, script: Script, limit: Limit | None, port: int = 0) -> None:
         self.requests: list[Request] = []
         self.refused = 0
         self.limit = limit
@@ -134,7 +134,7 @@ class Server:
         self._script = script if callable(script) else iter(list(script))
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._http = _HTTP(self)
+        self._http = _HTTP(self, port)
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), name="judge-server")
 
@@ -211,9 +211,9 @@ class _HTTP(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 256
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, port: int) -> None:
         self.scripted = server
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no news."""
@@ -297,9 +297,9 @@ def _shut(each: socket.socket) -> None:
 
 
 @contextmanager
-def serving(script: Script, *, allows: int | None = None, per: float = 1.0) -> Iterator[Server]:
+def serving(script: Script, *, allows: int | None = None, per: float = 1.0, port: int = 0) -> Iterator[Server]:
     """A server that says what the script says; with `allows` it answers 429 to all beyond so many in `per` seconds."""
-    server = Server(script, Limit(allows, per) if allows else None)
+    server = Server(script, Limit(allows, per) if allows else None, port)
     server.start()
     try:
         yield server

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from assay.collector.records import Usage
-from assay.evaluators.judges import Ask, Completion, Judge, ParseFailure, scripted
+from assay.evaluators.judges import Ask, Completion, Judge, ParseFailure, _limits, scripted
 from assay.evaluators.judges._question import Question
 from assay.evaluators.protocol import Unjudged
 from evaluators.judge_server import Reply, completion, serving
@@ -156,7 +156,7 @@ def test_no_message_shows_the_key():
 def test_nobody_listens():
     with serving([]) as server:
         url = server.url
-    with pytest.raises(Unjudged, match=r"gave no answer within 2 s .* ConnectError"):
+    with pytest.raises(Unjudged, match=r"cannot be reached, after \d+ attempts: connection refused"):
         asyncio.run(Judge(model="m", base_url=url, deadline=2.0).ask(ASK))
 
 
@@ -211,3 +211,69 @@ def test_nineteen_failures_of_twenty_do_not_hold_up_the_one():
 
     outcomes = asyncio.run(all_of_them())
     assert [n for n, outcome in enumerate(outcomes) if not isinstance(outcome, Unjudged)] == [7]
+
+
+@pytest.fixture
+def nowhere():
+    """The address of a server that is gone."""
+    with serving([]) as server:
+        pass
+    return server.url
+
+
+def unreachable(url, count=1, **judge):
+    made = Judge(model="m", base_url=url, api_key="sk-secret-key", cache=False, **judge)
+
+    async def all_of_them():
+        asks = (dataclasses.replace(ASK, sample=n) for n in range(count))
+        return await asyncio.gather(*map(made.ask, asks), return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+def test_a_judge_that_cannot_be_reached_is_given_up_soon_and_that_is_logged_at_once(nowhere, monkeypatch, caplog):
+    monkeypatch.setattr(_limits, "PATIENCE", 0.4)
+    began = time.monotonic()
+    errors = unreachable(nowhere, 5, concurrency=2)
+    assert time.monotonic() - began < 5
+    assert len(errors) == 5
+    for error in errors:
+        assert re.fullmatch(f"m at {nowhere} cannot be reached, after [0-9]+ attempts?: connection refused", str(error))
+        assert "calls" not in error.metadata
+    [said] = [record.getMessage() for record in caplog.records if "cannot be reached" in record.getMessage()]
+    assert said == (
+        f"assay: the judge m at {nowhere} cannot be reached: connection refused; it is tried for up to 0.4 s"
+    )
+
+
+def test_after_that_each_question_tries_once(nowhere, monkeypatch):
+    monkeypatch.setattr(_limits, "PATIENCE", 0.2)
+    unreachable(nowhere)
+    [error] = unreachable(nowhere)
+    assert "cannot be reached, after 1 attempt:" in str(error)
+
+
+def test_an_endpoint_that_has_answered_may_restart(monkeypatch):
+    monkeypatch.setattr(_limits, "PATIENCE", 0.05)
+    with serving([YES]) as server:
+        made = Judge(model="m", base_url=server.url, api_key="k", cache=False, deadline=30.0)
+        asyncio.run(made.ask(ASK))
+    port = int(server.url.rpartition(":")[2].partition("/")[0])
+
+    async def later():
+        asked = asyncio.create_task(made.ask(dataclasses.replace(ASK, sample=1)))
+        await asyncio.sleep(0.4)
+        with serving([YES], port=port):
+            return await asked
+
+    answer = asyncio.run(later())
+    assert (answer.value, answer.calls) == ({"rating": "yes"}, 1)
+
+
+def test_refused_connections_take_nothing_of_a_budget(nowhere, monkeypatch):
+    monkeypatch.setattr(_limits, "PATIENCE", 0.2)
+    made = Judge(model="m", base_url=nowhere, api_key="k", cache=False, max_calls=1)
+    for _ in range(2):
+        with pytest.raises(Unjudged, match="cannot be reached"):
+            asyncio.run(made.ask(ASK))
+    assert made.budget.spent.calls == 0

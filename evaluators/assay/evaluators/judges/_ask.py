@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from assay.collector.records import JSON, Usage
@@ -50,7 +50,6 @@ class Completion:
     refusal: str | None = None
     logprobs: tuple[Token, ...] = ()
     notes: tuple[str, ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)  # of an HTTP reply, names in lower case: rate limits
 
 
 class Backend(Protocol):

@@ -115,9 +115,7 @@ class Cache(CacheFile):
 
 
 def _body(completion: Completion) -> bytes:
-    told = asdict(completion)
-    del told["headers"]
-    return orjson.dumps(told, default=repr)
+    return orjson.dumps(asdict(completion), default=repr)
 
 
 def _completion(body: bytes) -> Completion:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 LARGEST = 32 << 20  # bytes of an answer, unpacked
 CLIENTS = 32  # endpoints and keys whose connections are kept
 _NO_KEY = "none"  # the client insists on one; servers at home look at none
-_HEADERS = ("x-ratelimit-", "ratelimit-", "retry-after")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +100,7 @@ class Endpoint:
         if not isinstance(body, Mapping) or "choices" not in body:
             raise not_a_completion(raw.http_response, content, body, self)
         completion = completion_of(body)
-        headers = {name.lower(): value for name, value in raw.headers.items() if name.lower().startswith(_HEADERS)}
-        return _noted(completion, form.notes(ask, completion), headers)
+        return replace(completion, notes=form.notes(ask, completion))
 
     async def _content(self, raw: AsyncAPIResponse[Any]) -> bytes:
         """What came, unpacked. Raises `Unjudged` for more than a reply can be, and the client's error where it breaks
@@ -217,7 +215,3 @@ def _thought(completion: Completion) -> bool:
     counted = completion.usage is not None and completion.usage.details.get(REASONING, 0) > 0
     text = completion.text.lstrip()
     return counted or not text or (text.startswith("<think>") and "</think>" not in text)
-
-
-def _noted(completion: Completion, notes: tuple[str, ...], headers: Mapping[str, str]) -> Completion:
-    return replace(completion, notes=notes, headers=headers)

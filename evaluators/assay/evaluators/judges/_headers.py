@@ -1,4 +1,4 @@
-"""What the headers of endpoints say of their limits: OpenAI's, and what others have made of them."""
+"""How long an endpoint that refuses a call asks to be left alone: headers of OpenAI, and of others like it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Mapping
 
-from assay.evaluators.judges._pace import Room
 from assay.evaluators.protocol import retry_after
 
 _PARTS = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -39,46 +38,18 @@ def wait_asked(error: BaseException, headers: Mapping[str, str]) -> float | None
 
 
 def _reset(headers: Mapping[str, str]) -> float | None:
-    resets = [reset for reset, left, _ in _limits(headers) if left is None or left < 1]
+    """Return when the last of the limits that are used up is reset."""
+    resets = []
+    for suffix in ("-requests", "-tokens", ""):
+        reset = seconds(headers.get(f"x-ratelimit-reset{suffix}", ""))
+        left = _number(headers.get(f"x-ratelimit-remaining{suffix}"))
+        if reset is not None and (left is None or left < 1):
+            resets.append(reset)
     return max(resets, default=None)
 
 
-def room_of(headers: Mapping[str, str], tokens: int = 0) -> Room | None:
-    """The narrowest of what is said of requests and of tokens, of which a call takes so many; None: nothing is said.
-
-    Of what is used up by the reset all is given back: room for one call in the share of that time that a call has.
-    """
-    rooms = [
-        Room(left / per_call, reset * min(1.0, per_call / max(limit - left, per_call)))
-        for kind, per_call in (("requests", 1.0), ("tokens", float(max(1, tokens))))
-        for reset, left, limit in _limits(headers, (kind,))
-        if left is not None and limit is not None
-    ]
-    return min(rooms, default=None)
-
-
-def _limits(
-    headers: Mapping[str, str], kinds: tuple[str, ...] = ("requests", "tokens", "")
-) -> list[tuple[float, float | None, float | None]]:
-    """(seconds until the reset, what is left, what there is) of each kind whose reset is said."""
-    found = []
-    for kind in kinds:
-        suffix = f"-{kind}" if kind else ""
-        reset, left, limit = (
-            _number(headers.get(f"x-ratelimit-{what}{suffix}"), what) for what in ("reset", "remaining", "limit")
-        )
-        if reset is not None:
-            found.append((reset, left, limit))
-    return found
-
-
-def _number(text: str | None, what: str) -> float | None:
-    if text is None:
-        return None
-    if what == "reset":
-        return seconds(text)
+def _number(text: str | None) -> float | None:
     try:
-        number = float(text)
+        return float(text) if text is not None else None
     except ValueError:
         return None
-    return number if 0 <= number < float("inf") else None

@@ -14,32 +14,24 @@ from collections.abc import AsyncIterator, Hashable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from assay.evaluators.judges._ask import Completion
-from assay.evaluators.judges._headers import room_of, wait_asked
+from assay.evaluators.judges._headers import wait_asked
 from assay.evaluators.judges._loop import kept
 from assay.evaluators.judges._pace import Pace
-from assay.evaluators.judges._retry import NoReply, is_refusal
+from assay.evaluators.judges._retry import NoReply, is_refusal, is_unconnected
 from assay.evaluators.protocol import headers_of, may_pass, status_of
 
 if TYPE_CHECKING:
     from assay.evaluators.judges._judge import Judge
 
 MOST = 256  # limits that are held at once; those that nobody uses go first
-
-
-class Call:
-    """A call under way: `completion` is what came of it, if anything did."""
-
-    def __init__(self, number: int, started: float) -> None:
-        self.number = number
-        self.started = started
-        self.completion: Completion | None = None
+PATIENCE = 10.0  # seconds in which an endpoint that has not answered of late has to be reached
+RECENT = 600.0  # seconds in which an answer shows that an endpoint was there
 
 
 class _Waiting(NamedTuple):
     place: tuple[int, int, int]  # those that were refused first, then in the order in which they came; all different
     bound: int
-    admitted: asyncio.Future[Call]
+    admitted: asyncio.Future[float]  # when the call starts
 
 
 class Limiter:
@@ -53,6 +45,8 @@ class Limiter:
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._moved_at = 0.0  # when a call last ended otherwise than with what may pass
+        self._answered_at: float | None = None
+        self._unreachable_since: float | None = None
 
     @property
     def idle(self) -> bool:
@@ -60,32 +54,55 @@ class Limiter:
         return not self.under_way and not self._waiting
 
     @asynccontextmanager
-    async def call(self, bound: int, *, again: bool = False, within: float) -> AsyncIterator[Call]:
+    async def call(self, bound: int, *, again: bool = False, within: float) -> AsyncIterator[None]:
         """Wait until fewer than `bound` calls are under way and the pace allows one more; `again`: before the others.
 
         Raises `TimeoutError` after so many seconds, but of who waits for the first time only when for so long nobody
         was answered: a line may be as long as it likes while it moves.
         """
-        call = await (self._in_time if again else self._while_it_moves)(bound, within)
+        started = await (self._in_time if again else self._while_it_moves)(bound, within)
         try:
-            yield call
+            yield
         except Exception as error:
-            self._learn(call, error)
+            self._learn(started, error)
             raise
         else:
-            self._learn(call, None)
+            self._learn(started, None)
         finally:
             self._leave()
+
+    def unreachable(self, deadline: float) -> float | None:
+        """Record that there is no connection. Return for how many seconds it is tried; None where that is known."""
+        if self._unreachable_since is not None:
+            return None
+        self._unreachable_since = self._now
+        return deadline if self._is_known else min(PATIENCE, deadline)
+
+    def gives_up(self, error: BaseException, pause: float) -> bool:
+        """Return whether a call without a connection is not tried again after a pause.
+
+        A server that has answered may be restarting; one that never has is probably not there.
+        """
+        since = self._unreachable_since
+        return (
+            is_unconnected(error) and since is not None and not self._is_known and self._now + pause - since >= PATIENCE
+        )
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the endpoint has answered not long before it could not be reached."""
+        until = self._now if self._unreachable_since is None else self._unreachable_since
+        return self._answered_at is not None and until - self._answered_at < RECENT
 
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _in_time(self, bound: int, seconds: float) -> Call:
+    async def _in_time(self, bound: int, seconds: float) -> float:
         async with asyncio.timeout(seconds):
             return await self._admitted(bound, (0, next(self._numbers)))
 
-    async def _while_it_moves(self, bound: int, seconds: float) -> Call:
+    async def _while_it_moves(self, bound: int, seconds: float) -> float:
         place, since = (1, next(self._numbers)), self._now
         while (left := max(since, self._moved_at) + seconds - self._now) > 0:
             try:
@@ -95,8 +112,8 @@ class Limiter:
                 pass
         raise NoReply("it waited for its turn, and nobody before it was answered")
 
-    async def _admitted(self, bound: int, place: tuple[int, int]) -> Call:
-        admitted: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+    async def _admitted(self, bound: int, place: tuple[int, int]) -> float:
+        admitted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, _Waiting((*place, next(self._numbers)), bound, admitted))
         self._admit()
         try:
@@ -118,7 +135,8 @@ class Limiter:
                 return
             heapq.heappop(self._waiting)
             self.under_way += 1
-            waiting.admitted.set_result(Call(self.pace.start(self._now), self._now))
+            self.pace.start(self._now)
+            waiting.admitted.set_result(self._now)
 
     def _next(self) -> Iterator[_Waiting]:
         while self._waiting:
@@ -131,21 +149,17 @@ class Limiter:
 
     def _leave(self) -> None:
         self.under_way -= 1
-        self.pace.end()
         self._admit()
 
-    def _learn(self, call: Call, error: Exception | None) -> None:
+    def _learn(self, started: float, error: Exception | None) -> None:
         if error is not None and is_refusal(error):
-            self.pace.refuse(call.started, self._now, wait_asked(error, headers_of(error)))
+            self.pace.refuse(started, self._now, wait_asked(error, headers_of(error)))
         elif error is None or status_of(error) is not None:
-            self.pace.accept(call.started)
+            self.pace.accept()
         if error is None or not may_pass(error):
             self._moved_at = self._now
-        if call.completion is not None:
-            usage = call.completion.usage
-            room = room_of(call.completion.headers, usage.total_tokens if usage is not None else 0)
-            if room is not None:
-                self.pace.tell(room, call.number, self._now)
+        if error is None or status_of(error) is not None:
+            self._answered_at, self._unreachable_since = self._now, None
 
 
 def limiter_of(judge: Judge) -> Limiter:

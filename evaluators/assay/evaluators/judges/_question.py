@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,11 +17,14 @@ from assay.evaluators.judges._endpoint import Endpoint, loaded
 from assay.evaluators.judges._limits import limiter_of
 from assay.evaluators.judges._prices import cost_of
 from assay.evaluators.judges._reading import Reading, reading
-from assay.evaluators.judges._retry import Deadline, NoReply, persistent, unjudged, was_sent
+from assay.evaluators.judges._retry import Deadline, NoReply, is_unconnected, persistent, told, unjudged, was_sent
 from assay.evaluators.protocol import Skip, Unjudged, is_cancelled
 
 if TYPE_CHECKING:
     from assay.evaluators.judges._judge import Judge
+
+
+log = logging.getLogger("assay.evaluators")
 
 
 class Question:
@@ -32,7 +36,8 @@ class Question:
         self._ask = ask
         self._limiter = limiter_of(judge)
         self._deadline = Deadline(judge.deadline)
-        self._calls = 0
+        self._tries = 0
+        self._calls = 0  # those of them that a server has seen
         self._failed: Exception | None = None  # the last attempt: of it more is to be said than of a wait in line
         self._usages: list[Usage | None] = []
         self._notes: list[str] = []
@@ -76,7 +81,7 @@ class Question:
         self._failed = None
         while True:
             try:
-                return await persistent(lambda: self._attempt(ask), self._deadline)
+                return await persistent(lambda: self._attempt(ask), self._deadline, self._limiter.gives_up)
             except CutOff as cut:
                 if not cut.again:
                     raise
@@ -93,21 +98,22 @@ class Question:
                 raise told from error
 
     def _unjudged(self, error: Exception) -> Exception:
-        return unjudged(error, self._judge.where, self._calls, self._deadline, self._judge.api_key)
+        return unjudged(error, self._judge.where, self._tries, self._deadline, self._judge.api_key)
 
     async def _attempt(self, ask: Ask) -> Completion:
-        bound, again, left = self._judge.concurrency, self._calls > 0, self._deadline.left
+        bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left
         within = self._deadline.seconds if left is None else left
-        async with self._booked(ask) as booked, self._limiter.call(bound, again=again, within=within) as call:
+        async with self._booked(ask) as booked, self._limiter.call(bound, again=again, within=within):
             if most(self._judge, ask).usd > booked.amount.usd:  # others have found out that the model thinks
                 raise _Dearer
             self._deadline.start()
+            self._tries += 1
             self._calls += 1
             booked.started = True
-            call.completion = await self._called(ask)
-            booked.settle(call.completion.usage)
-            self._usages.append(call.completion.usage)
-            return call.completion
+            completion = await self._called(ask)
+            booked.settle(completion.usage)
+            self._usages.append(completion.usage)
+            return completion
 
     @asynccontextmanager
     async def _booked(self, ask: Ask) -> AsyncIterator[_Booking]:
@@ -147,7 +153,22 @@ class Question:
             raise
         except Exception as error:
             self._failed = error
+            if is_unconnected(error):
+                self._calls -= 1
+                self._announce(error)
             raise
+
+    def _announce(self, error: Exception) -> None:
+        """Log once for all who ask this endpoint that it cannot be reached."""
+        patience = self._limiter.unreachable(self._deadline.seconds)
+        if patience is not None:
+            reason = told(error, self._judge.api_key)
+            log.warning(
+                "assay: the judge %s cannot be reached: %s; it is tried for up to %.3g s",
+                self._judge.where,
+                reason,
+                patience,
+            )
 
     def _answer(self, came: Reading, completion: Completion) -> Answer:
         usage = total(self._usages)

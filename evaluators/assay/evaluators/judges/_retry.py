@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,12 +49,21 @@ class NoReply(TimeoutError):
     """An attempt has taken as long as it may."""
 
 
-async def persistent(call: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline) -> T:
-    """What `call` gives in the end. Raises its last error, when that cannot pass or the deadline leaves no room."""
+async def persistent(
+    call: Callable[[], Coroutine[Any, Any, T]],
+    deadline: Deadline,
+    gives_up: Callable[[BaseException, float], bool] = lambda error, pause: False,
+) -> T:
+    """What `call` gives in the end. Raises its last error, when that cannot pass, the deadline leaves no room, or
+    `gives_up`, given the error and the seconds until the next try, says so.
+    """
     from tenacity import AsyncRetrying, retry_if_exception
 
     def has_no_room(state: RetryCallState) -> bool:
-        return deadline.left is None or state.upcoming_sleep >= deadline.left  # None: it got no turn in all that time
+        if deadline.left is None or state.upcoming_sleep >= deadline.left:  # None: it got no turn in all that time
+            return True
+        error = state.outcome.exception() if state.outcome is not None else None
+        return error is not None and gives_up(error, state.upcoming_sleep)
 
     trying = AsyncRetrying(
         retry=retry_if_exception(may_pass), wait=_pause, stop=has_no_room, sleep=asyncio.sleep, reraise=True
@@ -79,16 +89,21 @@ def is_refusal(error: BaseException) -> bool:
 
 def was_sent(error: BaseException) -> bool:
     """Whether a call that failed like this may have been answered, and billed: not one that the server refused."""
-    if isinstance(error, Unjudged) or status_of(error) is not None:
-        return False
-    return not any(type(cause).__name__ in _NOT_CONNECTED for cause in causes(error, 5))
+    return not (isinstance(error, Unjudged) or status_of(error) is not None or is_unconnected(error))
 
 
-def unjudged(error: Exception, where: str, calls: int, deadline: Deadline, key: str | None) -> Exception:
+def is_unconnected(error: BaseException) -> bool:
+    """Return whether there was no connection, so that no server has seen the question."""
+    return any(type(cause).__name__ in _NOT_CONNECTED for cause in causes(error, 5))
+
+
+def unjudged(error: Exception, where: str, tries: int, deadline: Deadline, key: str | None) -> Exception:
     """What is said of a question without an answer: of a network or a server in trouble; any other error as it is."""
     if isinstance(error, AssayError) or not may_pass(error):
         return error
-    attempts = f"{calls} attempt{'s' if calls != 1 else ''}"
+    attempts = f"{tries} attempt{'s' if tries != 1 else ''}"
+    if is_unconnected(error):
+        return Unjudged(f"{where} cannot be reached, after {attempts}: {told(error, key)}")
     return Unjudged(f"{where} gave no answer within {deadline.seconds:g} s after {attempts}: {told(error, key)}")
 
 
@@ -105,6 +120,10 @@ def told(error: BaseException, key: str | None) -> str:
 def _words(error: BaseException) -> str:
     if isinstance(error, NoReply):
         return str(error)
+    if is_unconnected(error):
+        for cause in causes(error):
+            if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+                return os.strerror(cause.errno).lower()
     cause = error.__cause__ if str(error) in ("", "Connection error.") and error.__cause__ is not None else error
     words = str(cause)
     return f"{type(cause).__name__}: {words}" if words else type(cause).__name__
