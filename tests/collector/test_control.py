@@ -162,14 +162,15 @@ def test_bookings_of_days_ago_go_as_others_are_made(tmp_path: Path) -> None:
         assert db.execute("SELECT count(*) FROM bookings").fetchone() == (2,)
 
 
-def test_what_nobody_has_settled_for_an_hour_is_told_as_a_crash(tmp_path: Path) -> None:
+def test_what_nobody_has_settled_for_a_minute_stays_booked_as_cost_unknown(tmp_path: Path) -> None:
     with SQLiteStore(path := tmp_path / "assay.db") as store:
         store.book(Booking(id="lost", budget="b", amount=2, limit=9), Booking(id="now", budget="b", amount=1, limit=9))
-    written(path, f"UPDATE bookings SET made_ns = made_ns - {2 * HOUR} WHERE id = 'lost'")
+    written(path, f"UPDATE bookings SET made_ns = made_ns - {61 * 10**9} WHERE id = 'lost'")
     with SQLiteStore(path) as store:
-        assert [(one.reserved, one.repeated) for one in store.booked("b")] == [(3, 2)]
+        assert [(one.reserved, one.unknown) for one in store.booked("b")] == [(1, 2)]
+        assert store.book(Booking(id="more", budget="b", amount=7, limit=9)) == [False]
         store.settle({"lost": 0.5})
-        assert [(one.settled, one.reserved, one.repeated) for one in store.booked("b")] == [(0.5, 1, 0)]
+        assert [(one.settled, one.reserved, one.unknown) for one in store.booked("b")] == [(0.5, 1, 0)]
 
 
 def test_decisions_outlive_a_restart_with_claims_and_numbers(tmp_path: Path) -> None:

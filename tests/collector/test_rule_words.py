@@ -78,11 +78,11 @@ def test_a_budget_shows_the_newest_period_only():
     rule = replace(RULE, settings=RuleSettings(budget={"usd_per_day": 5.0, "calls_per_minute": 60}))
     booked = (
         Booked(budget="default/grounded/usd_per_day", period_start_ns=1, settled=4.0),
-        Booked(budget="default/grounded/usd_per_day", period_start_ns=2, settled=1.0, reserved=0.25, repeated=0.5),
+        Booked(budget="default/grounded/usd_per_day", period_start_ns=2, settled=1.0, reserved=0.25, unknown=0.5),
     )
     money, calls = verdicts.spending(rule, booked)
-    assert str(money) == "$1.25 of $5.00 per day, $0.25 of it reserved, $0.50 by calls that a crash cut off"
-    assert (money.share, str(calls), calls.share) == (0.25, "0 of 60 calls per minute", 0)
+    assert str(money) == "$1.75 of $5.00 per day, $0.25 of it reserved, $0.50 of it cost unknown"
+    assert (money.share, str(calls), calls.share) == (0.35, "0 of 60 calls per minute", 0)
 
 
 def test_a_budget_of_nothing_is_spent():

@@ -13,7 +13,7 @@ import pytest
 from assay.collector.records import Feedback
 from assay.collector.stores import Store
 from assay.evaluators import evaluator
-from assay.evaluators.monitors import Stuck
+from assay.evaluators.monitors import Stuck, _pauses
 from assay.evaluators.monitors._memory import Memory, is_lack_of_memory, used
 from evaluators.watched import decisions, length, rule, scores, trace_id, until, verdicts, watching, whole
 
@@ -269,6 +269,28 @@ def test_a_rules_own_feedback_starts_no_loop(store: Store) -> None:
         store.add_feedback([Feedback(target=decisions(store)[0].target, key="x", score=1.0)])
         assert monitor.step() > 0
     assert [one.reopened for one in decisions(store)] == [0]
+
+
+def test_what_was_leased_before_a_pause_is_given_back_without_a_call_and_one_target_probes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pauses, "SHORTEST", 1.0)
+    calls: list[str] = []
+
+    def broken(outputs: str) -> bool:
+        calls.append(outputs)
+        time.sleep(0.005)
+        raise ValueError("no such column")
+
+    with watching(store, rule(evaluators=[broken], retries=0, concurrency=4)) as monitor:
+        monitor.step()
+        store.append([whole(number) for number in range(1, 101)])
+        monitor.step()
+        first = len(calls)
+        assert 20 <= first < 60
+        assert "paused" in decisions(store, verdict="throttled")[0].reason
+        run_until(monitor, lambda: len(calls) > first)
+        assert len(calls) == first + 1
 
 
 @pytest.mark.parametrize(

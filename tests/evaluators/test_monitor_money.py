@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from assay.collector.records import Booking
 from assay.collector.server import Server
 from assay.collector.stores import Store
 from assay.evaluators import Judge, judge
-from assay.evaluators.monitors import Monitor, _money
+from assay.evaluators.monitors import Monitor, _pauses
 from assay.evaluators.monitors._money import budget_of
 from evaluators.judge_server import Reply, serving
 from evaluators.watched import decisions, rule, scores, trace_id, until, verdicts, watching, whole
@@ -168,7 +170,7 @@ def test_a_budget_that_is_raised_counts_at_once(store: Store) -> None:
 
 
 def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_money, "SOON", 0.2)
+    monkeypatch.setattr(_pauses, "FIRST_PROBE", 0.2)
     made = Booking(id="x", budget=budget_of("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
     store.book(made)
     with (
@@ -179,6 +181,53 @@ def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store, mon
         until(lambda: verdicts(store) == {"1": "over_budget"})
         store.settle({"x": 0.0})
         until(lambda: verdicts(store) == {"1": "scored"})
+
+
+def test_an_empty_budget_is_probed_by_one_target_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pauses, "FIRST_PROBE", 0.1)
+    dead = Booking(id="x", budget=budget_of("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
+    store.book(dead)
+    with (
+        serving(lambda request: VERDICT) as server,
+        running(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 3})),
+    ):
+        store.append([whole(number) for number in range(1, 41)])
+        until(lambda: list(verdicts(store).values()) == ["over_budget"] * 40)
+        first = sorted(one.claim for one in decisions(store))
+        until(lambda: max(one.claim for one in decisions(store)) >= first[-1] + 3)
+        claims = [one.claim for one in decisions(store)]
+        assert len(set(first) - set(claims)) <= max(claims) - first[-1] <= 5
+        store.settle({"x": 0.0})
+        until(lambda: list(verdicts(store).values()).count("scored") == 3)
+
+
+def test_waits_between_probes_grow_to_minutes_while_nothing_is_settled() -> None:
+    money, budget, now = _pauses.NoMoney(), {"calls_per_day": 3.0}, 0.0
+    waits = []
+    for _ in range(9):
+        now += money.refused("full", settled=1.0, left=80_000.0, end_ns=10**18, budget=budget, now=now)
+        waits.append(money.until)
+    assert [later - sooner for sooner, later in pairwise(waits)] == [4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0]
+    assert money.refused("full", settled=1.5, left=80_000.0, end_ns=10**18, budget=budget, now=now) == 2.0
+    assert money.refused("full", settled=1.5, left=0.5, end_ns=10**18, budget=budget, now=now + 2) == 0.5
+
+
+def test_after_a_jump_of_the_clock_over_midnight_the_new_days_budget_is_used(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.time_ns
+    with (
+        serving(lambda request: VERDICT) as server,
+        watching(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 1})) as monitor,
+    ):
+        monitor.step()
+        store.append([whole(1), whole(2)])
+        monitor.step()
+        assert sorted(verdicts(store).values()) == ["over_budget", "scored"]
+        monkeypatch.setattr(time, "time_ns", lambda: clock() + 86_400 * 10**9)
+        store.append([whole(3)])
+        monitor.step()
+    assert sorted(verdicts(store).values()) == ["over_budget", "scored", "scored"]
 
 
 def test_a_judgement_is_a_trace_that_no_rule_takes(store: Store) -> None:

@@ -44,21 +44,26 @@ class Spending:
     limit: float
     settled: float = 0.0
     reserved: float = 0.0
-    repeated: float = 0.0
+    unknown: float = 0.0
+
+    @property
+    def used(self) -> float:
+        """What counts against the limit."""
+        return self.settled + self.reserved + self.unknown
 
     @property
     def share(self) -> float:
         """Of the limit, at most 1."""
-        return min(1.0, (self.settled + self.reserved) / self.limit) if self.limit else 1.0
+        return min(1.0, self.used / self.limit) if self.limit else 1.0
 
     def __str__(self) -> str:
-        """As "$1.20 of $5.00 per day, $0.40 of it reserved"."""
+        """As "$1.20 of $5.00 per day, $0.40 of it reserved, $0.20 of it cost unknown"."""
         shown = format.cost if self.name.startswith("usd") else format.number
         unit, _, period = self.name.partition("_per_")
-        said = f"{shown(self.settled + self.reserved)} of {shown(self.limit)}"
+        said = f"{shown(self.used)} of {shown(self.limit)}"
         said += f" per {period}" if unit == "usd" else f" {unit} per {period}"
         said += f", {shown(self.reserved)} of it reserved" if self.reserved else ""
-        return said + (f", {shown(self.repeated)} by calls that a crash cut off" if self.repeated else "")
+        return said + (f", {shown(self.unknown)} of it cost unknown" if self.unknown else "")
 
 
 def funnel(status: RuleStatus) -> list[Stage]:
@@ -79,7 +84,7 @@ def spending(rule: Rule, booked: tuple[Booked, ...]) -> list[Spending]:
     limits = rule.settings.budget.items()
     none = Booked(budget="", period_start_ns=0)
     found = ((name, limit, newest.get(name, none)) for name, limit in limits)
-    return [Spending(name, limit, one.settled, one.reserved, one.repeated) for name, limit, one in found]
+    return [Spending(name, limit, one.settled, one.reserved, one.unknown) for name, limit, one in found]
 
 
 def reason(why: Why) -> str:

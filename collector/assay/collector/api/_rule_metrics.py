@@ -20,7 +20,7 @@ _NAMES = {
     "assay_rule_behind_changes": "Changes of traces that a rule has not decided on yet.",
     "assay_rule_lag_seconds": "Age of the oldest of these.",
     "assay_rule_rate": "Sample rate in force, outside of strata.",
-    "assay_rule_spend": "Booked on a rule's budget in the present period: settled, reserved, or repeated by crashes.",
+    "assay_rule_spend": "Booked on a rule's budget in the present period: settled, reserved, or of unknown cost.",
     "assay_rule_budget": "Limit of a rule's budget.",
     "assay_rule_evaluator_looked": "Evaluations by an evaluator, by the running workers since they started.",
     "assay_rule_evaluator_failed": "Evaluations of assay_rule_evaluator_looked that failed.",
@@ -79,7 +79,7 @@ def _money(own: Labels, status: RuleStatus) -> Iterator[Sample]:
     for budget in verdicts.spending(status.rule, status.booked):
         labels = (*own, ("budget", budget.name))
         yield "assay_rule_budget", labels, budget.limit
-        for state in ("settled", "reserved", "repeated"):
+        for state in ("settled", "reserved", "unknown"):
             yield "assay_rule_spend", (*labels, ("state", state)), getattr(budget, state)
 
 

@@ -188,13 +188,13 @@ class Booking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booked:
-    """What a budget has seen in one period: what was settled, and what is still reserved."""
+    """What a budget has seen in one period. Its limit holds for the sum of the three amounts."""
 
     budget: str
     period_start_ns: int
     settled: float = 0.0
-    reserved: float = 0.0
-    repeated: float = 0.0  # of what is reserved: by claims that have ended without settling it (crashes)
+    reserved: float = 0.0  # by calls of the last minute
+    unknown: float = 0.0  # booked for calls whose cost is unknown: nobody has settled them within a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

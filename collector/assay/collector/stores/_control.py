@@ -163,15 +163,23 @@ class ControlStore(Protocol):
         """
 
     def claim(
-        self, rule: str, version: str, holder: str, seconds: float, *, project: str = "default", limit: int = 1
+        self,
+        rule: str,
+        version: str,
+        holder: str,
+        seconds: float,
+        *,
+        project: str = "default",
+        limit: int = 1,
+        over_budget: int | None = None,
     ) -> list[Decision]:
         """Take what is due of a rule, oldest first, to be run within some seconds (see `renew`); durable on return.
 
         Due are rows that wait or are throttled and whose `next_ns` has come, those whose holder let the time pass, and
-        after them those over budget, newest first. Of what its holder let go `deaths` rises, and once it is above 0 the
-        row is given out alone, with no other. At three deaths it is failed, "ended the worker", with an error of each
-        evaluator that has no outcome. A rule that is switched off gives out nothing. Raises `Refused` where the version
-        is not in force any more.
+        after them those over budget, newest first, at most `over_budget` of them. Of what its holder let go `deaths`
+        rises, and once it is above 0 the row is given out alone, with no other. At three deaths it is failed, "ended
+        the worker", with an error of each evaluator that has no outcome. A rule that is switched off gives out nothing.
+        Raises `Refused` where the version is not in force any more.
         """
 
     def renew(self, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:

@@ -230,7 +230,16 @@ class ControlHalf(Protocol):
         """As `ControlStore.decisions`."""
         ...
 
-    def take(self, rule: str, version: str, holder: str, seconds: float, project: str, limit: int) -> list[Decision]:
+    def take(
+        self,
+        rule: str,
+        version: str,
+        holder: str,
+        seconds: float,
+        project: str,
+        limit: int,
+        over_budget: int | None = None,
+    ) -> list[Decision]:
         """As `ControlStore.claim`, but that a row which has ended its third worker is given out, too, alone."""
         ...
 

@@ -92,11 +92,19 @@ class Watched(ABC):
         return None if of is None or of.session_id is None else (of.project, of.session_id)
 
     def claim(
-        self, rule: str, version: str, holder: str, seconds: float, *, project: str = "default", limit: int = 1
+        self,
+        rule: str,
+        version: str,
+        holder: str,
+        seconds: float,
+        *,
+        project: str = "default",
+        limit: int = 1,
+        over_budget: int | None = None,
     ) -> list[Decision]:
         """Take what is due: see `ControlStore`."""
         while True:
-            taken = self._control.take(rule, version, holder, seconds, project, limit)
+            taken = self._control.take(rule, version, holder, seconds, project, limit, over_budget)
             if not any(decision.deaths >= DEATHS for decision in taken):
                 return taken
             running = {one.name: one for one in self._control.rules(project=project)}.get(rule)

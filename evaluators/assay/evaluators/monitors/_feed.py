@@ -35,7 +35,7 @@ class Follower:
         self._following: dict[Name, Following] = {}
         self._spread, self._pacing = Spread(store), Pacing(store)
         self._renew_at = 0.0
-        self._now_ns = 0  # the store's
+        self.now_ns = 0  # the store's
         self.behind = False  # whether there is more to be read at once
         self.decided = 0  # changes of traces
         self.sizes: OrderedDict[str, int] = OrderedDict()  # bytes of traces that were let in
@@ -62,7 +62,7 @@ class Follower:
         self.behind = False
         read = sum([self._read(group) for group in _groups(self._following.values())])
         done = read + self._decide()
-        self._pacing.look([one.rule for one in self._following.values()], self._now_ns / SECOND)
+        self._pacing.look([one.rule for one in self._following.values()], self.now_ns / SECOND)
         return done
 
     def stop(self) -> None:
@@ -105,7 +105,7 @@ class Follower:
         questions = Questions()
         asked = [(one, one.asks(questions)) for one in group]
         changes = self._store.changes(group[0].position, limit=SLICE, filters=questions.filters)
-        self._now_ns = changes.now_ns
+        self.now_ns = changes.now_ns
         if changes.heads and not self._still_holds(group):
             self.behind = True
             return 0

@@ -33,7 +33,7 @@ class Job:
     inputs_hash: str
     evaluators: Sequence[Evaluator]  # that are to look
     states: Mapping[str, JSON]  # of those that have looked before
-    size: int = 0
+    unpaid: frozenset[str] = frozenset()  # judges that are not asked for want of money
     came: dict[str, Came] = field(default_factory=dict)
     current: tuple[str, float] | None = None  # the evaluator at work, and since when
     over: bool = False  # let go: what comes from now on is nobody's

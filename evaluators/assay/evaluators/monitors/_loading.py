@@ -31,7 +31,7 @@ class Loading:
             if working.to_run(row.states, now) or row.inputs_hash is not None:
                 wanted.append(row)
             else:
-                yield Outcome(_empty(working, row), working.pauses, working.memory, now).finish()
+                yield Outcome(_empty(working, row, now), working.pauses, working.memory, now).finish()
         yield from self._of_traces(working, [row for row in wanted if row.target.trace_id is not None], now)
         for row in wanted:
             if row.target.session_id is not None:
@@ -71,7 +71,7 @@ def _made(working: Working, row: Decision, case: Case | str, now: float) -> Made
     same = row.inputs_hash in (None, hashed)
     states = row.states if same else {}
     evaluators = working.to_run(states, now)
-    job = Job(working.held, row, case, hashed, evaluators, states)
+    job = Job(working.held, row, case, hashed, evaluators, states, working.unpaid(states, now))
     if evaluators:
         return job
     if row.inputs_hash == hashed and len(working.to_run(states, float("inf"))) == 0:
@@ -79,5 +79,6 @@ def _made(working: Working, row: Decision, case: Case | str, now: float) -> Made
     return Outcome(job, working.pauses, working.memory, now).finish()
 
 
-def _empty(working: Working, row: Decision) -> Job:
-    return Job(working.held, row, case_of(None), row.inputs_hash or "", (), row.states)
+def _empty(working: Working, row: Decision, now: float) -> Job:
+    unpaid = working.unpaid(row.states, now)
+    return Job(working.held, row, case_of(None), row.inputs_hash or "", (), row.states, unpaid)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import NamedTuple
 
-from assay.collector.records import Booking, Period
+from assay.collector.records import Booked, Booking, Period
 from assay.collector.stores import Store
 from assay.evaluators.judges import Amount, Judge
 from assay.evaluators.monitors._held import Held
@@ -20,17 +20,17 @@ from assay.evaluators.protocol import Skip
 
 LINGER = 0.005  # seconds in which bookings and settlements gather
 LENGTH: Mapping[str, int] = {"minute": 60, "day": 86_400}
-SOON = 2.0  # seconds after which what others have reserved may have come to less
+SOON = 2.0  # seconds until the store is asked again after it did not answer
 OWN = 30.0  # seconds that own calls are waited for, which mostly come to less than was reserved for them
 SECOND = 1_000_000_000
 
 
 class OverBudget(Skip):
-    """There is no money for a call: in so many `seconds` there may be."""
+    """There is no room for a call in a budget of which `settled` is spent; its period ends in `left` seconds."""
 
-    def __init__(self, why: str, seconds: float) -> None:
+    def __init__(self, why: str, *, settled: float, left: float, end_ns: int) -> None:
         super().__init__(why)
-        self.seconds = seconds
+        self.settled, self.left, self.end_ns = settled, left, end_ns
 
 
 class Limit(NamedTuple):
@@ -170,19 +170,19 @@ class StoreLedger:
                 one.answer.set_result(mine)
 
     async def _refusal(self, full: Limit, amount: Amount) -> OverBudget:
-        """Why there is no room, and when there may be: when others settle, or in the next minute or day."""
-        now_ns, settled, reserved = await asyncio.to_thread(self._seen, full)
-        left = LENGTH[full.period] - now_ns // SECOND % LENGTH[full.period]
+        """Return why there is no room, and until when the period goes on."""
+        now_ns, booked = await asyncio.to_thread(self._seen, full)
+        length = LENGTH[full.period] * SECOND
+        start_ns = now_ns // length * length
+        used = next((one for one in booked if one.period_start_ns == start_ns), Booked(budget="", period_start_ns=0))
+        unknown = f", {used.unknown:.6g} cost unknown" if used.unknown else ""
         why = (
-            f"over budget: {full.key}={full.limit:g}, {settled:.6g} spent, {reserved:.6g} reserved, and this call may "
-            f"take {full.of(amount):.6g}"
+            f"{full.key}={full.limit:g}, {used.settled:.6g} spent, {used.reserved:.6g} reserved{unknown}, and this "
+            f"call may take {full.of(amount):.6g}"
         )
-        only_reserved = settled + full.of(amount) <= full.limit
-        return OverBudget(why, min(SOON, left) if only_reserved else left + 1.0)
+        end_ns = start_ns + length
+        return OverBudget(why, settled=used.settled, left=(end_ns - now_ns) / SECOND, end_ns=end_ns)
 
-    def _seen(self, full: Limit) -> tuple[int, float, float]:
+    def _seen(self, full: Limit) -> tuple[int, list[Booked]]:
         booked = self._store.booked(budget_of(self._project, self._rule, full.key))
-        now_ns = self._store.changes(limit=1).now_ns
-        period = LENGTH[full.period] * SECOND
-        current = [one for one in booked if one.period_start_ns == now_ns // period * period]
-        return now_ns, sum(one.settled for one in current), sum(one.reserved for one in current)
+        return self._store.changes(limit=1).now_ns, booked

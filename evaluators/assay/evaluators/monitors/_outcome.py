@@ -76,9 +76,9 @@ class Outcome:
             self._states[key] = before
         elif (paused := self._pauses.paused(key, self._now)) is not None:
             self._wait(key, before, _Again("throttled", self._pauses.until(key) - self._now, paused))
-        elif self._pauses.no_money_until > self._now:
-            seconds = self._pauses.no_money_until - self._now
-            self._wait(key, before, _Again("over_budget", seconds, self._pauses.no_money))
+        elif key in self._job.unpaid:
+            seconds = max(WAIT_AGAIN, self._pauses.money.until - self._now)
+            self._wait(key, before, _Again("over_budget", seconds, self._pauses.money.reason))
         else:
             self._wait(key, before, _Again("waiting", WAIT_AGAIN, "it was not begun"))
 
@@ -87,10 +87,12 @@ class Outcome:
         full = int(before.get("full") or 0)
         if full < FULL_TRIES and self._memory.is_to_blame(came.error):
             why = f"{key!r} is tried in another worker: the memory of this one was full ({self._memory})"
+            self._pauses.came_to_nothing(key)
             self._wait(key, {**before, "full": full + 1}, _Again("waiting", min(2.0**full, LONGEST_FULL), why))
             return
         again = self._to_try_again(key, came, attempts)
         if again is not None:
+            self._pauses.came_to_nothing(key)
             counted = again.verdict == "waiting"
             self._attempts = max(self._attempts, int(counted))
             self._wait(key, {**before, "attempts": attempts + counted}, again)
@@ -107,9 +109,17 @@ class Outcome:
         """Whether, why and when an evaluator is to look again; None if this is its outcome."""
         error = came.error
         if isinstance(error, OverBudget):
-            budget = self._job.held.in_force.settings.budget
-            self._pauses.spent(str(error), error.seconds, budget, self._now)
-            return _Again("over_budget", error.seconds, str(error))
+            seconds = self._pauses.money.refused(
+                str(error),
+                settled=error.settled,
+                left=error.left,
+                end_ns=error.end_ns,
+                budget=self._job.held.in_force.settings.budget,
+                now=self._now,
+            )
+            return _Again("over_budget", seconds, str(error))
+        if any(evaluator.key == key and evaluator.asking is not None for evaluator in self._job.held.evaluators):
+            self._pauses.money.found()
         if not any(feedback.outcome == "error" for feedback in came.feedback):
             return None
         told = first_line(next(feedback.error or "" for feedback in came.feedback if feedback.outcome == "error"))

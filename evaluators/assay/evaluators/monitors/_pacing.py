@@ -39,4 +39,4 @@ class Pacing:
     def _spent(self, rule: Rule, now: float) -> float:
         today = int(now // DAY * DAY) * SECOND
         booked = self._store.booked(budget_of(rule.project, rule.name, KEY))
-        return sum(one.settled + one.reserved for one in booked if one.period_start_ns == today)
+        return sum(one.settled + one.reserved + one.unknown for one in booked if one.period_start_ns == today)

@@ -64,7 +64,7 @@ class Runner:
         self._runs: list[Run] = []  # of judgements, which feedback leads to that is not stored before them
         self._unread: dict[Name, dict[Target, Decision]] = {}  # claimed, and still to be read
         self.working = [
-            Working(one, Loop(), self._put, self._judgements, ledgers.get(one.name), self._memory) for one in held
+            Working(one, Loop(), self._put, self._judgements, ledgers.get(one.name), self._memory, now) for one in held
         ]
         self._by_name = {one.held.name: one for one in self.working}
         self.finished = 0
@@ -116,6 +116,11 @@ class Runner:
             self._tell_rest()
         finally:
             self._teller.shutdown(wait=False)
+
+    def see_time(self, store_ns: int) -> None:
+        """Note the store's time, by which budgets begin anew."""
+        for one in self.working:
+            one.store_ns = max(one.store_ns, store_ns)
 
     def _put(self, job: Job) -> None:
         self._done.put(job)
@@ -200,12 +205,19 @@ class Runner:
         rule = one.held.in_force
         try:
             rows = self._store.claim(
-                rule.name, rule.version, self._holder, self._claim_s, project=rule.project, limit=limit
+                rule.name,
+                rule.version,
+                self._holder,
+                self._claim_s,
+                project=rule.project,
+                limit=limit,
+                over_budget=one.over_budget(now),
             )
         except Refused as refused:  # another version is in force by now
             one.held.idle = str(refused)
             return 0
         one.took(len(rows), limit, now)
+        self.see_time(max((row.updated_ns for row in rows), default=0))
         one.claimed.update((row.target, row) for row in rows)
         self._unread.setdefault(one.held.name, {}).update((row.target, row) for row in rows)
         self._start()

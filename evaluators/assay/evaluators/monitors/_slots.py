@@ -60,9 +60,10 @@ class Slots:
         size: int,
         around: Callable[[Job, Evaluator | None], ExitStack],
         done: Callable[[Job], None],
+        may_begin: Callable[[Job, str], bool],
     ) -> None:
         self._scoring, self._notes, self._loop, self.size = scoring, notes, loop, size
-        self._around, self._done = around, done
+        self._around, self._done, self._may_begin = around, done, may_begin
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = 0
         self._idle = 0
@@ -129,13 +130,13 @@ class Slots:
     def _run(self, job: Job) -> None:
         wait = waiting_on(self._loop.loop)
         for evaluator in job.evaluators:
-            if evaluator.plain and not job.over:
+            if evaluator.plain and not job.over and self._may_begin(job, evaluator.key):
                 job.begin(evaluator.key)
                 with self._around(job, evaluator):
                     came = caught(lambda e=evaluator: self._scoring.here(job.case, job.target, wait, [e]))  # type: ignore[misc]
                 self._end(job, evaluator, came.result, came.error)
-        later = [evaluator for evaluator in job.evaluators if not evaluator.plain]
-        if later and not job.over:
+        later = [one for one in job.evaluators if not one.plain and not job.over and self._may_begin(job, one.key)]
+        if later:
             job.begin(later[0].key)
             asyncio.run_coroutine_threadsafe(ended(self._all(job, later)), self._loop.loop).result()
         job.current = None

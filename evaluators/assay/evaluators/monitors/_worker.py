@@ -93,6 +93,7 @@ class Monitor:
         done, self._follower.behind = 0, True
         while self._follower.behind:
             done += self._follower.step()
+            self._runner.see_time(self._follower.now_ns)
             self._look()
             done += self._run_all()
         return done
@@ -199,6 +200,7 @@ class Monitor:
         pause = FASTEST
         while not self._over.is_set():
             done = self._persist(self._follower.step)
+            self._runner.see_time(self._follower.now_ns)
             if done:
                 self._look()
             pause = FASTEST if done else min(2 * pause, SLOWEST)

@@ -38,11 +38,13 @@ class Working:
         judgements: Judgements,
         money: Ledger | None,
         memory: Memory,
+        now: Callable[[], float],
     ) -> None:
-        self.held, self.memory = held, memory
+        self.held, self.memory, self._now = held, memory, now
         self.pauses = Pauses()
         self.claimed: dict[Target, Decision] = {}
         self.look_at = 0.0
+        self.store_ns = 0  # the store's time, as it was last seen
         self.outcomes: Counter[str] = Counter()
         self.money, self._judgements = money, judgements
         self._patience = FIRST
@@ -52,7 +54,9 @@ class Working:
         self._looked: Counter[str] = Counter()
         notes = Notes()
         self.evaluators = tuple(noted(evaluator, notes) for evaluator in held.evaluators)
-        self.slots = Slots(Scoring(self.evaluators, BATCH_SIZE), notes, loop, self._size, self._around, done)
+        self.slots = Slots(
+            Scoring(self.evaluators, BATCH_SIZE), notes, loop, self._size, self._around, done, self._may_begin
+        )
 
     @property
     def _size(self) -> int:
@@ -67,6 +71,8 @@ class Working:
         if all(self.pauses.paused(evaluator.key, now) for evaluator in self.evaluators):
             return 0
         self.slots.size = self._size
+        if self.pauses.is_probing(now):
+            return 1 - len(self.claimed)
         ahead = int(self.slots.size * SECONDS / max(self._mean, FREE))
         return min(AHEAD, max(2 * self.slots.size, ahead)) - len(self.claimed)
 
@@ -90,12 +96,24 @@ class Working:
             for evaluator in self.evaluators
             if not is_done(state_of(states, evaluator.key))
             and self.pauses.paused(evaluator.key, now) is None
-            and not (evaluator.asking is not None and self.has_no_money(now))
+            and not (evaluator.asking is not None and self._has_no_money(now))
         ]
 
-    def has_no_money(self, now: float) -> bool:
-        """Whether judges need not be asked: there was no money a while ago, and the budget is the same."""
-        return now < self.pauses.no_money_until and self.pauses.no_money_budget == self.held.in_force.settings.budget
+    def unpaid(self, states: Mapping[str, JSON], now: float) -> frozenset[str]:
+        """Return the keys of judges that have still to look, and are not asked for want of money."""
+        if not self._has_no_money(now):
+            return frozenset()
+        waiting = (one for one in self.evaluators if not is_done(state_of(states, one.key)))
+        return frozenset(one.key for one in waiting if one.asking is not None)
+
+    def over_budget(self, now: float) -> int | None:
+        """Return how many rows over budget it may take now: all (None), one that probes the budget, or none."""
+        if not self.pauses.money.is_used_up(self.held.in_force.settings.budget, self.store_ns):
+            return None
+        return int(now >= self.pauses.money.until)
+
+    def _has_no_money(self, now: float) -> bool:
+        return self.over_budget(now) == 0
 
     def ended(self, job: Job) -> None:
         """A job is done."""
@@ -106,6 +124,10 @@ class Working:
     def told(self) -> dict[str, JSON]:
         """What a worker says of its evaluators."""
         return {key: self._of(key) for key in self._took.copy()}
+
+    def _may_begin(self, job: Job, key: str) -> bool:
+        """Return whether an evaluator may look at a target that has waited for its turn."""
+        return self.pauses.begin(key, self._now())
 
     def _note(self, key: str, came: Came) -> None:
         self._looked[key] += 1

@@ -29,7 +29,16 @@ class Claims(Half):
 
     @writes
     def take(
-        self, db: sqlite3.Connection, /, rule: str, version: str, holder: str, seconds: float, project: str, limit: int
+        self,
+        db: sqlite3.Connection,
+        /,
+        rule: str,
+        version: str,
+        holder: str,
+        seconds: float,
+        project: str,
+        limit: int,
+        over_budget: int | None = None,
     ) -> list[Decision]:
         """As `ControlStore.claim`, but that a row which ends its third worker is given out, too, alone."""
         kept = in_force(db, project, rule, version)
@@ -40,7 +49,7 @@ class Claims(Half):
         if not kept.enabled:
             return []
         give_up(db, kept.id, now)
-        due = _due(db, kept.id, now, max(0, limit))
+        due = _due(db, kept.id, now, max(0, limit), over_budget)
         numbers = rising(db, len(due))
         rows = [_taken(row, number, holder, until, now) for row, number in zip(due, numbers, strict=True)]
         write(db, rows)
@@ -79,13 +88,13 @@ def _superseded(project: str, rule: str, version: str) -> str:
     return f"version {version!r} of rule {rule!r} in project {project!r} is not in force"
 
 
-def _due(db: sqlite3.Connection, rule: int, now: int, limit: int) -> list[Row]:
+def _due(db: sqlite3.Connection, rule: int, now: int, limit: int, over_budget: int | None) -> list[Row]:
     """What is next: one that has ended a worker alone, with no other; else those that have not, fresh ones first."""
     rows = [Row(*row) for row in db.execute(f"{DUE} LIMIT ?", (rule, now, limit))]
     if rows and _deaths(rows[0]):
         return rows[:1]
     healthy = [row for row in rows if not _deaths(row)]
-    left = limit - len(rows)
+    left = limit - len(rows) if over_budget is None else min(limit - len(rows), over_budget)
     if left > 0:
         offered = [Row(*row) for row in db.execute(f"{OVER_BUDGET} LIMIT ?", (rule, now, left))]
         healthy += [row for row in offered if not row.deaths]

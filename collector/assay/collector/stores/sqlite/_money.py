@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 LENGTH: Mapping[Period, int] = {"minute": 60 * SECOND, "day": 86_400 * SECOND}
 KEPT = 2 * LENGTH["day"]  # so long the id of a booking books nothing more
 KEPT_PERIODS: Mapping[Period, int] = {"minute": KEPT, "day": 400 * LENGTH["day"]}
-OVERDUE = 3_600 * SECOND  # what nobody has settled for so long its process never will
+UNKNOWN = 60 * SECOND  # what nobody has settled for so long may never be settled: its cost is unknown
 PRUNED = 3  # old bookings that go for each that is made
 TOLERANCE = 1e-9  # of a limit: ten times 0.1 is 1
 
@@ -38,15 +38,21 @@ class Money(Half):
     def booked(self, db: sqlite3.Connection, /, budget: str | None = None) -> list[Booked]:
         sql = (
             "SELECT b.budget, b.start_ns, b.settled, b.reserved, (SELECT coalesce(sum(k.amount), 0) FROM bookings k"
-            " WHERE k.made_ns < :overdue AND k.settled IS NULL AND b.reserved > 0"
+            " WHERE k.made_ns < :before AND k.settled IS NULL AND b.reserved > 0"
             " AND (k.budget, k.period, k.start_ns) = (b.budget, b.period, b.start_ns))"
             " FROM budgets b WHERE :budget IS NULL OR b.budget = :budget ORDER BY b.start_ns DESC, b.budget"
         )
-        overdue = self._file.clock.now() - OVERDUE
-        rows = db.execute(sql, {"budget": budget, "overdue": overdue}).fetchall()
+        before = self._file.clock.now() - UNKNOWN
+        rows = db.execute(sql, {"budget": budget, "before": before}).fetchall()
         return [
-            Booked(budget=row[0], period_start_ns=row[1], settled=row[2], reserved=row[3], repeated=row[4])
-            for row in rows
+            Booked(
+                budget=budget,
+                period_start_ns=start,
+                settled=settled,
+                reserved=max(0.0, open_ - unknown),
+                unknown=unknown,
+            )
+            for budget, start, settled, open_, unknown in rows
         ]
 
     @writes
