@@ -1,12 +1,13 @@
-"""A short, seeded run of the benchmark that forks, kills and ends programs in all ways beside a moody collector."""
+"""Short, seeded runs of the benchmarks that fork, kill and end programs in all ways, and of what these would find."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from struct import pack
 
 import pytest
-from benchmarks import chaos
+from benchmarks import chaos, shutdown
 
 
 @pytest.mark.slow  # 25 programs with all that they start
@@ -37,3 +38,32 @@ def test_a_lost_and_a_doubled_span_would_be_found(tmp_path: Path) -> None:
         "seed 1, up, late 0.2: lost 2 of 4 (0 counted): ['1-2', '2-2']",
         "seed 1, up, late 0.2: doubled 1: ['1-1']",
     ]
+
+
+@pytest.mark.slow  # 20 programs
+@pytest.mark.parametrize("way", shutdown.WAYS)
+def test_a_program_that_ends_while_it_traces_ends_in_time_and_accounts_for_each_span(way: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(lambda n: shutdown.start(way, n), range(4)))
+    assert [fault for outcome in outcomes for fault in outcome.faults] == []
+    assert sum(outcome.ended for outcome in outcomes) > 100
+
+
+@pytest.mark.parametrize(
+    ("late", "other", "sent", "found"),
+    [
+        (60, 0, 40, []),
+        (50, 0, 40, ["60 of 100 missing, 50 counted"]),
+        (0, 60, 40, ["60 dropped in spite of the spool"]),
+        (90, 0, 40, ["60 of 100 missing, but 90 counted"]),
+    ],
+)
+def test_a_span_that_is_not_accounted_for_would_be_found(
+    late: int, other: int, sent: int, found: list[str], tmp_path: Path
+) -> None:
+    counts = [0] * shutdown.SLOTS
+    counts[0], counts[32], counts[48] = 100, late, other
+    (tmp_path / "7").write_bytes(pack(f"{shutdown.SLOTS}q", *counts))
+    outcome = shutdown.Outcome("shutdown", "answers", has_spool=True)
+    shutdown._account(outcome, tmp_path, {f"7-0-{n}" for n in range(1, sent + 1)}, set(), threads=1)
+    assert outcome.faults == found

@@ -40,7 +40,6 @@ from assay.tracer._tally import FlushResult
 EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
 _STUCK = 5.0  # seconds without progress after which the delivery thread is given up
 _LONGEST_CLOSE = 15.0  # seconds that closing takes, even if the delivery thread makes progress
-_LONGEST_SPOOLING = 1.0  # seconds that a thread of the application may take to write some of the queue to the spool
 _LOOK = 0.1  # seconds between two looks whether the delivery thread is still there
 _INTERVAL = 0.5  # between two rounds
 _HURRIED, _HURRIED_FOR = 0.02, 30.0  # the same once the process was told to end, and how long it may take to
@@ -256,9 +255,12 @@ class Delivery:
         finally:
             self._slot.release()
         self._settle_late()
-        end = time.monotonic() + _LONGEST_SPOOLING
-        while self.queue.in_hand > 0 and time.monotonic() < end:  # of threads that write to the spool
+        end = time.monotonic() + _STUCK
+        while self.queue.in_hand > 0:  # threads of the application still write some of the queue to the spool
+            if time.monotonic() >= end:
+                return self.exporter.abandon()
             time.sleep(0.001)
+        return None
 
     def _settle_late(self) -> None:
         """Hand what came after the end to the delivery that has replaced this one, or drop it."""
