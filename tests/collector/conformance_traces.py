@@ -10,6 +10,7 @@ from itertools import islice
 from time import monotonic, sleep
 from typing import Any
 
+import numpy
 import pytest
 
 from assay.collector.errors import AssayError, NotFound, Refused
@@ -907,6 +908,47 @@ def test_known_values_of_one_project(store: Store) -> None:
     }
     assert store.values("tag", project="default", limit=1) == ["z"]
     assert store.values("name", project="judges") == store.values("feedback", project="nobody") == []
+
+
+@pytest.mark.parametrize("given", ["1" * 7, "0" * 32, "g" * 32, ""])
+def test_feedback_on_an_id_that_no_trace_can_have_is_refused(store: Store, given: str) -> None:
+    with pytest.raises(Refused, match=r"trace_id must be 32 hex digits|empty id"):
+        store.feedback(given, "k", 1)
+    with pytest.raises(Refused, match=r"32 hex digits|empty id"):
+        store.add_feedback([Feedback(target=Target(trace_id=given), key="k", score=1.0)])
+    with pytest.raises(Refused, match=r"span_id must be 16 hex digits|empty id"):
+        store.append([run()], [Feedback(target=Target(trace_id="1" * 32, span_id=given), key="k", score=1.0)])
+    assert store.count()["feedbacks"] == 0
+
+
+def test_feedback_on_a_uuid_is_on_the_trace_of_its_digits(store: Store) -> None:
+    judged = run(trace_id="0af7651916cd43dd8448eb211c80319c")
+    store.append([judged])
+    dashed = "0AF76519-16CD-43DD-8448-EB211C80319C"
+    kept = store.feedback(dashed, "k", 1, author="ann")
+    store.add_feedback([Feedback(target=Target(trace_id=dashed), key="k", score=0.0, source="human", author="ann")])
+    (row,) = store.trace(judged.trace_id).feedback
+    assert (row.id, row.target, row.score) == (kept.id, Target(trace_id=judged.trace_id), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "score"),
+    [(numpy.bool_(True), True), (numpy.float32(0.5), 0.5), (numpy.float64(0.5), 0.5), (numpy.int64(1), 1.0)],
+)
+def test_scores_of_numpy_are_pythons_own(store: Store, given: Any, score: float | bool) -> None:
+    kept = store.feedback("1" * 32, "k", given, author="ann")
+    (read,) = store.feedbacks(key="k")
+    (changed,) = store.change_feedback({read.id: {"score": given, "metadata": {"n": given}}})
+    for one in (kept, read, changed):
+        assert (one.score, type(one.score)) == (score, type(score))
+    assert changed.metadata == {"n": score}
+
+
+def test_a_text_is_no_score(store: Store) -> None:
+    with pytest.raises(
+        ValueError, match=r"'k': the score must be a number or a bool, not '0\.5'; give a text as the label"
+    ):
+        store.feedback("1" * 32, "k", "0.5")  # type: ignore[arg-type]
 
 
 def test_counts(store: Store) -> None:

@@ -49,7 +49,7 @@ def add(
     score, label = _parsed(value)
     with opened(at) as store:
         kept = store.feedback(trace, key, score, label=label, comment=comment, author=author, span_id=span)
-        if not store.traces(trace_ids=(trace,), limit=1):
+        if not store.traces(trace_ids=(kept.target.trace_id or trace,), limit=1):
             notes.print(f"no trace {trace!r} is stored yet; this waits for it", markup=False, soft_wrap=True)
     if as_json:
         emit([asdict(kept)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -15,7 +16,7 @@ def encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
-        return _encoder.encode(_mended(msgspec.to_builtins(value, str_keys=True, enc_hook=repr)))
+        return _encoder.encode(_mended(msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)))
 
 
 def _mended(value: Any) -> Any:
@@ -56,7 +57,15 @@ def convert(value: Any, kind: Any) -> Any:
     return msgspec.convert(value, kind)
 
 
-_encoder = msgspec.json.Encoder(enc_hook=repr)
+def _plain(value: Any) -> Any:
+    """Return a foreign object as JSON can hold it: numpy's scalars and arrays by value, as stores keep them."""
+    if callable(getattr(type(value), "tolist", None)):
+        with suppress(Exception):  # a method of that name that does something else
+            return value.tolist()
+    return repr(value)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 
 _making = threading.Lock()

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from assay.collector.errors import Refused
 from assay.collector.intake import MOST_MONEY, MOST_TOKENS, check_ids, check_names
-from assay.collector.records import Amendment, Booking, Feedback, OpenRun, Run, Target
+from assay.collector.records import Amendment, Booking, Feedback, OpenRun, Run, checked_feedback
 
 R = TypeVar("R", Run, OpenRun)
 _HEX = re.compile(r"[0-9a-f]*")
@@ -67,21 +67,9 @@ def _tokens(run: Run) -> Iterable[tuple[str, int]]:
 
 
 def sane_feedback(feedback: Feedback) -> Feedback:
-    """Feedback whose target has its ids in lower case. Raises `ItemRefused` for names that are too long."""
+    """Feedback whose target has ids that can exist. Raises `ItemRefused` for names that are too long, `Refused`."""
     check_names(feedback)
-    target = sane_target(feedback.target)
-    if target == feedback.target:
-        return feedback
-    derived = feedback.id == replace(feedback, id="").id  # not a sender's own: then it follows the target
-    return replace(feedback, target=target, id="" if derived else feedback.id)
-
-
-def sane_target(target: Target) -> Target:
-    """A target with ids in lower case."""
-    trace_id, span_id = target.trace_id and target.trace_id.lower(), target.span_id and target.span_id.lower()
-    if (trace_id, span_id) == (target.trace_id, target.span_id):
-        return target
-    return replace(target, trace_id=trace_id, span_id=span_id)
+    return checked_feedback(feedback)
 
 
 def sane_booking(booking: Booking) -> Booking:

@@ -12,7 +12,7 @@ from assay.collector.client._lots import Lot, halves, lots
 from assay.collector.client._transport import Transport
 from assay.collector.errors import TooLarge
 from assay.collector.filters import Filter, combined
-from assay.collector.records import Feedback, Run, Target, TraceSummary
+from assay.collector.records import Feedback, Run, Target, TraceSummary, checked_target
 from assay.collector.stores._each import each
 
 
@@ -73,7 +73,15 @@ class HTTPStore(Traces, Control):
     ) -> Feedback:
         """Attach a person's feedback to a trace (its id) or any other target, and return what was kept."""
         aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
-        kept = Feedback(target=aim, key=key, score=score, label=label, comment=comment, author=author, source="human")
+        kept = Feedback(
+            target=checked_target(aim),
+            key=key,
+            score=score,
+            label=label,
+            comment=comment,
+            author=author,
+            source="human",
+        )
         self.add_feedback([kept])
         return kept
 

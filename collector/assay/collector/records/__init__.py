@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from assay.collector.records._case import Case
     from assay.collector.records._change import CHANGEABLE, changed
     from assay.collector.records._dataset import Dataset, Example, Experiment, example_id
-    from assay.collector.records._feedback import Feedback, Target, feedback_id, restored, scored
+    from assay.collector.records._feedback import (
+        Feedback,
+        Target,
+        checked_feedback,
+        checked_target,
+        feedback_id,
+        restored,
+        scored,
+    )
     from assay.collector.records._ids import canonical
     from assay.collector.records._lists import (
         Branch,
@@ -70,7 +78,7 @@ else:
         _case="Case",
         _change="CHANGEABLE changed",
         _dataset="Dataset Example Experiment example_id",
-        _feedback="Feedback Target feedback_id restored scored",
+        _feedback="Feedback Target checked_feedback checked_target feedback_id restored scored",
         _ids="canonical",
         _lists="Branch Bucket FeedbackStats Page RunScores SessionSummary TraceSummary paged",
         _monitor="Booked Booking Changes Claim Condition Decided Decision Finish Head "
@@ -143,6 +151,8 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "WorkerReport",
     "canonical",
     "changed",
+    "checked_feedback",
+    "checked_target",
     "distinct",
     "example_id",
     "feedback_id",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
+from assay.collector.errors import Refused
 from assay.collector.records._values import JSON, Outcome, Source
 
 
@@ -66,6 +68,8 @@ class Feedback:
     def __post_init__(self) -> None:
         if not self.key:
             raise ValueError("a feedback needs a key")
+        if type(self.score) not in _PLAIN:
+            object.__setattr__(self, "score", _plain_score(self.key, self.score))
         has_value = self.score is not None or self.label is not None
         if (self.outcome == "score") != has_value:
             raise ValueError(
@@ -87,6 +91,24 @@ class Feedback:
                 raise AttributeError(f"a feedback has no {name!r}")
             object.__setattr__(self, "id", feedback_id(self))
             return self.id
+
+
+_PLAIN = (bool, float, int, type(None))
+
+
+def _plain_score(key: str, score: Any) -> float | bool:
+    """Return a number of another type, such as a scalar of numpy, as Python's own. Raises `ValueError`."""
+    item = getattr(score, "item", None)
+    try:
+        plain = item() if callable(item) else score
+        if isinstance(plain, bool):
+            return plain
+        if not isinstance(plain, str | bytes):
+            return float(plain)
+    except (TypeError, ValueError):  # an array of several numbers, or no number at all
+        pass
+    way_out = "; give a text as the label" if isinstance(score, str) else ""
+    raise ValueError(f"feedback {key!r}: the score must be a number or a bool, not {score!r:.100}{way_out}")
 
 
 class _Draft:
@@ -145,6 +167,39 @@ def restored(
     made.claim, made.metadata, made.created_ns = claim, metadata, created_ns
     made.__class__ = Feedback  # the slots are the same
     return cast(Feedback, made)
+
+
+def checked_target(target: Target) -> Target:
+    """Return a target with its ids as traces have them: lower-case hex digits, without the dashes of a UUID.
+
+    Raises `Refused` for the id of a trace or span that cannot exist.
+    """
+    trace_id = target.trace_id and _checked_id("trace_id", target.trace_id, 32)
+    span_id = target.span_id and _checked_id("span_id", target.span_id, 16)
+    if target.trace_id == "" or target.span_id == "":
+        raise Refused(f"{target!r} has an empty id; leave it out or give the id of a trace or span")
+    if (trace_id, span_id) == (target.trace_id, target.span_id):
+        return target
+    return replace(target, trace_id=trace_id, span_id=span_id)
+
+
+def checked_feedback(feedback: Feedback) -> Feedback:
+    """Return feedback on a checked target (`checked_target`); an id that derives from the target follows it."""
+    target = checked_target(feedback.target)
+    if target is feedback.target:
+        return feedback
+    derived = feedback.id == feedback_id(feedback)
+    return replace(feedback, target=target, id="" if derived else feedback.id)
+
+
+def _checked_id(name: str, given: str, digits: int) -> str:
+    text = given.replace("-", "").lower()
+    if len(text) != digits or not _HEX.fullmatch(text) or not text.strip("0"):
+        raise Refused(f"{name} must be {digits} hex digits that are not all zeros, got {given!r:.100}")
+    return text
+
+
+_HEX = re.compile(r"[0-9a-f]+")
 
 
 def feedback_id(feedback: Feedback) -> str:

@@ -32,6 +32,7 @@ from assay.collector.records import (
     Target,
     Trace,
     Why,
+    checked_target,
     feedback_id,
 )
 from assay.collector.stores._control import ControlStore
@@ -111,7 +112,7 @@ class ProjectStore:
 
     def aimed(self, targets: Iterable[Target]) -> None:
         """Raises `Forbidden` for a target that is no trace nor experiment of this project, such as a session."""
-        targets = list(targets)
+        targets = list(map(checked_target, targets))
         if any(target.trace_id is None and target.experiment_id is None for target in targets):
             raise self.no_aim()
         self.check(target.trace_id for target in targets)

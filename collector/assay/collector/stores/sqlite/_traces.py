@@ -32,6 +32,8 @@ from assay.collector.records import (
     Target,
     Trace,
     TraceSummary,
+    checked_feedback,
+    checked_target,
 )
 from assay.collector.stores import _amend
 from assay.collector.stores._halves import Gone, Scored, ScoresOf, Verdicts
@@ -81,7 +83,7 @@ class SQLiteTraces(Half):
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
         if runs or feedback:
-            self.append_async(runs, feedback).result()
+            self.append_async(runs, list(map(checked_feedback, feedback))).result()
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
         [here] = self.add_amendments([Amendment(trace_id, span_id, fields)])
@@ -98,6 +100,7 @@ class SQLiteTraces(Half):
     # feedback
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
+        feedback = list(map(checked_feedback, feedback))
         # All of it is taken or none, but much of it goes into several transactions, between which others have theirs
         parts = [feedback[start : start + HEAVY_WEIGHT] for start in range(0, len(feedback), HEAVY_WEIGHT)]
         nothing = encode(())
@@ -119,7 +122,15 @@ class SQLiteTraces(Half):
         span_id: str | None = None,
     ) -> Feedback:
         aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
-        kept = Feedback(target=aim, key=key, score=score, label=label, comment=comment, author=author, source="human")
+        kept = Feedback(
+            target=checked_target(aim),
+            key=key,
+            score=score,
+            label=label,
+            comment=comment,
+            author=author,
+            source="human",
+        )
         self.add_feedback([kept])
         return kept
 
