@@ -112,3 +112,12 @@ def test_readers_that_come_and_go_all_the_time_do_not_keep_the_log_from_beginnin
             assert eventually(small)
         finally:
             done.set()
+
+
+def test_closing_empties_the_log_although_another_process_has_the_file_open(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        other = sqlite3.connect(file)
+        other.execute("SELECT count(*) FROM traces").fetchone()
+        store.append([run()])
+    assert file.with_name(f"{file.name}-wal").stat().st_size == 0
+    other.close()

@@ -3,17 +3,22 @@
 import asyncio
 import contextvars
 import gc
+import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 import traceback
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
 
 from assay.collector.errors import NotFound, StoreError
 from assay.collector.records import Document, Example
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment, aevaluate, evaluate, evaluator, get
 from assay.evaluators.engine import TaskError
 from assay.tracer import current_run, span, trace
@@ -559,3 +564,42 @@ def test_objects_frozen_before_we_were_imported_stay_frozen(tmp_path):
     command = [sys.executable, "-c", FROZEN_FIRST]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert abs(int(done.stdout)) < 500, "some die, most stay"
+
+
+def free(path):
+    """Whether another process may write the file, and what is in it without its write-ahead log."""
+    with SQLiteStore(path) as held:
+        count = held.count()["traces"]
+    log = path.with_name(path.name + "-wal")
+    return count, log.exists() and log.stat().st_size > 0
+
+
+def test_a_file_that_evaluate_opened_is_free_when_the_experiment_is_done(tmp_path):
+    path = tmp_path / "x.db"
+    experiment = evaluate(QUESTIONS, answer, ["exact"], store=path, progress=False)
+    assert free(path) == (5, False)
+    assert outputs_of(experiment) == [f"a q{n}" for n in range(5)]  # opened again for this
+    assert experiment.summary()["exact"].mean == 1.0
+    assert free(path) == (5, False)
+    more = experiment.evaluate(["exact"], progress=False)
+    assert more.id == experiment.id
+    assert free(path) == (5, False)
+
+
+def test_a_file_that_evaluate_opened_is_free_when_it_raises(tmp_path):
+    path = tmp_path / "x.db"
+    with pytest.raises(ValueError, match="reference"):
+        evaluate([{"reference_outputs": 1}, 5], answer, ["exact"], store=path, progress=False)
+    with pytest.raises(ZeroDivisionError):
+        evaluate(QUESTIONS, lambda q: 1 / 0, [], store=path, progress=False, raise_errors=True)
+    with SQLiteStore(path):
+        pass
+
+
+def test_a_file_that_a_script_left_open_is_whole_when_the_script_has_ended(tmp_path):
+    script = "from assay.collector import connect\nfrom collector.making import run\nconnect('x.db').append([run()])"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, check=True)
+    shutil.copy(tmp_path / "x.db", tmp_path / "copy.db")
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as db:
+        assert db.execute("SELECT count(*) FROM traces").fetchone() == (1,)

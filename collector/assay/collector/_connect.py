@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -155,6 +156,14 @@ class _Handle:
             self._shared.release()
 
 
+def _close_all() -> None:
+    """Close the files that nobody has closed, so that their logs are empty once the process has ended."""
+    with _lock:
+        for shared in list(_open.values()):
+            shared.store.close()
+        _open.clear()
+
+
 def _forked() -> None:
     """What the parent has open is not open here."""
     global _lock
@@ -165,3 +174,4 @@ def _forked() -> None:
 _lock = threading.Lock()
 _open: dict[Path, _Shared] = {}
 os.register_at_fork(after_in_child=_forked)
+atexit.register(_close_all)

@@ -6,15 +6,16 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from assay.collector.records import Experiment as Record
 from assay.collector.records import Feedback, Trace
 from assay.collector.statistics import newest
+from assay.collector.stores import Store
 from assay.evaluators.engine import _setup
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._plan import Item, Plan
-from assay.evaluators.engine._prepare import Job, opened
+from assay.evaluators.engine._prepare import Job
 from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._source import Source, items_of, source_of
 from assay.evaluators.engine._tally import Tallies
@@ -31,7 +32,7 @@ def attaching(
     Raises `ValueError` for what has no trace to attach to.
     """
     _check(task, whole, settings)
-    store, name = opened(settings), settings.name or "attached"
+    store, name = cast(Store, settings.store), settings.name or "attached"
     if isinstance(dataset, Experiment):
         raise ValueError("attach=True takes live traces; an experiment's runs are scored by experiment.evaluate([…])")
     source = source_of(dataset, store, name, settings.splits, stored=True)

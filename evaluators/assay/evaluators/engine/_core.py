@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from assay.collector._on_demand import OnDemandStore
 from assay.collector.errors import StoreError
 from assay.collector.records import Experiment as Record
 from assay.collector.records import Run
@@ -20,7 +21,7 @@ from assay.evaluators.engine._drive import drive
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._heartbeat import Heartbeat
 from assay.evaluators.engine._plan import Done
-from assay.evaluators.engine._prepare import Job, prepared
+from assay.evaluators.engine._prepare import Job, opened, prepared
 from assay.evaluators.engine._progress import Bar, bar, notes, resuming, say
 from assay.evaluators.engine._settings import Settings
 from assay.evaluators.engine._source import from_loop
@@ -49,9 +50,14 @@ async def run(dataset: Any, task: Any, evaluators: Iterable[Any], settings: Sett
     if isinstance(dataset, AsyncIterable):
         dataset = from_loop(dataset, waiting_on(asyncio.get_running_loop()))
     prepare = attaching if settings.attach else prepared
-    job = await asyncio.to_thread(prepare, dataset, task, single, whole, settings)
-    with _settled(), Heartbeat(job.store, job.record.id) if job.kept else nullcontext():
-        return await _run(job)
+    store = await asyncio.to_thread(opened, settings)
+    try:
+        job = await asyncio.to_thread(prepare, dataset, task, single, whole, replace(settings, store=store))
+        with _settled(), Heartbeat(job.store, job.record.id) if job.kept else nullcontext():
+            return await _run(job)
+    finally:
+        if isinstance(store, OnDemandStore):
+            await asyncio.to_thread(store.release)
 
 
 # Objects. The interpreter itself freezes some hundreds from Python 3.12 on (375 in 3.12.1); a program's `gc.freeze()`

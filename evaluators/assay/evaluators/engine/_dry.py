@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Unpack
 
+from assay.collector._on_demand import OnDemandStore
 from assay.evaluators.engine._prepare import opened
 from assay.evaluators.engine._settings import Options, settings_of
 from assay.evaluators.engine._source import items_of, source_of
@@ -18,6 +19,11 @@ def dry_run(dataset: Any, evaluators: Iterable[Any], **options: Unpack[Options])
     read, and for an evaluator whose judge is not named.
     """
     settings = settings_of(options, "dry_run")
-    source = source_of(dataset, opened(settings), "dry run", settings.splits, keep=False)
-    items, _ = items_of(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
-    return estimate(evaluators, (item.trace or item.example for item in items), repetitions=settings.repetitions)
+    store = opened(settings)
+    try:
+        source = source_of(dataset, store, "dry run", settings.splits, keep=False)
+        items, _ = items_of(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
+        return estimate(evaluators, (item.trace or item.example for item in items), repetitions=settings.repetitions)
+    finally:
+        if isinstance(store, OnDemandStore):
+            store.release()

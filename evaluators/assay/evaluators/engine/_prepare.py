@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
-from assay.collector import connect, describe
+from assay.collector._on_demand import OnDemandStore
 from assay.collector.errors import AssayError, NotFound
 from assay.collector.records import JSON, Example
 from assay.collector.records import Experiment as Record
@@ -69,9 +69,11 @@ def prepared(
 ) -> Job:
     """Find out what is to be done and what is done already, and note the experiment in its store. Reads and writes.
 
+    `settings.store` is a store (`opened`).
+
     Raises `ValueError` for what a caller can mend, `NotFound`, and what the store raises.
     """
-    store = opened(settings)
+    store = cast(Store, settings.store)
     if isinstance(dataset, Experiment):
         if task is not None:
             raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
@@ -221,14 +223,21 @@ def _checked(items: Iterator[Item], plan: Plan, splits: Sequence[str] | None) ->
 
 
 def opened(settings: Settings) -> Store:
-    """The store that is meant; says where results go if that was not said."""
+    """The store that is meant; says where results go if that was not said.
+
+    One that is opened here is an `OnDemandStore`, which the caller releases.
+    """
     where = settings.store
+    if isinstance(where, OnDemandStore):
+        where.hold()
+        return cast(Store, where)
     if where is not None and not isinstance(where, str | PathLike):
         return where
-    store = connect(where)
+    store = OnDemandStore(where)
+    store.hold()
     if settings.progress is not False:
-        say(f"assay: results go to {describe(store)}")
-    return store
+        say(f"assay: results go to {store.where}")
+    return cast(Store, store)
 
 
 def _earlier(name: str, store: Store, settings: Settings) -> Record | None:

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from assay.collector.stores.sqlite._writer import Job, Writer
 T = TypeVar("T")
 _makes_room = ContextVar("makes_room", default=False)
 _aside = ContextVar("aside", default=False)
+CLOSING_MS = 100  # that `close` waits for readers in other processes
 ASIDE = 3  # readers that no question takes: work behind the writer, what is due hourly, and the numbers
 
 
@@ -176,6 +177,14 @@ class File:
         """A file that was made for what was refused then goes when it is closed, unless anything was written."""
         self._in_vain = True
 
+    def _empty_log(self) -> None:
+        """Copy the write-ahead log into the file, as far as readers in other processes allow."""
+        if self.writer.halted:
+            return
+        with suppress(sqlite3.Error):  # a full disk, a damaged file
+            self._db.execute(f"PRAGMA busy_timeout = {CLOSING_MS}").fetchall()
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def close(self) -> None:
         """Write what is queued, then let go. Closing twice is harmless, and so it is in a fork: the parent goes on."""
         if not self.origin.is_here or not self._closed.acquire(blocking=False):
@@ -184,6 +193,7 @@ class File:
         self.appender.held.close()
         self._readers.close()
         self._aside.close()
+        self._empty_log()
         self._db.close()
         self.watch.close()
         if self._in_vain and self.writer.commits == 0:
