@@ -33,11 +33,23 @@ def test_each_carrier_is_a_call(traced: Spans, calls: int) -> None:
 
 
 def test_instrumentations_put_our_context_in_by_opentelemetrys_own_propagator(traced: Spans) -> None:
-    with span("root"), tracer_provider().get_tracer("httpx").start_as_current_span("GET"):
-        headers: dict[str, str] = {}
-        propagate.inject(headers)
+    headers = called("http://a.internal/x", "http://b.internal/x")
     assert "assay=" in headers["tracestate"]
-    assert sent(traced) == 1
+    assert sent(traced) is None
+    with capture_spans(propagate_to=["a.internal"]) as configured:
+        called("http://a.internal/x", "http://b.internal/x")
+    assert sent(configured) == 1
+
+
+def called(*urls: str) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    with span("root"):
+        for url in urls:
+            attributes = {"url.full": url}
+            tracer = tracer_provider().get_tracer("httpx")
+            with tracer.start_as_current_span("GET", kind=otel.SpanKind.CLIENT, attributes=attributes):
+                propagate.inject(headers)
+    return headers
 
 
 def test_looking_at_a_context_or_exporting_it_sends_nothing(traced: Spans) -> None:

@@ -314,8 +314,14 @@ def server() -> Iterator[Any]:
         thread.join()
 
 
-def test_http_out_and_in_through_instrumentations(traced: Spans, server: Any) -> None:
-    url = server(OpenTelemetryMiddleware(app, tracer_provider=tracer_provider()))
+@pytest.fixture
+def local() -> Iterator[Spans]:
+    with capture_spans(propagate_to=["127.0.0.1"]) as spans:
+        yield spans
+
+
+def test_http_out_and_in_through_instrumentations(local: Spans, server: Any) -> None:
+    traced, url = local, server(OpenTelemetryMiddleware(app, tracer_provider=tracer_provider()))
     instrument("httpx")
     try:
         with span("root"), session("s"):

@@ -18,20 +18,21 @@ from assay.tracer._errors import ours
 from assay.tracer._runtime import current
 from assay.tracer._span import span_context
 
+_MOST_BAGGAGE = 4_000  # characters of an entry in a header; receivers ignore longer ones
 _MARK = {names.MONITOR: True}
 
 
 @contextmanager
-def session(id: str) -> Iterator[None]:
-    """All spans started inside belong to this conversation. Also usable as a decorator."""
-    with _below({names.SESSION: str(id)}):
+def session(id: str | None) -> Iterator[None]:
+    """All spans started inside belong to this conversation; None changes nothing. Also usable as a decorator."""
+    with _below({} if id is None else {names.SESSION: _encodable(id)}):
         yield
 
 
 @contextmanager
-def user(id: str) -> Iterator[None]:
-    """All spans started inside belong to this user. Also usable as a decorator."""
-    with _below({names.USER: str(id)}):
+def user(id: str | None) -> Iterator[None]:
+    """All spans started inside belong to this user; None changes nothing. Also usable as a decorator."""
+    with _below({} if id is None else {names.USER: _encodable(id)}):
         yield
 
 
@@ -39,7 +40,7 @@ def user(id: str) -> Iterator[None]:
 def tags(*tags: str) -> Iterator[None]:
     """All spans started inside get these tags, besides those of outer `tags(…)`. Also usable as a decorator."""
     outer = _context.ambient(_context.live()).get(names.TAGS, ())
-    with _below({names.TAGS: tuple(dict.fromkeys((*outer, *map(str, tags))))}):
+    with _below({names.TAGS: tuple(dict.fromkeys((*outer, *map(_encodable, tags))))}):
         yield
 
 
@@ -80,9 +81,17 @@ def _context_with(attributes: dict[str, Any], ctx: Context | None = None) -> Con
     new = _context.with_value(ctx, _context.AMBIENT_KEY, {**_context.ambient(ctx), **attributes})
     with ours("baggage"):
         for key, value in attributes.items():
-            new = baggage.set_baggage(_context.BAGGAGE[key], _text(value), new)
-    return new
+            name, text = _context.BAGGAGE[key], _text(value)
+            fits = len(text) * 3 <= _MOST_BAGGAGE or len(quote(text)) <= _MOST_BAGGAGE
+            new = baggage.set_baggage(name, text, new) if fits else baggage.remove_baggage(name, new)
+    return _context.with_private_baggage(new)
 
 
 def _text(value: Any) -> str:
     return ";".join(quote(t, safe="") for t in value) if isinstance(value, tuple) else str(value)
+
+
+def _encodable(value: object) -> str:
+    """The text of an id or a tag; what UTF-8 cannot encode, half of an emoji, is replaced."""
+    text = str(value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

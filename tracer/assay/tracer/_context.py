@@ -8,7 +8,7 @@ of our own, so that its traces stay as they would be without us.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import Token
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -21,7 +21,8 @@ from opentelemetry.trace import SpanContext
 
 from assay.tracer import attributes as names
 from assay.tracer._sampling import KEY
-from assay.tracer._span import MARKED, SAMPLED, VENDOR, Clock, LiveSpan, Local, span_context
+from assay.tracer._span import CALLING, MARKED, SAMPLED, VENDOR, Clock, LiveSpan, Local, span_context
+from assay.tracer.destinations import takes_part
 
 # OpenTelemetry makes its key at import; the public way to learn it is to set a span in an empty context.
 OTEL_KEY: str = next(iter(otel.set_span_in_context(otel.INVALID_SPAN, Context())))
@@ -32,6 +33,9 @@ BAGGAGE = {
     names.TAGS: "assay.tags",
     names.MONITOR: names.MONITOR,
 }
+# As `OTEL_KEY`; the entries of `BAGGAGE` that only destinations which take part in tracing get
+BAGGAGE_KEY: str = next(iter(baggage.set_baggage("key", "value", Context())))
+PRIVATE = frozenset((BAGGAGE[names.SESSION], BAGGAGE[names.USER], BAGGAGE[names.TAGS]))
 AMBIENT_KEY = otel_context.create_key("assay-ambient")  # attributes for all spans below: session, user, tags
 ORIGIN_KEY = otel_context.create_key("assay-origin")  # the span context that a trace started here links to
 KEPT_KEY = otel_context.create_key("assay-kept")  # an ended span that stays the parent: that of a queued pool task
@@ -43,6 +47,62 @@ _variable.reset(_token)
 get_current = _variable.get
 attach = _variable.set
 reset = _variable.reset
+
+
+class PrivateBaggage(dict[str, object]):
+    """Baggage whose iteration leaves out session, user and tags where the current span does not go to a traced host.
+
+    Propagators iterate over the entries when an instrumentation has just started the span of a call. Entries that are
+    looked up by name are always there.
+    """
+
+    def copy(self) -> PrivateBaggage:
+        """All entries, as private as before."""
+        return PrivateBaggage(dict.items(self))
+
+    def items(self) -> Any:
+        """The entries that may travel now."""
+        return self._visible().items()
+
+    def keys(self) -> Any:
+        """Their names."""
+        return self._visible().keys()
+
+    def values(self) -> Any:
+        """Their values."""
+        return self._visible().values()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._visible())
+
+    def __len__(self) -> int:
+        return len(self._visible())
+
+    def _visible(self) -> dict[str, object]:
+        entries = dict(dict.items(self))
+        if not _goes_to_traced_host(get_current().get(OTEL_KEY)):
+            for name in PRIVATE:
+                entries.pop(name, None)
+        return entries
+
+
+def _goes_to_traced_host(span: object) -> bool:
+    attributes = getattr(span, "_attributes", None)  # of the SDK's spans, too, whose property copies them
+    return getattr(span, "kind", None) in CALLING and attributes is not None and takes_part(attributes)
+
+
+def with_private_baggage(ctx: Context) -> Context:
+    """Return a context whose baggage keeps session, user and tags from hosts that do not take part in tracing."""
+    entries = ctx.get(BAGGAGE_KEY)
+    if type(entries) is not dict or PRIVATE.isdisjoint(entries):
+        return ctx
+    return with_value(ctx, BAGGAGE_KEY, PrivateBaggage(entries))
+
+
+def with_open_baggage(ctx: Context) -> Context:
+    """Return a context whose baggage travels as it is, for `inject` and `carry`."""
+    entries = ctx.get(BAGGAGE_KEY)
+    return with_value(ctx, BAGGAGE_KEY, dict(dict.items(entries))) if isinstance(entries, PrivateBaggage) else ctx
 
 
 class Remote(NamedTuple):

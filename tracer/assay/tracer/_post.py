@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from assay.tracer import attributes as names
+from assay.tracer import destinations
 from assay.tracer._encode import TRACES
 from assay.tracer._settings import Settings
 from assay.tracer.addresses import is_loopback
@@ -109,6 +110,8 @@ class Post:
             return Answer("later", type(error).__name__, explanation=explain(error, timeout))
         if response.ok or names.COLLECTOR_HEADER in response.headers:
             self.is_assay = response.headers.get(names.COLLECTOR_HEADER) == "1"
+        if (named := response.headers.get(names.DESTINATIONS_HEADER)) is not None:
+            destinations.learn(self._settings, named)
         return _meaning(response)
 
     def _address(self, path: str) -> str:

@@ -52,7 +52,7 @@ def _write(headers: MutableMapping[str, str], ctx: Context) -> None:
     context = _outgoing(ctx)
     if context is not None:
         _TRACE.inject(headers, otel.set_span_in_context(NonRecordingSpan(context), Context()))
-    _BAGGAGE.inject(headers, ctx)
+    _BAGGAGE.inject(headers, _context.with_open_baggage(ctx))
 
 
 def _local(ctx: Context) -> Local | None:
@@ -99,7 +99,7 @@ def _incoming(carrier: Mapping[str, str], ctx: Context) -> Context:
     with ours("extract"):
         headers = {str(k).lower(): str(v) for k, v in carrier.items()}
         bare = Context({k: v for k, v in ctx.items() if k not in (_context.OWN_KEY, _context.OTEL_KEY)})
-        incoming = _BAGGAGE.extract(headers, _TRACE.extract(headers, bare))
+        incoming = _context.with_private_baggage(_BAGGAGE.extract(headers, _TRACE.extract(headers, bare)))
         return _context.with_value(incoming, _context.AMBIENT_KEY, from_baggage(baggage.get_all(incoming)) or None)
     return ctx
 

@@ -122,6 +122,8 @@ class Spans:
         if local is None:
             local = self._local(trace_id, remote, foreign)
         given = from_baggage(baggage.get_all(ctx)) if remote else None
+        if given and ctx is _context.get_current():  # an instrumentation has extracted it
+            _context.attach(_context.with_private_baggage(ctx))
         if remote and remote.marked:
             given = {**(given or {}), names.MONITOR: True}
         if given:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext
 
-from assay.tracer import _context, _errors, _settings
+from assay.tracer import _context, _errors, _settings, destinations
 from assay.tracer import attributes as names
 from assay.tracer._delivery import Delivery, close_all, flush_all
 from assay.tracer._host import carry_context_into_threads, close_on_sigterm
@@ -99,8 +99,7 @@ class Runtime:
         if self._joined_tracer is not None and not isinstance(ctx.get(_context.OTEL_KEY), LiveSpan):
             return self._open_joined(self._joined_tracer, name, attributes, ctx)
         span = self.spans.start(name, attributes, SCOPE, ctx)
-        if not span.parent_id:
-            ctx = _context.get_current()  # `start` may have replaced it
+        ctx = _context.get_current()  # `start` may have replaced it
         if self.spans.extra:
             self.spans.announce(span, ctx)
         return span, _context.with_span(ctx, span, span.hidden)
@@ -199,6 +198,7 @@ def _make(settings: Settings) -> None:
     made = Runtime(settings, resource=_known(settings))
     if _current is None and _making is None:
         _making = made
+        destinations.use(settings)
         with _errors.ours("settings"):
             made.complete()
         _current, _making = _current or made, None
@@ -215,6 +215,8 @@ def replace(runtime: Runtime | None) -> Runtime | None:
     global _current, _ready
     with _lock:
         previous, _current, _ready = _current, runtime, None
+    if runtime is not None:
+        destinations.use(runtime.settings)
     return previous
 
 
@@ -234,6 +236,7 @@ def configure(
     provider: TracerProvider | None = None,
     threads: bool | None = None,
     sigterm: bool | None = None,
+    propagate_to: Sequence[str] | None = None,
 ) -> None:
     """Set where spans go and what they hold. Optional: without it the `ASSAY_*` variables and the defaults count.
 
@@ -257,6 +260,7 @@ def configure(
         resource=resource,
         threads=threads,
         sigterm=sigterm,
+        propagate_to=propagate_to,
     )
     runtime = _prepared(Runtime(settings, provider))
     previous = replace(runtime)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
-from assay.tracer import _otlp
+from assay.tracer import _otlp, destinations
 from assay.tracer.addresses import url_problem
 from assay.tracer.certificates import trusted_authorities
 
@@ -43,6 +43,7 @@ class Settings:
     spill_dir: Path | None = None
     threads: bool = True
     sigterm: bool = True
+    propagate_to: tuple[str, ...] = ()  # hosts that get session, user and tags, with wildcards
     resource: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,6 +65,7 @@ def resolve(**given: Any) -> Settings:
         values["headers"] = given.get("headers") or {}
     values["url"] = _url(values.get("url", DEFAULT_URL))
     values["redact"] = tuple(values.get("redact", ()))
+    values["propagate_to"] = destinations.patterns(values.get("propagate_to", ()))
     if isinstance(values["spill_dir"], str):
         values["spill_dir"] = _spill_dir(values["spill_dir"])
     settings = Settings(**values)
@@ -79,7 +81,7 @@ def salvaged() -> Settings:
         try:
             value = read()
             if value not in _NOT_GIVEN:
-                kept[key] = _url(value) if key == "url" else value
+                kept[key] = _READ.get(key, _as_it_is)(value)
                 _check(Settings(**{key: kept[key]}))
         except (ValueError, re.error):
             kept.pop(key, None)
@@ -113,6 +115,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "sample_rate": lambda: _number("ASSAY_SAMPLE_RATE"),
         "threads": lambda: _switch("ASSAY_THREADS"),
         "sigterm": lambda: _switch("ASSAY_SIGTERM"),
+        "propagate_to": lambda: tuple(filter(None, map(str.strip, get("ASSAY_PROPAGATE_TO", "").split(",")))),
         "spill_dir": lambda: _spill_dir(get("ASSAY_SPILL_DIR")),
     }
 
@@ -149,6 +152,13 @@ def _url(value: str) -> str:
     if problem := url_problem(value):
         raise ValueError(f"url is the collector's address such as {DEFAULT_URL!r}, not {value!r}: {problem}")
     return value.rstrip("/").removesuffix("/v1/traces")
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {"url": _url, "propagate_to": destinations.patterns}
 
 
 def _check(settings: Settings) -> None:

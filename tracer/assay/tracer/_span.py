@@ -27,11 +27,13 @@ from assay.tracer import _errors
 from assay.tracer import attributes as names
 from assay.tracer._locks import ExitLock
 from assay.tracer._sampling import ALWAYS, KEY
+from assay.tracer.destinations import takes_part
 
 if TYPE_CHECKING:
     from assay.tracer._account import Account
     from assay.tracer._undecided import Undecided
 
+CALLING = (SpanKind.CLIENT, SpanKind.PRODUCER)  # kinds of spans that go to another process
 VENDOR = "assay"  # our key in the W3C tracestate
 SAMPLED, MARKED = 1, 2  # bits of the flags there
 MAX_ATTRIBUTES = 10_000
@@ -220,7 +222,8 @@ class LiveSpan(ReadableSpan, otel.Span):
         if context is None:
             local = self.local
             plain = span_context(local.trace_id, self.span_id, sampled=local.sampled, ot=local.ot, marked=self.marked)
-            state = _Outgoing(local, plain.trace_state)
+            called = self._attributes if self._kind in CALLING else None
+            state = _Outgoing(local, called, plain.trace_state)
             context = SpanContext(plain.trace_id, plain.span_id, False, plain.trace_flags, state)
             self._own_context = context
         return context
@@ -412,14 +415,15 @@ def entry(trace_id: int, span_id: int, sampled: bool, marked: bool = False) -> s
 class _Outgoing(TraceState):
     """The tracestate of a span of ours: propagators write it into a carrier, and nobody else writes it."""
 
-    def __init__(self, local: Local, state: TraceState) -> None:
+    def __init__(self, local: Local, called: Mapping[str, Any] | None, state: TraceState) -> None:
         super().__init__()
         self._dict = dict(state)
-        self._local = local
+        self._local, self._called = local, called
 
     def to_header(self) -> str:
-        """The header `tracestate`; the call that takes it along is counted."""
-        count_sent(self._local)
+        """The header `tracestate`; a call that takes it to a destination that takes part in tracing is counted."""
+        if self._called is not None and takes_part(self._called):
+            count_sent(self._local)
         return super().to_header()
 
     def __reduce__(self) -> Any:

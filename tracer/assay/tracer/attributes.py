@@ -38,7 +38,7 @@ LOCAL_ROOT: Final = "assay.local_root"  # span id (16 hex digits) of this proces
 SPANS_STARTED: Final = "assay.spans.started"  # int, spans started under that local root so far
 SPANS_OPEN: Final = "assay.spans.open"  # int, of those, still open
 SPANS_DROPPED: Final = "assay.spans.dropped"  # int, of those, dropped by the tracer
-CALLS_SENT: Final = "assay.calls.sent"  # int, calls sent out under that local root so far: context put into a carrier
+CALLS_SENT: Final = "assay.calls.sent"  # int, calls under that local root to destinations that take part in tracing
 EXPERIMENT: Final = "assay.experiment.id"  # on the root span of an experiment's run
 EXAMPLE: Final = "assay.example.id"
 REPETITION: Final = "assay.repetition"
@@ -66,6 +66,7 @@ REPORT_PENDING: Final = "assay.process.pending"
 REPORT_DROPPED: Final = "assay.process.dropped"  # a JSON object as a string: reason → count
 REPORT_PID: Final = "process.pid"
 
+DESTINATIONS_HEADER: Final = "Assay-Traced-Destinations"  # of the answers to process reports: see `destinations`
 COLLECTOR_HEADER: Final = "Assay-Collector"  # of the answers of Assay's collectors: "1"
 
 # Feedback: attributes of the OTLP log event; the log record's span context is what it speaks of

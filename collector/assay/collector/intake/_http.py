@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from assay.collector._access import access_of
@@ -21,7 +21,8 @@ from assay.collector.intake._logs import LOGS
 from assay.collector.intake._metrics_signal import METRICS
 from assay.collector.intake._signal import HOPS, Request, Signal, hops
 from assay.collector.intake._traces import TRACES
-from assay.collector.stores import Store
+from assay.collector.records import ProcessReport
+from assay.collector.stores import NamesDestinations, Store
 from assay.tracer import attributes as names
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
 ROOTS = ("/v1/", "/api/public/otel/v1/")  # the specification's, and Langfuse's, which its SDKs fix
 PATHS = {f"{root}{signal.name}{slash}": signal for root in ROOTS for signal in SIGNALS for slash in ("", "/")}
+DESTINATIONS, MOST_HEADER = names.DESTINATIONS_HEADER.lower().encode(), 8_000  # bytes
 OURS = (names.COLLECTOR_HEADER.lower().encode(), b"1")  # to our tracer: what it says beside its spans is kept here
 
 
@@ -45,6 +47,7 @@ class Receiver:
     ) -> None:
         """`keepers` get what the store has, afterwards. So many `decoders` at most help to decode."""
         metrics, self.limits = metrics or Metrics(), limits or Limits()
+        self.store = store
         self.beside, self.pending = Beside(), Pending(self.limits.pending_bytes)
         metrics.gauge("assay_pending_bytes", lambda: self.pending.size)
         self.decoders = Decoders(decoders, store, self.beside, metrics, self.limits)
@@ -71,7 +74,7 @@ class Route(Generic[T]):
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         try:
             codec = self._codec(scope["method"], content_type)
-            answer = await self._taken(codec, content_type, headers, access_of(scope).project, receive)
+            answer, extra = await self._taken(codec, content_type, headers, access_of(scope).project, receive)
         except RequestRefused as refused:
             await self._refuse(send, content_type, refused)
         except asyncio.CancelledError:  # the server ends, and waits no longer: other errors nobody would send again
@@ -80,7 +83,7 @@ class Route(Generic[T]):
         except Disconnected:
             self._receiver.intake.refused(self._signal, "disconnected")
         else:
-            await _send(send, 200, content_type, answer)
+            await _send(send, 200, content_type, answer, extra)
 
     async def _refuse(self, send: Send, content_type: bytes, refused: Permanent | Retryable) -> None:
         self._receiver.intake.refused(self._signal, refused.reason)
@@ -102,8 +105,8 @@ class Route(Generic[T]):
         headers: Mapping[bytes, bytes],
         project: str | None,
         receive: Receive,
-    ) -> bytes:
-        """The answer to a request that has been kept, encoded."""
+    ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """The answer to a request that has been kept, encoded, and headers that go with it."""
         receiver = self._receiver
         body = Body(receiver.pending, receiver.limits)
         try:
@@ -114,7 +117,18 @@ class Route(Generic[T]):
             decoded = await receiver.intake.take(request)
         finally:
             body.release()
-        return answers.encoded(answers.success(self._signal, decoded), content_type)
+        answer = answers.encoded(answers.success(self._signal, decoded), content_type)
+        return answer, list(self._destinations(decoded.items, project))
+
+    def _destinations(self, items: Sequence[Any], project: str | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield a header for a tracer that has reported: the destinations that take part in tracing in its project."""
+        store = self._receiver.store
+        report = next((item for item in items if isinstance(item, ProcessReport)), None)
+        if report is not None and isinstance(store, NamesDestinations):
+            named = ",".join(store.traced_destinations(project or report.project))
+            if len(named) > MOST_HEADER:
+                named = named[:MOST_HEADER].rpartition(",")[0]
+            yield DESTINATIONS, named.encode()
 
 
 async def _send_error(send: Send, content_type: bytes, refused: Permanent | Retryable) -> None:

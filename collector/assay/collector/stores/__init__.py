@@ -12,7 +12,7 @@ from assay.tracer.lazy import lazy
 if TYPE_CHECKING:
     from assay.collector.stores._checked import Checks, judgements, votes_of
     from assay.collector.stores._control import ControlStore
-    from assay.collector.stores._serving import Said, SendsOn, Serving, TakesRows
+    from assay.collector.stores._serving import NamesDestinations, Said, SendsOn, Serving, TakesRows
     from assay.collector.stores._store import Store
     from assay.collector.stores._summary import summary
     from assay.collector.stores._traces import TraceStore
@@ -24,7 +24,7 @@ else:
         __name__,
         _checked="Checks judgements votes_of",
         _control="ControlStore",
-        _serving="Said SendsOn Serving TakesRows",
+        _serving="NamesDestinations Said SendsOn Serving TakesRows",
         _store="Store",
         _summary="summary",
         _traces="TraceStore",
@@ -37,6 +37,7 @@ __all__ = [
     "Checks",
     "ControlStore",
     "Line",
+    "NamesDestinations",
     "Said",
     "SendsOn",
     "Serving",

@@ -62,6 +62,15 @@ class Said(NamedTuple):
 
 
 @runtime_checkable
+class NamesDestinations(Protocol):
+    """A store that knows which destinations of calls take part in tracing."""
+
+    def traced_destinations(self, project: str) -> Sequence[str]:
+        """Return the destinations whose spans have continued calls of a project, see `assay.tracer.destinations`."""
+        ...
+
+
+@runtime_checkable
 class SendsOn(Protocol):
     """A store from which feedback can be sent on. Numbers of feedback rise, with gaps; what changes gets a new one."""
 

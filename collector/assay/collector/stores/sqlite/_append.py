@@ -27,6 +27,7 @@ from assay.collector.stores.sqlite._codec import (
     encode_amended,
 )
 from assay.collector.stores.sqlite._counted import Counted, counted
+from assay.collector.stores.sqlite._destinations import Destinations
 from assay.collector.stores.sqlite._held import Held
 from assay.collector.stores.sqlite._known import BELOW, FLAGS, Drift, Fresh, Keeper, Known
 from assay.collector.stores.sqlite._nodes import Adrift, Spans
@@ -138,6 +139,7 @@ class Appender:
         self._origins: dict[int, Origin | None] = {}  # by key of the resource
         self.running, self.processes = Running(self.db, clock), Processes(self.db, clock)
         self.waiting = Waiting(self.db, clock)
+        self.destinations = Destinations(self.db)
         self.sums, self.responses = Sums(self.db), _responses.Responses(self.db)
         self._values: set[tuple[str, str]] = set()
         self._next_trace = self._next_span = 1
@@ -161,6 +163,7 @@ class Appender:
         self.sums.forget()
         self._values.clear()
         self.tombstones.forget()
+        self.destinations.forget()
         # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
         self._next_trace = max(self._next_trace, self._highest("traces") + 1)
         self._next_span = max(self._next_span, self._highest("spans") + 1)
@@ -231,6 +234,7 @@ class Appender:
         self._insert_traces(touched, here, _ids(parts) if self.running else _NOTHING, new.values())
         self._keep_values(spans.facts)
         self._count(spans, first)
+        self.destinations.note(spans.traces, spans.facts)
         answers = zip(spans.ids, spans.facts, strict=True)
         self.responses.put([(row, fact.response_id) for row, fact in answers if fact.response_id], first)
         self._trim()

@@ -19,6 +19,7 @@ from assay.collector.stores.sqlite._said import Said, said
 from assay.collector.stores.sqlite._texts import add_leaves, joined
 from assay.collector.stores.sqlite._values import INT_MAX, clean, dumps, loads
 from assay.tracer import attributes as names
+from assay.tracer.destinations import destination_of
 
 LEVEL = 3  # measured with a dictionary: a sixth smaller than level 1, 2 us a span dearer; 4 and 5 gain nothing
 # Of the tables of a dictionary, as a power of two: half as large as the level has them for a large one, they leave the
@@ -26,6 +27,7 @@ LEVEL = 3  # measured with a dictionary: a sixth smaller than level 1, 2 us a sp
 HASH_LOG = 16
 TOKENS_MAX = 2**40  # of one run; no model has it, and sums over many traces still fit into 64 bits
 COUNT_MAX = 2**31
+SPAN_KIND = "otel.span.kind"  # see `dialects/_read.py`
 ID_MAX = 200  # characters of a response's id
 FRAME = zstandard.FRAME_HEADER  # with which what is compressed begins, and no JSON
 
@@ -69,6 +71,7 @@ class Fact(NamedTuple):
     said: Said  # of head sampling, and whether a monitor made it
     sent: int | None = None  # of a run that was amended: `size` as it was sent
     response_id: str | None = None  # that the model gave its answer
+    route: str | None = None  # of a call, where it goes; "" of a span that continues a call in another process
 
 
 SEVERAL = 10  # facts, from which on they are pickled together
@@ -250,6 +253,7 @@ def _fast(run: Run) -> tuple[Fact, bytes]:
         said(attributes, run.resource),
         None,
         response_id(attributes) if names.RESPONSE_ID in attributes else None,
+        _route(run) if SPAN_KIND in attributes or names.LOCAL_ROOT in attributes else None,
     )
     return _fact(fact), payload
 
@@ -269,6 +273,15 @@ def response_id(attributes: Mapping[str, JSON]) -> str | None:
     """The id that a model gave its answer, as long as ids are."""
     given = attributes.get(names.RESPONSE_ID)
     return given if isinstance(given, str) and 0 < len(given) <= ID_MAX and given.isascii() else None
+
+
+def _route(run: Run) -> str | None:
+    attributes = run.attributes
+    kind = attributes.get(SPAN_KIND)
+    if kind in ("client", "producer"):
+        return destination_of(attributes)
+    continues = kind in ("server", "consumer") or attributes.get(names.LOCAL_ROOT) == run.span_id
+    return "" if continues and run.parent_id is not None else None
 
 
 def _check(run: Run) -> None:

@@ -271,6 +271,8 @@ def drop_unused(db: sqlite3.Connection) -> None:
     )
     gone = []
     for field, value in db.execute("SELECT field, value FROM known").fetchall():
+        if field not in _FILTER_OF:  # see `_destinations`
+            continue
         [_, condition] = conditions(_FILTER_OF[field](value))
         if not _any(db, condition):
             gone.append((field, value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,9 @@ class SQLiteStore(_Store):
 
     def __enter__(self) -> SQLiteStore:
         return self
+
+    def traced_destinations(self, project: str) -> Sequence[str]:
+        return self._file.appender.destinations.of(project)
 
     # What makes room is done on a full disk, too
 
