@@ -12,6 +12,7 @@ from assay.cli._app import app
 from assay.collector.errors import Refused
 from assay.collector.records import Run
 from assay.collector.stores.sqlite import SQLiteStore
+from assay.evaluators import get
 from assay.evaluators.protocol import specs
 
 DOCS = Path(__file__).parents[2] / "docs" / "evaluators"
@@ -269,3 +270,23 @@ def test_what_a_file_has_not_is_told(tmp_path, named, parameters, told):
     result = CliRunner().invoke(app, ["evaluators", "score", f"{tmp_path / 'own.py'}:{named}", TRACE, *sets])
     assert isinstance(result.exception, Refused)
     assert told in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        "groundedness",
+        "answer_relevancy_sent",
+        "answer_semantic_similarity",
+        "answer_sem_sent_similarity",
+        "context_mrr",
+        "context_relevancy_soft",
+        "exact",
+    ],
+)
+def test_pages_print_the_thresholds_that_the_evaluator_has(id):
+    page = (Path(__file__).parents[2] / "docs" / "evaluators" / f"{id}.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    printed = {row[0].strip("`"): row[3] for row in rows if len(row) == 5}
+    has = {metric.key: "" if metric.threshold is None else f"{metric.threshold:g}" for metric in get(id).metrics}
+    assert printed == has

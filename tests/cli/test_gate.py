@@ -207,3 +207,40 @@ def test_the_debugger_opens_for_what_is_no_plain_exception_too(check, raised):
 def test_an_example_that_there_is_not_needs_no_debugger(check):
     status, said = check(CRASHING, "--only", "nowhere", "--pdb")
     assert (status, "(Pdb)" in said) == (1, False)
+
+
+LOOPING = (
+    TWENTY.replace('"reference_outputs"', '"outputs"').replace("str(n)} for", "'yes ' * 30} for")
+    + 'evaluators = ["looping"]\ntask = None\n'
+)
+
+
+def test_a_lower_bound_of_a_key_of_which_lower_is_better_is_refused_with_the_remedy(check):
+    status, said = check(LOOPING, "--fail-under", "looping_longest_repeat=0.2")
+    assert status == 1
+    assert said == (
+        "--fail-under looping_longest_repeat=0.2: lower is better for this key, so this would fail good runs; use "
+        "--fail-over looping_longest_repeat=0.2"
+    )
+
+
+def test_an_upper_bound_of_a_key_of_which_higher_is_better_is_refused_too(check):
+    status, said = check(LOOPING, "--fail-over", "looping_unique_sentences=0.2")
+    assert (status, "higher is better for this key" in said) == (1, True)
+    assert "task_ok" in check(LOOPING, "--fail-over", "task_ok=0.2")[1]
+
+
+def test_a_mean_above_its_upper_bound_is_red(check):
+    status, said = check(LOOPING, "--fail-over", "looping_longest_repeat=0.2")
+    assert status == 1
+    assert last(said).startswith("looping_longest_repeat is ")
+    assert last(said).endswith(", above 0.2")
+    assert check(LOOPING, "--fail-over", "looping_longest_repeat=1000")[0] == 0
+
+
+def test_a_key_without_a_direction_may_have_either_bound(check):
+    text = TWENTY + "def size(outputs): return 3\nevaluators = [size]\ndef task(q): return q\n"
+    assert check(text, "--fail-under", "size=1")[0] == 0
+    assert check(text, "--fail-under", "size=4")[0] == 1
+    assert check(text, "--fail-over", "size=4")[0] == 0
+    assert check(text, "--fail-over", "size=1")[0] == 1

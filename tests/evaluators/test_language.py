@@ -1,11 +1,13 @@
 """Languages told without a judge, and told to be unknown where they are."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.evaluators import get, score
-from assay.evaluators.builtin.language import language
+from assay.evaluators.builtin.language import Told, language, one_language, tell
 
 TEXTS = [
     ("en", "The weather is nice today and we are going to the park."),
@@ -180,3 +182,37 @@ def test_languages_that_are_close_kin_are_not_told_apart_by_a_few_words():
 def test_vowel_signs_are_letters():
     said = score(get("language_mismatch"), inputs=PAIRS[0][1], outputs="यह हिन्दी में है")
     assert said[0].score is False  # seven consonants, six signs
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Как дела?", "I am fine, thank you."),
+        ("How are you?", "Хорошо"),
+        ("你好吗？", "I am fine, and you?"),
+        ("Is it far?", "很远"),
+        ("كيف حالك؟", "I am fine, thank you."),
+        ("Is it far?", "बहुत दूर"),
+        ("Далеко?", "很远"),
+        ("멀어요?", "Yes, it is rather far."),
+    ],
+)
+def test_texts_in_different_scripts_are_in_different_languages_however_short(question, answer):
+    feedback = {one.key: one for one in score(get("language_mismatch"), inputs=question, outputs=answer)}
+    assert feedback["language_mismatch"].score is False
+    assert feedback["language_mismatch_fail"].score is True
+
+
+@pytest.mark.parametrize("answer", ["OK", "iPhone 15 Pro", "Barack Obama", "42", "HTTP 404"])
+def test_a_name_in_latin_letters_is_in_no_script(answer):
+    assert score(get("language_mismatch"), inputs="Какой это телефон?", outputs=answer)[0].score is not False
+
+
+def test_a_language_that_is_written_in_two_scripts_is_one():
+    cyrillic = "Сутра ће бити сунчано, а увече може да падне слаба киша у Београду и околини."
+    latin = "Sutra će biti sunčano, a uveče može da padne slaba kiša u Beogradu i okolini."
+    told = [{"sr": 1.0}, {"sr": 1.0}]
+    sides = [Told(likely, 60, script=script) for likely, script in zip(told, ("cyrillic", "latin"), strict=True)]
+    assert one_language(*sides) is True
+    assert one_language(replace(sides[0], likely={"ru": 1.0}), sides[1]) is False
+    assert [tell(text).script for text in (cyrillic, latin)] == ["cyrillic", "latin"]

@@ -12,8 +12,9 @@ import pytest
 
 from assay.collector.records import Case, Target
 from assay.evaluators import evaluate, get, score
-from assay.evaluators.models import Embedder, NoModel, embedder
+from assay.evaluators.models import PRESETS, Embedder, NoModel, embedder
 from assay.evaluators.models._encoding import Encoding
+from assay.evaluators.models._find import find, loading
 
 
 class Counting:
@@ -279,3 +280,18 @@ def test_what_is_encoded_while_another_waits_for_it_is_not_encoded_again():
     for thread in threads:
         thread.join(30)
     assert model.asked == [["same"], ["other"]]
+
+
+@pytest.mark.parametrize("name", ["ALL-minilm-l6-V2", "Sentence-Transformers/all-MiniLM-L6-v2", "all-MiniLM-L6-v2"])
+def test_a_presets_name_may_have_any_case(name):
+    assert find(name).name == "all-MiniLM-L6-v2"
+    assert find(name).preset is PRESETS["all-MiniLM-L6-v2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("all-minilm-l6", "all-MiniLM-L6-v2"), ("Detoxfy", "detoxify"), ("distil-gpt2", "distilgpt2")]
+)
+def test_a_model_that_is_not_there_suggests_the_closest_preset(name, meant, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(NoModel, match=f"did you mean '{meant}'"), loading(find(name), "it"):
+        raise OSError("no such model")

@@ -175,3 +175,22 @@ def test_a_bad_case_does_not_spoil_its_batch():
 @pytest.mark.parametrize("piece", [" ", "# ", "1. ", "1.", "- ", "Step ", "step 1 ", "```\n", "(", "> > ", "then "])
 def test_hostile_texts_are_looked_at_in_time(piece):
     assert all(step.strip() for step in steps(piece * (300_000 // len(piece))))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "**1.** Open the door\n**2.** Sit down",
+        "1.Open the door\n2.Sit down",
+        "**1.**Open the door\n**2.**Sit down",
+        "1)Open the door\n2)Sit down",
+        "__1.__ Open the door\n__2.__ Sit down",
+        "1.**Open the door**\n2.**Sit down**",
+    ],
+)
+def test_numbers_in_bold_or_without_a_space_are_numbers_of_steps(text):
+    assert steps(text) == ["Open the door", "Sit down"]
+
+
+def test_a_number_within_a_number_is_none():
+    assert steps("1.5 litres of water\n2.5 litres of milk") == []

@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,14 @@ HEADER = "from assay.collector.records import Feedback, Run, Target, Trace, Usag
 def page(id: str, *, example: bool = True) -> str:
     """One evaluator as Markdown: definition, source, needs, parameters, metrics, prompts, an executed example."""
     spec = protocol.spec(id)
-    parts = [f"# {id}", _definition(id), _facts(spec), "## Metrics", _metrics(spec.metrics), *_parameters(id)]
+    parts = [
+        f"# {id}",
+        _definition(id),
+        _facts(spec),
+        "## Metrics",
+        _metrics(_of_default_model(spec)),
+        *_parameters(id),
+    ]
     parts += _prompts(prompts(id))
     if example and spec.example:
         parts += ["## Example", *_example(spec)]
@@ -149,7 +157,7 @@ def _model(spec: Spec) -> list[tuple[str, str]]:
     if known := getattr(made_by, "DEFAULT_MODEL", None):
         return [("Default model", known)]
     document = getattr(made_by, "DOCUMENT", None)
-    thresholds = f"; the thresholds are those of {document}, and hold for no other" if document else ""
+    thresholds = f"; the document's thresholds belong to {document} and hold for no other model" if document else ""
     limits = "for English, which reads the first 256 tokens of a text"
     return [("Default model", f"{DEFAULT['embedding']} {limits}{thresholds}")]
 
@@ -167,6 +175,16 @@ def _prompts(asked: Sequence[Prompt]) -> Iterator[str]:
         for number, shot in enumerate(prompt.shots, 1):
             values = "\n".join(f"{name}: {value}" for name, value in shot.values)
             yield f"Example {number}:\n\n```txt\n{values}\n→ {shot.reply}\n```"
+
+
+def _of_default_model(spec: Spec) -> tuple[Metric, ...]:
+    """Return the metrics with the default model, for which the document may give no threshold."""
+    from assay.evaluators.models import DEFAULT
+
+    document = getattr(protocol.factory(spec.id), "DOCUMENT", None)
+    if document in (None, DEFAULT["embedding"]):
+        return spec.metrics
+    return tuple(replace(metric, threshold=None) for metric in spec.metrics)
 
 
 def _metrics(metrics: tuple[Metric, ...]) -> str:

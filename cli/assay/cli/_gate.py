@@ -1,4 +1,4 @@
-"""Whether an evaluation came out well enough for CI: how many runs may fail, and what means must not be below."""
+"""Whether an evaluation came out well enough for CI: how many runs may fail, and the limits of means."""
 
 from __future__ import annotations
 
@@ -37,10 +37,25 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What the mean of a key must not be below."""
+    """A limit of the mean of a key: it must not be below, or with `is_most` not be above."""
 
     key: str
-    least: float
+    limit: float
+    is_most: bool = False
+
+    @property
+    def option(self) -> str:
+        """The option that sets it."""
+        return "--fail-over" if self.is_most else "--fail-under"
+
+    @property
+    def beyond(self) -> str:
+        """The side that fails, in words."""
+        return f"{'above' if self.is_most else 'below'} {self.limit:.4g}"
+
+    def fails(self, mean: float) -> bool:
+        """Return whether a mean is on the wrong side."""
+        return mean > self.limit if self.is_most else mean < self.limit
 
 
 @dataclass(slots=True)
@@ -63,19 +78,19 @@ def allowed(text: str) -> Allowed:
     raise Refused(f"--allow-failed {text!r}: say how many runs, or what share of them, as in 2 or 5%")
 
 
-def bounds(texts: Iterable[str]) -> list[Bound]:
-    """What `--fail-under` says, each time. Raises `Refused`."""
-    return [_bound(text) for text in texts]
+def bounds(least: Iterable[str], most: Iterable[str] = ()) -> list[Bound]:
+    """What `--fail-under` and `--fail-over` say, each time. Raises `Refused`."""
+    return [*(_bound(text, False) for text in least), *(_bound(text, True) for text in most)]
 
 
-def _bound(text: str) -> Bound:
+def _bound(text: str, is_most: bool) -> Bound:
     key, _, number = text.rpartition("=")
     try:
-        bound = Bound(key.strip(), float(number))
+        bound = Bound(key.strip(), float(number), is_most)
     except ValueError:
-        bound = Bound("", 0.0)
-    if not bound.key or not isfinite(bound.least):  # below NaN is nothing
-        raise Refused(f"--fail-under {text!r}: say a key and a number, as in exact=0.8")
+        bound = Bound("", 0.0, is_most)
+    if not bound.key or not isfinite(bound.limit):  # below NaN is nothing
+        raise Refused(f"{bound.option} {text!r}: say a key and a number, as in exact=0.8")
     return bound
 
 
@@ -86,18 +101,32 @@ def check_keys(wanted: Sequence[Bound], evaluators: Sequence[Evaluator], text: s
     undeclared key is refused if it looks like a declared one, or if all evaluators declare theirs; unless the text of
     the evaluation's file names it.
     """
+    _check_directions(wanted, evaluators)
     known = {TASK_OK, *(metric.key for evaluator in evaluators for metric in evaluator.metrics)}
     closed = all(evaluator.spec is not None or len(evaluator.metrics) > 1 for evaluator in evaluators)
     remarks = []
-    for key in dict.fromkeys(bound.key for bound in wanted if bound.key not in known):
+    for key, option in {bound.key: bound.option for bound in wanted if bound.key not in known}.items():
         hint = did_you_mean(key, known, form=" ({})")
         if (hint or closed) and not re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text):
             raise Refused(
-                f"--fail-under {key!r}: no evaluator gives that key{hint}; known are {', '.join(sorted(known))}. "
+                f"{option} {key!r}: no evaluator gives that key{hint}; known are {', '.join(sorted(known))}. "
                 f"One that is given at run time only has to be named in {file}: a comment will do"
             )
-        remarks.append(f"--fail-under {key!r}: no evaluator declares that key; it is looked for when the runs are done")
+        remarks.append(f"{option} {key!r}: no evaluator declares that key; it is looked for when the runs are done")
     return remarks
+
+
+def _check_directions(wanted: Sequence[Bound], evaluators: Sequence[Evaluator]) -> None:
+    """Raise `Refused` for a bound on the side of a key that is good."""
+    declared = [metric for one in evaluators for metric in one.metrics if one.spec or not metric.higher_is_better]
+    rising = {TASK_OK: True, **{metric.key: metric.higher_is_better for metric in declared}}
+    for bound in wanted:
+        if rising.get(bound.key, not bound.is_most) == bound.is_most:
+            better, other = ("higher", "--fail-under") if bound.is_most else ("lower", "--fail-over")
+            raise Refused(
+                f"{bound.option} {bound.key}={bound.limit:g}: {better} is better for this key, so this would fail good "
+                f"runs; use {other} {bound.key}={bound.limit:g}"
+            )
 
 
 def failed_in(experiment: Experiment) -> Failed:
@@ -141,14 +170,14 @@ def _of_failures(experiment: Experiment, failed: Failed, allow: Allowed) -> list
 
 
 def _below(experiment: Experiment, bound: Bound) -> str:
-    """What is wrong with one key, "" if nothing is: without any score it is below every bound."""
+    """What is wrong with one key, "" if nothing is: without any score it is beyond every bound."""
     summary = experiment.summary()
     overall = summary.overall.get(bound.key)
     stats = summary.get(bound.key)
     mean = overall.score if overall is not None else stats.mean if stats is not None else None
     if mean is not None:
-        return f"{bound.key} is {mean:.4g}, below {bound.least:.4g}" if mean < bound.least else ""
-    return f"{bound.key} is not there, below {bound.least:.4g}{_why_not(experiment, bound.key)}"
+        return f"{bound.key} is {mean:.4g}, {bound.beyond}" if bound.fails(mean) else ""
+    return f"{bound.key} is not there, {bound.beyond}{_why_not(experiment, bound.key)}"
 
 
 def _why_not(experiment: Experiment, key: str) -> str:

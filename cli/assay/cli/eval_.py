@@ -35,6 +35,10 @@ FailUnder = Annotated[
     list[str] | None,
     typer.Option(help="Exit with 1 if a key's mean is below, as in exact=0.8 or task_ok=0.95; may be repeated."),
 ]
+FailOver = Annotated[
+    list[str] | None,
+    typer.Option(help="Exit with 1 if the mean of a key of which lower is better is above, as in toxicity=0.1."),
+]
 AllowFailed = Annotated[
     str, typer.Option(help="How many runs may fail, by their task or an evaluator: 2, or 5% of them. Else exit with 1.")
 ]
@@ -54,6 +58,7 @@ def eval_(
     limit: Limit = None,
     resume: Resume = False,
     fail_under: FailUnder = None,
+    fail_over: FailOver = None,
     allow_failed: AllowFailed = "0",
     only: Only = None,
     pdb: Pdb = False,
@@ -67,7 +72,8 @@ def eval_(
     `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `retry_on`, `seed`, `fail_fast`, `max_failures`,
     `max_usd`, as `evaluate()` takes them.
 
-    It came out badly if a run failed, by its task or an evaluator, unless that is allowed, or if a mean is too low.
+    It came out badly if a run failed, by its task or an evaluator, unless that is allowed, or if a mean is too low (or
+    too high, where lower is better).
 
     Example: `assay eval evals/parcels.py --limit 20 --fail-under exact=0.8 --allow-failed 5%`
     """
@@ -75,7 +81,7 @@ def eval_(
     from assay.evaluators import evaluate
     from assay.evaluators.engine import go_on, run_again
 
-    allow, wanted = _gate.allowed(allow_failed), _gate.bounds(fail_under or [])
+    allow, wanted = _gate.allowed(allow_failed), _gate.bounds(fail_under or [], fail_over or [])
     module = loaded(file)
     evaluators, of_the_set = (_evaluators(module, name) for name in ("evaluators", "summary_evaluators"))
     text = file.read_text("utf-8", "replace")

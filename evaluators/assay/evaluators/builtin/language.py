@@ -31,6 +31,11 @@ _LANGUAGES = 97  # that py3langid tells
 # Written standards of one language, between which a sentence or two does not decide.
 _ONE = {"nb": "no", "nn": "no", "bs": "hr"}
 # Scripts that (nearly) one language writes: few letters are enough, and the script decides.
+_OF_EAST_ASIA = ("CJK", "HIRAGANA", "KATAKANA")  # Japanese mixes them, and some texts of it have only one
+_FEWEST_OF_SCRIPT = {"latin": 30, "han": 2, "hangul": 2}  # letters that show a script; of others 4
+_OF_NAMES = frozenset("de del della der den di da do dos das du la le van von zu zum zur el al bin ibn ben y e".split())
+_LOWER = re.compile(r"(?<![^\W\d_])[a-zß-ÿ]+(?![^\W\d_])")
+_IN_TWO_SCRIPTS = ("sr", "az", "uz", "kk", "ku", "pa", "ms", "mn", "tg", "bs", "hr")
 _OF_SCRIPT = {
     "HANGUL": "ko",
     "HIRAGANA": "ja",
@@ -84,6 +89,7 @@ class Told:
     likely: Mapping[str, float] | None
     letters: int
     by_script: bool = False
+    script: str = ""  # that of nearly all letters, "" where they are too few or mixed
 
     @property
     def best(self) -> str:
@@ -98,24 +104,28 @@ def tell(text: str) -> Told:
     """The languages that a text may be in."""
     prose = _prose(text)
     letters = _letters(prose)
+    script = _script(prose, letters)
     if code := _by_script(letters):
-        return Told({code: 1.0}, len(letters), by_script=True)
+        return Told({code: 1.0}, len(letters), by_script=True, script=script)
     if len(letters) < _FEWEST:
-        return Told(None, len(letters))
+        return Told(None, len(letters), script=script)
     likely: dict[str, float] = {}
     for code, probability in _identifier().rank(prose):
         code = _ONE.get(code, code)
         likely[code] = likely.get(code, 0.0) + probability
-    return Told(likely, len(letters))
+    return Told(likely, len(letters), script=script)
 
 
 def one_language(first: Told, second: Told) -> bool | None:
     """Whether two texts are in the same language; None where it cannot be told.
 
     A question and its answer are as likely in one language as in two (of all that there are, each as likely as the
-    others), before their letters are looked at. So a text of which little is known is taken for the language of the
+    others), before their letters are looked at. Two scripts are two languages, but for those that are written in both.
+    Else a text of which little is known is taken for the language of the
     other one where its letters allow that, and for another where they hardly do.
     """
+    if first.script and second.script and first.script != second.script:
+        return first.best != "" and first.best == second.best and first.best in _IN_TWO_SCRIPTS
     if first.likely is None or second.likely is None:
         return None
     together = sum(probability * second.likely.get(code, 0.0) for code, probability in first.likely.items())
@@ -146,7 +156,7 @@ class ByLetters:
         context = None
         if documents and self.evaluate_retrieved_context:
             context = one_language(asked, self._tell("\n".join(document.content for document in documents)))
-        codes = _common(asked, answered) if same else (asked.best, answered.best)
+        codes = _common(asked, answered) if same else tuple(side.best or side.script for side in (asked, answered))
         return verdict("language_mismatch", same, context, comment=f"question {codes[0]}, answer {codes[1]}")
 
     def _tell(self, text: str) -> Told:
@@ -162,6 +172,22 @@ class ByLetters:
         short = self.detect is None and told.likely is None
         why = f": it is too short, {told.letters} letters of at least {_FEWEST}" if short else ""
         return f"the language of the {what} cannot be told{why}"
+
+
+def _script(prose: str, letters: list[str]) -> str:
+    """Return the script of nearly all letters in lower case, "" where they are mixed or too few to show it.
+
+    Names and terms stand in Latin letters in texts of any language: it takes words in lower case, or many letters.
+    """
+    names = [unicodedata.name(letter, "").partition(" ")[0] for letter in letters]
+    scripts = ["han" if name in _OF_EAST_ASIA else name.lower() for name in names]
+    if not scripts:
+        return ""
+    script = max(set(scripts), key=scripts.count)
+    fewest = _FEWEST_OF_SCRIPT.get(script, 4)
+    if script == "latin" and len([word for word in _LOWER.findall(prose) if word not in _OF_NAMES]) >= 2:
+        fewest = 6
+    return script if len(scripts) >= fewest and scripts.count(script) > 0.9 * len(scripts) else ""
 
 
 def _common(first: Told, second: Told) -> tuple[str, str]:

