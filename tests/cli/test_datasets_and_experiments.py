@@ -136,6 +136,20 @@ def test_traces_are_picked_by_the_beginning_of_their_ids_and_corrected(assay, tm
         assay("datasets", "from-traces", "hard", "--trace", "4444")
 
 
+def test_filters_hold_beside_corrections(assay, tmp_path):
+    runs = [
+        Run(trace_id=str(n) * 32, span_id=str(n) * 16, name="ab"[n % 2], start_ns=n, end_ns=n + 1, inputs={"q": n})
+        for n in range(1, 6)
+    ]
+    with SQLiteStore(tmp_path / "a.db") as store:
+        store.append(runs)
+    assay("datasets", "from-traces", "hard", "--name", "a", "--correction", "1111=B", "--correction", "4444=A")
+    found = {
+        row["inputs"]["q"]: row.get("reference_outputs") for row in lines(assay("datasets", "show", "hard", "--json"))
+    }
+    assert found == {1: "B", 2: None, 4: "A"}
+
+
 def test_a_summary_exported_as_html_says_its_encoding(assay, tmp_path):
     (tmp_path / "check.py").write_text(EVALUATION)
     assay("eval", tmp_path / "check.py")

@@ -442,7 +442,7 @@ def test_the_table_says_why_something_failed(store):
 
 
 def test_the_table_says_what_an_evaluator_lacked_that_scored_nothing(store):
-    given = [{"inputs": {"q": f"Q{n}"}, "outputs": {"a": "A"}} for n in range(2)]  # as LangSmith exports references
+    given = [Example(inputs={"q": f"Q{n}"}, outputs={"a": "A"}) for n in range(2)]
     experiment = evaluate(given, lambda q: q, ["exact", "not_empty"], store=store, progress=False)
     assert " ".join(str(experiment).split()).endswith(
         "exact skipped every run: needs reference_outputs; the example has given outputs alone: if those are the "

@@ -264,3 +264,19 @@ def test_corrections_of_traces_that_were_not_picked_are_said(store, traces):
     corrections = {traces[0].trace_id: "right", "f" * 32: "nobody's"}
     with pytest.raises(ValueError, match=f"1 corrections are of traces that were not picked, as '{'f' * 32}'"):
         datasets.from_traces(store, [run.trace_id for run in traces], corrections=corrections)
+
+
+def test_traces_with_equal_inputs_become_one_example(store):
+    runs = [
+        Run(
+            trace_id=f"{n:032x}", span_id=f"{n:016x}", name="a", start_ns=n, end_ns=n + 1, inputs=inputs, outputs=str(n)
+        )
+        for n, inputs in enumerate(({"q": 1, "r": 2}, {"r": 2, "q": 1}, {"q": 3}, {"q": 1, "r": 2}), 1)
+    ]
+    store.append(runs)
+    assert [one.outputs for one in datasets.from_traces(store)] == ["4", "3"]
+    corrections = {runs[1].trace_id: "right"}
+    assert [one.reference_outputs for one in datasets.from_traces(store, corrections=corrections)] == ["right", None]
+    corrections |= {runs[0].trace_id: "other", runs[3].trace_id: "right"}
+    found = {one.reference_outputs for one in datasets.from_traces(store, corrections=corrections)}
+    assert found == {"right", "other", None}

@@ -105,17 +105,15 @@ def from_traces(
     wanted = conditions(where, name=root_name, project=project, status=status)
     with opened(at) as store:
         corrected = {whole_id(store, id): reference for id, reference in map(_correction, corrections or [])}
-        picked = dict.fromkeys([*(whole_id(store, id) for id in traces or []), *corrected])
-        examples = datasets.from_traces(
-            store,
-            list(picked) or None,
-            corrections=corrected,
-            limit=limit,
-            outputs_are_references=outputs_are_references,
-            filter=wanted,
-        )
-        if absent := picked.keys() - {example.id for example in examples}:
+        picked = list(dict.fromkeys([*(whole_id(store, id) for id in traces or []), *corrected]))
+        if absent := set(picked) - {trace.trace_id for trace in datasets.stored_traces(store, picked)}:
             raise Refused(f"there is no trace {min(absent)!r}: see `assay traces list`")
+        if any((root_name, project, status, where)) or not picked:  # with filters, what passes them comes, too
+            passing = datasets.stored_traces(store, limit=limit, filter=wanted)
+            picked = list(dict.fromkeys([*picked, *(trace.trace_id for trace in passing)]))
+        examples = datasets.from_traces(
+            store, picked, corrections=corrected, outputs_are_references=outputs_are_references
+        )
         if not examples:
             raise Refused("no trace passes: see `assay traces list`")
         saved = datasets.save(store, name, examples)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import orjson
+
 from assay.evaluators.builtin._patterns import check_seconds, compiled, search
 from assay.evaluators.builtin._texts import text_of
 from assay.evaluators.builtin.looping import compression_ratio, repeated_share, unique_sentences
@@ -37,7 +39,10 @@ Unit = Literal["characters", "words"]
 
 
 def exact(outputs: Any, reference_outputs: Any) -> float:
-    """1.0 if the two are identical: no stripping, no change of case, no Unicode normalisation."""
+    """1.0 if the two are identical: no stripping, no change of case, no Unicode normalisation.
+
+    A difference of types alone is none: a text is compared with a dict, list or number as JSON has it.
+    """
     if isinstance(outputs, str) and isinstance(reference_outputs, str):
         return float(outputs == reference_outputs)
     if isinstance(outputs, list | tuple) and isinstance(reference_outputs, list | tuple):
@@ -47,7 +52,21 @@ def exact(outputs: Any, reference_outputs: Any) -> float:
         return float(bool(outputs == reference_outputs))
     if outputs is None:
         return 0.0  # nothing is no text, not even an empty one
+    if _says(outputs, reference_outputs) or _says(reference_outputs, outputs):
+        return 1.0
     return float(text_of(outputs) == text_of(reference_outputs))
+
+
+def _says(text: Any, value: Any) -> bool:
+    """Whether a text is the JSON of a dict, a list or a number; 4.0 is 4, as columns of numbers with gaps have it."""
+    if not isinstance(text, str) or isinstance(value, str | bool) or value is None:
+        return False
+    if isinstance(value, int | float):
+        return text == str(value) or (isinstance(value, float) and value.is_integer() and text == str(int(value)))
+    try:
+        return bool(orjson.loads(text) == value)
+    except orjson.JSONDecodeError:
+        return False
 
 
 def contains(text: str, part: str, *, ignore_case: bool = False) -> bool:
@@ -58,6 +77,7 @@ def contains(text: str, part: str, *, ignore_case: bool = False) -> bool:
 @builtin(
     "exact",
     metrics=(Metric("exact", primary=True),),
+    version="2",
     standards=(VALID, OUTCOMES),
     source="Laminar: exact matcher",
     canonical="equality of strings",

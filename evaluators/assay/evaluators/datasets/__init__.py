@@ -9,7 +9,7 @@ from assay.evaluators.datasets._kinds import check_kind, kind_of, view, view_out
 from assay.evaluators.datasets._read import is_file, iterate, read
 from assay.evaluators.datasets._schema import SchemaError, check_schema, infer_schema
 from assay.evaluators.datasets._splits import has_splits, in_split
-from assay.evaluators.datasets._traces import example_of_trace, from_traces, stored_traces
+from assay.evaluators.datasets._traces import example_of_trace, from_traces, one_per_input, stored_traces
 from assay.evaluators.datasets._write import to_databricks, to_openai, to_pandas, to_row, write, write_rows
 from assay.evaluators.protocol import messages, only
 
@@ -34,6 +34,7 @@ __all__ = [
     "keep",
     "kind_of",
     "messages",
+    "one_per_input",
     "only",
     "read",
     "save",

@@ -22,7 +22,7 @@ Row = Mapping[str, JSON]
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "inputs": ("inputs", "input", "request"),
-    "outputs": ("outputs", "output", "response", "actual", "actual_output", "prediction"),
+    "outputs": ("outputs", "output", "response", "actual", "actual_output", "actual_answer", "prediction"),
     "reference_outputs": (
         "reference_outputs",
         "reference",

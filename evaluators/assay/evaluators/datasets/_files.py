@@ -68,7 +68,7 @@ def _csv(path: Path, encoding: str, delimiter: str = ",") -> Rows:
                     raise BadRow(
                         f"{path.name}:{reader.line_num} has more cells than the header has columns: {more!r:.120}"
                     )
-                if cells:
+                if any(text.strip() for text in cells):
                     pairs = zip(head, cells, strict=False)
                     yield (
                         f"{path.name}:{reader.line_num}",
@@ -114,9 +114,11 @@ def _json(path: Path, encoding: str) -> Rows:
 def _yaml(path: Path, encoding: str) -> Rows:
     import yaml
 
+    from assay.evaluators.datasets import yaml_format
+
     try:
         with text_of(path, encoding) as text:
-            return _listed(path, yaml.safe_load(text.read()))
+            return _listed(path, yaml_format.load(text.read()))
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise BadRow(f"{path.name}{line} is not YAML: {error.problem or error.context}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ def read(
     columns: Mapping[str, str] | None = None,
     split: Split = None,
     encoding: str | None = None,
+    outputs_are_references: bool = False,
 ) -> list[Example]:
     """All examples of a file (by its ending), a DataFrame, another product's dataset, or a list of rows.
 
     A row is a dict, an `Example`, a trace, or an object of another product. `columns` renames columns first, as in
     {"gold": "reference_outputs", "q": "inputs.question"}. `split` takes the examples of one split or several, and is
     needed where a source has several, such as a Hugging Face `DatasetDict`. `encoding` is that of a text file, where
-    neither UTF-8 nor a mark at its beginning tells it. Ids: see `distinct`. Raises `BadRow`, which names file and line.
+    neither UTF-8 nor a mark at its beginning tells it. With `outputs_are_references` the outputs of a row that
+    has no reference are its reference, as in LangSmith's rows. Ids: see `distinct`. Raises
+    `BadRow`, which names file and line.
     """
-    return distinct(_examples(source, columns, split, encoding))
+    return distinct(_examples(source, columns, split, encoding, outputs_are_references))
 
 
 def iterate(
@@ -38,13 +42,15 @@ def iterate(
     columns: Mapping[str, str] | None = None,
     split: Split = None,
     encoding: str | None = None,
+    outputs_are_references: bool = False,
 ) -> Iterator[Example]:
     """The same, one by one: JSON lines, CSV, Parquet and generators are never held as a whole.
 
     An id that is given further down than a row without one whose inputs make the same id gets a number.
     """
     numbering = Numbering()
-    return (numbering.of(example) for example in _examples(source, columns, split, encoding))
+    examples = _examples(source, columns, split, encoding, outputs_are_references)
+    return (numbering.of(example) for example in examples)
 
 
 def is_file(source: Any) -> bool:
@@ -54,11 +60,15 @@ def is_file(source: Any) -> bool:
     return source.lower().endswith(SUFFIXES) or ("." in source and "\0" not in source and Path(source).is_file())
 
 
-def _examples(source: Any, columns: Mapping[str, str] | None, split: Split, encoding: str | None) -> Iterator[Example]:
+def _examples(
+    source: Any, columns: Mapping[str, str] | None, split: Split, encoding: str | None, outputs_are_references: bool
+) -> Iterator[Example]:
     if encoding is not None and not is_file(source):
         raise ValueError(f"encoding={encoding!r} is of text files, not of {source!r:.80}")
     for where, row in _rows(source, split, encoding):
         example = _example(row, where, columns)
+        if outputs_are_references and example is not None and not isinstance(row, Example | Trace):
+            example = with_reference(example)
         if example is not None and in_split(example, split):
             yield example
 
@@ -78,6 +88,13 @@ def _rows(source: Any, split: Split, encoding: str | None) -> Iterable[tuple[str
     raise ValueError(
         f"a dataset is a name, a path ({', '.join(SUFFIXES)}), a DataFrame or a list of examples, not {source!r:.120}"
     )
+
+
+def with_reference(example: Example) -> Example:
+    """Return the example with its outputs as its reference, if it has none."""
+    if example.reference_outputs is not None or example.outputs is None:
+        return example
+    return replace(example, reference_outputs=example.outputs, outputs=None)
 
 
 def _example(row: Any, where: str, columns: Mapping[str, str] | None) -> Example | None:

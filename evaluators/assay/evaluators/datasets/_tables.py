@@ -20,8 +20,11 @@ def frame(table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     names = [str(name) for name in table.columns]
     distinct_names(names, "the DataFrame")
     named = str(table.index.name)
+    whole = {place for place, name in enumerate(names) if _has_whole_numbers(table.iloc[:, place])}
     ids = table.index if named in FIELDS["id"] and named not in names else None
     for number, cells in enumerate(table.itertuples(index=False, name=None), 1):
+        if whole:
+            cells = [_whole(cell) if place in whole else cell for place, cell in enumerate(cells)]
         row = _row(names, cells)
         yield f"row {number}", row if ids is None else {named: python_value(ids[number - 1]), **row}
 
@@ -77,6 +80,18 @@ def python_value(value: Any) -> Any:
         return None if value != value else value
     except TypeError:  # pandas.NA refuses to be true or false
         return None
+
+
+def _has_whole_numbers(column: Any) -> bool:
+    """Whether a column of floats has whole numbers and gaps alone: pandas made floats of them for the gaps."""
+    if getattr(column.dtype, "kind", "") != "f":
+        return False
+    there = column.dropna()
+    return 0 < len(there) < len(column) and bool((there % 1 == 0).all())
+
+
+def _whole(cell: Any) -> Any:
+    return int(cell) if cell == cell else cell
 
 
 def _row(names: Any, cells: Any) -> dict[str, Any]:

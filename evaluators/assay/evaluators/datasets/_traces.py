@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from assay.collector.filters import Filter
-from assay.collector.records import JSON, Example, Trace
+from assay.collector.records import JSON, Example, Trace, canonical
 from assay.collector.stores import TraceStore
 
 PAGE = 200
@@ -25,7 +25,8 @@ def from_traces(
     """Examples from stored traces: those named, or those that pass a filter, latest first.
 
     `corrections` maps trace ids to reference outputs; with `outputs_are_references` what was answered is the reference
-    of the others. What was answered and retrieved is kept as the example's given outputs and documents.
+    of the others. What was answered and retrieved is kept as the example's given outputs and documents. Traces with
+    equal inputs become one example: that of the corrected trace, or of the first.
 
     Raises `ValueError` for a correction of a trace that was not picked.
     """
@@ -38,7 +39,24 @@ def from_traces(
             f"{len(left)} corrections are of traces that were not picked, as {named}: name these traces, or let the "
             "filter and limit take them in"
         )
-    return examples
+    return one_per_input(examples, corrections or {})
+
+
+def one_per_input(examples: Iterable[Example], corrected: Container[str] = ()) -> list[Example]:
+    """Return one example for each of the inputs: the first, or those whose trace ids are among the corrected ones.
+
+    Corrections that contradict each other stay: one is wrong, and only a person knows which.
+    """
+    kept: dict[bytes, list[Example]] = {}
+    for example in examples:
+        same = kept.setdefault(canonical(example.inputs), [])
+        if not same:
+            same.append(example)
+        elif example.id in corrected:
+            others = [one for one in same if one.id in corrected]
+            if all(one.reference_outputs != example.reference_outputs for one in others):
+                same[:] = [*others, example]
+    return [example for same in kept.values() for example in same]
 
 
 def stored_traces(

@@ -146,10 +146,9 @@ def _json(rows: list[dict[str, JSON]]) -> bytes:
 
 
 def _yaml(rows: list[dict[str, JSON]]) -> bytes:
-    import yaml
+    from assay.evaluators.datasets import yaml_format
 
-    plain = orjson.loads(_json(rows))
-    return yaml.safe_dump(plain, allow_unicode=True, sort_keys=False).encode()
+    return yaml_format.dump(orjson.loads(_json(rows))).encode()
 
 
 def _csv(rows: list[dict[str, JSON]], delimiter: str = ",") -> bytes:

@@ -81,7 +81,7 @@ def prepared(
             raise ValueError("attached feedback has no experiment: score the traces again, with attach=True")
         return _rescoring(dataset, evaluators, whole, store, settings)
     name = settings.name or (task.name if task else "given")
-    source = source_of(dataset, store, name, settings.splits)
+    source = source_of(dataset, store, name, settings.splits, outputs_are_references=task is not None)
     record, recalled, tally = _begun(name, task, source, evaluators, store, settings)
     items, total = items_of(
         source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed, only=settings.ids

@@ -113,7 +113,14 @@ def _was(name: str, then: JSON, now: JSON) -> str:
 
 def plain(value: Any) -> Any:
     """A value as it is read back from a store; what JSON does not have is its text."""
-    return orjson.loads(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS))
+    return orjson.loads(orjson.dumps(value, default=_in_json, option=orjson.OPT_NON_STR_KEYS))
+
+
+def _in_json(value: Any) -> Any:
+    """Return numbers and lists for scalars and arrays of numpy and its like, else a text."""
+    if callable(tolist := getattr(value, "tolist", None)):
+        return tolist()
+    return str(value)
 
 
 def surroundings() -> Future[dict[str, JSON]]:

@@ -48,12 +48,14 @@ def source_of(
     *,
     stored: bool = False,
     keep: bool = True,
+    outputs_are_references: bool = False,
 ) -> Source:
     """Find out what a dataset is: a name in the store (also `name@3`), a file, a DataFrame, a list, traces, a filter.
 
     What fits into memory is kept in the store as a version of a dataset, so that experiments over it can be compared
     and resumed, unless it is not to `keep` it; generators and very large files are streamed. With `stored` traces are
-    read anew from the store, where they have to be. Raises `NotFound`, `BadRow`.
+    read anew from the store, where they have to be. `outputs_are_references`: see `datasets.read`. Raises `NotFound`,
+    `BadRow`.
     """
     if isinstance(given, Filter):
         return _traces(default_name, lambda: datasets.stored_traces(store, filter=given, limit=10**9))
@@ -63,10 +65,14 @@ def source_of(
     if isinstance(given, str) and not datasets.is_file(given):
         return _stored(store, *_named(given), splits)
     if datasets.is_file(given) and Path(given).exists() and Path(given).stat().st_size > LARGEST_KEPT_FILE:
-        return _streamed(Path(given).stem, given, splits)
+        return _streamed(Path(given).stem, given, splits, outputs_are_references)
     if isinstance(given, Iterator) or (isinstance(given, Iterable) and not hasattr(given, "__len__")):
-        return _streamed(default_name, given, splits)
-    examples = datasets.read(given, split=splits if datasets.has_splits(given) else None)
+        return _streamed(default_name, given, splits, outputs_are_references)
+    examples = datasets.read(
+        given,
+        split=splits if datasets.has_splits(given) else None,
+        outputs_are_references=outputs_are_references,
+    )
     name = Path(given).stem if datasets.is_file(given) else _by_content(examples)
     if not keep:
         return _listed(Dataset(name=name, version=0), examples, splits)
@@ -174,9 +180,9 @@ def _pages(store: Store, dataset: Dataset, splits: Sequence[str] | None) -> Iter
     return ((example, None) for example in stored if split is not None or datasets.in_split(example, splits))
 
 
-def _streamed(name: str, given: Any, splits: Sequence[str] | None) -> Source:
+def _streamed(name: str, given: Any, splits: Sequence[str] | None, outputs_are_references: bool) -> Source:
     def examples() -> Iterator[tuple[Example, Trace | None]]:
-        for example in datasets.iterate(given):
+        for example in datasets.iterate(given, outputs_are_references=outputs_are_references):
             if datasets.in_split(example, splits):
                 yield example, None
 

@@ -38,10 +38,10 @@ class Noting(Maker):
 
     notes: Notes
 
-    def failure(self, target: Target, error: BaseException) -> list[Feedback]:
+    def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
         """As of `Maker`."""
         self.notes.add(self.key, target, error)
-        return Maker.failure(self, target, error)
+        return Maker.failure(self, target, error, hint)
 
 
 def noted(evaluator: Evaluator, notes: Notes) -> Evaluator:

@@ -10,7 +10,7 @@ What people's own callables get is theirs to change (see `_views`): copies of va
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -129,7 +129,9 @@ class Binding:
     def mapped(self, case: Case) -> Case:
         """The case with its fields as a map says: for those who get whole cases."""
         case = case if self.shares else case_view(case)
-        fields = {name: get(case) for name, get in self.paths if name in Case.__dataclass_fields__}
+        prepared = self.prepare(case) if self.prepare else {}
+        given = {**{name: get(case) for name, get in self.paths}, **prepared}
+        fields = {name: value for name, value in given.items() if name in Case.__dataclass_fields__}
         return replace(case, **fields) if fields else case
 
     def columns(self, cases: Iterable[Case]) -> tuple[Arguments, int, int, list[str]]:
@@ -194,7 +196,7 @@ def bind(
         else:
             raise _unknown(name or getattr(function, "__name__", repr(function)), parameter.name)
     _check_map(function, paths)
-    prepare = _prepare(prepare_data)
+    prepare = _prepare(prepare_data, {name for name, _ in (*required, *optional)})
     asked = {PLURALS.get(name, name) for name, _ in (*required, *optional)}
     views = not shares and (not asked.isdisjoint(_RECORDS) or any(map(callable, (where or {}).values())))
     return Binding(
@@ -271,16 +273,23 @@ def _nothing(case: Case) -> None:
     return None
 
 
-def _prepare(prepare_data: Callable[..., Mapping[str, Any]] | None) -> Callable[[Case], Mapping[str, Any]] | None:
+def _prepare(
+    prepare_data: Callable[..., Mapping[str, Any]] | None, asked: Collection[str]
+) -> Callable[[Case], Mapping[str, Any]] | None:
+    """Return what prepares the arguments of a case; LangSmith's `prediction`, `reference` and `input` become our
+    fields; those that the callable does not ask for are left out.
+    """
     if prepare_data is None:
         return None
+    names = {name: field if field in asked else "" for name, field in SYNONYMS.items() if name not in asked}
     binding = bind(prepare_data, name="prepare_data")
 
     def prepare(case: Case) -> Mapping[str, Any]:
         arguments, missing = binding.arguments(case)
         if missing:
             return {}
-        return prepare_data(*[arguments.pop(name) for name in binding.positional], **arguments)
+        prepared = prepare_data(*[arguments.pop(name) for name in binding.positional], **arguments)
+        return {names.get(name, name): value for name, value in prepared.items() if names.get(name, name) != ""}
 
     return prepare
 

@@ -151,7 +151,7 @@ class Evaluator:
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            return self.make.failure(target, error)
+            return self.make.failure(target, error, self._hint(error, case))
 
     def evaluate_here(self, case: Case, target: Target, wait: Wait = _run) -> list[Feedback]:
         """`evaluate` on the calling thread, which needs no event loop: for evaluators that are `plain`.
@@ -170,7 +170,7 @@ class Evaluator:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return self.make.failure(target, error)
+            return self.make.failure(target, error, self._hint(error, case))
 
     @property
     def plain(self) -> bool:
@@ -226,6 +226,14 @@ class Evaluator:
             if ends_the_run(error):
                 raise
             return self.make.failure(target, error)
+
+    def _hint(self, error: BaseException, case: Case) -> str:
+        """Return the reason for an error of a function that expects a dict where the task returned a text."""
+        if not isinstance(case.outputs, str) or self.binding.prepare is not None:
+            return ""
+        if not str(error).startswith(("string indices must be integers", "'str' object has no attribute")):
+            return ""
+        return "; outputs is a text: use outputs itself, or let the task return a dict such as {'output': …}"
 
     def _ready(self, case: Case, target: Target) -> Case | list[Feedback]:
         """A case as `batch` gets it, or what is said of one that it cannot get."""

@@ -83,14 +83,15 @@ class Maker:
         """A skip under every key of the evaluator."""
         return [self._as_it_is(target, key, outcome="skip", comment=why) for key in self.keys]
 
-    def failure(self, target: Target, error: BaseException) -> list[Feedback]:
-        """An error with its traceback under every key of the evaluator; a `Skip` is a skip."""
+    def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
+        """An error with its traceback under every key of the evaluator; a `Skip` is a skip. `hint` ends its message."""
         if isinstance(error, Skip):
             return self.skip(target, str(error))
         if isinstance(error, Unjudged):
             return self._unjudged(target, error)
         words = _words(error)
         told = f"{type(error).__name__}: {words}" if words else type(error).__name__
+        told += hint
         text = "".join(traceback.format_exception(type(error), error, _beyond_ours(error)))[-TRACEBACK_LIMIT:]
         metadata = {"traceback": text}
         return [self._as_it_is(target, key, outcome="error", error=told, metadata=metadata) for key in self.keys]
