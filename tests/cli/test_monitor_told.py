@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from assay.cli._app import app
 from assay.cli._common import failing_in_one_line
-from assay.collector.records import RuleSettings
+from assay.collector.records import Rule, RuleSettings
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from collector.deciding import on, ruled, slice, traced
@@ -122,3 +122,43 @@ def test_status_shows_the_plain_mean_of_senders_without_sampling_information_as_
     store.decide(replace(slice(*rows, upto=heads[-1].cursor), rule="short"))
     done(store, "short", ("scored", 1.0), ("scored", 0.5))
     assert "– (0.75 unweighted)" in monitor("status", "--once", "--store", url).stdout
+
+
+def test_a_rule_is_listed_paused_resumed_and_removed(store, url):
+    ruled(store, name="short")
+    assert "short" in monitor("list", "--store", url).stdout
+    said = monitor("pause", "short", "--store", url).stdout
+    assert said == "paused rule 'short' of project 'default'; continue with: assay monitor resume 'short'\n"
+    assert "paused" in monitor("list", "--store", url).stdout
+    [listed] = map(json.loads, monitor("list", "--json", "--store", url).stdout.splitlines())
+    assert (listed["name"], listed["enabled"]) == ("short", False)
+    monitor("resume", "short", "--store", url)
+    assert [rule.enabled for rule in store.rules()] == [True]
+    assert monitor("remove", "short", "--yes", "--store", url).stdout == "removed rule 'short' of project 'default'\n"
+    assert store.rules() == []
+    assert "there are no rules" in monitor("list", "--store", url).output
+
+
+def test_a_removed_rule_of_a_file_says_that_it_comes_back(store, url):
+    store.save_rule(Rule(name="short", version="1", evaluators=()), owner="rules.py")
+    said = monitor("remove", "short", "--yes", "--store", url).stdout
+    assert "it returns when 'rules.py' is loaded again, unless you remove it there" in said
+
+
+def test_a_pause_survives_a_touched_file_and_a_new_version(store, url):
+    store.save_rule(Rule(name="short", version="1", evaluators=()), owner="rules.py")
+    monitor("pause", "short", "--store", url)
+    for version in ("1", "2"):
+        store.save_rule(Rule(name="short", version=version, evaluators=()), owner="rules.py")
+        assert [(rule.version, rule.enabled) for rule in store.rules()] == [(version, False)]
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "remove"])
+def test_a_rule_that_is_not_there_or_in_two_projects_is_named(store, url, command):
+    ruled(store, name="short")
+    ruled(store, name="short", project="p")
+    run = [command, "shrt", "--store", url], [command, "short", "--store", url]
+    unknown, ambiguous = (CliRunner().invoke(app, ["monitor", *one], catch_exceptions=True) for one in run)
+    assert "there is no rule 'shrt'" in str(unknown.exception)
+    assert "are in several projects (default, p); choose one with --project" in str(ambiguous.exception)
+    assert len(store.rules()) == 2

@@ -47,7 +47,7 @@ def test_a_condition_that_fails_is_named_with_the_value_that_it_saw(store: Store
         ),
         ({"scope": "experiments"}, {}, "it belongs to no experiment, and the rule takes those of experiments alone"),
         ({"target": "session"}, {}, "it belongs to no session, and sessions are what the rule scores"),
-        ({"enabled": False}, {}, "the rule is switched off"),
+        ({"enabled": False}, {}, "the rule is paused"),
         ({"filter": {"feedback": [["good", ">", 0.5]]}}, {}, "feedback 'good' has no value from outside of rules"),
         ({}, {"kind": "evaluator"}, "it is an evaluator's own trace, or a part of one"),
     ],

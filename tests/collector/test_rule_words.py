@@ -128,7 +128,7 @@ def test_who_carries_a_rule_out():
     other = replace(STATUS, workers=(replace(WORKER, rules={"grounded": "v0"}),))
     assert verdicts.standing(other, NOW) == ("1 worker, with another version of this rule", False)
     off = replace(STATUS, rule=replace(RULE, enabled=False))
-    assert verdicts.standing(off, NOW) == ("switched off", True)
+    assert verdicts.standing(off, NOW) == ("paused", True)
 
 
 def test_a_worker_that_idles_says_why():

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from assay.cli import _monitor_check, _monitor_run, _monitor_status, _monitor_why
+from assay.cli import _monitor_check, _monitor_rules, _monitor_run, _monitor_status, _monitor_why
 
 _RUN = "run"
 
@@ -37,6 +37,10 @@ app = typer.Typer(
     epilog="Example: `assay monitor rules.py`, which is `assay monitor run rules.py`",
 )
 app.command(_RUN)(_monitor_run.run)
+app.command("list")(_monitor_rules.rules)
+app.command("pause")(_monitor_rules.pause)
+app.command("resume")(_monitor_rules.resume)
+app.command("remove")(_monitor_rules.remove)
 app.command("check")(_monitor_check.check)
 app.command("diff")(_monitor_check.diff)
 app.command("status")(_monitor_status.status)

@@ -223,7 +223,7 @@ def carrying(status: RuleStatus, now_ns: int) -> list[WorkerReport]:
 def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
     """Who carries the rule out, in words, and whether that is as it should be."""
     if not status.rule.enabled:
-        return "switched off", True
+        return "paused", True
     if right := carrying(status, now_ns):
         idles = all(idle(worker, status.rule.name) for worker in right)  # or some of its evaluators
         return _many(len(right), "worker") + (", idle" if idles else ""), not idles
@@ -231,6 +231,13 @@ def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
         return f"{_many(len(there), 'worker')}, with another version of this rule", False
     seen = max((worker.seen_ns for worker in status.workers), default=None)
     return ("no worker has this rule" if seen is None else f"no sign of a worker since {format.when(seen)}"), False
+
+
+def comes_back(rule: Rule) -> str:
+    """Say of a rule that is removed where it is still defined, as "; it returns …"; "" for one of the API."""
+    return (
+        "" if rule.owner == "api" else f"; it returns when {rule.owner!r} is loaded again, unless you remove it there"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ import html
 import re
 from dataclasses import replace
 
+import pytest
+
 from assay.collector.records import RuleSettings
 from collector.deciding import on, ruled, slice, traced
 from collector.ruled import done, monitored, taken, told
@@ -177,3 +179,27 @@ def test_a_rule_over_senders_without_sampling_information_shows_its_plain_mean_a
     done(store, "short", ("scored", 1.0), ("scored", 0.5))
     text, _ = page(client, "/rules")
     assert "concise – 0.75 unweighted" in text
+
+
+def test_the_page_of_a_rule_pauses_resumes_and_removes_it(store, client):
+    ruled(store, name="a/b")
+    _, source = page(client, "/rules/a/b")
+    assert 'value="pause"' in source
+    answer = client.post("/rules/a/b", data={"project": "default", "action": "pause"}, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/rules/a%2Fb?project=default")
+    text, source = page(client, "/rules/a/b")
+    assert ("paused" in text, 'value="resume"' in source) == (True, True)
+    client.post("/rules/a/b", data={"project": "default", "action": "resume"})
+    assert [rule.enabled for rule in store.rules()] == [True]
+    client.post("/rules/a/b", data={"project": "default", "action": "remove"})
+    assert store.rules() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "status"), [("short", "stop", 400), ("none", "pause", 404), ("none", "remove", 404)]
+)
+def test_an_unknown_action_or_rule_changes_nothing(store, client, name, action, status):
+    ruled(store, name="short")
+    answer = client.post(f"/rules/{name}", data={"project": "default", "action": action})
+    assert answer.status_code == status
+    assert [rule.enabled for rule in store.rules()] == [True]

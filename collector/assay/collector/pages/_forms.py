@@ -19,7 +19,7 @@ from assay.collector._access import access_of, store_of
 from assay.collector._sign_ins import is_token
 from assay.collector.errors import Refused
 from assay.collector.hosts import authority
-from assay.collector.pages import traces
+from assay.collector.pages import _rules, traces
 from assay.collector.pages.kit import render
 from assay.collector.stores import Store
 
@@ -42,6 +42,7 @@ class Form:
 
 
 FORMS: tuple[Form, ...] = (
+    Form("/rules/{name:path}", ("project", "action"), _rules.change),
     Form("/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run"), traces.add_feedback),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from assay.collector.stores import Store, summary
 
 OUTCOMES, FEWEST = 4_000, 100  # that are read for the means of all rules, newest first, and of each at least
 _DECISIONS = 50
+ACTIONS = ("pause", "resume", "remove")
 
 
 def rules(store: Store, request: Request) -> Response:
@@ -62,6 +64,19 @@ def rule(store: Store, request: Request) -> Response:
         traces=traces,
         now=time.time_ns(),
     )
+
+
+def change(store: Store, request: Request, fields: Mapping[str, str]) -> str:
+    """`POST /rules/{name}`: pause, resume or remove a rule, then show it, or the other rules. Raises `Refused`."""
+    name, project, action = request.path_params["name"], fields.get("project") or "default", fields.get("action", "")
+    if action not in ACTIONS:
+        raise Refused(f"unknown action {action!r}; expected one of: {', '.join(ACTIONS)}")
+    if action == "remove":
+        if not store.delete_rule(name, project=project):
+            raise NotFound(f"there is no rule {name!r} in project {project!r}")
+        return "/rules"
+    store.change_rule(name, project=project, enabled=action == "resume")
+    return f"/rules/{render.path(name)}?{urlencode({'project': project}, errors='replace')}"
 
 
 def traces(rule: Rule, matching: bool = True) -> str:

@@ -121,7 +121,7 @@ class ControlStore(Protocol):
     def change_rule(self, name: str, *, project: str = "default", **fields: JSON) -> Rule:
         """Change `enabled`, `settings` (all, or some by name) or `metadata` of a rule; what decides is a new version's.
 
-        A rule that was switched off so stays off, whatever its file says, until it is switched on so. Raises
+        A rule that is paused so (`enabled=False`) stays paused, whatever its file says, until it is resumed so. Raises
         `NotFound`.
         """
 
@@ -178,7 +178,7 @@ class ControlStore(Protocol):
         Due are rows that wait or are throttled and whose `next_ns` has come, those whose holder let the time pass, and
         after them those over budget, newest first, at most `over_budget` of them. Of what its holder let go `deaths`
         rises, and once it is above 0 the row is given out alone, with no other. At three deaths it is failed, "ended
-        the worker", with an error of each evaluator that has no outcome. A rule that is switched off gives out nothing.
+        the worker", with an error of each evaluator that has no outcome. A paused rule gives out nothing.
         Raises `Refused` where the version is not in force any more.
         """
 

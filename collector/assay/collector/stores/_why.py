@@ -111,7 +111,7 @@ def computed(seen: Seen) -> Why:
 
 def _kept_out(seen: Seen) -> str | None:
     if not seen.rule.enabled:
-        return "the rule is switched off"
+        return "the rule is paused"
     if reason := outside(seen.rule, seen.head):
         return reason
     if failed := [_failed(one) for one in seen.conditions if one.passes is False]:

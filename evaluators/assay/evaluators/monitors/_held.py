@@ -38,7 +38,7 @@ class Held:
         elif current.version != self.record.version:
             self.idle = f"version {self.record.version} was superseded by {current.version}"
         elif not current.enabled:
-            self.idle = "the rule is switched off"
+            self.idle = "the rule is paused"
         else:
             self.idle = self.barred or self.rests
         if current is not None and current.version == self.record.version:

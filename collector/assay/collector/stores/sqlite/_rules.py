@@ -24,7 +24,7 @@ class Kept(NamedTuple):
     id: int
     state: str  # "in force", "superseded" by another version, or "removed"
     active_from: int
-    off: int  # switched off by hand, which no file of rules undoes
+    off: int  # paused by hand, which no file of rules undoes
     data: str
 
     @property
