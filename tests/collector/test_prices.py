@@ -91,9 +91,7 @@ def test_an_unknown_provider_is_no_obstacle(provider: Any) -> None:
     assert read(genai("gpt-4o-mini", 1000, 100, gen_ai__provider__name=provider)).cost == pytest.approx(0.00021)
 
 
-def test_absurd_counts_and_clocks_cost_nothing_but_the_price() -> None:
-    more_cached_than_given = genai("gpt-4o-mini", 10, 100, gen_ai__usage__cache_read__input_tokens=500)
-    assert read(more_cached_than_given).cost == pytest.approx(10 * 0.15e-6 + 100 * 0.6e-6)
+def test_absurd_clocks_cost_nothing_but_the_price() -> None:
     beyond = RawSpan(
         trace_id="1" * 32, span_id="2" * 16, name="x", start_ns=2**63, attributes=genai("gpt-4o", 1, 1).attributes
     )

@@ -323,3 +323,13 @@ def test_an_experiment_inside_a_judgement_has_judgements_of_its_own(store):
     [own] = store.traces(kind="evaluator")
     assert own.name == ID
     assert [run.name for run in judgements.take()] == ["outer"]
+
+
+def test_a_call_to_an_endpoint_of_ones_own_has_no_price_anywhere():
+    def reply(ask):
+        return Completion(text='{"rationale": "It is.", "rating": "yes"}', model="gpt-4o", usage=Usage(1000, 100))
+
+    [feedback], runs = judged(relevance(reply), **CASE)
+    [call] = [run for run in runs if run.kind == "llm"]
+    assert (call.model, call.usage.input_tokens) == ("gpt-4o", 1000)
+    assert (call.cost, feedback.metadata["judge"].get("cost")) == (None, None)

@@ -22,6 +22,7 @@ from assay.tracer._json import cut_text, to_json
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._span import Clock, LiveSpan, mark_ok
 from assay.tracer.hints import no_option
+from assay.tracer.usage import usage_attributes
 
 JSON_MIME, TEXT_MIME = "application/json", "text/plain"
 _OPTIONS = ("kind", "inputs", "tags", "metadata", "attributes")  # of `span`
@@ -93,24 +94,17 @@ class Run:
         output_tokens: int | None = None,
         *,
         cost: float | None = None,
-        **details: int,
+        **details: Any,
     ) -> None:
         """Record tokens (and `details` such as `cache_read`), and the cost in US dollars, of this one model call.
 
-        OpenAI's names are known, too: `set_usage(**response.usage.model_dump())` records what it says.
+        Input tokens include those from the cache, output tokens include reasoning. The names of OpenAI, Anthropic and
+        Gemini are known, too: `set_usage(**response.usage.model_dump())` records what was reported, in this meaning.
         """
-        details = {k: v for k, v in details.items() if isinstance(v, int)}  # OpenAI's has dicts of finer counts
-        input_tokens = details.pop("prompt_tokens", None) if input_tokens is None else input_tokens
-        output_tokens = details.pop("completion_tokens", None) if output_tokens is None else output_tokens
-        details.pop("total_tokens", None)  # the sum of the two
-        given = {names.INPUT_TOKENS: input_tokens, names.OUTPUT_TOKENS: output_tokens, names.COST: cost}
-        given.update(
-            {
-                f"gen_ai.usage.{k}.input_tokens" if k.startswith("cache") else f"gen_ai.usage.{k}": v
-                for k, v in details.items()
-            }
-        )
-        self._span.set_attributes({k: v for k, v in given.items() if v is not None})
+        given: dict[str, Any] = usage_attributes(input_tokens, output_tokens, details)
+        if cost is not None:
+            given[names.COST] = cost
+        self._span.set_attributes(given)
 
     def set_attribute(self, key: str, value: object) -> None:
         """Record any other attribute; what OpenTelemetry cannot carry becomes JSON text."""

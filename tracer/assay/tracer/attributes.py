@@ -34,6 +34,7 @@ OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 # Assay's own
 DOCUMENTS_JSON: Final = "assay.documents"  # [{content, id, score, metadata}] as JSON, when documents ≠ outputs
 COST: Final = "assay.cost"  # USD, float
+UNPRICED: Final = "assay.cost.unknown"  # bool: no known price applies to this call
 LOCAL_ROOT: Final = "assay.local_root"  # span id (16 hex digits) of this process's root of the trace
 SPANS_STARTED: Final = "assay.spans.started"  # int, spans started under that local root so far
 SPANS_OPEN: Final = "assay.spans.open"  # int, of those, still open

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from assay.collector.dialects._feedback import read_feedback, via_of, written
     from assay.collector.dialects._langfuse_scores import langfuse_score
     from assay.collector.dialects._log import LogDialect, LogItem, read_log
-    from assay.collector.dialects._prices import cost, known_prices, learn_prices
+    from assay.collector.dialects._prices import cost, known_prices, learn_prices, price_applies, provider_at
     from assay.collector.dialects._raw import RawLog, RawSpan
     from assay.collector.dialects._read import Whole, read, read_whole
     from assay.collector.dialects._readable import from_readable
@@ -25,7 +25,7 @@ else:
         _feedback="read_feedback via_of written",
         _langfuse_scores="langfuse_score",
         _log="LogDialect LogItem read_log",
-        _prices="cost known_prices learn_prices",
+        _prices="cost known_prices learn_prices price_applies provider_at",
         _raw="RawLog RawSpan",
         _read="Whole read read_whole",
         _readable="from_readable",
@@ -51,6 +51,8 @@ __all__ = [
     "learn_prices",
     "log_fault",
     "log_once",
+    "price_applies",
+    "provider_at",
     "read",
     "read_feedback",
     "read_log",

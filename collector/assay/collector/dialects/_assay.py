@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._keys import TAKEN
-from assay.collector.dialects._values import count, documents, from_json, number, text
+from assay.collector.dialects._values import count, documents, from_json, text
+from assay.collector.dialects.reported_costs import dollars
 from assay.tracer import attributes as names
 
 
@@ -15,7 +16,7 @@ def assay(draft: Draft) -> None:
     if names.DOCUMENTS_JSON in attributes and (retrieved := documents(from_json(attributes[names.DOCUMENTS_JSON]))):
         fields["documents"] = retrieved
         del attributes[names.DOCUMENTS_JSON]
-    if names.COST in attributes and (cost := number(attributes[names.COST])) is not None:
+    if names.COST in attributes and (cost := dollars(attributes[names.COST])) is not None:
         fields["cost"] = cost
         del attributes[names.COST]
     if names.EXPERIMENT in attributes:

@@ -11,7 +11,9 @@ import orjson
 
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._keys import Below
-from assay.collector.dialects._values import CONTENTS, count, documents, from_json, number, text
+from assay.collector.dialects._values import CONTENTS, count, documents, from_json, text
+from assay.collector.dialects.reported_costs import dollars
+from assay.collector.dialects.token_counts import token_usage
 from assay.collector.records import JSON, Document, Usage
 
 WHOSE = {"session_id": ("session_id", "thread_id", "conversation_id"), "user_id": ("user_id",)}  # in this order
@@ -23,6 +25,9 @@ INPUT = {
     "cache_read": "cache_read.input_tokens",
     "cached_tokens": "cache_read.input_tokens",
     "cache_creation": "cache_creation.input_tokens",
+    "cache_creation_tokens": "cache_creation.input_tokens",
+    "cache_write": "cache_creation.input_tokens",
+    "cache_write_tokens": "cache_creation.input_tokens",
     "audio": "audio.input_tokens",
     "audio_tokens": "audio.input_tokens",
 }
@@ -37,9 +42,11 @@ NESTED = {
     **dict.fromkeys(("input_tokens_details", "prompt_tokens_details", "input_token_details"), INPUT),
     **dict.fromkeys(("output_tokens_details", "completion_tokens_details", "output_token_details"), OUTPUT),
 }
+ANTHROPIC = frozenset(("cache_read_input_tokens", "cache_creation_input_tokens"))
 FLAT = {
     "cache_read_input_tokens": "cache_read.input_tokens",
     "cache_creation_input_tokens": "cache_creation.input_tokens",
+    "cache_write_input_tokens": "cache_creation.input_tokens",
     "reasoning_tokens": "reasoning.output_tokens",
     **{f"input_{name}": detail for name, detail in INPUT.items()},
     **{f"output_{name}": detail for name, detail in OUTPUT.items()},
@@ -137,12 +144,27 @@ def strings(value: JSON) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else ()
 
 
-def usage(value: JSON) -> Usage | None:
-    """Tokens out of an object under the names of OpenAI, Anthropic or LangChain."""
+def usage(value: JSON, *, cache_apart: bool = False, reasoning_apart: bool = False) -> Usage | None:
+    """Tokens out of an object under the names of OpenAI, Anthropic or LangChain.
+
+    `cache_apart`, `reasoning_apart`: whether its sums are known to leave these parts out, see `token_usage`.
+    """
     if not isinstance(value, dict):
         return None
     given, made = _count(value, IN), _count(value, OUT)
-    return None if given is None and made is None else Usage(given or 0, made or 0, details(value))
+    if given is None and made is None:
+        return None
+    total = count(value.get("total_tokens", value.get("total")))
+    # Anthropic's own: without a sum, as everybody else has one
+    apart = total is None and count(value.get("input_tokens")) is not None and not ANTHROPIC.isdisjoint(value)
+    return token_usage(
+        given or 0,
+        made or 0,
+        details(value),
+        total=total,
+        cache_apart=apart or cache_apart,
+        reasoning_apart=reasoning_apart,
+    )
 
 
 def _count(value: Mapping[str, JSON], names: tuple[str, ...]) -> int | None:
@@ -173,7 +195,7 @@ def cost(value: JSON) -> float | None:
     if not isinstance(value, dict):
         return None
     for name in TOTALS:
-        if (total := number(value.get(name))) is not None:
+        if (total := dollars(value.get(name))) is not None:
             return total
-    parts = [part for part in map(number, value.values()) if part is not None]
+    parts = [part for part in map(dollars, value.values()) if part is not None]
     return sum(parts) if parts else None

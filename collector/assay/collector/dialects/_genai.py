@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.collector.dialects._draft import Draft, found_in
-from assay.collector.dialects._keys import Names, OfNames
+from assay.collector.dialects._keys import COSTS, Names, OfNames
 from assay.collector.dialects._messages import EVENTS, GIVEN, INSTRUCTIONS, MADE, choices, instructions, of_event
 from assay.collector.dialects._values import count, documents, from_json, new_usage, text
-from assay.collector.records import JSON
+from assay.collector.dialects.token_counts import token_usage
+from assay.collector.records import JSON, Usage
 from assay.tracer import attributes as names
 
 KINDS = {
@@ -28,27 +29,43 @@ KINDS = {
     "create_agent": "agent",
     "invoke_agent": "agent",
     "invoke_workflow": "chain",
+    "fetch_response": "chain",  # of a call that was counted when it was made
     "agent_step": "chain",  # of Vercel's AI SDK 7: one round of an agent
 }
-# Spans of these operations repeat what the model calls below them have used: counted there
-SUMMED = ("create_agent", "invoke_agent", "invoke_workflow", "agent_step")
+# Spans of these operations repeat what model calls have used: counted there
+SUMMED = ("create_agent", "invoke_agent", "invoke_workflow", "agent_step", "fetch_response")
 QUERY = "gen_ai.retrieval.query.text"
 INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
 OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
+PROVIDERS = ("gen_ai.provider.name", "gen_ai.system")
 USAGE = "gen_ai.usage."
 TOKENS = ((names.INPUT_TOKENS, f"{USAGE}prompt_tokens"), (names.OUTPUT_TOKENS, f"{USAGE}completion_tokens"))
 # By what each of them is called now, other names of what tokens were of; the others keep the names that they have
 DETAILS = {
     "cache_read_input_tokens": "cache_read.input_tokens",
     "cache_read_tokens": "cache_read.input_tokens",
+    "cache_read_input_tokens.input_tokens": "cache_read.input_tokens",  # of our tracer, given Anthropic's names
+    "prompt_tokens_details.cached_tokens": "cache_read.input_tokens",
     "cache_write_tokens": "cache_creation.input_tokens",
+    "cache_write_input_tokens": "cache_creation.input_tokens",
+    "cache_write.input_tokens": "cache_creation.input_tokens",
     "cache_creation_input_tokens": "cache_creation.input_tokens",
+    "cache_creation_input_tokens.input_tokens": "cache_creation.input_tokens",
+    "prompt_tokens_details.cache_creation_tokens": "cache_creation.input_tokens",
+    "completion_tokens_details.reasoning_tokens": "reasoning.output_tokens",
     "reasoning_tokens": "reasoning.output_tokens",
     "input_audio_tokens": "audio.input_tokens",
     "output_audio_tokens": "audio.output_tokens",
 }
-COSTS = tuple(USAGE + name for name in ("cost", "input_cost", "output_cost"))  # in dollars
-NO_DETAILS = frozenset((*(name for pair in TOKENS for name in pair), f"{USAGE}total_tokens", *COSTS))
+TOTALS = (f"{USAGE}total_tokens", "llm.usage.total_tokens")
+NO_DETAILS = frozenset((*(name for pair in TOKENS for name in pair), *TOTALS, *COSTS))
+# Senders whose counts leave out a part, by the beginning of their scope and the provider (any)
+CACHE_APART = (("opentelemetry.instrumentation.bedrock", ""), ("openlit", "anthropic"), ("openlit", "aws"))
+REASONING_APART = (
+    ("opentelemetry.instrumentation.google_generativeai", ""),
+    *(("openlit", provider) for provider in ("gemini", "google", "gcp", "vertex")),
+)
+LEAVING_OUT = tuple({named for named, _ in (*CACHE_APART, *REASONING_APART)})
 CONVERSATION = "gen_ai.conversation.id"
 RETRIEVED = "gen_ai.retrieval.documents"
 
@@ -61,7 +78,9 @@ def genai(draft: Draft) -> None:
     if kind := _kind(operation, attributes):
         fields.setdefault("kind", kind)
     _model(draft)
-    if operation not in SUMMED and not draft.sums:
+    if operation in SUMMED:
+        draft.sums = True
+    elif not draft.sums:
         _usage(draft)
     _content(draft)
     _retrieval(draft, operation)
@@ -96,10 +115,28 @@ def _usage(draft: Draft) -> None:
     (given_as, given), (made_as, made) = _counted(attributes, TOKENS[0]), _counted(attributes, TOKENS[1])
     if given_as is None and made_as is None:
         return
-    draft.fields["usage"] = new_usage(given, made, _details(attributes))
+    details = _details(attributes)
+    leaves_out = draft.span.scope.startswith(LEAVING_OUT)
+    draft.fields["usage"] = (
+        _with_parts(draft, given, made, details) if details or leaves_out else new_usage(given, made, details)
+    )
     for name in (given_as, made_as):
         if name is not None:
             del attributes[name]
+
+
+def _with_parts(draft: Draft, given: int, made: int, details: dict[str, int]) -> Usage:
+    """Return the usage with the parts that its sender is known, or is seen, to leave out."""
+    attributes, scope = draft.span.attributes, draft.span.scope
+    provider = next((said for name in PROVIDERS if (said := text(attributes.get(name)))), "")
+    return token_usage(
+        given,
+        made,
+        details,
+        total=next((tokens for name in TOTALS if (tokens := count(attributes.get(name))) is not None), None),
+        cache_apart=any(scope.startswith(named) and provider.startswith(by) for named, by in CACHE_APART),
+        reasoning_apart=any(scope.startswith(named) and provider.startswith(by) for named, by in REASONING_APART),
+    )
 
 
 def _counted(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> tuple[str | None, int]:

@@ -17,6 +17,13 @@ KNOWN, LONGEST, TOGETHER, IN_ALL = 4096, 200, 200, 1_000_000
 LISTED = re.compile(r"(?P<prefix>.+?)\.(?P<index>[0-9]{1,5})\.(?P<element>\w+)\.(?P<rest>.+)", re.DOTALL | re.ASCII)
 FILES = ("input.documents", "output.documents")  # namespaces, though they have a dot
 TAKEN = (names.DOCUMENTS_JSON, names.COST, names.EXPERIMENT)  # likewise
+# Names of reported costs, likewise: the cost of a call, or of its input and of its output
+TOTAL_COSTS = ("llm.cost.total", "gen_ai.usage.cost", "gen_ai.usage.total_cost", "operation.cost")
+PARTIAL_COSTS = (
+    ("llm.cost.prompt", "llm.cost.completion"),
+    ("gen_ai.usage.input_cost", "gen_ai.usage.output_cost"),
+)
+COSTS = frozenset((*TOTAL_COSTS, *(name for pair in PARTIAL_COSTS for name in pair)))
 MAX_INDEX = 10_000  # a list spread over attributes is bounded by its highest index
 
 
@@ -50,7 +57,7 @@ class Memo(dict[K, V], Generic[K, V]):
 
 class Namespaces(Memo[str, str]):
     """Name of an attribute → what stands before its first dot; of what is rare where that is in every span, more of it:
-    of feedback on a trace or session what stands after it, of files and of what Assay's dialect takes all.
+    of feedback on a trace or session what stands after it, of files, of costs and of what Assay's dialect takes all.
     """
 
     def __missing__(self, name: str) -> str:
@@ -59,7 +66,7 @@ class Namespaces(Memo[str, str]):
             prefix = rest.partition(".")[0]
         elif prefix in ("input", "output") and rest.startswith("documents."):
             prefix += ".documents"
-        elif name in TAKEN:
+        elif name in TAKEN or name in COSTS:
             prefix = name
         return self.keep(name, prefix, len(name)) if len(name) < LONGEST else prefix
 

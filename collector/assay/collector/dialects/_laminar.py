@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from assay.collector.dialects import _calls
 from assay.collector.dialects._draft import Draft, found_in
-from assay.collector.dialects._values import from_json, number
+from assay.collector.dialects._values import from_json
 
 KINDS = {
     "LLM": "llm",
@@ -14,22 +14,20 @@ KINDS = {
     "HUMAN_EVALUATOR": "evaluator",
     **dict.fromkeys(("DEFAULT", "EXECUTOR", "EVALUATION"), "chain"),
 }
-TYPE, COST = "lmnr.span.type", "gen_ai.usage.cost"
+TYPE = "lmnr.span.type"
 PROPERTIES = "lmnr.association.properties."
 METADATA = _calls.below(PROPERTIES + "metadata.")
 
 
 @found_in("lmnr")
 def laminar(draft: Draft) -> None:
-    """Take kind, inputs, outputs, documents, cost, session, user, tags and metadata; the rest of a call is GenAI's."""
+    """Take kind, inputs, outputs, documents, session, user, tags and metadata; the rest of a call is GenAI's."""
     fields = draft.fields
     _kind(draft)
     _calls.take(draft, "inputs", "lmnr.span.input", from_json)
     _calls.take(draft, "outputs", "lmnr.span.output", from_json)
     if not fields.get("documents") and (documents := _calls.retrieved(fields.get("outputs"))):
         fields["documents"] = documents
-    if not draft.sums:
-        _calls.take(draft, "cost", COST, number)
     _calls.take_whose(draft, PROPERTIES)
     _calls.take_metadata(draft, METADATA)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from assay.collector.dialects import _calls
 from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._values import count, from_json, text
-from assay.collector.records import JSON, Usage
+from assay.collector.dialects.token_counts import token_usage
+from assay.collector.records import JSON
 
 KINDS = {
     "generation": "llm",
@@ -65,10 +66,15 @@ def _usage(draft: Draft) -> None:
     if (used := _calls.usage(said)) is None:
         return
     if ("input" in said or "output" in said) and count(said.get("total")) != used.total_tokens:
-        used = Usage(_sum(said, "input"), _sum(said, "output"), used.details)
+        used = token_usage(_sum(said, "input") + _cached(said), _sum(said, "output"), dict(used.details))
     whole = said.keys() <= COUNTED and count(said.get("total")) in (None, used.total_tokens)
     if _calls.fill(draft, "usage", used) and whole:
         del attributes[USAGE]
+
+
+def _cached(said: dict[str, JSON]) -> int:
+    """Parts of the input under Anthropic's names."""
+    return sum(count(tokens) or 0 for name, tokens in said.items() if name.startswith("cache"))
 
 
 def _sum(said: dict[str, JSON], side: str) -> int:

@@ -6,8 +6,10 @@ import base64
 
 from assay.collector.dialects import _calls, _langchain
 from assay.collector.dialects._draft import Draft, found_in
-from assay.collector.dialects._values import count, from_json, number
-from assay.collector.records import JSON, Usage
+from assay.collector.dialects._values import count, from_json
+from assay.collector.dialects.reported_costs import dollars
+from assay.collector.dialects.token_counts import token_usage
+from assay.collector.records import JSON
 from assay.tracer import attributes as names
 
 # "prompt" fills in a template, "parser" reads a reply: steps of a chain both
@@ -81,14 +83,15 @@ def _usage(draft: Draft) -> None:
     given, made = count(attributes.get(names.INPUT_TOKENS)), count(attributes.get(names.OUTPUT_TOKENS))
     used = _calls.usage(said)
     if given is not None or made is not None:
-        used = Usage(given or 0, made or 0, _calls.details(said))
+        total = count(said.get("total_tokens"))
+        used = token_usage(given or 0, made or 0, _calls.details(said), total=total)
     if not _calls.fill(draft, "usage", used):
         return
     for name, tokens in ((names.INPUT_TOKENS, given), (names.OUTPUT_TOKENS, made)):
         if tokens is not None:
             del attributes[name]
-    if (total := number(said.get("total_cost"))) is not None:
-        fields.setdefault("cost", total)
+    if (cost := dollars(said.get("total_cost"))) is not None:
+        fields.setdefault("cost", cost)
 
 
 def _said(draft: Draft) -> dict[str, JSON]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.collector.dialects import _calls
 from assay.collector.dialects._draft import Draft, found_in
-from assay.collector.dialects._pydantic_ai import structured, take_cost, take_events
+from assay.collector.dialects._pydantic_ai import structured, take_events
 from assay.collector.dialects._values import from_json, text
 from assay.collector.records import JSON
 
@@ -36,10 +36,8 @@ def logfire(draft: Draft) -> None:
         _evaluation(draft)
     elif scope == "logfire.openai_agents":
         _agents(draft)
-        take_cost(draft)
     elif scope.startswith("logfire."):
         _call(draft)
-        take_cost(draft)
 
 
 def _tags(draft: Draft) -> None:

@@ -19,6 +19,7 @@ KINDS = {
 CALLS = ("llm", "embedding", "reranker")  # what uses tokens itself; agents and chains repeat those of calls below
 TYPE, TAGS = "mlflow.spanType", _calls.below("mlflow.traceTag.")
 USAGE, COST = "mlflow.chat.tokenUsage", "mlflow.llm.cost"
+FORMAT = "mlflow.message.format"  # whose API was called: the counts of "anthropic" and "gemini" leave out parts
 WHOSE = (
     ("session_id", names.SESSION, "mlflow.trace.session"),
     ("user_id", names.USER, "mlflow.trace.user"),
@@ -52,7 +53,9 @@ def _call(draft: Draft) -> None:
     fields = draft.fields
     _calls.take(draft, "model", "mlflow.llm.model", _text)
     _calls.take_cost(draft, COST)
-    _calls.take(draft, "usage", USAGE, lambda value: _calls.usage(from_json(value)))
+    api = _text(draft.attributes.get(FORMAT))
+    apart = {"cache_apart": api == "anthropic", "reasoning_apart": api == "gemini"}
+    _calls.take(draft, "usage", USAGE, lambda value: _calls.usage(from_json(value), **apart))
     outputs = fields.get("outputs")
     if isinstance(outputs, dict) and (used := _calls.usage(outputs.get("usage"))):
         fields.setdefault("usage", used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set
 from typing import Any
 
@@ -10,7 +11,8 @@ from assay.collector.dialects._keys import OfNames, namespace
 from assay.collector.dialects._openinference_annotations import read_annotations
 from assay.collector.dialects._openinference_documents import INPUT_FILES, OUTPUT_FILES, files, retrieved
 from assay.collector.dialects._openinference_messages import messages
-from assay.collector.dialects._values import count, from_json, new_usage, number, take_list, text
+from assay.collector.dialects._values import count, from_json, take_list, text
+from assay.collector.dialects.token_counts import token_usage
 from assay.collector.records import JSON
 from assay.tracer import attributes as names
 
@@ -34,12 +36,18 @@ RARE = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))  # n
 MODELLED = RARE - {"retrieval"}  # of these those in which a model is named
 FEEDBACK = frozenset(("annotations", "evaluations"))
 FILES = frozenset((INPUT_FILES, OUTPUT_FILES))
+HAYSTACK = "openinference.instrumentation.haystack"
+IN_REPR = {
+    "cached_tokens": "cache_read.input_tokens",
+    "cache_read_input_tokens": "cache_read.input_tokens",
+    "cache_creation_input_tokens": "cache_creation.input_tokens",
+    "reasoning_tokens": "reasoning.output_tokens",
+}
 # Of these kinds some instrumentors (smolagents, CrewAI) give the sum of the calls below: counted there
 SUMMED = frozenset(("agent", "chain"))
 GIVEN, MADE, TOTAL = "llm.token_count.prompt", "llm.token_count.completion", "llm.token_count.total"
 DECIDED = ("decision.token_count.input", "decision.token_count.output")
-COST, COSTS = "llm.cost.total", ("llm.cost.prompt", "llm.cost.completion")
-COUNTED = (GIVEN, MADE, COST, *COSTS)
+COUNTED = (GIVEN, MADE, "llm.cost.total", "llm.cost.prompt", "llm.cost.completion")
 DETAILS = {
     "llm.token_count.prompt_details.cache_read": "cache_read.input_tokens",
     "llm.token_count.prompt_details.cache_input": "cache_read.input_tokens",
@@ -146,14 +154,9 @@ def _tokens(draft: Draft) -> None:
     if attributes.keys().isdisjoint(COUNTED):
         return
     if fields.get("kind") in SUMMED and str(draft.span.attributes.get(names.KIND)).upper() != "DECISION":
-        draft.sums = draft.sums or GIVEN in attributes or MADE in attributes
+        draft.sums = True
         return
     _usage(draft, GIVEN, MADE)
-    if (cost := number(attributes.get(COST))) is not None:
-        fields.setdefault("cost", cost)
-        del attributes[COST]
-    elif None not in (parts := [number(attributes.get(name)) for name in COSTS]):
-        fields.setdefault("cost", sum(part for part in parts if part is not None))
 
 
 def _usage(draft: Draft, input: str, output: str) -> None:
@@ -161,11 +164,12 @@ def _usage(draft: Draft, input: str, output: str) -> None:
     given, made = count(attributes.get(input)), count(attributes.get(output))
     if (given is None and made is None) or "usage" in draft.fields:
         return
-    draft.fields["usage"] = usage = new_usage(given or 0, made or 0, _details(attributes))
+    total, details = count(attributes.get(TOTAL)), _details(attributes) or _of_haystack(draft)
+    draft.fields["usage"] = usage = token_usage(given or 0, made or 0, details, total=total)
     for name, tokens in ((input, given), (output, made)):
         if tokens is not None:
             del attributes[name]
-    if attributes.get(TOTAL) == usage.total_tokens:
+    if total is not None and total in (usage.total_tokens, (given or 0) + (made or 0)):
         del attributes[TOTAL]
 
 
@@ -182,6 +186,16 @@ def _details(attributes: dict[str, Any]) -> dict[str, int]:
         if (tokens := count(attributes.get(key))) is not None and details.setdefault(name, tokens) == tokens:
             del attributes[key]
     return details
+
+
+def _of_haystack(draft: Draft) -> dict[str, int]:
+    """Return the finer counts that the instrumentor of Haystack leaves in the `repr` of the reply."""
+    outputs = draft.span.attributes.get(names.OUTPUT_VALUE)
+    if draft.span.scope != HAYSTACK or not isinstance(outputs, str):
+        return {}
+    said = outputs[outputs.rfind("'usage':") :] if "'usage':" in outputs else ""
+    found = ((name, re.search(rf"\b{key}'?[:=] ?([0-9]{{1,15}})\b", said)) for key, name in IN_REPR.items())
+    return {name: int(match[1]) for name, match in found if match}
 
 
 # What there is to do for a span with attributes in one of these namespaces, in this order

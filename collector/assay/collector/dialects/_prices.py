@@ -8,15 +8,18 @@ and a third of a second, with 16 MB, to begin with: a process that is told what 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.collector.dialects._draft import Draft
-from assay.collector.dialects._keys import Memo
+from assay.collector.dialects._keys import COSTS, Memo
 from assay.collector.dialects._values import text
+from assay.collector.dialects.reported_costs import take_reported_cost
 from assay.collector.records import Usage
+from assay.tracer import attributes as names
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice
@@ -29,6 +32,8 @@ DETAILS = {
     "audio.input_tokens": "input_audio_tokens",
     "audio.output_tokens": "output_audio_tokens",
 }
+ADDRESS = "server.address"
+UNPRICED = names.UNPRICED
 HOUR_NS = 3_600_000_000_000
 LONGEST = 200  # characters of a model's name
 MILLION = 1_000_000
@@ -44,11 +49,12 @@ class Price(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Whose price it is, and in which hour since 1970."""
+    """Whose price it is, in which hour since 1970, and the address of the endpoint, if it is known."""
 
     model: str
     provider: str | None
     hour: int
+    address: str | None = None
 
 
 _known: Memo[Asked, Price | None] = Memo()  # None: it knows no such model
@@ -68,21 +74,49 @@ def learn_prices(known: Mapping[Asked, Price | None]) -> None:
 def prices(draft: Draft) -> None:
     """Fill in what a call has cost from its model and its tokens, unless its sender said so."""
     fields = draft.fields
+    if "cost" not in fields and not COSTS.isdisjoint(draft.namespaces):
+        take_reported_cost(draft)
     if "usage" in fields and "cost" not in fields and "model" in fields:
         fields["cost"] = cost(fields["model"], fields["usage"], draft.span.attributes, draft.span.start_ns)
 
 
 def cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_ns: int) -> float | None:
-    """US dollars; None for a model that genai-prices does not know, and for counts that make no sense."""
-    if len(model) > LONGEST:
+    """US dollars; None for a model that genai-prices does not know, and for an endpoint to which no price applies."""
+    if len(model) > LONGEST or UNPRICED in attributes:
         return None
     provider = None if attributes.keys().isdisjoint(PROVIDERS) else _provider(attributes)
-    asked = Asked(model, provider, start_ns // HOUR_NS)
+    address = text(attributes.get(ADDRESS))
+    asked = Asked(model, provider, start_ns // HOUR_NS, address and address[:LONGEST])
     try:
         price = _known[asked]
     except KeyError:
-        price = _known.keep(asked, _linear(asked), len(model))
+        price = _known.keep(asked, _linear(asked), len(model) + len(address or ""))
     return None if price is None else _cost(asked, price, usage)
+
+
+def price_applies(address: str | None) -> bool:
+    """Return whether models at an address have the prices that genai-prices knows; None: the address is not known.
+
+    The address is a base URL or a host. A model at an endpoint that genai-prices does not know, such as a server of
+    one's own, has no price, whatever it is called there.
+    """
+    return not address or provider_at(address) is not None
+
+
+@lru_cache(maxsize=1024)
+def provider_at(address: str) -> str | None:
+    """Return the name of the provider at a base URL or host; None for one that genai-prices does not know."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    url = address if "://" in address else f"https://{address}"
+    try:
+        provider = get_snapshot().find_provider(None, None, url)
+    except LookupError:
+        return None
+    # The patterns match beginnings: `https://api.openai.com.example.org` is somebody else's
+    known = re.match(provider.api_pattern, url)
+    is_longer = known is not None and known[0][-1:] not in ("/", ".") and re.match(r"[\w.-]", url[known.end() :])
+    return None if is_longer else provider.id
 
 
 def _provider(attributes: Mapping[str, Any]) -> str | None:
@@ -101,7 +135,9 @@ def _cost(asked: Asked, price: Price, usage: Usage) -> float | None:
 
 @lru_cache(maxsize=1024)
 def _model(asked: Asked) -> ModelPrice | None:
-    model, provider, hour = asked
+    model, provider, hour, address = asked
+    if not price_applies(address):
+        return None
     try:
         return _of_snapshot(model, provider, datetime.fromtimestamp(hour * 3600, UTC))
     except (LookupError, ValueError, OverflowError, OSError):  # an unknown model; a clock beyond the calendar

@@ -11,19 +11,18 @@ from typing import Any
 from assay.collector.dialects._calls import fill
 from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._messages import instructions, of_events
-from assay.collector.dialects._values import from_json, number, text
+from assay.collector.dialects._values import from_json, text
 from assay.collector.records import JSON
 
 SCOPE = "pydantic-ai"
 HISTORY, EVENTS = "pydantic_ai.all_messages", "all_messages_events"  # of a run; the latter up to version 1
 NEW = "pydantic_ai.new_message_index"  # of the first message that is not of a run before
 RESULT = "final_result"
-COST = "operation.cost"
 
 
 @found_in(scope=SCOPE)
 def pydantic_ai(draft: Draft) -> None:
-    """Take what an agent was asked and has answered, a tool's call, messages in one attribute, what a call has cost."""
+    """Take what an agent was asked and has answered, a tool's call, messages in one attribute."""
     if draft.span.scope != SCOPE:
         return
     attributes, fields = draft.attributes, draft.fields
@@ -35,7 +34,6 @@ def pydantic_ai(draft: Draft) -> None:
         take_events(draft)
     elif "tools" in attributes and draft.span.name.startswith("running "):
         fields.setdefault("kind", "chain")
-    take_cost(draft)
 
 
 def _agent(draft: Draft) -> None:
@@ -96,14 +94,6 @@ def take_events(draft: Draft, *, answered: bool = False) -> None:
     filled = [fill(draft, field, said) for field, said in (("inputs", given), ("outputs", made)) if said]
     if filled and all(filled):
         del draft.attributes["events"]
-
-
-def take_cost(draft: Draft) -> None:
-    """What its sender says that a call has cost; agents repeat the sum of their calls."""
-    cost = number(draft.attributes.get(COST))
-    if cost is not None and cost >= 0 and draft.fields.get("kind") != "agent":
-        draft.fields.setdefault("cost", cost)
-        del draft.attributes[COST]
 
 
 def structured(value: JSON) -> JSON:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Set
 from assay.collector.dialects._draft import Dialect, Draft
 from assay.collector.dialects._faults import name_of
 from assay.collector.dialects._haystack import OPERATIONS
+from assay.collector.dialects._keys import COSTS
 from assay.collector.dialects._openinference import FEEDBACK, FILES, KINDS, RARE, WHOSE, whose
 from assay.collector.dialects._values import from_json
 from assay.tracer import attributes as names
@@ -18,7 +19,7 @@ from assay.tracer import attributes as names
 FINDS = ("retriever", "reranker")  # kinds whose outputs may be documents
 # Dialects that find nothing in such spans: beside OpenInference those that are given all
 IDLE = frozenset(("openinference", "haystack", "evaluations", "retrieval", "prices"))
-NEVER = frozenset(("haystack", *RARE, *FEEDBACK, *FILES))  # namespaces
+NEVER = frozenset(("haystack", *RARE, *FEEDBACK, *FILES, *COSTS))  # namespaces
 JSON_TYPE = "application/json"
 
 

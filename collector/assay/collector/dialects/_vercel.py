@@ -11,7 +11,8 @@ from typing import Any
 from assay.collector.dialects._calls import take
 from assay.collector.dialects._draft import Draft, found_in
 from assay.collector.dialects._values import as_text, count, document, from_json, number, text
-from assay.collector.records import JSON, Document, Usage
+from assay.collector.dialects.token_counts import token_usage
+from assay.collector.records import JSON, Document
 
 OPERATION = "ai.operationId"
 CALLS = {"doGenerate": "llm", "doStream": "llm", "doEmbed": "embedding", "doRerank": "reranker"}
@@ -35,6 +36,8 @@ DETAILS = {
     "cache_creation.input_tokens": ("ai.usage.inputTokenDetails.cacheWriteTokens",),
     "reasoning.output_tokens": ("ai.usage.outputTokenDetails.reasoningTokens", "ai.usage.reasoningTokens"),
 }
+# Up to version 5 the input tokens of these providers leave out those from the cache; version 6 says what it includes
+APART, INCLUDED = ("anthropic", "bedrock"), "ai.usage.inputTokenDetails.cacheReadTokens"
 TOLD = "ai.telemetry.metadata."
 SESSIONS, USERS = ("sessionId", "session_id", "session.id"), ("userId", "user_id", "user.id")
 
@@ -115,7 +118,14 @@ def _usage(draft: Draft) -> None:
     if (given is None and made is None) or "usage" in fields:
         return
     details = {name: counted for name, keys in DETAILS.items() if (counted := _counted(attributes, keys))}
-    fields["usage"] = Usage(given or 0, made or 0, details)
+    provider = attributes.get("ai.model.provider")
+    fields["usage"] = token_usage(
+        given or 0,
+        made or 0,
+        details,
+        total=count(attributes.get("ai.usage.totalTokens")),
+        cache_apart=INCLUDED not in attributes and isinstance(provider, str) and any(p in provider for p in APART),
+    )
 
 
 def _counted(attributes: dict[str, Any], names: tuple[str, ...]) -> int | None:

@@ -23,6 +23,10 @@ def price_of(model: str, base_url: str | None) -> tuple[float, float] | None:
     from genai_prices import Usage as Billed
     from genai_prices import calc_price
 
+    from assay.collector.dialects import price_applies
+
+    if not price_applies(base_url):
+        return None
     try:
         price = calc_price(Billed(input_tokens=1, output_tokens=1), model, provider_api_url=base_url)
     except LookupError:
@@ -36,16 +40,8 @@ def cost_of(judge: Judge, usage: Usage) -> float | None:
         return (usage.input_tokens * judge.price[0] + usage.output_tokens * judge.price[1]) / MILLION
     if judge.prices is None:
         return None
-    from assay.collector.dialects import cost  # tiers, cached tokens, prices that change with the time of day
+    # with tiers, cached tokens, prices that change with the time of day
+    from assay.collector.dialects import cost, provider_at
 
-    return cost(judge.model, usage, {"gen_ai.provider.name": _provider(judge.base_url)}, time.time_ns())
-
-
-@lru_cache(maxsize=256)
-def _provider(base_url: str | None) -> str | None:
-    from genai_prices.data_snapshot import get_snapshot
-
-    try:
-        return get_snapshot().find_provider(None, None, base_url).id
-    except LookupError:
-        return None
+    provider = provider_at(judge.base_url) if judge.base_url else None
+    return cost(judge.model, usage, {"gen_ai.provider.name": provider}, time.time_ns())

@@ -21,6 +21,7 @@ from assay.evaluators.judges._ask import Answer, Ask
 from assay.evaluators.judges._prompts import Prompt
 from assay.evaluators.protocol import Judgements, Skip, Untraced, judging, no_trace, surroundings
 from assay.tracer import Run, span
+from assay.tracer import attributes as names
 from assay.tracer.capture import Captured, capture
 from assay.tracer.spans import apart, current, to_json
 
@@ -116,7 +117,7 @@ class _Question:
         if told or answer.notes:
             self._run.set_metadata({**told, **({"notes": list(answer.notes)} if answer.notes else {})})
         if not answer.cached and answer.usage is not None:
-            self._run.set_usage(answer.usage.input_tokens, answer.usage.output_tokens, cost=answer.cost)
+            self._spent(answer.usage.input_tokens, answer.usage.output_tokens, answer.cost)
 
     def failed(self, reply: str | None, spent: Mapping[str, Any]) -> None:
         """What came back that is no answer, if anything, and what that took."""
@@ -124,7 +125,14 @@ class _Question:
             return
         if reply is not None:
             self._run.set_outputs(reply)
-        self._run.set_usage(spent.get("input_tokens"), spent.get("output_tokens"), cost=spent.get("cost"))
+        self._spent(spent.get("input_tokens"), spent.get("output_tokens"), spent.get("cost"))
+
+    def _spent(self, input_tokens: int | None, output_tokens: int | None, cost: float | None) -> None:
+        """Record tokens and cost. Without a cost no price applies, and the model's name must not give one."""
+        if self._run is not None:
+            self._run.set_usage(input_tokens, output_tokens, cost=cost)
+            if cost is None:
+                self._run.set_attribute(names.UNPRICED, True)
 
 
 def _judged(case: Case) -> Mapping[str, JSON]:
