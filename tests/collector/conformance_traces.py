@@ -1075,6 +1075,18 @@ def test_an_experiment_goes_with_its_traces_and_feedback(store: Store) -> None:
     assert not store.delete_experiment("e")
 
 
+def test_a_session_that_goes_on_is_on_one_page_once(store: Store) -> None:
+    at = [{"session_id": f"s{n}", "start_ns": START + n * SECOND, "end_ns": START + n * SECOND} for n in range(4)]
+    store.append([run(**fields) for fields in at])
+    first = store.sessions(limit=2)
+    later = {"start_ns": START + 9 * SECOND, "end_ns": START + 9 * SECOND}
+    store.append([run(**{**fields, **later}) for fields in (at[0], at[3])])
+    second = store.sessions(limit=2, cursor=first.next)
+    assert [one.session_id for one in (*first, *second)] == ["s3", "s2", "s1", "s0"]
+    assert second.next is None
+    assert [one.session_id for one in store.sessions(limit=2)] == ["s3", "s0"]
+
+
 def test_pages_of_sessions_follow_each_other(store: Store) -> None:
     store.append([run(session_id=f"s.{n * 7 % 10}") for n in range(40)])
     seen, cursor = [], None

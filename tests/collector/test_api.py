@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -152,7 +153,8 @@ def test_an_item_of_a_queue_is_resolved(api: httpx.Client, store: SQLiteStore) -
 def test_openapi_describes_bodies_and_answers(api: httpx.Client) -> None:
     found = api.get("/openapi.json").json()
     body = found["paths"]["/api/feedback"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body == {"type": "array", "items": {"$ref": "#/components/schemas/Feedback"}}
+    one = {"$ref": "#/components/schemas/Feedback"}
+    assert body == {"anyOf": [{"type": "array", "items": one}, one]}
     assert "outcome" in found["components"]["schemas"]["Feedback"]["properties"]
     assert api.get("/docs").status_code == 200
 
@@ -227,3 +229,24 @@ def test_a_store_that_closed_under_its_server_asks_to_come_again(tmp_path):
         store.close()
         for path in ("/api/count", "/datasets"):
             assert client.get(path).status_code == 503
+
+
+def test_one_feedback_may_be_sent_as_an_object(api: httpx.Client) -> None:
+    one = {"target": {"trace_id": "1" * 32}, "key": "k", "score": 1}
+    for body in (one, [one]):
+        answer = api.post("/api/feedback", json=body)
+        assert (answer.status_code, len(answer.json())) == (200, 1)
+    assert [row["key"] for row in api.get("/api/feedback").json()["items"]] == ["k"]
+
+
+def test_openapi_declares_errors_and_the_type_of_metrics(api: httpx.Client) -> None:
+    described = api.get("/openapi.json").json()["paths"]
+    metrics = described["/metrics"]["get"]["responses"]["200"]["content"]
+    assert list(metrics) == [api.get("/metrics").headers["content-type"]]
+    for status, params in (("400", {"limit": "x"}), ("400", {"nonsense": "1"})):
+        answer = api.get("/api/traces", params=params)
+        assert str(answer.status_code) == status
+        schema = described["/api/traces"]["get"]["responses"][status]["content"]["application/json"]["schema"]
+        assert answer.json().keys() == schema["properties"].keys()
+    assert "422" in described["/api/aggregate"]["get"]["responses"]
+    assert "HTTPValidationError" not in json.dumps(described)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from google.rpc.status_pb2 import Status
 from assay.collector.api._tries import ADDRESSES, BURST, Tries
 from assay.collector.client import HTTPStore
 from assay.collector.errors import Forbidden, NotFound, Refused
+from assay.collector.filters import Filter
 from assay.collector.records import Amendment, Example, Experiment, Feedback, Key, OpenRun, ProcessReport, Rule, Target
 from assay.collector.server import Server
 from assay.collector.stores import ControlStore, TraceStore
@@ -94,6 +96,22 @@ def test_keys_that_are_required_must_exist(store, monkeypatch):
     monkeypatch.delenv("ASSAY_API_KEY", raising=False)
     with pytest.raises(Refused, match="with --require-key it needs an API key: set ASSAY_API_KEY"):
         Server(store, require_key=True)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_another_sites_page_reads_nothing_on_loopback(store, method):
+    with Server(store) as server:
+        for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200), ("same-site", 200)):
+            answer = httpx.request(method, f"{server.url}/", headers={"sec-fetch-site": site}, timeout=60)
+            assert answer.status_code == status
+
+
+@pytest.mark.parametrize("hosts", [[], ["127.0.0.1", "evil.test"], ["127.0.0.1", "127.0.0.1"]])
+def test_a_request_has_one_host(store, hosts):
+    with Server(store) as server, socket.create_connection(("127.0.0.1", server.port)) as sender:
+        lines = ["GET /api/traces HTTP/1.1", *(f"Host: {host}" for host in hosts), "Connection: close", "", ""]
+        sender.sendall("\r\n".join(lines).encode())
+        assert sender.makefile("rb").readline().split()[1] == b"400"
 
 
 # Names
@@ -261,7 +279,8 @@ def theirs(store: SQLiteStore) -> str:
     """The trace of another project, with feedback."""
     store.append([kept := run(project="q", session_id="s")])
     store.add_feedback([Feedback(target=Target(trace_id=kept.trace_id), key="k", score=1.0)])
-    store.save_experiment(Experiment(id="e", name="e", dataset="d", project="q"))
+    for id in ("e", "e" * 32):
+        store.save_experiment(Experiment(id=id, name=id, dataset="d", project="q"))
     return kept.trace_id
 
 
@@ -292,12 +311,7 @@ def test_what_is_anothers_is_not_changed(mine, theirs, store):
     attempts = [
         lambda: mine.append([run(trace_id=theirs, project="p")]),
         lambda: mine.append([run(project="q")]),
-        lambda: mine.add_feedback([Feedback(target=Target(trace_id=theirs), key="k", score=0.0)]),
         lambda: mine.add_feedback([Feedback(target=Target(session_id="s"), key="k", score=0.0)]),
-        lambda: mine.add_feedback([Feedback(target=Target(experiment_id="e"), key="k", score=0.0)]),
-        lambda: mine.feedbacks(target=Target(experiment_id="e")),
-        lambda: mine.feedbacks(target=Target(trace_id=theirs)),
-        lambda: mine.amend(theirs, "1" * 16, {"inputs": "x"}),
         lambda: mine.traces(project="q"),
         lambda: mine.add_running([OpenRun(trace_id=theirs, span_id="1" * 16, name="n")]),
         lambda: mine.add_reports([ProcessReport(instance="i", reported_ns=1, project="q")]),
@@ -314,6 +328,39 @@ def test_what_is_anothers_is_not_changed(mine, theirs, store):
             attempt()
     assert store.trace(theirs).feedback[0].score == 1.0
     assert store.experiment("e").project == "q"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda mine, trace, _: mine.trace(trace),
+        lambda mine, trace, _: mine.run(trace),
+        lambda mine, trace, _: mine.tree(trace),
+        lambda mine, trace, _: mine.many([trace]),
+        lambda mine, trace, _: mine.explain(trace, Filter()),
+        lambda mine, trace, _: mine.feedbacks(target=Target(trace_id=trace)),
+        lambda mine, trace, _: mine.amend(trace, "1" * 16, {"inputs": "x"}),
+        lambda mine, trace, _: mine.feedback(trace, "k", 0.0).id,
+        lambda mine, trace, _: mine.add_feedback([Feedback(target=Target(trace_id=trace), key="k", score=0.0)]),
+        lambda mine, trace, _: mine.append([], [Feedback(target=Target(trace_id=trace), key="k", score=0.0)]),
+        lambda mine, _, one: mine.experiment(one),
+        lambda mine, _, one: mine.scores(one),
+        lambda mine, _, one: mine.feedbacks(target=Target(experiment_id=one)),
+        lambda mine, _, one: mine.add_feedback([Feedback(target=Target(experiment_id=one), key="k", score=0.0)]),
+    ],
+)
+def test_what_is_anothers_is_answered_as_what_is_not_there(mine, theirs, store, ask):
+    def answer(trace_id: str, experiment: str) -> str:
+        try:
+            found = repr(ask(mine, trace_id, experiment))
+        except Exception as error:
+            found = repr(error)
+        return found if len(found) == 34 else found.replace(trace_id, "ID").replace(experiment, "ID")
+
+    unknown = "a" * 32
+    there, absent = answer(theirs, "e" * 32), answer(unknown, "f" * 32)
+    assert there == absent or len(there) == len(absent) == 34  # ids of feedback
+    assert [row.score for row in store.trace(theirs).feedback] == [1.0]
 
 
 def test_what_is_said_of_anothers_run_before_it_comes_is_not_in_it(mine, store):

@@ -128,6 +128,16 @@ def test_while_the_reserve_is_given_up_only_what_makes_room_is_written(tmp_path:
         assert eventually(lambda: works(lambda: store.append([run()])), True)
 
 
+def test_a_reserve_is_kept_while_everything_is_in_the_log(tmp_path: Path) -> None:
+    file, log, kept = (tmp_path / f"assay.db{end}" for end in ("", "-wal", ".reserve"))
+    file.write_bytes(bytes(4096))
+    with log.open("wb") as made:
+        made.truncate(100 * 2**20)
+    reserve = Reserve(str(file))
+    assert reserve.keep()
+    assert kept.stat().st_size >= 100 * 2**20  # the database grows by as much when the log is emptied
+
+
 def test_a_reserve_grows_with_its_database_and_is_private(tmp_path: Path) -> None:
     file, kept = tmp_path / "assay.db", tmp_path / "assay.db.reserve"
     file.write_bytes(b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.collector.filters import Filter
 from assay.collector.stores.sqlite import SQLiteStore, inspect
 from assay.collector.stores.sqlite._schema import PAGE_SIZE
 from collector import version_1
@@ -122,3 +124,12 @@ def test_an_older_files_pages_are_made_anew_as_the_docs_say(tmp_path: Path) -> N
     with SQLiteStore(file) as store:
         assert store.stats()["page_bytes"] == PAGE_SIZE
         assert (store.trace(version_1.TRACE).trace_id, store.check(deep=True)) == (version_1.TRACE, [])
+
+
+def test_a_vacuum_says_what_it_freed_although_somebody_reads(store: SQLiteStore, file: Path) -> None:
+    store.append([run(inputs=random.Random(n).randbytes(20_000).hex()) for n in range(50)])
+    store.delete(Filter(name="answer"))
+    with closing(sqlite3.connect(file)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM traces").fetchone()
+        assert store.vacuum() > 500_000

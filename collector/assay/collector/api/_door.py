@@ -16,7 +16,7 @@ from assay.collector.errors import Refused, Unavailable
 from assay.collector.records import Key
 
 Headers = Collection[tuple[str | bytes, str | bytes]]
-CODES = {401: 16, 403: 7, 429: 8, 503: 14}  # google.rpc.Code of each status
+CODES = {400: 3, 401: 16, 403: 7, 429: 8, 503: 14}  # google.rpc.Code of each status
 MAY = {"admin": "administer", "feedback": "give feedback"}  # other needs are verbs
 MASTER = "ASSAY_API_KEY"  # the id of the key that this variable holds
 NEEDED = "an API key is needed: send it as 'Authorization: Bearer …' (ASSAY_API_KEY for our clients)"

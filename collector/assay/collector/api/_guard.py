@@ -53,7 +53,8 @@ class Guard:
         if self.scopes.is_open(scope["path"]):
             access: Access | Refusal = self._known(scope, headers)
         else:
-            access = _elsewhere(scope, headers) or await self._access(scope, headers)
+            refusal = _without_one_host(scope, headers) or _elsewhere(scope, headers)
+            access = refusal or await self._access(scope, headers)
         if isinstance(access, Refusal):
             if self.scopes.has_pages and _is_for_a_reader(scope, headers):
                 return await _page(scope, access)(scope, receive, send)
@@ -71,7 +72,8 @@ class Guard:
     async def _access(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | Refusal:
         address = (scope.get("client") or ("",))[0]
         if not self.door.locked:
-            return _misnamed(scope, headers) or await self._unlocked(scope, headers, address)
+            refusal = _misnamed(scope, headers) or _from_another_site(scope, headers)
+            return refusal or await self._unlocked(scope, headers, address)
         if (session := await self._session(scope, headers, address)) is not None:
             return session
         return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
@@ -114,6 +116,21 @@ def _elsewhere(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
     if scope["method"] not in READING and authority(origin) != _text(headers, b"host") and not scope.get(ALLOWED):
         return Refusal(403, f"a page of {origin!r} may not write here")
     return None
+
+
+def _without_one_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """Return the refusal of a request with two `Host` headers, of which others may read the other one, or with none."""
+    if len(headers) == len(scope["headers"]) and b"host" in headers:
+        return None
+    count = sum(name == b"host" for name, _ in scope["headers"])
+    return None if count == 1 else Refusal(400, f"a request must have one Host header, not {count}")
+
+
+def _from_another_site(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """Return the refusal of what a browser loads for another site's page; keys would keep it out elsewhere."""
+    if headers.get(b"sec-fetch-site") != b"cross-site" or scope.get(ALLOWED):
+        return None
+    return Refusal(403, "a page of another site sent this request; open the address directly")
 
 
 def _misnamed(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:

@@ -11,6 +11,19 @@ from fastapi.openapi.utils import get_openapi
 
 from assay.collector.api._routes import Row
 
+_TEXT = {"type": "string"}
+_ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}, "message": {"type": "string"}},
+    "required": ["error", "message"],
+}
+_ERRORS = {
+    status: {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+    for status, description in (
+        ("400", "Refused: an argument or the body cannot be used; the message names it"),
+        ("422", "Too slow: the question takes longer than a server allows; narrow it"),
+    )
+}
 REFERENCE = "#/components/schemas/{name}"
 
 
@@ -37,6 +50,10 @@ def _described(app: FastAPI, rows: Sequence[Row]) -> dict[str, Any]:
             operation["requestBody"] = {"required": True, "content": _json(next(by_kind))}
         if row.answers is not None:
             operation["responses"]["200"] = {"description": "Done", "content": _json(next(by_kind))}
+        if row.media:
+            operation["responses"]["200"] = {"description": "Done", "content": {row.media: {"schema": _TEXT}}}
+        if row.needs != "open":
+            operation["responses"] |= _ERRORS
     return description
 
 

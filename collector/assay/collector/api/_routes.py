@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, is_dataclass
+from typing import Any, get_args
 
 from fastapi import FastAPI
 
@@ -26,12 +26,16 @@ class Row:
     says: str
     takes: Any = None
     answers: Any = None
+    media: str = ""  # the type of an answer that is no JSON
 
 
 def row(call: Call, run: Callable[..., Any] | None = None) -> Row:
     """The route of a verb of the store; or of `run`, a function whose first argument is the store."""
-    handler = Endpoint(call, run)
-    return Row(call.method, call.path, call.needs, handler, call.name, call.tag, call.says, call.takes, call.answers)
+    handler, takes = Endpoint(call, run), call.takes
+    if call.listed and call.listed is call.whole:
+        [item] = get_args(takes)
+        takes = takes | item if is_dataclass(item) else takes  # one record may be sent as it is
+    return Row(call.method, call.path, call.needs, handler, call.name, call.tag, call.says, takes, call.answers)
 
 
 def verbs(table: type) -> Iterator[Row]:
@@ -51,9 +55,10 @@ def beside(run: Callable[..., Any], request: str, tag: str) -> Row:
     return row(call_of(run, request, tag=tag), run)
 
 
-def health(path: str, needs: Needs, handler: Callable[..., Any], answers: Any = None) -> Row:
+def health(path: str, needs: Needs, handler: Callable[..., Any], answers: Any = None, media: str = "") -> Row:
     """The route of what needs no record."""
-    return Row("GET", path, needs, handler, handler.__name__, "health", handler.__doc__ or "", answers=answers)
+    says = handler.__doc__ or ""
+    return Row("GET", path, needs, handler, handler.__name__, "health", says, answers=answers, media=media)
 
 
 def langfuse(path: str, handler: Callable[..., Any], takes: Any) -> Row:
@@ -75,7 +80,7 @@ INSTEAD: dict[str, Callable[..., Any]] = {
 ROUTES = (
     health("/healthz", "open", _health.healthz, dict[str, str | int | None]),
     health("/readyz", "open", _health.readyz, dict[str, bool]),
-    health("/metrics", "read", _health.metrics),
+    health("/metrics", "read", _health.metrics, media=_health.TEXT),
     *verbs(Traces),
     beside(_extra.append_runs, "POST /api/runs", "traces"),
     beside(_extra.delete_trace, "DELETE /api/traces/{trace_id}", "traces"),

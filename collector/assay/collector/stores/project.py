@@ -5,6 +5,7 @@ A verb that cannot be held to a project is `Forbidden`, and so is every verb tha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -32,6 +33,7 @@ from assay.collector.records import (
     Target,
     Trace,
     Why,
+    checked_feedback,
     checked_target,
     feedback_id,
 )
@@ -39,6 +41,7 @@ from assay.collector.stores._control import ControlStore
 from assay.collector.stores._traces import TraceStore
 from assay.collector.stores._unread import Unread
 
+log = logging.getLogger("assay.collector")
 R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
 UNSAID = "default"  # the project of records that say nothing
 SLICE = 500  # ids in one question
@@ -110,13 +113,30 @@ class ProjectStore:
         """The error for a trace of another project."""
         return Forbidden(f"the API key is of project {self.project!r}, to which trace {trace_id!r} does not belong")
 
-    def aimed(self, targets: Iterable[Target]) -> None:
-        """Raises `Forbidden` for a target that is no trace nor experiment of this project, such as a session."""
+    def elsewhere(self, targets: Iterable[Target]) -> frozenset[str]:
+        """Return the ids of traces and experiments among the targets that belong to other projects.
+
+        Raises `Forbidden` for a target that belongs to no project, such as a session.
+        """
         targets = list(map(checked_target, targets))
         if any(target.trace_id is None and target.experiment_id is None for target in targets):
             raise self.no_aim()
-        self.check(target.trace_id for target in targets)
-        self.check_experiments(target.experiment_id for target in targets)
+        return self.foreign(target.trace_id for target in targets) | self.foreign_experiments(
+            target.experiment_id for target in targets
+        )
+
+    def own_feedback(self, feedback: Sequence[Feedback]) -> list[Feedback]:
+        """Return the feedback that this project may give, and log how much is dropped.
+
+        Feedback on what another project has is accepted as feedback on an unknown id is, and dropped: an error would
+        show that the id exists.
+        """
+        rows = list(map(checked_feedback, feedback))
+        elsewhere = self.elsewhere(row.target for row in rows)
+        kept = [row for row in rows if not {row.target.trace_id, row.target.experiment_id} & elsewhere]
+        if len(kept) < len(rows):
+            log.warning("dropped %d feedback of project %r on ids of others", len(rows) - len(kept), self.project)
+        return list(map(self.spoken, kept))
 
     def no_aim(self) -> Forbidden:
         """The error for a target that belongs to no project."""
@@ -135,8 +155,7 @@ class ProjectStore:
         mine = [self.owned(run) for run in runs]
         self.check(run.trace_id for run in mine)
         self.check_experiments(run.experiment_id for run in mine)
-        self.aimed(row.target for row in feedback)
-        self._store.append(mine, list(map(self.spoken, feedback)))
+        self._store.append(mine, self.own_feedback(feedback))
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
         """As of `TraceStore`."""
@@ -145,7 +164,6 @@ class ProjectStore:
 
     def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
         """As of `TraceStore`; they are for runs of this project, also of those that come later."""
-        self.check(amendment.trace_id for amendment in amendments)
         here: list[bool] = self._store.add_amendments(list(map(self.said, amendments)))
         return here
 
@@ -155,19 +173,22 @@ class ProjectStore:
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         """As of `TraceStore`; on traces, their spans and experiments, under ids that no other project has."""
-        self.aimed(row.target for row in feedback)
-        self._store.add_feedback(list(map(self.spoken, feedback)))
+        self._store.add_feedback(self.own_feedback(feedback))
 
     def feedback(self, target: str | Target, key: str, score: float | bool | None = None, **given: Any) -> Feedback:
         """As of `TraceStore`; on traces, their spans and experiments."""
-        self.aimed([Target(trace_id=target) if isinstance(target, str) else target])
+        aim = Target(trace_id=target) if isinstance(target, str) else target
+        if self.elsewhere([aim]):
+            span_id = given.pop("span_id", None)
+            aim = checked_target(replace(aim, span_id=span_id) if span_id else aim)
+            return Feedback(target=aim, key=key, score=score, source="human", **given)
         made: Feedback = self._store.feedback(target, key, score, **given)
         return made
 
     def feedbacks(self, filter: Filter | None = None, *, target: Target | None = None, **given: Any) -> Page[Feedback]:
         """As of `TraceStore`; on traces, their spans and experiments."""
-        if target is not None:
-            self.aimed([target])
+        if target is not None and self.elsewhere([target]):
+            return Page(items=(), next=None)
         given = given if target is None else {**given, "target": target}
         page: Page[Feedback] = self._filtered("feedbacks", filter, **given)
         return page
@@ -176,7 +197,7 @@ class ProjectStore:
         """As of `TraceStore`: another project's trace is not there."""
         trace: Trace = self._store.trace(trace_id)
         if trace.root.project != self.project:
-            raise NotFound(f"there is no trace {trace_id!r}")
+            raise NotFound(f"there is no trace {trace_id!r} in this store")
         return trace
 
     def tree(self, trace_id: str, **given: Any) -> Page[Branch]:
@@ -201,7 +222,7 @@ class ProjectStore:
         """Raises `NotFound` for a trace that is not there, or another project's."""
         root: Run = self._store.run(trace_id)
         if root.project != self.project:
-            raise NotFound(f"there is no trace {trace_id!r}")
+            raise NotFound(f"there is no trace {trace_id!r} in this store")
 
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
         """As of `TraceStore`."""
@@ -263,7 +284,7 @@ class ProjectStore:
         """As of `ControlStore`: another project's is not there."""
         found: Experiment = self._store.experiment(id_or_name)
         if found.project != self.project:
-            raise NotFound(f"there is no experiment {id_or_name!r}")
+            raise NotFound(f"there is no experiment {id_or_name!r} in this store; `assay experiments` lists them")
         return found
 
     def save_experiment(self, *experiments: Experiment) -> None:

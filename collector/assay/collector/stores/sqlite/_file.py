@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -163,11 +162,20 @@ class File:
     def vacuum(self) -> int:
         """Drop what nothing refers to any more, and give its space back; returns how many bytes."""
         self.checkpoint()
-        before = os.path.getsize(self.path)
+        before = self._database_bytes()
         self.write(self._drop_unused)
         self.writer.alone(lambda db: db.execute("VACUUM"))
+        freed = max(0, before - self._database_bytes())
         self.checkpoint()
-        return max(0, before - os.path.getsize(self.path))
+        return freed
+
+    def _database_bytes(self) -> int:
+        """Bytes of the database's pages. The file may be longer while a reader keeps the log from being copied."""
+        with self.read() as reader:
+            pages, size = (
+                int(reader.db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size")
+            )
+        return pages * size
 
     def _drop_unused(self, db: sqlite3.Connection) -> None:
         _maintenance.drop_unused(db)

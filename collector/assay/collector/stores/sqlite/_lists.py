@@ -135,35 +135,45 @@ def newest_scores(
 _SESSIONS = """
 SELECT t.session_id, t.project, max(t.user_id), count(*), sum(t.status = 'error'), min(t.start_ns), max(t.end_ns),
   sum(t.input_tokens), sum(t.output_tokens), sum(t.cost), max(t.start_ns)
-FROM traces t INDEXED BY traces_by_session WHERE t.session_id IN ({marks}) AND {where} GROUP BY t.session_id
+FROM traces t INDEXED BY traces_by_session WHERE t.session_id IN ({marks}) AND +t.id <= ? AND {where}
+GROUP BY t.session_id
 """
 
 
 def sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None) -> Page[SessionSummary]:
-    """Latest first: traces are walked from the latest on, and each session that comes up is summed up."""
-    after = text_position(cursor) if cursor is not None else None
+    """Latest first: traces are walked from the latest on, and each session that comes up is summed up.
+
+    All pages have the traces that were stored at the first one: a session that gets another trace keeps its place.
+    """
+    [newest] = db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()
+    after = None
+    if cursor is not None:
+        newest, rest = text_position(cursor)
+        after = text_position(rest)
     rows: list[Any] = []
-    for chunk in _chunks(_sessions_from(db, filter, after), limit + 1):
-        rows.extend(row for row in _summed(db, filter, chunk) if after is None or (row[10], row[0]) < after)
+    for chunk in _chunks(_sessions_from(db, filter, after, newest), limit + 1):
+        rows.extend(row for row in _summed(db, filter, chunk, newest) if after is None or (row[10], row[0]) < after)
         if len(rows) > limit:
             break
     shown, next = page(rows, limit, time=10, key=0)
-    return Page(items=tuple(map(_session, shown)), next=next)
+    return Page(items=tuple(map(_session, shown)), next=next and f"{newest}.{next}")
 
 
 # Without this, a page far back would sum up the sessions of all pages before it that began earlier. It only looks for a
 # later trace, not for one that passes a filter: with a filter, the sums tell (`sessions`).
 _ENDED = (
     " AND NOT EXISTS (SELECT 1 FROM traces u INDEXED BY traces_by_session"
-    f" WHERE u.session_id = t.session_id AND u.start_ns > ? AND {SHOWN.format('u')})"
+    f" WHERE u.session_id = t.session_id AND u.start_ns > ? AND +u.id <= ? AND {SHOWN.format('u')})"
 )
 
 
-def _sessions_from(db: sqlite3.Connection, filter: Filter, after: tuple[int, str] | None) -> Iterator[str]:
+def _sessions_from(db: sqlite3.Connection, filter: Filter, after: tuple[int, str] | None, newest: int) -> Iterator[str]:
     """Sessions in the order of their latest trace; after a position, some of before it come up again."""
-    chosen = plan(db, filter)
-    bound = "" if after is None else " AND t.start_ns <= ?" + (_ENDED if filter == Filter() else "")
-    values = () if after is None else after[:1] * bound.count("?")
+    chosen, bound, values = plan(db, filter), " AND +t.id <= ?", [newest]
+    if after is not None:
+        bound, values = f"{bound} AND t.start_ns <= ?", [newest, after[0]]
+        if filter == Filter():
+            bound, values = bound + _ENDED, [*values, after[0], newest]
     sql = f"SELECT t.session_id FROM {chosen.source} WHERE {chosen.where} AND t.session_id IS NOT NULL{bound}"
     seen: set[str] = set()
     for (session,) in db.execute(f"{sql} ORDER BY t.start_ns DESC, t.session_id DESC", (*chosen.values, *values)):
@@ -172,14 +182,11 @@ def _sessions_from(db: sqlite3.Connection, filter: Filter, after: tuple[int, str
             yield session
 
 
-def _summed(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str]) -> list[Any]:
+def _summed(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str], newest: int) -> list[Any]:
     """Rows of `_SESSIONS` in the order that was given."""
-    wanted = visible(filter)
-    sql = _SESSIONS.format(marks=",".join("?" * len(chosen)), where=" AND ".join(condition.sql for condition in wanted))
-    rows = {
-        row[0]: row
-        for row in db.execute(sql, (*chosen, *(value for condition in wanted for value in condition.values)))
-    }
+    where, values = joined(visible(filter))
+    sql = _SESSIONS.format(marks=",".join("?" * len(chosen)), where=where)
+    rows = {row[0]: row for row in db.execute(sql, (*chosen, newest, *values))}
     return [rows[session] for session in chosen]
 
 

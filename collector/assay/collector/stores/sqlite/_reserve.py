@@ -15,7 +15,8 @@ from assay.collector.stores.sqlite._maintenance import size_of
 
 LITTLE = 2**20  # bytes, with which a database cannot even be opened for long
 FROM = 4 * 2**20  # bytes of a database from which on it has one
-SHARE, LEAST, MOST = 8, 4 * 2**20, 64 * 2**20  # one part in so many, within these bytes
+SHARE, LEAST, MOST = 8, 4 * 2**20, 64 * 2**20  # one part in so many of database and log, within these bytes
+MOST_LOG = 512 * 2**20  # bytes of log for which there is room: the database may grow by all of the log
 
 
 class Reserve:
@@ -42,7 +43,8 @@ class Reserve:
     def keep(self) -> bool:
         """Have the room that the database's size asks for; False where the disk has none to spare."""
         size, log = size_of(self._of), size_of(self._of + "-wal")
-        wanted = 0 if size < FROM else min(MOST, max(LEAST, size // SHARE, log))
+        share = min(MOST, max(LEAST, (size + log) // SHARE))
+        wanted = 0 if size + log < FROM else max(share, min(log, MOST_LOG))
         if wanted >= self._bytes + self._bytes // 4 + 1 or not self.held:
             self.held = self._allocate(max(wanted, LEAST))
         return self.held
