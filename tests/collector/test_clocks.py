@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from assay.collector import _wire
-from assay.collector.clocks import DAY_NS, bounded_feedback, bounded_span, bounded_time
+from assay.collector.clocks import AHEAD_NS, DAY_NS, HOUR_NS, bounded_feedback, bounded_span, bounded_time
 from assay.collector.records import Feedback, OpenRun, Retention, Run, Target
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
@@ -48,16 +48,17 @@ def sent(run: Run) -> dict[str, Any]:
 
 def test_what_can_be_stays_as_it_is() -> None:
     now = time.time_ns()
-    for start, end in ((0, 0), (now, now + 5), (now + DAY_NS // 2, now + DAY_NS // 2), (now, 0)):
+    for start, end in ((0, 0), (now, now + 5), (now + AHEAD_NS - 1, now + AHEAD_NS - 1), (now, 0)):
         assert bounded_span(start, end) is None
 
 
-def test_a_time_ahead_goes_back_by_whole_days_and_lasts_as_long() -> None:
+@pytest.mark.parametrize("ahead", [2 * AHEAD_NS, HOUR_NS, 12 * HOUR_NS, YEAR])
+def test_a_time_ahead_goes_back_by_whole_hours_and_lasts_as_long(ahead: int) -> None:
     now = time.time_ns()
-    found = bounded_span(now + YEAR + 7, now + YEAR + 12)
+    found = bounded_span(now + ahead + 7, now + ahead + 12)
     assert found is not None
-    assert (found.end_ns - found.start_ns, (now + YEAR + 7 - found.start_ns) % DAY_NS) == (5, 0)
-    assert now - DAY_NS <= found.start_ns <= time.time_ns()
+    assert (found.end_ns - found.start_ns, (now + ahead + 7 - found.start_ns) % HOUR_NS) == (5, 0)
+    assert now - HOUR_NS <= found.start_ns <= time.time_ns()
 
 
 def test_a_time_before_1970_is_its_first_moment() -> None:
@@ -98,9 +99,13 @@ def test_json_with_times_out_of_all_bounds_is_kept_and_marked(
 def test_what_comes_later_stands_above_a_clock_of_the_future(client: httpx.Client) -> None:
     now = time.time_ns()
     wrong = span("wrong", start_time_unix_nano=now + 10 * YEAR, end_time_unix_nano=now + 10 * YEAR)
-    right = span("right", start_time_unix_nano=now + DAY_NS // 2, end_time_unix_nano=now + DAY_NS // 2)
-    client.post("/v1/traces", content=request(wrong, right), headers={"content-type": PROTOBUF})
-    assert [one["name"] for one in client.get("/api/traces").json()["items"]] == ["right", "wrong"]
+    zone = span("zone", start_time_unix_nano=now + 2 * HOUR_NS, end_time_unix_nano=now + 2 * HOUR_NS)
+    client.post("/v1/traces", content=request(wrong, zone), headers={"content-type": PROTOBUF})
+    right = span("right", start_time_unix_nano=time.time_ns(), end_time_unix_nano=time.time_ns())
+    client.post("/v1/traces", content=request(right), headers={"content-type": PROTOBUF})
+    items = client.get("/api/traces").json()["items"]
+    assert [one["name"] for one in items] == ["right", "zone", "wrong"]
+    assert now - items[1]["start_ns"] < AHEAD_NS  # the hour is right, the zone was not
 
 
 def test_retention_by_age_reaches_a_clock_of_the_future(store: SQLiteStore, client: httpx.Client) -> None:

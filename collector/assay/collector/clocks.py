@@ -1,8 +1,8 @@
-"""Times that cannot be: senders' clocks that are wrong by more than a day ahead, or by centuries.
+"""Times that cannot be right: senders' clocks that are ahead by more than five minutes, or wrong by centuries.
 
-What bears such a time is kept with one that can be, and beside it what was sent, under `assay.sent.<field>`. A time
-ahead is taken back by whole days, to one of the last 24 hours: what came together stays in its order and lasts as long
-as it did, and the same again is the same.
+What has such a time is stored with a possible one, and with the time that was sent as `assay.sent.<field>`. A time
+ahead is moved back by whole hours, into the last 60 minutes, so that it leads no list and stretches no chart: a clock
+in a wrong time zone is right then, and spans that came together keep their order and duration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from assay.collector.records import JSON, Feedback, OpenRun, Run
 
-DAY_NS = 86_400_000_000_000  # so far ahead a clock may be
+HOUR_NS, DAY_NS = 3_600_000_000_000, 86_400_000_000_000
+AHEAD_NS = 300_000_000_000  # that a clock may be ahead
 INT_MAX = 2**63 - 1
 SENT = "assay.sent."
 
@@ -29,7 +30,7 @@ class Span(NamedTuple):
 def bounded_span(start_ns: int, end_ns: int) -> Span | None:
     """A beginning and an end that can be; None if they can be as they are."""
     now = time.time_ns()
-    latest = now + DAY_NS
+    latest = now + AHEAD_NS
     if 0 <= start_ns <= latest and 0 <= end_ns <= latest:
         return None
     by = _ahead(start_ns, now)
@@ -46,8 +47,8 @@ def bounded_time(time_ns: int) -> int:
 
 
 def _ahead(time_ns: int, now_ns: int) -> int:
-    """By how much a moment is taken back: by whole days, or not at all."""
-    return 0 if time_ns <= now_ns + DAY_NS else -((now_ns - time_ns) // DAY_NS) * DAY_NS
+    """Return by how much a moment is moved back: by whole hours, or not at all."""
+    return 0 if time_ns <= now_ns + AHEAD_NS else -((now_ns - time_ns) // HOUR_NS) * HOUR_NS
 
 
 def bounded_run(run: Run) -> Run:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from assay.collector.clocks import DAY_NS
+from assay.collector.clocks import AHEAD_NS
 from assay.collector.errors import Refused
 from assay.collector.filters import Filter
 from assay.collector.pages.kit import chart, chips, filter_form, render
@@ -110,11 +110,11 @@ def overview(store: Store, filter: Filter, since_ns: int, until_ns: int, newest:
 def stretch(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:
     """The time that the charts cover: what was asked for, else a round stretch that holds the traces shown.
 
-    Those that are to begin only after tomorrow are of a wrong clock, and lead no chart away.
+    It ends now at the latest: a start in the future comes from a wrong clock.
     """
-    latest = time.time_ns() + DAY_NS
-    starts = [trace.start_ns for trace in shown if trace.start_ns <= latest] or [latest]
-    until = filter.until_ns or (time.time_ns() if filter.since_ns else max(starts))
+    now = time.time_ns()
+    starts = [trace.start_ns for trace in shown if trace.start_ns <= now + AHEAD_NS] or [now]
+    until = filter.until_ns or (now if filter.since_ns else min(now, max(starts)))
     if filter.since_ns is not None:
         return filter.since_ns, max(until, filter.since_ns)
     needed = until - min(starts)
