@@ -385,6 +385,21 @@ def test_a_queued_task_belongs_to_the_run_that_submitted_it_although_that_has_en
     assert of(traced, "leaf", "session.id") == ["s", "s"]
 
 
+def test_a_thread_that_a_queued_task_starts_belongs_to_no_request(traced: Spans) -> None:
+    go_on, worker = threading.Event(), Worker()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(go_on.wait, 60)
+        with session("s"), span("request"):
+            queued = pool.submit(in_thread, worker.run)
+        go_on.set()
+        end = queued.result()
+    worker.do(leaf)
+    worker.jobs.put(None)
+    end()
+    assert traced.parent("leaf") is None
+    assert of(traced, "leaf", "session.id") == [None]
+
+
 def test_tasks_that_a_leftover_thread_submits_belong_to_no_request(traced: Spans) -> None:
     worker = Worker()
     with ThreadPoolExecutor(1) as pool:

@@ -199,6 +199,11 @@ def keep_parent(ctx: Context) -> Context:
     return with_value(ctx, KEPT_KEY, ctx.get(OWN_KEY) or ctx.get(OTEL_KEY))
 
 
+def without_kept_parent(ctx: Context) -> Context:
+    """Return a context that `keep_parent` has not changed: a thread may outlive the task that starts it."""
+    return with_value(ctx, KEPT_KEY, None) if ctx.get(KEPT_KEY) is not None else ctx
+
+
 def _ended_parent(ctx: Context) -> SpanContext | None:
     """The parent in a context if it has ended together with its local root; None for a parent that still counts."""
     current = ctx.get(OWN_KEY) or ctx.get(OTEL_KEY)

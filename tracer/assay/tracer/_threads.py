@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from assay.tracer._context import attach, detach, is_over, keep_parent, live
+from assay.tracer._context import attach, detach, is_over, keep_parent, live, without_kept_parent
 
 _POOLS = ("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool")
 _THREAD_POOL_METHODS = ("apply_async", "_map_async", "imap", "imap_unordered")  # the others call one of these
@@ -77,7 +77,7 @@ def _start(original: Any) -> Any:
             if _is_of_pool(self):
                 _wrap_thread_pool()
             elif context := live():
-                _run_in(self, [context])
+                _run_in(self, [without_kept_parent(context)])
         return original(self, *args, **kwargs)
 
     return start
