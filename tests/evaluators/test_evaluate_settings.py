@@ -102,3 +102,18 @@ def test_what_takes_options_stays_what_it_was():
     assert inspect.iscoroutinefunction(aevaluate)
     assert not inspect.iscoroutinefunction(evaluate)
     assert (evaluate.__name__, evaluate.__module__) == ("evaluate", "assay.evaluators.engine._evaluate")
+
+
+def test_all_differences_to_langsmiths_evaluate_are_named_at_once():
+    with pytest.raises(TypeError) as raised:
+        evaluate(lambda inputs: inputs, data="d", experiment_prefix="e", max_concurrency=2)
+    told = str(raised.value)
+    for part in (
+        "'data' (here it is dataset=…)",
+        "'experiment_prefix' (here it is name=…)",
+        "'max_concurrency' (here it is",
+    ):
+        assert part in told
+    assert "the dataset is the first argument, and the task the second" in told
+    with pytest.raises(TypeError, match=r"'data' \(here it is dataset=…\), 'scorers' \(here it is evaluators=…\)"):
+        asyncio.run(aevaluate(data=[], scorers=[]))

@@ -139,8 +139,8 @@ def test_a_map_of_a_known_name_counts_for_it():
 
 
 def test_a_name_that_no_map_gives_is_refused():
-    with pytest.raises(ValueError, match=r"question.*none of inputs"):
-        judge("fits", "{{question}}")
+    with pytest.raises(ValueError, match=r"topic.*none of inputs"):
+        judge("fits", "{{topic}}")
 
 
 @pytest.mark.parametrize("name", ["case", "trace", "self", "class", "two words", ""])

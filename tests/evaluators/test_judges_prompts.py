@@ -41,8 +41,8 @@ def test_an_unknown_name_is_refused_with_the_list(text):
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"placeholder \{output\}.*did you mean 'outputs'"):
-        judge("polite", "Is it polite? {output}")
+    with pytest.raises(ValueError, match=r"placeholder \{outptus\}.*did you mean 'outputs'"):
+        judge("polite", "Is it polite? {outptus}")
 
 
 def test_all_other_braces_are_sent_as_they_are():
@@ -145,3 +145,34 @@ def test_a_question_is_the_same_in_every_process():
     done = subprocess.run([sys.executable, "-c", code], env=around, capture_output=True, text=True, check=True)
     values = {"outputs": text_of({"c", "b", "a"}), "inputs": "x"}
     assert done.stdout == f"{Prompt('q', '{inputs}{outputs}').messages(values)}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        *((name, "inputs") for name in ("input", "question", "query")),
+        *((name, "outputs") for name in ("output", "answer", "response")),
+        ("context", "documents"),
+        ("reference", "reference_outputs"),
+    ],
+)
+@pytest.mark.parametrize("braces", ["{%s}", "{{%s}}"])
+def test_usual_names_of_fields_are_synonyms(name, ours, braces):
+    one, other = (judge("polite", f"Is it polite? {braces % word}") for word in (name, ours))
+    assert one.needs == other.needs == (ours,)
+    assert judge("polite", "{" + name + "}", map={name: "metadata.x"}).function.prompts[0].asked == (name,)
+
+
+def test_a_prompt_without_placeholders_is_shown_inputs_and_outputs():
+    asked = []
+
+    def reply(ask):
+        asked.append(ask.messages[-1]["content"])
+        return {"rationale": "r", "rating": "yes"}
+
+    (one,) = score(judge("polite", "Is the answer polite?", judge=scripted(reply)), inputs="HELLO", outputs="GO AWAY")
+    assert one.score is True
+    assert asked[0].startswith("Is the answer polite?")
+    assert "HELLO" in asked[0]
+    assert "GO AWAY" in asked[0]
+    assert get("relevance_to_query", prompt="Is it relevant?").function.prompts[0].asked == ("inputs", "outputs")

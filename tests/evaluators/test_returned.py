@@ -258,3 +258,21 @@ def test_results_that_hold_themselves_are_an_error():
     results: dict = {}
     results["results"] = [results]
     assert score(lambda outputs: results, outputs="a")[0].error.startswith("RecursionError")
+
+
+@pytest.mark.parametrize(
+    ("returned", "scores"),
+    [
+        ({"precision": 0.5, "recall": 1}, {"precision": 0.5, "recall": 1.0}),
+        ({"polite": True}, {"polite": True}),
+    ],
+)
+def test_a_dict_of_numbers_is_a_score_for_each_name(returned, scores):
+    found = MAKER.wrap(returned, TARGET)
+    assert {one.key: one.score for one in found} == scores
+
+
+@pytest.mark.parametrize("returned", [{"precision": 0.5, "why": "so"}, {"precision": None}, {1: 0.5}, {"scor": [1]}])
+def test_other_dicts_are_refused_as_before(returned):
+    with pytest.raises(Nonsense, match="returned a dict with"):
+        MAKER.wrap(returned, TARGET)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import eq
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from assay.collector.errors import NotFound
 from assay.collector.records import JSON, Dataset, DatasetKind, Example
@@ -14,6 +14,7 @@ from assay.evaluators.datasets._align import aligned, stored_examples
 from assay.evaluators.datasets._kinds import check_kind, kind_of
 from assay.evaluators.datasets._read import read
 from assay.evaluators.datasets._schema import Schema, check_schema, infer_schema
+from assay.evaluators.protocol import Location, opened_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Diff:
 
 
 def save(
-    store: ControlStore,
+    store: ControlStore | Location,
     name: str,
     source: Any,
     *,
@@ -44,18 +45,21 @@ def save(
 
     An example without an id of its own is the stored one that asks the same, if there is one: with another reference
     it changes that one. All examples must follow the schema: the one given, one inferred from them, or the one that
-    the dataset has already (else `SchemaError`). `replace` takes out what is not in the source.
+    the dataset has already (else `SchemaError`). `replace` takes out what is not in the source. `store`
+    may be a path or URL.
     """
-    return keep(
-        store,
-        name,
-        read(source, columns=columns),
-        kind=kind,
-        schema=schema,
-        replace=replace,
-        description=description,
-        metadata=metadata,
-    )[0]
+    examples = read(source, columns=columns)
+    with opened_store(cast(Location, store)) as found:
+        return keep(
+            found,
+            name,
+            examples,
+            kind=kind,
+            schema=schema,
+            replace=replace,
+            description=description,
+            metadata=metadata,
+        )[0]
 
 
 def keep(

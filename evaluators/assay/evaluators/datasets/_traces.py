@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from assay.collector.filters import Filter
 from assay.collector.records import JSON, Example, Trace, canonical
 from assay.collector.stores import TraceStore
+from assay.evaluators.protocol import Location, opened_store
 
 PAGE = 200
 
 
 def from_traces(
-    store: TraceStore,
+    store: TraceStore | Location,
     trace_ids: Iterable[str] | None = None,
     *,
     corrections: Mapping[str, JSON] | None = None,
@@ -28,11 +29,12 @@ def from_traces(
     of the others. What was answered and retrieved is kept as the example's given outputs and documents. Traces with
     equal inputs become one example: that of the corrected trace, or of the first.
 
-    Raises `ValueError` for a correction of a trace that was not picked.
+    `store` may be a path or URL. Raises `ValueError` for a correction of a trace that was not picked.
     """
-    traces = stored_traces(store, trace_ids, limit=limit, filter=filter, **conditions)
     left = dict(corrections or {})
-    examples = [example_of_trace(trace, left.pop(trace.trace_id, None), outputs_are_references) for trace in traces]
+    with opened_store(cast(Location, store)) as found:
+        traces = stored_traces(found, trace_ids, limit=limit, filter=filter, **conditions)
+        examples = [example_of_trace(trace, left.pop(trace.trace_id, None), outputs_are_references) for trace in traces]
     if left:
         named = ", ".join(repr(id) for id in list(left)[:3])
         raise ValueError(

@@ -17,6 +17,7 @@ from assay.collector.statistics import TASK_OK, Contrast, Paired
 from assay.collector.stores import Store
 from assay.evaluators.engine._experiment import Experiment
 from assay.evaluators.engine._summary import KeySummary, counted, html_table, labels, number, rendered, text_table
+from assay.evaluators.protocol import Location, store_at
 
 if TYPE_CHECKING:
     import pandas
@@ -146,14 +147,15 @@ class Comparison:
         return f"{name}: {better} scores better, {worse} worse than in {self.experiments[0].name}"
 
 
-def compare(*experiments: Experiment | str, store: Store | None = None) -> Comparison:
-    """Put experiments side by side; with a `store` they may also be named by id or name.
+def compare(*experiments: Experiment | str, store: Location | None = None) -> Comparison:
+    """Put experiments side by side; with a `store` (or its path or URL) they may also be named by id or name.
 
     Raises `ValueError` with fewer than two, or for names without a store.
     """
     if len(experiments) < 2:
         raise ValueError(f"compare() takes two experiments or more, not {len(experiments)}")
-    return Comparison(tuple(_loaded(experiment, store) for experiment in experiments))
+    found = store_at(store) if store is not None else None
+    return Comparison(tuple(_loaded(experiment, found) for experiment in experiments))
 
 
 def scores_by_example(store: Store, experiment_id: str, *, tasks: bool = False) -> statistics.Scores:

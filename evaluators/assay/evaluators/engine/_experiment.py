@@ -22,7 +22,7 @@ from assay.evaluators.engine._settings import Options
 from assay.evaluators.engine._summary import Summary, least_of, summarise
 from assay.evaluators.engine._tally import Tallies
 from assay.evaluators.engine._write import Unstored
-from assay.evaluators.protocol import PARAMETERS, parameters_of
+from assay.evaluators.protocol import PARAMETERS, Location, parameters_of, store_at
 
 if TYPE_CHECKING:
     import pandas
@@ -174,8 +174,9 @@ class Experiment:
         self._tally = tally
 
     @classmethod
-    def load(cls, store: Store, id_or_name: str) -> Experiment:
+    def load(cls, store: Location, id_or_name: str) -> Experiment:
         """A stored experiment by id, the beginning of its id, or the newest of that name. Raises `NotFound`."""
+        store = store_at(store)
         record = store.experiment(id_or_name)
         tally = Tallies(metrics_of(record), _repetitions(record))
         recalled = recall(store, record, tally)

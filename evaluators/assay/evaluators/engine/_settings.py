@@ -191,7 +191,7 @@ def taking_options(function: F) -> F:
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def called(*args: Any, **options: Any) -> Any:
-        _check_names(options, function.__name__)
+        _check_names(options, function.__name__, args)
         return function(*args, **options)
 
     return called
@@ -200,13 +200,21 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
 def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     async def called(*args: Any, **options: Any) -> Any:
-        _check_names(options, function.__name__)
+        _check_names(options, function.__name__, args)
         return await function(*args, **options)
 
     return called
 
 
-def _check_names(options: Mapping[str, Any], caller: str) -> None:
-    """Raises `TypeError` before Python tells what is missing."""
-    if elsewhere := next((name for name in options if name in _ELSEWHERE and name not in _OWN), None):
-        raise no_option(f"{caller}()", elsewhere, (*ARGUMENTS, *NAMES), _ELSEWHERE)
+def _check_names(options: Mapping[str, Any], caller: str, args: Sequence[Any]) -> None:
+    """Raise `TypeError` that names all options of other products, before Python names the first missing argument."""
+    elsewhere = [name for name in options if name in _ELSEWHERE and name not in _OWN]
+    target_first = bool(args) and callable(args[0])  # as in LangSmith's evaluate(target, data=…)
+    if len(elsewhere) == 1 and not target_first:
+        raise no_option(f"{caller}()", elsewhere[0], (*ARGUMENTS, *NAMES), _ELSEWHERE)
+    if elsewhere:
+        renamed = ", ".join(f"{name!r} (here it is {_ELSEWHERE[name]})" for name in elsewhere)
+        first = "; the dataset is the first argument, and the task the second" if target_first else ""
+        plural = "s" if len(elsewhere) > 1 else ""
+        known = ", ".join((*ARGUMENTS, *NAMES))
+        raise TypeError(f"{caller}() has no option{plural} {renamed}{first}; it takes {known}")

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from assay.evaluators.judges._ask import Message
 from assay.evaluators.judges._fences import GUARD, bounded, fenced, harmless, mark_of
-from assay.evaluators.protocol import Skip
+from assay.evaluators.protocol import SYNONYMS, Skip
 from assay.tracer.hints import did_you_mean
 
 ARGUMENTS = (
@@ -161,6 +161,7 @@ def prompt(
     a dict with such by the ids of prompts. Raises `ValueError` for one without a placeholder, `OSError` for no file.
     """
     own = _own(id, override.get(id) if isinstance(override, Mapping) else override)
+    own = None if own is None else _in_our_names(own, names)
     text = (files(__package__) / "prompts" / f"{id}.txt").read_text("utf-8") if own is None else own
     said = _VERSION.match(text)
     version = said[1] if said else "1" if own is None else "own"
@@ -170,6 +171,26 @@ def prompt(
             f"prompt {id!r} has no placeholder, so a judge would see nothing: {made.text!r:.120}; it may name "
             f"{', '.join(f'{{{name}}}' for name in names)}. A file is given as a Path"
         )
+    return made
+
+
+def _in_our_names(text: str, names: Sequence[str]) -> str:
+    """Return a prompt with synonyms of placeholders replaced; one without placeholders is shown inputs and outputs.
+
+    A text of one word is not: it is probably the name of a file.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        name = _name(match)
+        ours = SYNONYMS.get(name)
+        if name in names or ours not in names or _is_latex(text, match.start()):
+            return match[0]
+        return f"{{{ours}}}"
+
+    made = _PLACEHOLDER.sub(replaced, text)
+    bare = _PLACEHOLDER.search(made) is None and len(text.split()) > 1
+    if bare and {"inputs", "outputs"} <= {*names} and "statements" not in names:
+        return f"{made.rstrip()}\n\nInputs:\n{{inputs}}\n\nOutputs:\n{{outputs}}"
     return made
 
 

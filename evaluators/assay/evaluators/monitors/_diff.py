@@ -12,6 +12,7 @@ from assay.collector.records import Decision, Page, Rule, WeightedScore, paged
 from assay.collector.statistics import SampledMean, sampled_means
 from assay.collector.stores import Store
 from assay.evaluators.monitors._outcome import SHADOW
+from assay.evaluators.protocol import Location, opened_store
 
 COMPARED = 50_000  # scores of each rule, the newest
 _Place = tuple[str | None, str | None, str]
@@ -50,12 +51,17 @@ class Diff:
     cost_new: float | None
 
 
-def diff(store: Store, rule: str, shadow: str | None = None, *, project: str = "default") -> Diff:
+def diff(store: Location, rule: str, shadow: str | None = None, *, project: str = "default") -> Diff:
     """What a rule and its shadow say of the same targets; `shadow` names the one that is meant, where it has several.
 
-    Raises `NotFound` for a rule that there is not, `Refused` where it has no shadow, or several.
+    `store` may be a path or URL. Raises `NotFound` for a rule that there is not, `Refused` where it has no shadow, or
+    several.
     """
-    old, new = _rules(store, rule, shadow, project)
+    with opened_store(store) as found:
+        return _diff(found, *_rules(found, rule, shadow, project))
+
+
+def _diff(store: Store, old: Rule, new: Rule) -> Diff:
     said, anew = _scores(store, old), _scores(store, new)
     shared = [place for place in said if place in anew]
     of_old, of_new = {place[:2] for place in said}, {place[:2] for place in anew}

@@ -5,7 +5,7 @@
 `_own` and `_table` hold our own evaluators, `_foreign` those of other packages, `_registry` finds them all.
 """
 
-from assay.evaluators.protocol._binding import Binding, BindingError, value_of
+from assay.evaluators.protocol._binding import SYNONYMS, Binding, BindingError, value_of
 from assay.evaluators.protocol._bridge import finish
 from assay.evaluators.protocol._documents import document_of, documents_of
 from assay.evaluators.protocol._evaluator import Asking, Batch, Evaluator
@@ -33,6 +33,7 @@ from assay.evaluators.protocol._threads import Wait, ended, in_thread, waiting_o
 from assay.evaluators.protocol.fingerprint import NoSource, code_of, fingerprint_of, source_of, unknown_to, version_of
 from assay.evaluators.protocol.metric_keys import check_keys, claim_keys, declared_keys
 from assay.evaluators.protocol.shown_parameters import PARAMETERS, parameters_of
+from assay.evaluators.protocol.store_location import Location, opened_store, store_at
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Asking",
@@ -43,6 +44,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Ended",
     "Evaluator",
     "Judgements",
+    "Location",
     "Maker",
     "Metric",
     "NoSource",
@@ -50,6 +52,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Options",
     "PARAMETERS",
     "RetryOn",
+    "SYNONYMS",
     "Skip",
     "Spec",
     "Unjudged",
@@ -85,6 +88,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "names",
     "no_trace",
     "only",
+    "opened_store",
     "parameters_of",
     "plain",
     "retries_on",
@@ -93,6 +97,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "spec",
     "specs",
     "status_of",
+    "store_at",
     "surroundings",
     "unknown_to",
     "value_of",

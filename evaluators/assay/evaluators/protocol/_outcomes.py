@@ -6,6 +6,7 @@ import math
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
@@ -119,6 +120,8 @@ class Maker:
         if kind in PLAIN or isinstance(returned, float):  # numpy's float64 is one
             return [self._from_value(returned, target)]
         if kind is dict and "results" not in returned:
+            if _is_several(returned):
+                return [self._from_value(value, target, key) for key, value in returned.items()]
             return [self._from_mapping(returned, target)]
         several = _returned.items(returned)
         if several is None:
@@ -269,6 +272,21 @@ def _check(value: Mapping[str, Any]) -> None:
         given = value.get(name)
         if given is not None and not isinstance(given, kind):
             raise Nonsense(f"the evaluator returned the {name} {given!r:.200}, which is no {kind.__name__.lower()}")
+
+
+def _is_several(value: Mapping[Any, Any]) -> bool:
+    """Whether a dict maps names to scores: all values are numbers, and no key is a field of ours, or a misspelt one."""
+    if not value or not _KNOWN.isdisjoint(value):
+        return False
+    named = all(isinstance(key, str) and isinstance(score, Real) for key, score in value.items())
+    return named and not any(map(_is_misspelt, value))
+
+
+@lru_cache(1024)
+def _is_misspelt(key: str) -> bool:
+    from difflib import get_close_matches  # 6 ms that only unknown keys should cost
+
+    return bool(get_close_matches(key, FIELDS, 1, 0.85))
 
 
 def _beyond_ours(error: BaseException) -> TracebackType | None:
