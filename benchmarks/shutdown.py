@@ -50,7 +50,6 @@ SLOTS = 64  # of 8 bytes in the file of a process: 32 for ended calls, by thread
 PROGRAM = """
 import asyncio, itertools, mmap, os, random, signal, struct, sys, threading, time
 from collections import Counter
-from assay.tracer import _delivery, _exporter, configure, flush, shutdown, trace
 way, seed, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 rng = random.Random(seed)
 
@@ -61,6 +60,10 @@ def begin_process():
         file.truncate(64 * 8)
         memory = mmap.mmap(file.fileno(), 64 * 8)
     slots, drops = itertools.count(0), itertools.count(32)
+
+begin_process()
+os.register_at_fork(after_in_child=begin_process)  # before the tracer's, which makes new counts
+from assay.tracer import _delivery, _exporter, configure, flush, shutdown, trace
 
 class Drops(Counter):
     "Counted drops, in the file of the process."
@@ -83,8 +86,6 @@ class Queue(_delivery.Queue):
         super().__init__()
         self.dropped = Drops()
 
-begin_process()
-os.register_at_fork(after_in_child=begin_process)  # before the tracer's, which makes new counts
 _exporter.Tally, _delivery.Queue = Tally, Queue
 
 @trace
@@ -137,6 +138,10 @@ def some_calls(most):
         work(f"{pid}-{slot}-{n}")
         struct.pack_into("q", memory, 8 * slot, n)
 
+def wait():
+    # Not one long sleep: Python runs no handler for a signal that comes right before the system call.
+    while True: time.sleep(0.05)
+
 def say(text):
     os.write(1, (text + "\\n").encode())
 
@@ -148,7 +153,7 @@ if way == "exit": some_calls(1000)
 say(f"ready {threads}")
 if way == "sigterm":
     if rng.random() < 0.5: some_calls(2000)
-    time.sleep(100)
+    wait()
 elif way == "shutdown":
     ends = [threading.Thread(target=shutdown) for _ in range(rng.randrange(0, 3))]
     for end in ends: end.start()
@@ -175,7 +180,7 @@ else:
             trace_in_threads(rng.randrange(0, 3))
             some_calls(500)
             how = rng.choice(["exit", "shutdown", "term"])
-            if how == "term": os.kill(os.getpid(), signal.SIGTERM); time.sleep(100)
+            if how == "term": os.kill(os.getpid(), signal.SIGTERM); wait()
             if how == "shutdown": shutdown(); os._exit(0)
             sys.exit(0)
         children.append(child)

@@ -3,7 +3,7 @@
 A delivery is `running`, then `draining`, then `closed`, and never goes back:
 
 - running: `put` queues, and the delivery thread exports every half second. It starts when it is first needed.
-- draining: `put` only queues. The delivery thread exports what is queued and ends.
+- draining: `put` only queues, and starts no thread. The delivery thread exports what is queued and ends.
 - closed: what is put is dropped and counted, or handed to the delivery that has replaced this one.
 
 `shutdown()`, the end of the process, SIGTERM and a second `configure()` all call `close`. Each wait in it has a

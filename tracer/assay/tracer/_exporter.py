@@ -123,6 +123,7 @@ class Exporter:
         now = time.monotonic()
         self._patience, self._longest = timeout, now + max(timeout, LONGEST_END)
         self.deadline = now + timeout
+        self.queue.keep_less(True)
 
     def extend(self, share: float = 1.0) -> None:
         """Leave at least this share of the time that `limit` sets, counted from now."""
@@ -248,7 +249,7 @@ class Exporter:
 
     def _spool_behind(self, request: Request) -> None:
         """Spool what waits, until the request is answered."""
-        self.queue.collector_is_away(True)
+        self.queue.keep_less(True)
         self._batches.extend(batches(self.queue.take()))
         while self._batches and not request.is_done:
             self._settle(self._spool_batch, self._batches.popleft())
@@ -312,7 +313,7 @@ class Exporter:
     def _back_off(self, answer: Answer) -> None:
         longest = pause(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE)
         self._failures += 1
-        self.queue.collector_is_away(True)
+        self.queue.keep_less(True)
         self._failure = answer
         self._not_before = time.monotonic() + max(answer.after, longest * _random.uniform(0.7, 1.0))
 
@@ -339,7 +340,7 @@ class Exporter:
 
     def _answers_again(self) -> None:
         self._failures = 0
-        self.queue.collector_is_away(False)
+        self.queue.keep_less(self.deadline != float("inf"))
         self.extend()
 
     def _replay_all(self) -> None:

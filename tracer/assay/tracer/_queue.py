@@ -1,7 +1,7 @@
 """Bounded queue between the application's threads and the delivery thread.
 
-At `HIGH_BYTES` the threads that fill it start to write some of it to the spool (see `Delivery.put`). While the
-collector is away they do so at `AWAY_BYTES`: then the rest is soon written when the process ends. Where there is no
+At `HIGH_BYTES` the threads that fill it start to write some of it to the spool (see `Delivery.put`). They do so at
+`LESS_BYTES` while the collector is away, and when the process ends: then the rest is soon written. Where there is no
 spool the queue grows to `MAX_BYTES`. Beyond that it drops spans without children first and local roots last: a lost
 leaf costs one span, a lost parent costs the tree below it.
 """
@@ -24,7 +24,7 @@ Item: TypeAlias = ReadableSpan | FeedbackEvent
 Entry: TypeAlias = tuple[Item, int]  # and its weight, in bytes
 BATCH_ITEMS = 512
 HIGH_BYTES = 64 * MIB
-AWAY_BYTES = 4 * MIB
+LESS_BYTES = 4 * MIB
 MAX_BYTES = 256 * MIB
 _OWN_BYTES = 1_500  # of a span without its texts
 _ROOT, _INNER, _LEAF = 0, 1, 2
@@ -99,9 +99,9 @@ class Queue:
         with self._take_lock:
             self.in_hand -= count
 
-    def collector_is_away(self, away: bool) -> None:
-        """Keep less in memory while the collector is away."""
-        self._high = min(AWAY_BYTES, self._high_bytes) if away else self._high_bytes
+    def keep_less(self, less: bool) -> None:
+        """Have less in memory from now on, or as much as ever again."""
+        self._high = min(LESS_BYTES, self._high_bytes) if less else self._high_bytes
 
     def bound_waits(self) -> None:
         """Wait for no lock for long from now on; see `ExitLock`."""
