@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 
 from assay.collector.errors import Refused
-from assay.collector.records import Target
+from assay.collector.records import Decision, Target
 from assay.collector.stores import Store
-from collector.deciding import HOUR, on, ruled, slice, traced, verdicts
+from collector.conformance_claims import claim, finish
+from collector.deciding import on, outcomes, ruled, slice, traced, verdicts
 from collector.making import child
 
 
 def test_what_is_decided_is_kept_with_the_cursor_and_repeated_changes_nothing(store: Store) -> None:
     ruled(store)
-    [head] = traced(store)
+    head, *others = traced(store, 6)
     given = on(
         head, reason="all pass", probability=0.25, u=0.2, rate=0.5, stratum=1, states={"concise": {"state": "waiting"}}
     )
-    decided = slice(given, upto=head.cursor, counts={HOUR: {"filtered": 2, "sampled_out": 3}})
+    decided = slice(given, upto=head.cursor, outcomes=outcomes(*others, filtered=2, sampled_out=3))
     assert store.cursor("r", "1") is None
     for _ in range(2):
         assert store.decide(decided) == [True]
@@ -61,15 +62,67 @@ def test_a_version_that_is_not_in_force_decides_nothing(store: Store) -> None:
     assert store.decide(slice(on(head, version="2"), upto=head.cursor, version="2")) == [False]
 
 
-def test_rows_may_lie_beyond_the_cursor_and_counts_may_not(store: Store) -> None:
+def test_rows_may_lie_beyond_the_cursor(store: Store) -> None:
     ruled(store)
     one, two = traced(store, 2)
     store.decide(slice(upto=one.cursor))
     for _ in range(2):
         assert store.decide(slice(on(two), after=one.cursor, upto=one.cursor)) == [True]
     assert verdicts(store) == ["waiting"]
-    with pytest.raises(Refused, match="counts"):
-        store.decide(slice(after=one.cursor, upto=one.cursor, counts={0: {"filtered": 1}}))
+
+
+def test_a_trace_that_is_decided_twice_counts_once_under_its_last_outcome(store: Store) -> None:
+    ruled(store)
+    one, two = traced(store, 2)
+
+    def decide(*rows: Decision, **named: int) -> dict[str, int]:
+        heads = (one, two)[: sum(named.values())]
+        store.decide(slice(*rows, after=store.cursor("r", "1"), upto=one.cursor, outcomes=outcomes(*heads, **named)))
+        return {name: count for name, count in store.status()[0].counts.items() if count}
+
+    assert decide(filtered=2) == decide(filtered=2) == {"filtered": 2}
+    assert decide(filtered=1, sampled_out=1) == {"filtered": 1, "sampled_out": 1}
+    assert decide(on(one), taken=1) == {"waiting": 1, "sampled_out": 1}
+    assert decide(on(one, verdict="filtered"), filtered=1) == {"filtered": 1, "sampled_out": 1}
+
+
+def test_a_trace_that_was_scored_and_is_left_out_now_counts_once(store: Store) -> None:
+    ruled(store)
+    [head] = traced(store)
+    store.decide(slice(on(head), upto=head.cursor, outcomes=outcomes(head, taken=1)))
+    store.finish(finish(claim(store)[0]))
+    left_out = on(head, verdict="sampled_out")
+    again = slice(left_out, after=head.cursor, upto=head.cursor, outcomes=outcomes(head, sampled_out=1))
+    store.decide(again)
+    assert {name: count for name, count in store.status()[0].counts.items() if count} == {"scored": 1}
+
+
+@pytest.mark.parametrize("bad", [(1, "scored"), (0, "filtered"), (-5, "taken")])
+def test_an_outcome_that_cannot_be_is_refused(store: Store, bad: tuple[int, str]) -> None:
+    ruled(store)
+    with pytest.raises(Refused, match="unknown outcome"):
+        store.decide(slice(upto="1", outcomes={"a" * 32: bad}))
+
+
+def test_the_spans_of_a_trace_count_as_one_trace_of_the_worst_verdict(store: Store) -> None:
+    ruled(store, target="span")
+    one, two = traced(store, 2)
+    spans = [Target(trace_id=one.trace_id, span_id=f"{n:016x}") for n in range(3)]
+    rows = [on(one, target=span) for span in spans[:2]]
+    rows += [on(one, target=spans[2], verdict="failed"), on(two, verdict="skipped")]
+    store.decide(slice(*rows, upto=two.cursor, outcomes=outcomes(one, two, taken=2)))
+    counts = {name: count for name, count in store.status()[0].counts.items() if count}
+    assert counts == {"failed": 1, "skipped": 1}
+
+
+def test_deciding_anew_counts_from_zero(store: Store) -> None:
+    ruled(store)
+    heads = traced(store, 2)
+    store.decide(slice(upto=heads[0].cursor, outcomes=outcomes(*heads, filtered=2)))
+    store.delete_decisions(rule="r")
+    assert store.status()[0].counts["filtered"] == 0
+    store.decide(slice(upto=heads[0].cursor, outcomes=outcomes(heads[0], filtered=1)))
+    assert store.status()[0].counts["filtered"] == 1
 
 
 @pytest.mark.parametrize("fields", [{"verdict": "scored"}, {"verdict": "running"}, {"probability": 1.5}, {"u": -0.1}])

@@ -12,7 +12,7 @@ from assay.collector.records import Booking, Feedback, RuleSettings, Stratum, Ta
 from assay.collector.statistics import u
 from assay.collector.stores import Store
 from collector.conformance_claims import claim, finish, waiting
-from collector.deciding import HOUR, on, ruled, slice, traced
+from collector.deciding import HOUR, on, outcomes, ruled, slice, traced
 from collector.making import run
 
 
@@ -173,10 +173,10 @@ def test_status_counts_what_was_decided_and_how_far_that_is(store: Store) -> Non
     heads = waiting(store, 3)
     store.finish(finish(claim(store)[0]))
     more = traced(store, 2)
-    counts = {HOUR: {"filtered": 1, "sampled_out": 4}, 2 * HOUR: {"filtered": 2}}
-    store.decide(slice(after=heads[-1].cursor, upto=more[0].cursor, counts=counts))
+    left_out = outcomes(*more, filtered=1, sampled_out=1)
+    store.decide(slice(after=heads[-1].cursor, upto=more[0].cursor, outcomes=left_out))
     [status] = store.status(project="default")
-    assert status.counts == {"filtered": 3, "sampled_out": 4, "waiting": 2, "scored": 1}
+    assert status.counts == {"filtered": 1, "sampled_out": 1, "waiting": 2, "scored": 1}
     assert (status.behind, status.cursor, 0 < status.lag_s < 60) == (1, more[0].cursor, True)
     assert store.status(project="other") == []
 

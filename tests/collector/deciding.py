@@ -31,6 +31,12 @@ def on(head: Head, **fields: Any) -> Decision:
     return Decision(**{"rule": "r", "version": "1", "verdict": "waiting", **known, **fields})
 
 
+def outcomes(*heads: Head, **named: int) -> dict[str, tuple[int, str]]:
+    """Outcomes of these heads in turn: so many of each name."""
+    names = [name for name, count in named.items() for _ in range(count)]
+    return {head.trace_id: (head.number, name) for head, name in zip(heads, names, strict=True)}
+
+
 def slice(*rows: Decision, after: str | None = None, upto: str = "", version: str = "1", **fields: Any) -> Decided:
     return Decided(project="default", rule="r", version=version, after=after, upto=upto, rows=rows, **fields)
 

@@ -15,9 +15,11 @@ OUTCOMES: dict[str, Any] = {"scored": "score", "skipped": "skip", "failed": "err
 
 
 def taken(store: Store, name: str, heads: Sequence[Head], rate: float = 1.0, **counts: int) -> None:
-    """All of these are taken at a rate; `filtered` and `sampled_out` count others."""
+    """All of these are taken at a rate; as many others as `filtered` and `sampled_out` say are left out."""
     rows = (on(head, rule=name, probability=rate, u=rate / 2, rate=rate) for head in heads)
-    made = slice(*rows, after=store.cursor(name, "1"), upto=heads[-1].cursor, counts={0: counts} if counts else {})
+    names = [outcome for outcome, count in counts.items() for _ in range(count)]
+    left_out = {f"{number:032x}": (number, outcome) for number, outcome in enumerate(names, 1_000)}
+    made = slice(*rows, after=store.cursor(name, "1"), upto=heads[-1].cursor, outcomes=left_out)
     assert store.decide(replace(made, rule=name)) == [True]
 
 

@@ -186,9 +186,11 @@ def test_a_thousand_sampled_out_leave_one_row_of_counts(tmp_path: Path) -> None:
     with SQLiteStore(path := tmp_path / "assay.db") as store:
         [head] = waiting(store)
         [next] = traced(store)
-        store.decide(slice(after=head.cursor, upto=next.cursor, counts={HOUR: {"sampled_out": 1000}}))
+        left_out = {f"{number:032x}": (number, "sampled_out") for number in range(1, 1001)}
+        store.decide(slice(after=head.cursor, upto=next.cursor, outcomes=left_out))
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT sampled_out FROM counts").fetchall() == [(1000,)]
+        assert db.execute("SELECT length(data) FROM outcomes").fetchall() == [(1024,)]
         assert db.execute("SELECT count(*) FROM decisions").fetchone() == (1,)
 
 

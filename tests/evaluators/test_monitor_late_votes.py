@@ -19,7 +19,7 @@ from assay.collector.stores import Store
 from assay.collector.stores import summary as read
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators.monitors import Monitor, Monitored, summary
-from evaluators.watched import rule, trace_id, until, whole
+from evaluators.watched import rule, trace_id, until, watching, whole
 
 NUMBERS, RATE = range(1, 60), 0.2
 DISLIKED = ("feedback=thumbs_up=0", 1.0)
@@ -108,3 +108,17 @@ def test_a_dislike_that_arrives_late_counts_for_the_day_of_its_trace(tmp_path: P
         assert of_second.n == sum(u(trace_id(number)) < 0.5 for number in second)
         newest = read(store, store.rules()[0], most=of_second.n)
         assert newest == [of_second]
+
+
+def test_a_trace_that_a_vote_has_decided_again_counts_once(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "assay.db") as store, watching(store, rule(sample_rate=0.5)) as monitor:
+        store.append([whole(number) for number in NUMBERS])
+        while monitor.step():
+            pass
+        for number in NUMBERS:
+            store.feedback(trace_id(number), "thumbs_up", 1, author="ann")
+        while monitor.step():
+            pass
+        counts = store.status()[0].counts
+        assert sum(counts.values()) == len(NUMBERS)
+        assert counts["sampled_out"] == sum(u(trace_id(number)) >= 0.5 for number in NUMBERS)

@@ -16,7 +16,7 @@ from assay.collector.stores import Store
 FRESH_S = 5.0
 RULES, EVALUATORS = 100, 20  # at most so many series of each kind: all rules, and of each rule
 _NAMES = {
-    "assay_rule_targets": "Targets of a rule's version in force, by verdict.",
+    "assay_rule_targets": "Traces of a rule's version in force, by verdict; each counts once.",
     "assay_rule_behind_changes": "Changes of traces that a rule has not decided on yet.",
     "assay_rule_lag_seconds": "Age of the oldest of these.",
     "assay_rule_rate": "Sample rate in force, outside of strata.",

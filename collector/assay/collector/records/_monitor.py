@@ -120,8 +120,9 @@ class Decision:
 class Decided:
     """What was decided about all that changed between two positions of the feed, for one version of a rule.
 
-    Rows are those with a verdict that is stored, counts those without, `{hour_ns: {"filtered": n, "sampled_out": n}}`.
-    Rows may lie beyond `upto`; counts may not.
+    Rows are those with a verdict that is stored. `outcomes` are those of all traces, by id: the number of the trace
+    (`Head.number`) and "filtered", "sampled_out" or "taken". The store counts each trace under its latest outcome, so
+    both may lie beyond `upto`, and be repeated.
     """
 
     project: str
@@ -130,7 +131,7 @@ class Decided:
     after: str | None  # the rule's cursor, as it is now
     upto: str
     rows: tuple[Decision, ...] = ()
-    counts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    outcomes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     token: int = 0  # of the lease on deciding
 
 
@@ -226,6 +227,7 @@ class Head:
     experiment_id: str | None
     session_id: str | None
     passes: tuple[bool | None, ...] = ()
+    number: int = 0  # of the trace, in the order in which traces first arrived; never used twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +282,10 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStatus:
-    """One rule's funnel: counts by verdict, computed ones from the hourly counts, and how far it is behind."""
+    """One rule's funnel: counts of traces by verdict (of sessions, where these are scored), and how far it is behind.
+
+    A trace that was decided on twice counts once; of several targets of a trace the worst verdict counts.
+    """
 
     rule: Rule
     counts: Mapping[str, int]

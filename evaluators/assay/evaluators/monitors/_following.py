@@ -13,7 +13,6 @@ from assay.evaluators.monitors._ready import Mark, Ready, Waiting, Waits, ready
 from assay.evaluators.monitors._rows import Let, out
 from assay.evaluators.monitors._targets import target_of
 
-HOUR = 3_600_000_000_000
 SECOND = 1_000_000_000
 ROWS = 1_000  # decided at once
 PAST_HISTORY = 1_000  # settings that are looked at: what changed before them is decided by the oldest
@@ -32,6 +31,7 @@ class Following:
         self.let_in: list[Let] = []
         self.left_out: list[tuple[Head, Drawn]] = []  # of spans and documents, whose rows have to be asked for
         self.rows: list[Decision] = []
+        self.outcomes: dict[str, tuple[int, str]] = {}  # of traces that are decided, for the store to count
 
     @property
     def asks_text(self) -> bool:
@@ -63,8 +63,8 @@ class Following:
 
     def decided(self) -> Decided | None:
         """What the store is to keep; None if there is nothing new."""
-        upto, counts = self.waits.low_water
-        if not self.rows and upto == self._kept:
+        upto = self.waits.low_water
+        if not self.rows and not self.outcomes and upto == self._kept:
             return None
         return Decided(
             project=self.rule.project,
@@ -73,14 +73,14 @@ class Following:
             after=self.cursor,
             upto=upto,
             rows=tuple(self.rows),
-            counts=counts if upto != self.cursor else {},
+            outcomes=self.outcomes,
             token=self.token,
         )
 
     def kept(self, decided: Decided) -> None:
         """The store has it."""
         self.cursor = self._kept = decided.upto
-        self.rows = []
+        self.rows, self.outcomes = [], {}
         self.waits.decided()
 
     def _take(self, current: InForce, head: Head, drawn: Drawn, before: str, changes: Changes, now: float) -> None:
@@ -103,8 +103,8 @@ class Following:
     def _leave(self, current: InForce, head: Head, drawn: Drawn, now: float) -> None:
         """It is out: what it has waited for is void, and a row that it may have is told."""
         key = unit_of(self.rule, head)
-        if drawn.verdict != "outside" and head.settled is not False:
-            self.waits.count(head.changed_ns // HOUR * HOUR, drawn.verdict)
+        if drawn.verdict != "outside":
+            self.outcomes[head.trace_id] = head.number, drawn.verdict
         if self.rule.target == "session" and drawn.verdict != "sampled_out":
             self.waits.postpone(key, now + current.settings.session_quiet_s)  # another turn of it may be in
             return
@@ -118,6 +118,7 @@ class Following:
 
     def _let_in(self, let: Let, key: str) -> None:
         self._known.add(key, let.head)
+        self.outcomes[let.head.trace_id] = let.head.number, "taken"
         self.waits.took(key, incomplete=let.incomplete)
         self.let_in.append(let)
 

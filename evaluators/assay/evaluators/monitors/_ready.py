@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from assay.collector.records import Head, RuleSettings
@@ -53,11 +53,10 @@ class Waiting:
 
 @dataclass(slots=True)
 class Mark:
-    """A stretch of the feed that begins with a change which waits: what was counted since stands with it."""
+    """A stretch of the feed that begins with a change which waits."""
 
     before: str  # the position in front of it
     waits: bool = True
-    counts: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
 class Waits:
@@ -131,24 +130,14 @@ class Waits:
             self.drop(waiting.key)
             yield waiting
 
-    def count(self, hour_ns: int, verdict: str) -> None:
-        """One more without a row, at the position where the feed is being read."""
-        of_hour = self._marks[-1].counts.setdefault(hour_ns, {})
-        of_hour[verdict] = of_hour.get(verdict, 0) + 1
-
     def read(self, position: str) -> None:
         """The feed was read up to here."""
         self._position = position
 
     @property
-    def low_water(self) -> tuple[str, dict[int, dict[str, int]]]:
-        """The position before the oldest change that waits, and what was counted up to it."""
-        counts: dict[int, dict[str, int]] = {}
-        for mark in self._marks:
-            if mark.waits:
-                return mark.before, counts
-            _add(counts, mark.counts)
-        return self._position, counts
+    def low_water(self) -> str:
+        """The position before the oldest change that waits."""
+        return next((mark.before for mark in self._marks if mark.waits), self._position)
 
     def decided(self) -> None:
         """What stands before the low-water mark is kept."""
@@ -170,17 +159,4 @@ def _merged(marks: list[Mark]) -> list[Mark]:
     """Without those that wait no more behind one that does: a trace that changes for hours makes a mark each time."""
     if len(marks) < 2 * sum(mark.waits for mark in marks) + 100:
         return marks
-    kept: list[Mark] = []
-    for mark in marks:
-        if kept and not mark.waits:
-            _add(kept[-1].counts, mark.counts)
-        else:
-            kept.append(mark)
-    return kept
-
-
-def _add(to: dict[int, dict[str, int]], counts: dict[int, dict[str, int]]) -> None:
-    for hour, of_hour in counts.items():
-        known = to.setdefault(hour, {})
-        for verdict, number in of_hour.items():
-            known[verdict] = known.get(verdict, 0) + number
+    return [marks[0], *(mark for mark in marks[1:] if mark.waits)]

@@ -18,7 +18,7 @@ FILTERS = 500  # of one question
 _TOLD = "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | ((t.dropped > 0) << 5)"
 _HEAD = (
     f"t.trace_id, t.change, t.runs_change, t.changed_ns, t.start_ns, {_TOLD}, t.size, t.span_count, t.probability,"
-    " t.project, t.environment, t.experiment_id, t.session_id"
+    " t.project, t.environment, t.experiment_id, t.session_id, t.id"
 )
 # By `_TOLD`: settled, whole, rooted, partial, judgement
 _FLAGS = [
@@ -83,6 +83,7 @@ def _head(row: Sequence[Any]) -> Head:
         made.environment,
         made.experiment_id,
         made.session_id,
+        made.number,
         *passes,
     ) = row
     made.settled, made.whole, made.rooted, made.partial, made.judgement = _FLAGS[told]

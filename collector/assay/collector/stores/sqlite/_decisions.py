@@ -10,8 +10,9 @@ from typing import Any
 from assay.collector.errors import Refused
 from assay.collector.records import Decided, Decision, Page, Target
 from assay.collector.stores._halves import DecisionsOf
-from assay.collector.stores.sqlite import _listed
+from assay.collector.stores.sqlite import _listed, _outcomes
 from assay.collector.stores.sqlite._half import Half, reads, writes
+from assay.collector.stores.sqlite._outcomes import COMPUTED
 from assay.collector.stores.sqlite._rows import (
     COLUMNS,
     OPEN,
@@ -26,7 +27,6 @@ from assay.collector.stores.sqlite._rows import (
 from assay.collector.stores.sqlite._rules import in_force
 from assay.collector.stores.sqlite._sql import find_many, insert_many
 
-COMPUTED = ("filtered", "sampled_out")
 DECIDABLE = (*COMPUTED, *OPEN, "skipped", "failed")
 CHUNK = 5_000  # decisions that are removed in one transaction
 TOP = "\U0010ffff"  # above all addresses
@@ -111,13 +111,12 @@ def _begin_anew(rule: str, project: str | None, db: sqlite3.Connection) -> None:
     """It decides on all that has changed since it was put in force."""
     for one in _listed.rules(db, rule, None, project):
         db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (one.id,))
-        db.execute("DELETE FROM counts WHERE rule = ?", (one.id,))
+        _outcomes.clear(db, one.id)
 
 
 def _check(decided: Decided) -> None:
-    """Raises `Refused` for what could not be told again, or would be counted twice when it is."""
-    if decided.counts and decided.after == decided.upto:
-        raise Refused(f"counts are of what lies between `after` and `upto`, and both are {decided.upto!r}")
+    """Raises `Refused` for what could not be told again."""
+    _outcomes.check(decided.outcomes)
     for row in decided.rows:
         if row.verdict not in DECIDABLE:
             raise Refused(f"{row.verdict!r} is not decided, but comes of a claim; use one of {', '.join(DECIDABLE)}")
@@ -136,7 +135,7 @@ def _decide(db: sqlite3.Connection, decided: Decided, now: int) -> bool:
     if rule.cursor != decided.after:
         return False
     _keep(db, rule.id, decided.project, decided.rows, now)
-    _count(db, rule.id, decided.counts)
+    _outcomes.count(db, rule.id, decided.outcomes, now)
     sql = "UPDATE rules SET cursor = ?, token = ? WHERE id = ?"
     db.execute(sql, (decided.upto, decided.token, rule.id))
     return True
@@ -196,15 +195,6 @@ def decided_anew(row: Row, decided: Decision, now: int) -> Row:
     if done and decided.runs_change > row.read_change and row.may_reopen(now):
         return drawn._replace(**waits, next_ns=decided.next_ns, due_ns=due, attempts=0)
     return drawn
-
-
-def _count(db: sqlite3.Connection, rule: int, counts: Mapping[int, Mapping[str, int]]) -> None:
-    rows = [(rule, hour, *(int(said.get(word, 0)) for word in COMPUTED)) for hour, said in counts.items()]
-    db.executemany(
-        "INSERT INTO counts VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET filtered = filtered + excluded.filtered,"
-        " sampled_out = sampled_out + excluded.sampled_out",
-        rows,
-    )
 
 
 def give_up(db: sqlite3.Connection, rule: int, now: int) -> None:

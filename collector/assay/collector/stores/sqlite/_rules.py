@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from assay.collector.errors import NotFound, Refused
 from assay.collector.records import JSON, Rule, RuleSettings, Setting, changed
 from assay.collector.rules import check, with_settings
+from assay.collector.stores.sqlite import _outcomes
 from assay.collector.stores.sqlite._half import Half, reads, writes
 from assay.collector.stores.sqlite._records import from_text, to_text
 
@@ -143,7 +144,7 @@ def _go_on(db: sqlite3.Connection, rule: Rule, before: Kept, change: int, now: i
         _offer_again(db, before.id, now)
     if rule.since_ns is not None and (old.since_ns is None or rule.since_ns < old.since_ns):
         db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (before.id,))  # it looks at all from the first on
-        db.execute("DELETE FROM counts WHERE rule = ?", (before.id,))
+        _outcomes.clear(db, before.id)
 
 
 def _activate(db: sqlite3.Connection, rule: Rule, before: Kept | None, activate: bool, change: int, now: int) -> None:

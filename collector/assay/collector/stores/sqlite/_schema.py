@@ -523,6 +523,18 @@ def _forget_tiny_probabilities(db: sqlite3.Connection, report: Report) -> None:
     _do(db, report, _NO_TINY_PROBABILITY)
 
 
+# Under which outcome each trace is counted: see `_outcomes`
+_OUTCOMES: tuple[str, ...] = (
+    "CREATE TABLE outcomes (rule INTEGER NOT NULL, block INTEGER NOT NULL, data BLOB NOT NULL,"
+    " PRIMARY KEY (rule, block)) WITHOUT ROWID",
+)
+
+
+def _count_traces(db: sqlite3.Connection, report: Report) -> None:
+    """Count each trace once under a rule. What was counted before stays counted as it was."""
+    _do(db, report, _OUTCOMES)
+
+
 # What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
@@ -543,6 +555,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _add_up_hours,
     _add_trace_start,
     _forget_tiny_probabilities,
+    _count_traces,
 )
 
 

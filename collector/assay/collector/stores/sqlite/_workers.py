@@ -7,13 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.collector.records import Decision, Rule, WorkerReport
-from assay.collector.stores.sqlite._decisions import COMPUTED
+from assay.collector.stores._why import WORST
 from assay.collector.stores.sqlite._half import Half, reads, writes
+from assay.collector.stores.sqlite._outcomes import COMPUTED
 from assay.collector.stores.sqlite._records import from_text, to_text
 from assay.collector.stores.sqlite._rows import SELECT, decision
 
 KEPT_NS = 86_400 * 1_000_000_000
 FAILED = 5  # decisions of which the errors are shown
+
+
+_BY_ROW = "SELECT verdict, count(*) FROM decisions WHERE rule = ? GROUP BY verdict"
+_ORDER = " ".join(f"WHEN '{verdict}' THEN {place}" for place, verdict in enumerate(WORST))
+_NAMES = " ".join(f"WHEN {place} THEN '{verdict}'" for place, verdict in enumerate(WORST))
+_BY_TRACE = (
+    f"SELECT CASE worst {_NAMES} END, count(*) FROM (SELECT min(CASE verdict {_ORDER} END) AS worst FROM decisions"
+    " WHERE rule = ? GROUP BY substr(target, 1, instr(target || '/', '/') - 1)) GROUP BY worst"
+)
 
 
 class Workers(Half):
@@ -34,9 +44,9 @@ class Workers(Half):
 
     @reads
     def funnel(self, db: sqlite3.Connection, /, rule: Rule) -> dict[str, int]:
-        """How many targets of a version have come to each verdict."""
+        """How many traces of a version have come to each verdict: of several targets of a trace the worst counts."""
         id = _number(db, rule)
-        rows = db.execute("SELECT verdict, count(*) FROM decisions WHERE rule = ? GROUP BY verdict", (id,)).fetchall()
+        rows = db.execute(_BY_TRACE if rule.target in ("span", "document") else _BY_ROW, (id,)).fetchall()
         sums = db.execute("SELECT total(filtered), total(sampled_out) FROM counts WHERE rule = ?", (id,)).fetchone()
         return {**dict(zip(COMPUTED, map(int, sums), strict=True)), **dict(rows)}
 
