@@ -72,6 +72,13 @@ def test_why_leads_from_a_skip_to_the_doctor_and_from_a_score_nowhere(store, url
     assert "doctor" not in monitor("why", str(scored.target.trace_id), "--store", url).stdout
 
 
+def test_why_of_a_project_without_rules_names_both_projects(store, url):
+    ruled(store, name="short", project="shop")
+    [head] = traced(store)
+    said = " ".join(monitor("why", head.trace_id, "--store", url).stderr.split())
+    assert "project 'default' of the trace has no rules; the rules of this store are in project 'shop'" in said
+
+
 def test_why_as_json(store, url):
     [id, *_] = monitored(store)
     told = [json.loads(line) for line in monitor("why", id, "--json", "--store", url).stdout.splitlines()]

@@ -113,7 +113,7 @@ def test_what_is_stored_is_told_with_errors_attempts_and_what_comes_next(store: 
     [head] = waiting(store, reason="ready")
     assert because(store, head.trace_id) == ("waiting", "waiting: ready")
     [taken] = claim(store)
-    assert because(store, head.trace_id)[1].startswith(f"running: ready; claim {taken.claim} of 'w', until 20")
+    assert because(store, head.trace_id)[1].startswith(f"running: ready; lease {taken.claim} of 'w', until 20")
     states = {"concise": {"state": "waiting", "error": "429"}}
     store.finish(finish(taken, verdict="throttled", states=states, reported=(), feedback=(), again_s=60, attempts=2))
     assert because(store, head.trace_id)[0] == "throttled"
@@ -148,6 +148,27 @@ def test_nothing_is_said_twice(store: Store, verdict: Any, reason: str, said: st
         store.finish(finish(row, verdict=verdict, reason=reason, states=states, reported=(), feedback=()))
     assert because(store, heads[0].trace_id) == (verdict, said)
     assert store.status()[0].errors == ((said,) if verdict == "failed" else ())
+
+
+def test_a_lease_that_has_run_out_is_not_told_as_held(store: Store) -> None:
+    [head] = waiting(store)
+    claim(store, seconds=0.0)
+    said = because(store, head.trace_id)[1]
+    assert said.startswith("running; its worker 'w' has not answered since 20")
+    assert said.endswith("; another takes it over")
+
+
+def test_a_score_from_before_the_last_change_of_its_trace_says_so(store: Store) -> None:
+    [head] = waiting(store)
+    [taken] = claim(store)
+    store.finish(finish(taken, read_change=head.runs_change))
+    changed = replace(on(head), change=head.change + 5, runs_change=head.runs_change + 5)
+    store.decide(slice(changed, after=head.cursor, upto=head.cursor))
+    [again] = claim(store)
+    store.finish(finish(again, read_change=head.runs_change + 5, inputs_hash="h2"))
+    changed = replace(on(head), change=head.change + 9, runs_change=head.runs_change + 9)
+    store.decide(slice(changed, after=head.cursor, upto=head.cursor))
+    assert "this is older than the last change of its trace" in because(store, head.trace_id)[1]
 
 
 def test_what_an_earlier_version_did_is_told_as_its_own(store: Store) -> None:

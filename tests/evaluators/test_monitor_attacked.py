@@ -122,7 +122,7 @@ def test_an_evaluator_that_fails_all_the_time_is_paused_and_others_go_on(store: 
         store.append([whole(number) for number in range(1, 61)])
         run_until(monitor, lambda: len(store.feedbacks(key="length", limit=100).items) == 60)
         kept = verdicts(store)
-        (paused,) = monitor.report().data["paused"]["r"].values()
+        (paused,) = monitor.reports()[0].data["paused"]["r"].values()
     assert list(kept.values()).count("failed") < 20
     assert list(kept.values()).count("throttled") > 40
     assert "failed" in paused
@@ -255,7 +255,7 @@ def test_a_trace_that_is_deleted_while_it_is_looked_at_stays_deleted(store: Stor
         monitor.step()
         store.append([whole(1)])
         monitor.step()
-        assert monitor.report().data["refused"] == 1
+        assert monitor.reports()[0].data["refused"] == 1
     assert decisions(store) == []
     assert store.feedbacks(key="deleting").items == ()
 

@@ -195,3 +195,9 @@ def test_a_model_in_data_is_a_preset(model):
 )
 def test_what_is_said_of_answers_and_spans_names_nothing_of_the_machine(type, parameters):
     assert len(of(type, **parameters).evaluators) == 1
+
+
+def test_the_thread_that_crashed_goes_before_others():
+    other = ["Thread 0x1 (most recent call first):", '  File "/venv/site-packages/anyio/x.py", line 1 in wait']
+    crashed = ["Current thread 0x2 (most recent call first):", '  File "/work/rules.py", line 13 in when_asked']
+    assert _deaths.place([*other, "", *crashed]) == "when_asked, rules.py:13"

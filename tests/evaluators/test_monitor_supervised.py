@@ -12,7 +12,7 @@ import pytest
 
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators.monitors import Plan, Supervisor
+from assay.evaluators.monitors import Plan, Supervisor, load
 from evaluators.watched import decisions, whole
 from integration.serving import environment
 
@@ -145,6 +145,29 @@ def test_a_file_that_cannot_be_loaded_at_first_is_told_and_nothing_runs(broken, 
     assert len(monitor.told) == 1
 
 
+def test_a_file_whose_rules_belong_to_another_file_says_that_nothing_runs_and_ends(store, url, tmp_path):
+    (tmp_path / "other.py").write_text(RULES.format(flag="flag", end="pass"))
+    store.save_rule(*(rule.record for rule in load(tmp_path / "other.py")), owner="other.py")
+    with supervised(tmp_path, url) as monitor:
+        until(lambda: monitor.done is False)
+    (line,) = monitor.told
+    assert "rule 'one' of project 'default' belongs to 'other.py'" in line
+    assert line.endswith("; nothing runs")
+    assert monitor.shown == []
+
+
+def test_a_budget_in_dollars_needs_the_price_of_every_judge(url, tmp_path):
+    more = (
+        "from assay.evaluators import Judge, judge\n"
+        "j = judge('polite', 'Polite?\\n{outputs}', judge=Judge(model='own', base_url='http://127.0.0.1:9/v1'))\n"
+        "monitor('paid', evaluators=[j], budget={'usd_per_day': 1})\n"
+    )
+    with supervised(tmp_path, url, more=more) as monitor:
+        until(lambda: monitor.done is False)
+    (line,) = monitor.told
+    assert "rule 'paid': its budget in dollars cannot be kept: the price of 'own' is unknown" in line
+
+
 def test_a_file_that_hangs_is_given_up(url, tmp_path):
     with supervised(tmp_path, url, more="time.sleep(1000)", loading=0.5) as monitor:
         until(lambda: monitor.done is False)
@@ -179,7 +202,7 @@ def test_a_broken_file_keeps_the_rules_from_before_and_is_told_once(url, tmp_pat
 PROGRAM = """
 import sys, threading
 from pathlib import Path
-from assay.evaluators.monitors import Plan, Supervisor
+from assay.evaluators.monitors import Plan, Supervisor, load
 plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], grace=3.5)
 Supervisor(plan, lambda line: print(line, flush=True), lambda loaded: print("shown", flush=True)).run(threading.Event())
 """

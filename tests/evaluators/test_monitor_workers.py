@@ -71,12 +71,20 @@ def test_what_it_says_of_itself_stands_in_the_status(store: Store) -> None:
     with running(store, rule()) as (monitor,):
         store.append([whole(1)])
         until(lambda: verdicts(store) == {"1": "scored"})
-        store.report(monitor.report())
+        store.report(*monitor.reports())
         (status,) = store.status()
         (worker,) = [one for one in status.workers if one.holder == monitor.holder]
     assert worker.rules == {"r": status.rule.version}
     assert worker.data["evaluators"]["r"]["length"]["looked"] == 1
     assert worker.data["deciding"] == ["r"]
+
+
+def test_a_workers_report_counts_for_every_project_that_it_serves(store: Store) -> None:
+    with running(store, rule(project="shop"), rule(project="help")) as (monitor,):
+        until(lambda: len(store.status()) == 2 and all(status.workers for status in store.status()))
+        for status in store.status():
+            (worker,) = status.workers
+            assert (worker.holder, worker.project) == (monitor.holder, status.rule.project)
 
 
 def test_a_changed_evaluator_scores_what_comes_from_then_on(store: Store) -> None:
@@ -122,7 +130,7 @@ def test_claims_of_an_old_version_are_refused(store: Store) -> None:
         monitor.step()
         store.append([whole(1)])
         monitor.step()
-        assert monitor.report().data["refused"] == 1
+        assert monitor.reports()[0].data["refused"] == 1
     assert scores(store, 1) == {}
 
 

@@ -9,6 +9,7 @@ from assay.collector import format
 from assay.collector.records import JSON, Booked, Condition, Decision, Rule, RuleStatus, Why, WorkerReport
 from assay.collector.rules import LEAST_PACED
 from assay.collector.stores._watched import SILENT_NS
+from assay.collector.stores._why import is_outdated
 
 WORDS: Mapping[str, str] = {
     "filtered": "filtered",
@@ -156,6 +157,8 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
         yield f"ended {_many(decision.deaths, 'worker')}"
     if decision.reopened:
         yield "scored again after the trace had changed"
+    if is_outdated(decision):
+        yield "older than the last change of the trace"
     if decision.verdict == "running" and decision.holder is not None:
         yield f"held by {decision.holder}"
     if decision.next_ns is not None and decision.verdict in QUEUED:

@@ -266,7 +266,7 @@ class Why:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a monitor's worker says of itself, the newest of each holder.
+    """What a monitor's worker says of itself for one project that it serves, the newest of each holder and project.
 
     `data` has, as far as it is known: `finished_per_s` and `decided_per_s` of all rules; and by a rule's name
     `evaluators`, which are by key `{"looked": …, "failed": …, "p95_s": …}`, `idle`, why it does nothing for it, and

@@ -203,7 +203,7 @@ class ControlStore(Protocol):
         """Each rule's funnel, how far it is behind, what it has spent, its last errors and workers."""
 
     def report(self, worker: WorkerReport) -> None:
-        """What a worker says of itself; the newest of each holder is kept for a day."""
+        """What a worker says of itself; the newest of each holder and project is kept for a day."""
 
     def weighted(
         self,

@@ -50,7 +50,7 @@ def from_stored(seen: Seen, stored: Sequence[Decision]) -> Why:
     """What was decided, of each of its targets."""
     verdict = next(word for word in WORST if any(one.verdict == word for one in stored))
     first = next(one for one in stored if one.verdict == verdict)
-    said = told(first)
+    said = told(first, seen.now_ns)
     if len(stored) > 1:
         counts = Counter(one.verdict for one in stored)
         listed = ", ".join(f"{counts[word]} {_words(word)}" for word in WORST if word in counts)
@@ -69,21 +69,36 @@ def from_stored(seen: Seen, stored: Sequence[Decision]) -> Why:
     )
 
 
-def told(decision: Decision) -> str:
+def told(decision: Decision, now_ns: int = 0) -> str:
     """A decision as a sentence: what became of it, why, what went wrong, and when it is tried next."""
     word = _words(decision.verdict)
     parts = [word if decision.reason in ("", word) else f"{word}: {decision.reason}"]
     if decision.verdict == "running":
-        parts.append(f"claim {decision.claim} of {decision.holder!r}, until {_moment(decision.until_ns)}")
+        parts.append(_held_by(decision, now_ns))
     parts += [f"{key}: {error}" for key, error in errors(decision.states) if error not in decision.reason]
     if decision.attempts > 1 or decision.deaths:
         died = f", of which {decision.deaths} ended their worker" if decision.deaths else ""
         parts.append(f"attempts: {decision.attempts}{died}")
     if decision.next_ns is not None and decision.verdict != "running":
         parts.append(f"tried next at {_moment(decision.next_ns)}")
+    if is_outdated(decision):
+        parts.append("this is older than the last change of its trace")
     if decision.probability == 0 and decision.rate is not None:
         parts.append(f"it no longer counts: {_drawn(decision.u, decision.rate)}")
     return "; ".join(parts)
+
+
+def is_outdated(decision: Decision) -> bool:
+    """Return whether a target has changed after it was scored."""
+    return decision.verdict in ("scored", "skipped", "failed") and decision.runs_change > decision.read_change
+
+
+def _held_by(decision: Decision, now_ns: int) -> str:
+    if decision.until_ns is not None and decision.until_ns < now_ns:
+        return (
+            f"its worker {decision.holder!r} has not answered since {_moment(decision.until_ns)}; another takes it over"
+        )
+    return f"lease {decision.claim} of {decision.holder!r}, until {_moment(decision.until_ns)}"
 
 
 def errors(states: Mapping[str, Any]) -> list[tuple[str, str]]:

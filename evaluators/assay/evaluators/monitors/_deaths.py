@@ -30,8 +30,13 @@ def cause(code: int) -> str:
 
 
 def place(crash: Iterable[str]) -> str | None:
-    """Where a crash happened, as `faulthandler` tells it: the innermost line that is neither Python's own nor ours."""
-    frames = [found for line in crash if (found := _FRAME.match(line))]
+    """Where a crash happened, as `faulthandler` tells it: the innermost line that is neither Python's own nor ours.
+
+    Frames of the thread that crashed go before those of others.
+    """
+    lines = list(crash)
+    current = next((place for place, line in enumerate(lines) if line.startswith("Current thread")), 0)
+    frames = [found for line in lines[current:] + lines[:current] if (found := _FRAME.match(line))]
     frame = next((frame for frame in frames if not _is_usual(frame["file"])), None)
     return f"{frame['name']}, {Path(frame['file']).name}:{frame['line']}" if frame else None
 

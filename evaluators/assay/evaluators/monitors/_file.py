@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from assay.collector.errors import AssayError
+from assay.evaluators.monitors._money import unpriced
 from assay.evaluators.monitors._rule import Monitored, collecting
 
 
 class BrokenRules(AssayError, ValueError):
-    """A file of rules that cannot be used: it does not run, holds no rule, or two of one name."""
+    """A file of rules that cannot be used: it does not run, holds no rule, or two of one
+    name, or a rule whose budget cannot be kept."""
 
 
 def load(file: str | os.PathLike[str]) -> list[Monitored]:
@@ -57,3 +59,6 @@ def _check(path: Path, rules: list[Monitored]) -> None:
     names = [(rule.record.project, rule.record.name) for rule in rules]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise BrokenRules(f"{str(path)!r} holds two rules named {twice[1]!r} in project {twice[0]!r}")
+    for rule in rules:
+        if why := unpriced(rule.record.settings.budget, rule.evaluators):
+            raise BrokenRules(f"{str(path)!r}: rule {rule.record.name!r}: {why}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import NamedTuple
 
@@ -16,13 +16,14 @@ from assay.collector.records import Booked, Booking, Period
 from assay.collector.stores import Store
 from assay.evaluators.judges import Amount, Judge
 from assay.evaluators.monitors._held import Held
-from assay.evaluators.protocol import Skip
+from assay.evaluators.protocol import Evaluator, Skip
 
 LINGER = 0.005  # seconds in which bookings and settlements gather
 LENGTH: Mapping[str, int] = {"minute": 60, "day": 86_400}
 SOON = 2.0  # seconds until the store is asked again after it did not answer
 OWN = 30.0  # seconds that own calls are waited for, which mostly come to less than was reserved for them
 SECOND = 1_000_000_000
+NESTED = 4  # levels of objects in which judges are looked for
 
 
 class OverBudget(Skip):
@@ -54,23 +55,29 @@ def budget_of(project: str, rule: str, key: str) -> str:
     return f"{project}/{rule}/{key}"
 
 
-def unpriced(held: Held) -> str | None:
-    """Why a budget in dollars cannot be kept: one of the rule's judges has no price that anybody knows."""
-    if not any(key.startswith("usd") for key in held.record.settings.budget):
+def unpriced(budget: Mapping[str, float], evaluators: Sequence[Evaluator]) -> str | None:
+    """Return why a rule's budget in dollars cannot be kept: the price of one of its judges is unknown."""
+    if not any(key.startswith("usd") for key in budget):
         return None
-    for evaluator in held.evaluators:
-        for judge in (value for value in vars_of(evaluator.function) if isinstance(value, Judge)):
-            if judge.prices is None:
-                return (
-                    f"its budget in dollars cannot be kept: nobody knows what {judge.model or 'the judge'!r} costs; "
-                    "give price=(dollars per million tokens of input, of output), or calls_per_day"
-                )
-    return None
+    judges = (judge for evaluator in evaluators for judge in _judges_in(evaluator.function))
+    if (judge := next((judge for judge in judges if judge.prices is None), None)) is None:
+        return None
+    return (
+        f"its budget in dollars cannot be kept: the price of {judge.model or 'its judge'!r} is unknown; give the judge "
+        "price=(dollars per million input tokens, per million output tokens), or use calls_per_day"
+    )
 
 
-def vars_of(function: object) -> list[object]:
-    """The values that a callable object holds."""
-    return [getattr(function, field.name) for field in fields(function)] if is_dataclass(function) else []
+def _judges_in(value: object, depth: int = 0) -> Iterator[Judge]:
+    """Yield the judges that an evaluator's function holds, in panels too."""
+    if isinstance(value, Judge):
+        yield value
+    elif depth < NESTED and isinstance(value, list | tuple):
+        for each in value:
+            yield from _judges_in(each, depth + 1)
+    elif depth < NESTED and is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _judges_in(getattr(value, field.name, None), depth + 1)
 
 
 class _Asked(NamedTuple):

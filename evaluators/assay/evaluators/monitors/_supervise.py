@@ -41,6 +41,7 @@ class Supervisor:
         self._accepted: Loaded | None = None
         self._former: Loaded | None = None  # what was accepted before that
         self._ever = False  # whether rules were in force
+        self._shown_content: str | None = None
         self._broken: str | None = None  # the content that could not be loaded
         self._said: set[str] = set()  # of this content
         self._deaths = 0  # in a row
@@ -112,6 +113,7 @@ class Supervisor:
                 self._refuse(f"{str(self._plan.file)!r}: {message['error']}", [])
             case "saved":
                 self._ever = True
+                self._show(worker)
                 self._retire(worker)
             case "say":
                 self._say(message["text"])
@@ -124,12 +126,17 @@ class Supervisor:
         if new:
             self._said.clear()
             self._former, self._accepted = before, loaded
-            self._shown(loaded)
         elif sum(other.phase == "running" for other in self._workers) >= self._plan.workers:
             worker.end(0.0)  # the file is again what it was
             return
         worker.enter("running")
         worker.tell(resting=self._rest.names(), activate=self._plan.activate or (new and before is not None))
+
+    def _show(self, worker: Worker) -> None:
+        """Show the rules once they are in force; one that another file owns never is."""
+        if worker.loaded and worker.loaded.content != self._shown_content:
+            self._shown_content = worker.loaded.content
+            self._shown(worker.loaded)
 
     def _retire(self, worker: Worker) -> None:
         """Its rules are in force: workers with those from before finish what they have begun."""
@@ -142,7 +149,7 @@ class Supervisor:
         self._watch.follow(files, self._watch.known)
         self._watch.follow_folder()
         self._not_before = time.monotonic() + AGAIN
-        goes_on = "; the rules from before stay" if self._ever else ""
+        goes_on = "; the rules from before stay" if self._ever else "; nothing runs"
         if self._broken != self._watch.known:
             self._tell(f"{error}{goes_on}")
         self._broken = self._watch.known

@@ -58,7 +58,7 @@ class Monitor:
         self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
         self._held = [Held(rule) for rule in rules]
         for held in self._held:
-            held.barred = unpriced(held)
+            held.barred = unpriced(held.record.settings.budget, held.evaluators)
         ledgers = {one.name: StoreLedger(store, one) for one in self._held}
         self._follower = Follower(store, self._held, self.holder, now)
         self._wake = threading.Event()
@@ -131,8 +131,8 @@ class Monitor:
             except StoreError as error:
                 _log.warning("assay monitor: at its end: %s", error)
 
-    def report(self) -> WorkerReport:
-        """What it says of itself."""
+    def reports(self) -> list[WorkerReport]:
+        """Return what it says of itself, for each project that it serves."""
         then, finished, decided = self._reported
         now = self._now()
         self._reported = (now, self._runner.finished, self._follower.decided)
@@ -144,19 +144,33 @@ class Monitor:
             "refused": self._runner.refused,
             "in_flight": self._runner.in_flight,
             "waiting_in_memory": self._follower.waiting,
-            "deciding": sorted(name for _, name in self._follower.deciding),
-            "evaluators": {one.held.record.name: one.told() for one in self._runner.working},
-            "paused": {one.held.record.name: paused for one in self._runner.working if (paused := one.pauses.all(now))},
-            "idle": dict(self.idle),
             "pid": os.getpid(),
         }
-        projects = sorted({one.record.project for one in self._held})
-        return WorkerReport(
-            holder=self.holder,
-            project=projects[0] if projects else "default",
-            rules={one.record.name: one.record.version for one in self._held},
-            data=data,
-        )
+        return [
+            WorkerReport(
+                holder=self.holder,
+                project=project,
+                rules={one.record.name: one.record.version for one in held},
+                data={**data, **self._by_rule({one.name for one in held}, now)},
+            )
+            for project, held in self._by_project().items()
+        ]
+
+    def _by_project(self) -> dict[str, list[Held]]:
+        projects: dict[str, list[Held]] = {}
+        for one in self._held:
+            projects.setdefault(one.record.project, []).append(one)
+        return projects
+
+    def _by_rule(self, names: Collection[Name], now: float) -> dict[str, JSON]:
+        """Return what is reported by a rule's name, of rules of one project."""
+        working = [one for one in self._runner.working if one.held.name in names]
+        return {
+            "deciding": sorted(rule for project, rule in self._follower.deciding if (project, rule) in names),
+            "evaluators": {one.held.record.name: one.told() for one in working},
+            "paused": {one.held.record.name: paused for one in working if (paused := one.pauses.all(now))},
+            "idle": {one.held.record.name: one.held.idle for one in working if one.held.idle is not None},
+        }
 
     def _start(self) -> None:
         if not self._saved:
@@ -210,13 +224,17 @@ class Monitor:
 
     def _keeping(self) -> None:
         """Claims are renewed whatever else is slow, and somebody is told how it goes."""
-        self._persist(lambda: self._store.report(self.report()))  # so that nobody misses a worker that has just begun
+        self._persist(self._report)  # so that nobody misses a worker that has just begun
         report_at = self._now() + REPORT
         while not self._over.wait(min(REPORT, self._claim_s / 4)):
             self._persist(self._renew)
             if self._now() >= report_at:
-                self._persist(lambda: self._store.report(self.report()))
+                self._persist(self._report)
                 report_at = self._now() + REPORT
+
+    def _report(self) -> None:
+        for report in self.reports():
+            self._store.report(report)
 
     def _renew(self) -> None:
         if claims := self._runner.claims:

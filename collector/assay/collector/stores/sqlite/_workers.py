@@ -32,8 +32,9 @@ class Workers(Half):
     @writes
     def report(self, db: sqlite3.Connection, /, worker: WorkerReport) -> None:
         now = self._file.clock.keep(db)
-        db.execute("DELETE FROM workers WHERE seen_ns < ? OR holder = ?", (now - KEPT_NS, worker.holder))
-        db.execute("INSERT INTO workers VALUES (?,?,?,?)", (worker.holder, worker.project, now, to_text(worker)))
+        key = f"{worker.holder} {worker.project}"  # a worker reports for each project that it serves
+        db.execute("DELETE FROM workers WHERE seen_ns < ? OR holder = ?", (now - KEPT_NS, key))
+        db.execute("INSERT INTO workers VALUES (?,?,?,?)", (key, worker.project, now, to_text(worker)))
 
     @reads
     def workers(self, db: sqlite3.Connection, /) -> list[WorkerReport]:
