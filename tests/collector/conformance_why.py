@@ -100,10 +100,12 @@ def test_a_thumbs_down_brings_a_trace_into_its_stratum_and_a_rules_own_does_not(
 def test_what_a_trace_waits_for(store: Store) -> None:
     ruled(store)
     [head] = traced(store)
-    assert because(store, head.trace_id) == ("waiting", "waiting: no monitor runs this rule now")
+    assert because(store, head.trace_id) == ("waiting", "waiting: no worker runs this rule")
     store.report(WorkerReport(holder="w", project="default", rules={"r": "1"}))
     assert "it shall be quiet for 10 s" in because(store, head.trace_id)[1]
     store.save_rule(replace(store.rules()[0], version="2", since_ns=0, settings=RuleSettings(quiet_s=0)))
+    assert because(store, head.trace_id) == ("waiting", "waiting: running workers have another version of this rule")
+    store.report(WorkerReport(holder="w", project="default", rules={"r": "2"}))
     assert because(store, head.trace_id) == ("waiting", "waiting: not decided yet, the rule is 1 change behind")
     store.decide(slice(upto=head.cursor, version="2"))
     assert "its decision was removed" in because(store, head.trace_id)[1]

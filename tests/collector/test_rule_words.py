@@ -121,12 +121,12 @@ def test_targets_by_name():
 
 
 def test_who_carries_a_rule_out():
-    assert verdicts.standing(STATUS, NOW) == ("no worker has this rule", False)
+    assert verdicts.standing(STATUS, NOW) == ("no worker runs this rule", False)
     assert verdicts.standing(replace(STATUS, workers=(WORKER,)), NOW) == ("1 worker", True)
     told, right = verdicts.standing(replace(STATUS, workers=(WORKER,)), NOW + 120 * 10**9)
-    assert (told.startswith("no sign of a worker since"), right) == (True, False)
+    assert (told.startswith("no worker runs this rule since"), right) == (True, False)
     other = replace(STATUS, workers=(replace(WORKER, rules={"grounded": "v0"}),))
-    assert verdicts.standing(other, NOW) == ("1 worker, with another version of this rule", False)
+    assert verdicts.standing(other, NOW) == ("running workers have another version of this rule", False)
     off = replace(STATUS, rule=replace(RULE, enabled=False))
     assert verdicts.standing(off, NOW) == ("paused", True)
 

@@ -178,7 +178,7 @@ def test_clocks_that_cannot_be_are_told(store: Store) -> None:
 
 def test_a_rule_that_nobody_carries_out_is_told(store: Store) -> None:
     store.save_rule(Rule(name="grounded", version="1", evaluators=({"id": "exact"},)))
-    assert troubles(store, look(store), {}) == ["rule 'grounded': no worker has this rule"]
+    assert troubles(store, look(store), {}) == ["rule 'grounded': no worker runs this rule"]
 
 
 def test_what_a_collector_counts_is_told_where_it_is_not_zero(store: Store) -> None:

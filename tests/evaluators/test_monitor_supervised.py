@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
+from assay.collector import verdicts
 from assay.collector.server import Server
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators.monitors import Plan, Supervisor, load
-from evaluators.watched import decisions, whole
+from evaluators.watched import decisions, trace_id, whole
 from integration.serving import environment
 
 RULES = """
@@ -301,3 +302,35 @@ def test_a_worker_that_stays_near_its_memory_limit_is_replaced(store, url, tmp_p
         store.append([whole(1)])
         assert "worker 1 is replaced: it fills" in monitor.heard("is replaced")
         until(lambda: [worker.pid for worker in monitor.workers()] not in ([], [first.pid]))
+
+
+def deciding(store, rule):
+    return next((lease.holder for lease in store.leases() if lease.name == f"monitor/default/{rule}"), None)
+
+
+@pytest.mark.slow  # three processes
+def test_after_the_deciding_worker_is_killed_another_takes_over_within_two_seconds(store, url, tmp_path):
+    with supervised(tmp_path, url, workers=2):
+        until(lambda: len({report.holder for report in store.workers() if report.rules}) == 2)
+        first = until(lambda: deciding(store, "one"))
+        (pid,) = {report.data["pid"] for report in store.workers() if report.holder == first}
+        killed = time.monotonic()
+        psutil.Process(pid).kill()
+        until(lambda: deciding(store, "one") not in (None, first))
+        assert time.monotonic() - killed < 2.0
+
+
+def test_a_rule_whose_file_does_not_load_says_so_until_it_does(store, url, tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text(RULES.format(flag="flag", end="pass"))
+    store.save_rule(*(rule.record for rule in load(file)), owner=file.as_posix())
+    store.append([whole(1)])
+    with supervised(tmp_path, url, more="x = (") as monitor:
+        until(lambda: monitor.done is False)
+    (why,) = store.why(trace_id(1))
+    (status,) = store.status()
+    assert "does not run: SyntaxError: '(' was never closed" in why.reason
+    assert "its file does not load" in verdicts.standing(status, time.time_ns())[0]
+    with supervised(tmp_path, url) as monitor:
+        monitor.running()
+        until(lambda: verdicts.standing(store.status()[0], time.time_ns()) == ("1 worker", True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,9 +47,13 @@ def check(
     if not rules:
         raise ValueError(f"{file!r} holds no rule {only!r}")
     with opened(at) as store:
+        now_ns = time.time_ns()
+        states = {(one.rule.project, one.rule.name): verdicts.standing(one, now_ns)[0] for one in store.status()}
         for rule in rules:
             found = checked(rule, store, seconds=duration(since) / 1e9, tries=tries)
             emit([_as_data(found)]) if as_json else _show(found, since)
+            if not as_json and (state := states.get((found.rule.project, found.rule.name))):
+                typer.echo(on_a_line(f"  now: {state}"))
 
 
 def _show(found: Check, since: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from assay.collector import format
 from assay.collector.records import JSON, Booked, Condition, Decision, Rule, RuleStatus, Why, WorkerReport
 from assay.collector.rules import LEAST_PACED
-from assay.collector.stores._watched import SILENT_NS
+from assay.collector.stores._rule_health import SILENT_NS, blocked
 from assay.collector.stores._why import is_outdated
 
 WORDS: Mapping[str, str] = {
@@ -230,10 +230,9 @@ def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
     if right := carrying(status, now_ns):
         idles = all(idle(worker, status.rule.name) for worker in right)  # or some of its evaluators
         return _many(len(right), "worker") + (", idle" if idles else ""), not idles
-    if there := [worker for worker in status.workers if alive(worker, now_ns)]:
-        return f"{_many(len(there), 'worker')}, with another version of this rule", False
-    seen = max((worker.seen_ns for worker in status.workers), default=None)
-    return ("no worker has this rule" if seen is None else f"no sign of a worker since {format.when(seen)}"), False
+    seen = max((worker.seen_ns for worker in status.workers if worker.rules), default=None)
+    since = "" if seen is None or now_ns - seen < SILENT_NS else f" since {format.when(seen)}"
+    return f"{blocked(status.rule, status.workers, now_ns) or ''}{since}", False
 
 
 def comes_back(rule: Rule) -> str:

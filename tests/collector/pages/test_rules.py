@@ -71,7 +71,7 @@ def test_a_rule_that_nobody_runs_says_so(store, client):
     ruled(store, name="short")
     traced(store)
     text, _ = page(client, "/rules")
-    for words in ("no worker has this rule", "1 change behind"):
+    for words in ("no worker runs this rule", "1 change behind"):
         assert words in text
 
 

@@ -37,10 +37,10 @@ from assay.collector.stores._halves import (
     TraceHalf,
     Verdicts,
 )
+from assay.collector.stores._rule_health import blocked, broken_file
 
 DEATHS = 3  # workers that a target may end
 NOT_THERE = "refused: its target was deleted, or feedback of a later claim is there"
-SILENT_NS = 60_000_000_000  # a worker that has said nothing for so long is taken for gone
 
 
 class Watched(ABC):
@@ -131,9 +131,9 @@ class Watched(ABC):
         """Why each rule did or did not evaluate a trace: see `ControlStore`."""
         head = self._traces.head(trace_id)
         booked, now_ns, session = self._control.booked(), self._now_ns(), self._session(trace_id)
-        watched = {(one.project, name) for one in self._control.workers() for name in one.rules if _lately(one, now_ns)}
+        workers = self._control.workers()
         rules = self._control.rules(project=head.project)
-        found = [self._seen(rule, head, session, now_ns, watched) for rule in rules]
+        found = [self._seen(rule, head, session, now_ns, workers) for rule in rules]
         return [replace(_why.why(seen), budget=_of_rule(seen.rule, booked)) for seen in found]
 
     def _seen(
@@ -142,7 +142,7 @@ class Watched(ABC):
         head: Head,
         session: tuple[str, str] | None,
         now_ns: int,
-        watched: Collection[tuple[str, str]],
+        workers: Sequence[WorkerReport],
     ) -> _why.Seen:
         """What is known of a rule and a trace."""
         setting = self._control.setting_at(rule, head.change)
@@ -158,7 +158,7 @@ class Watched(ABC):
             self._control.decisions_on(DecisionsOf(head.trace_id, session, rule.name, project=rule.project)).items,
             behind,
             now_ns,
-            (rule.project, rule.name) in watched,
+            blocked(rule, workers, now_ns),
         )
 
     def status(self, *, project: str | None = None) -> list[RuleStatus]:
@@ -183,7 +183,7 @@ class Watched(ABC):
             rate=rate_of(rule.settings, ())[0],
             booked=_of_rule(rule, booked),
             errors=tuple(dict.fromkeys(map(_why.told, self._control.failed(rule)))),
-            workers=tuple(one for one in workers if one.project == rule.project and rule.name in one.rules),
+            workers=tuple(one for one in workers if _is_about(one, rule)),
         )
 
     def weighted(
@@ -255,8 +255,9 @@ def _ended_workers(decision: Decision, rule: Rule | None) -> Finish:
     )
 
 
-def _lately(worker: WorkerReport, now_ns: int) -> bool:
-    return now_ns - worker.seen_ns < SILENT_NS
+def _is_about(worker: WorkerReport, rule: Rule) -> bool:
+    """Whether a report is of a worker that has the rule, or says that its file does not load."""
+    return (worker.project == rule.project and rule.name in worker.rules) or broken_file(rule, worker) is not None
 
 
 def _of_rule(rule: Rule, booked: Sequence[Booked]) -> tuple[Booked, ...]:

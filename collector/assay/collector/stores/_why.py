@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     decisions: Sequence[Decision]  # stored ones, of any version, newest first
     behind: int | None  # how many changes wait to be decided, where this is one of them
     now_ns: int
-    watched: bool  # a monitor has lately said that it runs this rule
+    blocked: str | None  # why no worker runs this rule now
 
 
 def why(seen: Seen) -> Why:
@@ -169,8 +169,8 @@ def _waits(seen: Seen) -> str:
     age = max(0.0, (seen.now_ns - head.changed_ns) / SECOND)
     if seen.behind is None:
         return "its decision was removed; it is decided anew when it changes"
-    if not seen.watched:
-        return "no monitor runs this rule now"
+    if seen.blocked is not None:
+        return seen.blocked
     if head.settled is False and age < settings.max_wait_s:
         return f"not all of its spans have arrived; it is taken as it is after {settings.max_wait_s:g} s"
     if not head.rooted and age < settings.max_wait_s:

@@ -10,11 +10,12 @@ import argparse
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,8 @@ from typing import Any
 import orjson
 
 from assay.collector import connect
+from assay.collector.errors import StoreError
+from assay.collector.records import WorkerReport
 from assay.evaluators.monitors._conduct import Conduct
 from assay.evaluators.monitors._file import BrokenRules, load
 from assay.evaluators.monitors._guard import guard
@@ -59,7 +62,7 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace, teller: Teller, said: queue.SimpleQueue[Mapping[str, Any]], memory: Memory) -> int:
-    rules = _loaded(given.file, teller)
+    rules = _loaded(given.file, given.url, teller)
     if rules is None:
         return BROKEN
     memory.rules_are_loaded()
@@ -70,17 +73,27 @@ def _run(given: argparse.Namespace, teller: Teller, said: queue.SimpleQueue[Mapp
     return conduct.run({**first, "claim_s": given.claim})
 
 
-def _loaded(file: Path, teller: Teller) -> list[Monitored] | None:
+def _loaded(file: Path, url: str, teller: Teller) -> list[Monitored] | None:
     """The rules, of which the supervisor is told; None where there are none."""
     try:
         rules = load(file)
     except BrokenRules as error:
-        teller.tell("broken", error=_first_line(error, file), files=sources(file))
+        told = _first_line(error, file)
+        _report_file(url, file, told)
+        teller.tell("broken", error=told, files=sources(file))
         return None
+    _report_file(url, file, None)
     files = sources(file)
     longest = max(rule.record.settings.timeout_s for rule in rules)
     teller.tell("loaded", rules=told_of(rules), files=files, content=content(files), longest=longest)
     return rules
+
+
+def _report_file(url: str, file: Path, broken: str | None) -> None:
+    """Tell the store whether the file loads: a rule that no worker runs says so."""
+    data = {"file": file.as_posix(), "broken": broken}
+    with suppress(StoreError), closing(connect(url)) as store:
+        store.report(WorkerReport(holder=f"{socket.gethostname()} {file}", project="default", rules={}, data=data))
 
 
 def _first_line(error: BrokenRules, file: Path) -> str:

@@ -39,6 +39,7 @@ class Conduct:
         self._own, self._said, self._teller, self._memory = own, said, teller, memory
         self._idle: dict[str, str] = {}  # rules of the API that cannot be, and why
         self._store = telling(store, teller, self._idle)
+        self._dead: list[str] = []  # workers that have died, by the names of their leases
         self._resting: set[tuple[str, str]] = set()
         self._known: dict[
             tuple[str, str, bytes], Monitored | None
@@ -51,7 +52,8 @@ class Conduct:
         of_api: list[Monitored] = self._of_api([])
         running = self._begin(of_api, claim_s, activate)
         while "end" not in (message := self._next()) and running.alive:
-            self._hear(message)
+            if self._hear(message):
+                running.monitor.take_over(self._dead)
             running.monitor.rest(self._resting)
             if (now := self._of_api(of_api)) != of_api:
                 of_api = now
@@ -66,14 +68,19 @@ class Conduct:
         except queue.Empty:
             return {}
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _hear(self, message: Mapping[str, Any]) -> bool:
+        """Note what the supervisor says; whether workers have died since."""
         if "resting" in message:
             self._resting = {(project, name) for project, name in message["resting"]}
+        before, self._dead = self._dead, message.get("dead", self._dead)
+        return self._dead != before
 
     def _begin(self, of_api: Sequence[Monitored], claim_s: float | None, activate: bool = False) -> _Running:
         rules = [*self._own, *of_api]
         monitor = Monitor(self._store, rules, activate=activate, claim_s=claim_s or CLAIM, memory=self._memory)
         monitor.rest(self._resting)
+        monitor.take_over(self._dead)
+        self._teller.tell("holder", name=monitor.holder)
         return _Running(monitor, self._teller)
 
     def _of_api(self, before: list[Monitored]) -> list[Monitored]:

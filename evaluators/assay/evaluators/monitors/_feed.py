@@ -65,6 +65,14 @@ class Follower:
         self._pacing.look([one.rule for one in self._following.values()], self.now_ns / SECOND)
         return done
 
+    def take_over(self, dead: Sequence[str]) -> None:
+        """Release the leases of dead holders, and acquire what is free at the next step."""
+        names = {lease_of(*held.name) for held in self._held}
+        for lease in self._store.leases():
+            if lease.name in names and lease.holder in dead:
+                self._store.release(lease.name, lease.holder)
+        self._renew_at = self._now()
+
     def stop(self) -> None:
         """Let others decide."""
         for name in list(self._following):

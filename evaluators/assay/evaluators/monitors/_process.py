@@ -67,6 +67,7 @@ class Worker:
         self._ending = 0.0
         self.silent = self.spent = 0.0  # seconds since the last sign of life, and in this phase
         self.overdue: str | None = None  # why it was killed
+        self.holders: list[str] = []  # the names under which it holds leases
         self.claims: dict[tuple[str, ...], None] = {}
         self.used: int | None = None  # bytes, as it was last told
         self.near = 0.0  # seconds for which it has been near its memory limit
@@ -141,12 +142,14 @@ class Worker:
         for message in messages:
             if message["kind"] == "beat":
                 self.used, self._deferred = message.get("used"), message.get("deferred", 0)
+            elif message["kind"] == "holder":
+                self.holders.append(message["name"])
             elif message["kind"] == "claimed":
                 self.claims.update(dict.fromkeys(map(tuple, message["claims"])))
             elif message["kind"] == "finished":
                 for claim in message["claims"]:
                     self.claims.pop(tuple(claim), None)
-        return [message for message in messages if message["kind"] not in ("beat", "claimed", "finished")]
+        return [message for message in messages if message["kind"] not in ("beat", "holder", "claimed", "finished")]
 
     def obituary(self) -> str:
         """How it ended, where, and what it was running."""

@@ -20,8 +20,9 @@ TICK = 0.2  # seconds
 LOOK = 1.0  # seconds between two looks at the files
 LONGEST = 30.0  # seconds between a death and the next beginning
 STEADY = 600.0  # seconds of work after which a full worker counts as the first of its kind
+DEAD = 20  # dead workers whose names are passed on
 LIVED = 10.0  # seconds of work after which a death is not one more of a row
-AGAIN = 60.0  # seconds until a file that could not be loaded is tried once more, if nothing runs
+AGAIN = 30.0  # seconds until a file that could not be loaded is tried once more, if nothing runs
 
 Tell: TypeAlias = Callable[[str], Any]
 
@@ -46,6 +47,7 @@ class Supervisor:
         self._said: set[str] = set()  # of this content
         self._deaths = 0  # in a row
         self._begun = 0
+        self._dead: list[str] = []  # names of dead workers, whose leases others release
         self._full = 0  # workers replaced in a row because they were full
         self._not_before = 0.0
         self._looked = 0.0
@@ -130,7 +132,8 @@ class Supervisor:
             worker.end(0.0)  # the file is again what it was
             return
         worker.enter("running")
-        worker.tell(resting=self._rest.names(), activate=self._plan.activate or (new and before is not None))
+        activate = self._plan.activate or (new and before is not None)
+        worker.tell(resting=self._rest.names(), activate=activate, dead=self._dead)
 
     def _show(self, worker: Worker) -> None:
         """Show the rules once they are in force; one that another file owns never is."""
@@ -178,6 +181,7 @@ class Supervisor:
         self._not_before = time.monotonic() + wait
         self._tell(f"worker {worker.number} ended: {worker.obituary()}")
         self._rest.blame(worker.claims)
+        self._dead = [*self._dead, *worker.holders][-DEAD:]
         self._send_rest()
 
     def _pass(self, seconds: float) -> None:
@@ -203,7 +207,7 @@ class Supervisor:
     def _send_rest(self) -> None:
         for worker in self._workers:
             if worker.phase == "running":
-                worker.tell(resting=self._rest.names())
+                worker.tell(resting=self._rest.names(), dead=self._dead)
 
     def _look(self) -> None:
         """Look at the files, and try what has changed beside what runs."""

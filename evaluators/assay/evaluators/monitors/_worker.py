@@ -61,7 +61,8 @@ class Monitor:
             held.barred = unpriced(held.record.settings.budget, held.evaluators)
         ledgers = {one.name: StoreLedger(store, one) for one in self._held}
         self._follower = Follower(store, self._held, self.holder, now)
-        self._wake = threading.Event()
+        self._wake, self._look_at_feed = threading.Event(), threading.Event()
+        self._dead: list[str] = []
         self._runner = Runner(
             store, self._held, self.holder, ledgers, self._follower.sizes, claim_s, self._wake, now, memory
         )
@@ -83,6 +84,11 @@ class Monitor:
             one.rests = "it has ended several workers and rests for a while" if one.name in rules else None
             if one.rests:
                 one.idle = one.rests
+
+    def take_over(self, dead: Sequence[str]) -> None:
+        """Release the leases of workers that have died, from any thread, so that this one need not wait for them."""
+        self._dead = list(dead)
+        self._look_at_feed.set()
 
     def step(self) -> int:
         """Decide and run what there is now, to its end; how much that was. 0: there is nothing to do now.
@@ -121,6 +127,7 @@ class Monitor:
         self._last = self._last if seconds is None else seconds
         self._over.set()
         self._wake.set()
+        self._look_at_feed.set()
 
     def close(self) -> None:
         """Give back what is held; for who drives it by `step`."""
@@ -220,7 +227,14 @@ class Monitor:
             pause = FASTEST if done else min(2 * pause, SLOWEST)
             if not self._follower.behind:
                 due = self._follower.next
-                self._over.wait(pause if due is None else min(pause, max(0.001, due - self._now())))
+                self._look_at_feed.wait(pause if due is None else min(pause, max(0.001, due - self._now())))
+                self._look_at_feed.clear()
+                self._persist(self._release_dead)
+
+    def _release_dead(self) -> None:
+        if self._dead and self._saved:
+            self._follower.take_over(self._dead)
+            self._dead = []
 
     def _keeping(self) -> None:
         """Claims are renewed whatever else is slow, and somebody is told how it goes."""
