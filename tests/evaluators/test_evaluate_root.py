@@ -142,7 +142,7 @@ def test_the_stored_trace_is_complete_and_knows_its_example(store):
     experiment = evaluate(DATA, plain, JUDGES[:1], store=store, progress=False)
     (summary,) = store.traces(experiment=experiment.id)
     stored = store.trace(summary.trace_id)
-    assert (stored.complete, summary.name, summary.span_count, summary.status) == (True, "agent", 3, "unset")
+    assert (stored.complete, summary.name, summary.span_count, summary.status) == (True, "agent", 3, "ok")
     assert (stored.root.experiment_id, stored.root.example_id) == (experiment.id, next(experiment.rows()).example.id)
     assert [run.parent_id for run in stored.runs] == [None, stored.root.span_id, stored.root.span_id]
 
@@ -305,8 +305,8 @@ def test_retries_keep_the_root_of_the_attempt_that_worked(store):
         return "x"
 
     (row,) = evaluate(DATA, task, JUDGES[2:3], store=store, retries=1, progress=False).rows()
-    assert [(run.kind, run.status) for run in row.trace.runs] == [("agent", "error"), ("agent", "unset")]
-    assert (row.trace.root.status, row.trace.root.outputs) == ("unset", "x")
+    assert [(run.kind, run.status) for run in row.trace.runs] == [("agent", "error"), ("agent", "ok")]
+    assert (row.trace.root.status, row.trace.root.outputs) == ("ok", "x")
     assert (len(calls), row.scores) == (2, {"step_limit": True})
 
 
