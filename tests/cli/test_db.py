@@ -173,3 +173,50 @@ def test_recover_says_what_is_saved_and_what_is_lost(file: str, tmp_path: Path) 
 @pytest.mark.parametrize("command", ["stats", "check", "vacuum", "sql"])
 def test_an_empty_name_is_no_file_of_anybodys(command: str) -> None:
     assert "name is empty" in refusal(command, "--store", "")
+
+
+def test_restore_moves_the_present_file_away(file: str, tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy.db")
+    assay("backup", copy, "--store", file)
+    with SQLiteStore(file) as store:
+        store.append([run("after")])
+    shown = assay("restore", copy, "--store", file, "--json")
+    replaced = json.loads(shown.stdout)["replaced"]
+    assert (sorted(left(file)), sorted(left(replaced))) == (["new", "old"], ["after", "new", "old"])
+    assert left(copy) == ["new", "old"]
+    assert not (tmp_path / "assay.db.restoring").exists()
+
+
+def test_restore_makes_a_file_that_is_not_there(file: str, tmp_path: Path) -> None:
+    other = str(tmp_path / "other.db")
+    assert "it is sound" in assay("restore", file, "--store", other).stderr
+    assert left(other) == ["new", "old"]
+
+
+def test_restore_replaces_a_damaged_file(file: str, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.db"
+    bad.write_bytes(b"nonsense" * 4000)
+    assert assay("restore", file, "--store", str(bad)).exit_code == 0
+    assert left(str(bad)) == ["new", "old"]
+    assert [one.read_bytes()[:8] for one in tmp_path.glob("bad.db.replaced-*Z")] == [b"nonsense"]
+
+
+def test_restore_leaves_the_present_file_where_the_backup_is_not_sound(file: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    assay("backup", str(copy), "--store", file)
+    with closing(sqlite3.connect(copy)) as db, db:
+        db.execute("DELETE FROM spans WHERE parent_id IS NOT NULL")
+    assert "is not sound: 1 traces whose number of spans is wrong" in refusal("restore", str(copy), "--store", file)
+    copy.write_bytes(b"nonsense" * 4000)
+    assert "copy.db" in refusal("restore", str(copy), "--store", file)
+    assert "name a backup of it" in refusal("restore", file, "--store", file)
+    assert "there is no file" in refusal("restore", str(tmp_path / "none.db"), "--store", file)
+    assert left(file) == ["new", "old"]
+    assert sorted(path.name for path in tmp_path.glob("assay.db.re*")) == []
+
+
+def test_restore_of_a_file_that_is_open_is_refused(file: str, tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy.db")
+    assay("backup", copy, "--store", file)
+    with SQLiteStore(file):
+        assert "is being written by process" in refusal("restore", copy, "--store", file)

@@ -233,6 +233,31 @@ def backup(target: Target, store: FileOption = None, json: JsonOption = False) -
 
 
 @app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="A backup, as `assay db backup` makes it.")],
+    store: FileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Put a backup in the place of the file: check it, move the present file away, copy, check the result.
+
+    Nothing may have the file open: stop the server first.
+
+    Example: `assay db restore assay-monday.db --store assay.db`
+    """
+    target = _path(store)
+    notes.print(f"store: {escape(target)}", soft_wrap=True)
+    if not file.exists():
+        raise Refused(f"there is no file {str(file)!r}; name a backup")
+    done = inspect.restore(named(file), target)
+    if json:
+        emit([asdict(done)])
+        return
+    if done.replaced:
+        notes.print(f"moved the present file to {escape(done.replaced)}", soft_wrap=True)
+    notes.print(f"restored {_size(done.bytes)} from {escape(str(file))}; it is sound", soft_wrap=True)
+
+
+@app.command()
 def sql(
     query: Annotated[str | None, typer.Argument(help="One statement; without it, the tables are listed.")] = None,
     store: FileOption = None,
@@ -254,12 +279,18 @@ def sql(
 
 def _file(store: str | None) -> str:
     """The path of a file that is there; what these commands do cannot be done through a server."""
-    path = named(store if store is not None else os.environ.get("ASSAY_URL") or "assay.db")
-    if "://" in path:
-        raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")
+    path = _path(store)
     if not Path(path).exists():
         raise Refused(f"there is no file {path!r}; name another with --store")
     notes.print(f"store: {escape(path)}")
+    return path
+
+
+def _path(store: str | None) -> str:
+    """Return the path of a file, which may not exist. Raises `Refused` for a server."""
+    path = named(store if store is not None else os.environ.get("ASSAY_URL") or "assay.db")
+    if "://" in path:
+        raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")
     return path
 
 

@@ -36,7 +36,7 @@ def backup(source: str, target: str, step: Callable[[int, int], object] = lambda
             os.fsync(descriptor)
             _refuse_damaged(target + PART)
             os.link(target + PART, target)  # not over what has come meanwhile
-            _settled(target)
+            settled(target)
         finally:
             with suppress(OSError):
                 os.unlink(target + PART)
@@ -87,7 +87,7 @@ def _refuse_damaged(part: str) -> None:
         raise Refused(f"the file is damaged, and its copy would be ({said}): keep older backups, see `assay db check`")
 
 
-def _settled(target: str) -> None:
+def settled(target: str) -> None:
     """Make the name durable, too."""
     folder = os.open(os.path.dirname(target) or ".", os.O_RDONLY)
     try:

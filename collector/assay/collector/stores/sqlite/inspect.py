@@ -16,9 +16,11 @@ from assay.collector.stores.sqlite._errors import translate
 from assay.collector.stores.sqlite._lock import real
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._recover import Recovered, Saved, recover
+from assay.collector.stores.sqlite._restore import Restored
+from assay.collector.stores.sqlite._restore import restore as _restore
 from assay.collector.stores.sqlite._schema import APPLICATION_ID
 
-__all__ = ["TABLES", "File", "Recovered", "Saved", "backup", "check", "opened", "recover"]
+__all__ = ["TABLES", "File", "Recovered", "Restored", "Saved", "backup", "check", "opened", "recover", "restore"]
 
 TABLES = """
 SELECT m.name AS "table", group_concat(c.name, ', ') AS columns FROM sqlite_schema m, pragma_table_info(m.name) c
@@ -97,3 +99,8 @@ def check(path: str, *, deep: bool = False) -> list[str]:
             return file.check(deep=deep)
     except StoreError as error:
         return [str(error)]
+
+
+def restore(source: str, target: str) -> Restored:
+    """Put a copy of the backup `source` in the place of the file `target`, which is moved away. Raises `Refused`."""
+    return _restore(source, target, check)
