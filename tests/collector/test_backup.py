@@ -85,7 +85,7 @@ def test_a_backup_that_is_killed_leaves_no_file_under_its_name(file: Path, copy:
         assert process.wait(60) == -signal.SIGKILL
     assert not copy.exists()
     inspect.backup(str(file), str(copy))  # what was left is begun anew
-    assert sorted(os.listdir(copy.parent)) == ["assay.db", "assay.db.reserve", "copy.db"]
+    assert set(os.listdir(copy.parent)) - {"assay.db.reserve"} == {"assay.db", "copy.db"}
     with SQLiteStore(copy) as kept:
         assert kept.check(deep=True) == []
 
