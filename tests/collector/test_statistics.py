@@ -1,5 +1,7 @@
 """Numbers over stored feedback: errors and skips are no scores, and every share says of what."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,15 +71,20 @@ def test_newer_versions_replace_older_ones_and_people_stay_apart():
     assert [one.score for one in newest(rows)] == [0.0, 0.0, 1.0]
 
 
-FAMILY = st.lists(st.sampled_from(["pass", "retrieval", "generation", "parse", "error", "skip"]), max_size=30)
+FAMILY = st.lists(
+    st.sampled_from(["pass", "retrieval", "generation", "parse", "parse of old", "error", "skip"]), max_size=30
+)
 
 
 def rows_of(outcomes):
     for number, outcome in enumerate(outcomes):
         if outcome == "skip":
             yield row(None, "pii", number)
-        elif outcome in ("parse", "error"):
-            yield row(ValueError("parse failure: no JSON" if outcome == "parse" else "boom"), "pii", number)
+        elif outcome in ("parse of old", "error"):
+            yield row(ValueError("parse failure: no JSON" if outcome == "parse of old" else "boom"), "pii", number)
+        elif outcome == "parse":
+            yield replace(row(False, "pii", number), label="parse failure")
+            yield row(False, "pii_generation_fail", number)
         else:
             yield row(outcome == "pass", "pii", number)
             yield row(outcome == "retrieval", "pii_retrieval_fail", number)

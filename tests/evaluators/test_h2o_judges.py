@@ -6,7 +6,7 @@ import pytest
 
 from assay.collector.records import Case
 from assay.collector.statistics import boolean_family
-from assay.evaluators import evaluate, from_dict, get, score
+from assay.evaluators import compare, evaluate, from_dict, get, score
 from assay.evaluators.builtin._verdicts import SUFFIXES
 from assay.evaluators.judges import scripted
 from assay.evaluators.protocol import Unjudged, spec
@@ -77,8 +77,9 @@ def test_a_context_that_fails_is_a_failure_of_the_retrieval(id, answer, context,
 @pytest.mark.parametrize("id", FAMILY)
 def test_a_parse_failure_is_neither_pass_nor_failure(id):
     found, _ = family(id, lambda ask: "I would rather not say")
-    assert [one.outcome for one in found] == ["error"] * 4 + ["score"]
-    assert found[0].error.startswith("parse failure: ")
+    assert scores(found) == [False, False, None, False, True]
+    assert found[0].label == "parse failure"
+    assert found[0].comment.startswith("parse failure: ")
     assert (found[4].score, found[4].metadata["reply"]) == (True, "I would rather not say")
     rates = boolean_family(found, id)
     assert (rates.passes, rates.failures, rates.parse_failures) == (0.0, 0.0, 1.0)
@@ -87,7 +88,22 @@ def test_a_parse_failure_is_neither_pass_nor_failure(id):
 def test_a_context_that_cannot_be_judged_leaves_the_case_unjudged():
     answers = iter([NO, "?", "?"])
     found, _ = family("contact_information", lambda ask: next(answers), evaluate_retrieved_context=True)
-    assert [one.outcome for one in found] == ["error"] * 4 + ["score"]
+    assert scores(found) == [False, False, None, False, True]
+
+
+def test_parse_failures_count_in_the_rates_that_are_shown(store):
+    said = iter([NO, YES, "?", "?", NO])
+    judge = scripted(lambda ask: next(said))
+    rows = [{"inputs": number, "outputs": f"answer {number}"} for number in range(4)]
+    done = evaluate(rows, None, [get("contact_information", judge=judge)], store=store, concurrency=1, progress=False)
+    rates, summary = done.rates("contact_information"), done.summary()
+    assert (rates.passes, rates.failures, rates.parse_failures) == (0.5, 0.25, 0.25)
+    shown = {key: summary[f"contact_information{key}"].mean for key in ("", "_fail", "_parse_fail")}
+    assert shown == {"": 0.5, "_fail": 0.25, "_parse_fail": 0.25}
+    assert {summary[key].n for key in summary if "retrieval" not in key} == {4}
+    assert summary["contact_information"].passed == 0.5
+    again = compare(done, done).contrasts()["contact_information"]
+    assert again.pairs == 4
 
 
 def test_a_server_that_is_away_is_an_error_of_all_five_and_no_parse_failure():
@@ -163,8 +179,8 @@ def test_byop_reads_true_and_false(said, wanted):
 @pytest.mark.parametrize("said", ["yes", "maybe true", "true or false", '{"rating": "yes"}', "1", "[true]x"])
 def test_anything_else_is_a_parse_failure(said):
     found, _ = family("byop", lambda ask: said, fields={"outputs": "frog"}, **HAIKU)
-    assert found[0].error.startswith("parse failure: ")
-    assert found[4].score is True
+    assert found[0].comment.startswith("parse failure: ")
+    assert (found[0].score, found[4].score) == (False, True)
 
 
 def test_byop_needs_what_its_prompt_names():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -88,6 +91,31 @@ def test_by_hand_it_is_delivered_like_any_span_and_the_link_is_true():
     assert spans.names() == [ID, ID]
     assert f"{spans.spans[0].context.trace_id:032x}" == feedback.judge_trace_id
     assert spans.spans[0].parent is None
+
+
+def test_by_hand_without_a_collector_judged_texts_stay_in_the_process(tmp_path):
+    code = """
+import os
+from assay.evaluators import get, score
+from assay.evaluators.testing import scripted
+from assay.tracer import capture, configure, flush
+capture.DEFAULT_URL = "http://127.0.0.1:9"
+configure(url=os.environ["COLLECTOR"], spill_dir=os.environ["SPOOL"])
+judge = scripted({"rationale": "r", "rating": "yes"})
+print(score(get("safety", judge=judge), outputs="SECRET")[0].judge_trace_id is not None)
+flush(timeout=1)
+"""
+
+    def run(url):
+        spool = tmp_path / url.rpartition(":")[2]
+        spool.mkdir()
+        environment = {**os.environ, "COLLECTOR": url, "SPOOL": str(spool)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip(), done.stderr, any(b"SECRET" in file.read_bytes() for file in spool.rglob("*.spool"))
+
+    assert run("http://127.0.0.1:9") == ("False", "", False)  # the default address, where nothing listens
+    told, warned, spooled = run("http://127.0.0.1:1")  # a collector that was configured, and is away
+    assert (told, "no collector answers" in warned, spooled) == ("True", True, True)
 
 
 def test_a_traced_function_as_a_judge_is_part_of_its_judgement():

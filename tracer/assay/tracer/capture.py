@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from opentelemetry.context.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
@@ -20,14 +23,18 @@ from opentelemetry.trace import StatusCode
 
 from assay.tracer import _context, _errors
 from assay.tracer._decorate import MARK
+from assay.tracer._delivery import Delivery
 from assay.tracer._encode import FeedbackEvent
 from assay.tracer._run import Run, template
 from assay.tracer._runtime import Runtime, current
+from assay.tracer._settings import DEFAULT_URL
 from assay.tracer._span import LiveSpan, book, is_cancellation
 
-__all__ = ["Captured", "FeedbackEvent", "capture", "is_traced", "is_wrapped"]
+__all__ = ["Captured", "FeedbackEvent", "capture", "has_collector", "is_traced", "is_wrapped"]
 
+PROBE_EVERY = 5.0  # seconds for which the result of a probe holds
 _making = threading.Lock()  # of the conditions on which captures wait
+_probed: tuple[float, bool] = (-PROBE_EVERY, False)
 
 
 class Captured:
@@ -96,6 +103,28 @@ class Captured:
     def _finished(self) -> tuple[list[ReadableSpan], int]:
         finish = self._runtime.delivery.finisher.span
         return [f for f in map(finish, tuple(self._ended)) if f is not None], self._open()
+
+
+def has_collector() -> bool:
+    """Return whether this process has a collector: one is configured, or something listens at the default address."""
+    global _probed
+    runtime = current()
+    settings = runtime.settings
+    if type(runtime.delivery) is not Delivery or settings.url != DEFAULT_URL or settings.traces_url is not None:
+        return True
+    now = time.monotonic()
+    if now - _probed[0] >= PROBE_EVERY:
+        _probed = now, _listens(settings.url)
+    return _probed[1]
+
+
+def _listens(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 80), timeout=0.2):
+            return True
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from assay.collector.statistics._paired import Paired, paired
 from assay.collector.statistics._percentile import nearest_rank, percentile
 from assay.collector.statistics._sampling import u
 from assay.collector.statistics._student import quantile
-from assay.collector.statistics._tally import Passes, Tally
+from assay.collector.statistics._tally import UNPARSED, Passes, Tally
 from assay.collector.statistics._threshold import Cut, cut
 from assay.collector.statistics._votes import DRAWN, Checked, Voted, check, decision, value_of
 
@@ -42,6 +42,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "SampledMean",
     "Scores",
     "TASK_OK",
+    "UNPARSED",
     "Tally",
     "Value",
     "Voted",

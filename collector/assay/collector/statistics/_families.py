@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from assay.collector.records import Feedback
-from assay.collector.statistics._tally import Tally
-
-PARSE = "parse failure"  # how the error of a case begins whose judgement could not be parsed
+from assay.collector.statistics._tally import UNPARSED, Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +30,23 @@ class Family:
 def boolean_family(feedback: Iterable[Feedback], id: str) -> Family:
     """The rates of the family whose keys begin with `id` ("pii": `pii`, `pii_fail`, `pii_retrieval_fail`, …)."""
     tallies = {key: Tally(passes=bool) for key in (id, f"{id}_retrieval_fail", f"{id}_generation_fail")}
-    unparsed = 0
+    unparsed = errors = 0
     for row in feedback:
         if row.key in tallies:
             tallies[row.key].add(row)
-        unparsed += row.key == id and row.outcome == "error" and str(row.error).startswith(PARSE)
+        if row.key == id:
+            unparsed += row.label == UNPARSED
+            errors += row.outcome == "error" and str(row.error).startswith(UNPARSED)  # as earlier versions said it
     passes, retrieval, generation = tallies.values()
-    cases = passes.n + unparsed
+    cases = passes.n + errors
     return Family(
         cases=cases,
         passes=_share(passes.passed, cases),
-        failures=_share(passes.n - passes.passed, cases),
+        failures=_share(passes.n - passes.passed - unparsed, cases),
         retrieval_failures=retrieval.share,
         generation_failures=_share(generation.passed, cases),
-        parse_failures=_share(unparsed, cases),
-        failed=passes.failed - unparsed,
+        parse_failures=_share(unparsed + errors, cases),
+        failed=passes.failed - errors,
         skipped=passes.skipped,
     )
 

@@ -12,6 +12,8 @@ from assay.collector.records import Feedback, FeedbackStats
 from assay.collector.statistics._sum import FULL, Sum
 from assay.collector.statistics._weighted import Weighted
 
+UNPARSED = "parse failure"  # the label of a case whose judgement could not be parsed: neither a pass nor a failure
+
 Passes: TypeAlias = Callable[[float | bool], bool | None]
 
 

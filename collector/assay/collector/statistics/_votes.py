@@ -11,6 +11,7 @@ from statistics import fmean
 from assay.collector.records import Feedback, Target
 from assay.collector.statistics._agreement import Agreement, Value, agreement
 from assay.collector.statistics._newest import newest
+from assay.collector.statistics._tally import UNPARSED
 
 DRAWN = "drawn"  # the metadata of a vote on a case that was drawn: {"probability": …}
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -49,6 +50,11 @@ class Checked:
     among: float | None = None
 
 
+def _outcome(judgement: Feedback) -> str:
+    """Return the outcome of a judgement. One that could not be parsed says nothing that people could agree with."""
+    return "error" if judgement.label == UNPARSED else judgement.outcome
+
+
 def check(judgements: Iterable[Feedback], votes: Iterable[Feedback], version: str | None = None) -> Checked:
     """Pair by target. Of the judge its newest version counts, or the one that is named; of a person the newest vote."""
     said = list(judgements)
@@ -67,9 +73,9 @@ def check(judgements: Iterable[Feedback], votes: Iterable[Feedback], version: st
             probability=_probability(by_target[target]),
         )
         for target, people in decided.items()
-        if target in judged and judged[target].outcome == "score"
+        if target in judged and _outcome(judged[target]) == "score"
     ]
-    outcomes = Counter(judged[target].outcome for target in decided if target in judged)
+    outcomes = Counter(_outcome(judged[target]) for target in decided if target in judged)
     return Checked(
         version=version,
         pairs=tuple(pairs),

@@ -1,14 +1,15 @@
 """H2O's boolean families: one verdict on a case becomes four or five booleans whose means are rates.
 
 Passes + failures + parse failures = 1. A retrieval failure is a context that fails by itself; a generation failure is
-an answer that fails although the context is fine. What could not be parsed is neither a pass nor a failure: these two
-are then errors of the case, and only the parse failure is a score.
+an answer that fails although the context is fine. What could not be parsed is neither a pass nor a failure: both are
+then False, and the parse failure is True, so that every mean is a rate over all cases. The label says which it is.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from assay.collector.statistics import UNPARSED
 from assay.evaluators.protocol import Metric
 
 SUFFIXES = ("", "_fail", "_retrieval_fail", "_generation_fail", "_parse_fail")
@@ -53,5 +54,7 @@ def verdict(
 
 def unparsed(id: str, why: str, *, metadata: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """The family's values for a case that could not be judged because what the judge said could not be parsed."""
-    rows: list[dict[str, Any]] = [{"key": id + suffix, "error": f"parse failure: {why}"} for suffix in SUFFIXES[:4]]
+    told = {"label": UNPARSED, "comment": f"{UNPARSED}: {why}"}
+    rows: list[dict[str, Any]] = [{"key": id + suffix, "score": False, **told} for suffix in SUFFIXES[:4]]
+    rows[2] = {"key": rows[2]["key"], "score": None, "comment": f"no context was judged: {UNPARSED}"}
     return [*rows, {"key": id + SUFFIXES[4], "score": True, "comment": why, "metadata": metadata or {}}]

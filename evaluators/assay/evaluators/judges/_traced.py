@@ -2,7 +2,7 @@
 
 Nothing of the application is above or in it: neither its current span, nor its session, user, tags and baggage. Where
 the runs go is the affair of whoever stores the feedback (`Judgements`); else they are delivered like all spans of this
-process.
+process, if it has a collector.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from assay.evaluators.judges._prompts import Prompt
 from assay.evaluators.protocol import Judgements, Skip, Untraced, judging, no_trace, surroundings
 from assay.tracer import Run, span
 from assay.tracer import attributes as names
-from assay.tracer.capture import Captured, capture
+from assay.tracer.capture import Captured, capture, has_collector
 from assay.tracer.spans import apart, current, to_json
 
 JUDGED = ("inputs", "outputs", "reference_outputs")
@@ -82,6 +82,8 @@ class Traced:
 
     def _handed_on(self, captured: Captured) -> bool:
         if self._into is None:
+            if not has_collector():  # judged texts would lie in the spool for a collector that nobody has
+                return False
             captured.deliver()
             return True
         runs = [from_readable(ended) for ended in captured.spans(0)[0]]
