@@ -157,7 +157,9 @@ def _around(metric: Adapted, given: object) -> Evaluator:
         range=metric.range,
         higher_is_better=metric.higher_is_better,
         source=metric.source,
-        version=f"{metric.version} {version_of(metric.name, number='', parameters=parameters)}",
+        version=metric.version
+        if metric.versioned
+        else f"{metric.version} {version_of(metric.name, number='', parameters=parameters)}",
         parameters=parameters,
         origin={},
     )

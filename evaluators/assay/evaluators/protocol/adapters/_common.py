@@ -28,6 +28,7 @@ class Adapted:
     higher_is_better: bool = True
     source: Literal["code", "model"] = "code"
     version: str = "1"
+    versioned: bool = False  # the version is its author's, not the library's
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -30,6 +30,7 @@ def adapted(evaluator: Any) -> Adapted | None:
         range=None,
         source="model" if derives(evaluator, "pydantic_evals", "LLMJudge", "GEval") else "code",
         version=evaluator.get_evaluator_version() or version_of("pydantic-evals"),
+        versioned=bool(evaluator.get_evaluator_version()),
     )
 
 
