@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ import pytest
 from assay.collector.records import Feedback
 from assay.collector.stores import Store
 from assay.evaluators import evaluator
-from assay.evaluators.monitors import Stuck, _pauses
+from assay.evaluators.monitors import Monitor, Stuck, _pauses
 from assay.evaluators.monitors._memory import Memory, is_lack_of_memory, used
 from evaluators.watched import decisions, length, rule, scores, trace_id, until, verdicts, watching, whole
 
@@ -269,6 +271,31 @@ def test_a_rules_own_feedback_starts_no_loop(store: Store) -> None:
         store.add_feedback([Feedback(target=decisions(store)[0].target, key="x", score=1.0)])
         assert monitor.step() > 0
     assert [one.reopened for one in decisions(store)] == [0]
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_monitor_that_ends_with_work_under_way_leaves_no_coroutine_behind(
+    store: Store, recwarn: pytest.WarningsRecorder
+) -> None:
+    begun = threading.Event()
+
+    async def slow(outputs: str) -> bool:
+        begun.set()
+        await asyncio.sleep(60)
+        return True
+
+    monitor = Monitor(store, [rule(evaluators=[slow], concurrency=2)])
+    thread = threading.Thread(target=monitor.run)
+    thread.start()
+    until(lambda: store.rules())
+    store.append([whole(number) for number in range(1, 41)])
+    assert begun.wait(60)
+    monitor.stop(0.0)
+    thread.join()
+    until(lambda: not any(one.name == "assay-monitor-slot" for one in threading.enumerate()))
+    gc.collect()
+    assert [str(one.message) for one in recwarn if issubclass(one.category, RuntimeWarning)] == []
+    assert "running" not in verdicts(store).values()
 
 
 def test_what_was_leased_before_a_pause_is_given_back_without_a_call_and_one_target_probes(

@@ -66,6 +66,7 @@ class Slots:
         self._around, self._done, self._may_begin = around, done, may_begin
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads = 0
+        self._stopped = False
         self._idle = 0
         self._lock = threading.Lock()
         self.running: set[Job] = set()
@@ -105,7 +106,9 @@ class Slots:
                 jobs.append(job)
 
     def stop(self) -> None:
-        """Let the threads end that are not held up, and the loop."""
+        """Let the threads end that are not held up, and the loop. What no thread has begun stays undone."""
+        self._stopped = True
+        self.drain()
         for _ in range(self._threads):
             self._queue.put(None)
         self._loop.stop()
@@ -115,7 +118,7 @@ class Slots:
             self._idle += 1
             job = self._queue.get()
             self._idle -= 1
-            if job is None:
+            if job is None or self._stopped:
                 return
             with self._lock:
                 self.running.add(job)
@@ -136,7 +139,7 @@ class Slots:
                     came = caught(lambda e=evaluator: self._scoring.here(job.case, job.target, wait, [e]))  # type: ignore[misc]
                 self._end(job, evaluator, came.result, came.error)
         later = [one for one in job.evaluators if not one.plain and not job.over and self._may_begin(job, one.key)]
-        if later:
+        if later and not self._stopped:
             job.begin(later[0].key)
             asyncio.run_coroutine_threadsafe(ended(self._all(job, later)), self._loop.loop).result()
         job.current = None
