@@ -135,7 +135,7 @@ def test_a_rule_is_listed_paused_resumed_and_removed(store, url):
     ruled(store, name="short")
     assert "short" in monitor("list", "--store", url).stdout
     said = monitor("pause", "short", "--store", url).stdout
-    assert said == "paused rule 'short' of project 'default'; continue with: assay monitor resume 'short'\n"
+    assert said == "paused rule 'short' of project 'default'; continue with: assay monitor resume short\n"
     assert "paused" in monitor("list", "--store", url).stdout
     [listed] = map(json.loads, monitor("list", "--json", "--store", url).stdout.splitlines())
     assert (listed["name"], listed["enabled"]) == ("short", False)

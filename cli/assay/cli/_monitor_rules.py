@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -58,7 +59,7 @@ def pause(name: Name, project: Project = None, at: StoreOption = None) -> None:
     with opened(at) as store:
         rule = _find(store, name, project)
         store.change_rule(rule.name, project=rule.project, enabled=False)
-    _say(f"paused {_named(rule)}; continue with: assay monitor resume {rule.name!r}")
+    _say(f"paused {_named(rule)}; continue with: assay monitor resume {quote(rule.name)}")
 
 
 def resume(name: Name, project: Project = None, at: StoreOption = None) -> None:
