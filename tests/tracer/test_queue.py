@@ -116,6 +116,16 @@ def test_put_asks_for_attention_when_a_batch_is_full_or_the_queue_is_high() -> N
     assert [queue.put(made("a", "leaf")) for _ in range(3)] == [False, False, True]
 
 
+def test_where_less_is_to_be_kept_the_queue_is_high_at_four_mebibytes() -> None:
+    queue = Queue()
+    queue.put(made("a", "leaf", "x" * (5 << 20)))
+    highs = [queue.is_high]
+    for less in (True, False):
+        queue.keep_less(less)
+        highs.append(queue.is_high)
+    assert highs == [False, True, False]
+
+
 def test_what_is_put_back_comes_before_the_rest_of_its_rank_and_is_in_hand_no_more() -> None:
     queue = Queue()
     for name in "abc":
