@@ -16,7 +16,7 @@ from collector.making import run
 
 
 def target(n: int) -> Target:
-    return Target(trace_id=f"{n:032x}")
+    return Target(trace_id=f"{n + 1:032x}")
 
 
 def said(n: int, score: float | bool, **fields: Any) -> Feedback:
@@ -35,7 +35,7 @@ def both(pairs: Sequence[tuple[Any, Any]]) -> tuple[list[Feedback], list[Feedbac
 
 def filled(folder: Path, count: int, **fields: Any) -> SQLiteStore:
     store = SQLiteStore(folder / "assay.db")
-    store.append([run(trace_id=f"{n:032x}", outputs="word " * (n + 1), **fields) for n in range(count)])
+    store.append([run(trace_id=f"{n + 1:032x}", outputs="word " * (n + 1), **fields) for n in range(count)])
     return store
 
 
