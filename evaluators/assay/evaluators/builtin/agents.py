@@ -46,9 +46,9 @@ class ToolCalls:
 
     Expected calls come from `expected` or the reference (a list, or its field "tool_calls"), each a name or
     `{"name": …, "arguments": {…}}`. `match`: "strict" (the same calls in the same order), "unordered" (the same calls),
-    "ordered" (the expected ones in their order, others in between), "superset" (all expected ones, maybe more),
-    "subset" (none but expected ones). Arguments are compared where they are given; an argument that is not named may
-    have any value unless `all_arguments`. Precision and recall count calls, each once.
+    "ordered" (the expected ones in their order, others in between; none if none is expected), "superset" (all expected
+    ones, maybe more), "subset" (none but expected ones). Arguments are compared where they are given; an argument that
+    is not named may have any value unless `all_arguments`. Precision and recall count calls, each once.
     """
 
     expected: Sequence[Any] | None = None
@@ -342,6 +342,8 @@ def _matches(made: Sequence[Any], wanted: Sequence[Any], match: Match, same: Sam
     """Whether the steps match; `hits` of the wanted ones have a made one of their own."""
     if match == "strict":
         return len(made) == len(wanted) and all(map(same, made, wanted))
+    if match == "ordered" and not wanted:  # the empty list says that nothing is to be called
+        return not made
     if match == "ordered":
         rest = iter(made)
         return all(any(same(call, each) for call in rest) for each in wanted)
