@@ -36,7 +36,7 @@ def database(tmp_path: Path) -> Path:
     path = tmp_path / "a.db"
     with SQLiteStore(path) as store:
         store.append(
-            [run(trace_id=f"{n:032x}", inputs={"q": f"question {n}"}, outputs=f"answer {n}") for n in range(20)]
+            [run(trace_id=f"{n + 1:032x}", inputs={"q": f"question {n}"}, outputs=f"answer {n}") for n in range(20)]
         )
         store.add_feedback([said(n, n < 15) for n in range(20)])
     (tmp_path / "mine.py").write_text(FILE)
@@ -44,7 +44,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def said(n: int, score: Any, key: str = "polite", version: str = "1") -> Feedback:
-    target = Target(trace_id=f"{n:032x}")
+    target = Target(trace_id=f"{n + 1:032x}")
     return Feedback(
         target=target, key=key, score=score, source="model", evaluator=key, version=version, comment="SECRET"
     )
@@ -114,7 +114,7 @@ def test_keys_that_mean_nothing_are_asked_again(database: Path, assay: Assay) ->
 
 def test_votes_of_a_part_stay_as_likely_as_they_were_when_the_whole_is_drawn(database: Path, assay: Assay) -> None:
     with SQLiteStore(database) as store:
-        store.append([run(trace_id=f"{n:032x}", name="rare") for n in range(100, 110)])
+        store.append([run(trace_id=f"{n + 1:032x}", name="rare") for n in range(100, 110)])
         store.add_feedback([said(n, True) for n in range(100, 110)])
     assay("label", "polite", "-n", "8", "--where", "name=rare", keys="y" * 8)
     assay("label", "polite", "-n", "15", keys="n" * 15)
@@ -214,7 +214,7 @@ def test_a_run_that_is_killed_has_lost_no_vote(database: Path) -> None:
 def test_sessions_are_voted_on_as_a_whole(database: Path, assay: Assay) -> None:
     with SQLiteStore(database) as store:
         store.append(
-            [run(trace_id=f"{n:032x}", session_id="talk", inputs=f"turn {n}", outputs="ok") for n in (100, 101)]
+            [run(trace_id=f"{n + 1:032x}", session_id="talk", inputs=f"turn {n}", outputs="ok") for n in (100, 101)]
         )
     shown = assay("label", "resolved", "--sessions", "-n", "1", keys="y")
     assert "turn 100" in shown

@@ -78,7 +78,7 @@ def test_what_comes_meanwhile_stays_so_that_a_deletion_ends(store: SQLiteStore) 
 
 
 def test_retention_goes_the_same_way(store: SQLiteStore) -> None:
-    store.add_feedback([Feedback(target=Target(trace_id=f"{n:032x}"), key="k", score=1.0) for n in range(LOT + 10)])
+    store.add_feedback([Feedback(target=Target(trace_id=f"{n + 1:032x}"), key="k", score=1.0) for n in range(LOT + 10)])
     assert store.prune(Retention(max_age_ns=0)) == MANY + 1
     assert (store.count()["feedbacks"], store.check()) == (0, [])
 

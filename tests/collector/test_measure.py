@@ -177,6 +177,8 @@ def test_what_cannot_be_parted_is_refused(client):
 
 
 def test_feedback_that_is_too_much_together_goes_in_several_requests(client, store):
-    rows = [Feedback(target=Target(trace_id=f"{n:032x}"), key="k", score=1.0, comment="x" * 10**6) for n in range(40)]
+    rows = [
+        Feedback(target=Target(trace_id=f"{n + 1:032x}"), key="k", score=1.0, comment="x" * 10**6) for n in range(40)
+    ]
     client.add_feedback(rows)
     assert store.count()["feedbacks"] == 40

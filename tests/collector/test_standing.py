@@ -121,10 +121,12 @@ def elsewhere(feedback, place):
     """The same about targets of another example."""
     target = feedback.target
     moved = {name: f"{getattr(target, name)}{place}" for name in WHERE if getattr(target, name) is not None}
+    if target.trace_id is not None:
+        moved["trace_id"] = f"{int(target.trace_id, 16) ^ place:032x}"
     return replace(feedback, target=replace(target, **moved), id="")
 
 
-WHERE = ("trace_id", "session_id", "experiment_id")
+WHERE = ("session_id", "experiment_id")
 PLACES = itertools.count()
 
 

@@ -14,7 +14,7 @@ from collector.making import run
 
 
 def target(n: int) -> Target:
-    return Target(trace_id=f"{n:032x}")
+    return Target(trace_id=f"{n + 1:032x}")
 
 
 def said(n: int, score: Any, **fields: Any) -> Feedback:
@@ -89,7 +89,7 @@ def test_labels_have_no_mean() -> None:
 
 def test_it_reads_all_scores_of_the_newest_version_and_votes_from_the_store(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "assay.db") as store:
-        store.append([run(trace_id=f"{n:032x}") for n in range(50)])
+        store.append([run(trace_id=f"{n + 1:032x}") for n in range(50)])
         store.add_feedback([said(n, False, version="0", created_ns=1) for n in range(50)])
         store.add_feedback([said(n, n % 5 > 0) for n in range(50)] + [vote(n, n % 5 > 1) for n in range(20)])
         found = corrected("polite", store=store)

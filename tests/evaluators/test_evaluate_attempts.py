@@ -79,7 +79,7 @@ def test_who_judges_sees_the_attempt_that_counts(store, kind):
 def test_every_attempt_is_in_the_trace_with_its_number(store, kind):
     (row,) = evaluate(DATA, kind([]), retries=2, store=store, progress=False).rows()
     root = row.trace.root
-    assert (root.status, root.attributes[attributes.ATTEMPT], row.trace.complete) == ("unset", 3, True)
+    assert (root.status, root.attributes[attributes.ATTEMPT], row.trace.complete) == ("ok", 3, True)
     below = [run for run in row.trace.runs if run.parent_id == root.span_id and attributes.ATTEMPT in run.attributes]
     assert [(run.attributes[attributes.ATTEMPT], run.status) for run in below] == [(1, "error"), (2, "error")]
     assert len(row.trace.runs) == 6

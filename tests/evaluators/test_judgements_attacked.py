@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import TracerProvider
 
-from assay.collector.records import Run
+from assay.collector.records import Run, Target
 from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import Experiment, ascore, evaluate, evaluator, get, score
 from assay.evaluators.judges import Completion, Judge
@@ -211,7 +212,7 @@ def test_any_value_that_is_judged_can_be_kept(store, value):
     judgements = Judgements()
     with judging(judgements=judgements):
         [feedback] = score(get(ID, judge=yes), inputs=value, outputs=value)
-    store.append(judgements.take(), [feedback])
+    store.append(judgements.take(), [replace(feedback, target=Target(trace_id="1" * 32))])
     assert store.trace(feedback.judge_trace_id).root.kind == "evaluator"
 
 

@@ -231,6 +231,8 @@ class Evaluator:
         """Return the reason for an error of a function that expects a dict where the task returned a text."""
         if not isinstance(case.outputs, str) or self.binding.prepare is not None:
             return ""
+        if type(error) not in (TypeError, AttributeError):  # text of other classes may raise
+            return ""
         if not str(error).startswith(("string indices must be integers", "'str' object has no attribute")):
             return ""
         return "; outputs is a text: use outputs itself, or let the task return a dict such as {'output': …}"

@@ -279,14 +279,15 @@ def _is_several(value: Mapping[Any, Any]) -> bool:
     if not value or not _KNOWN.isdisjoint(value):
         return False
     named = all(isinstance(key, str) and isinstance(score, Real) for key, score in value.items())
-    return named and not any(map(_is_misspelt, value))
+    likeness = 0.8 if len(value) == 1 else 0.85  # a single score is more likely to be a misspelt field
+    return named and not any(_is_misspelt(key, likeness) for key in value)
 
 
 @lru_cache(1024)
-def _is_misspelt(key: str) -> bool:
+def _is_misspelt(key: str, likeness: float) -> bool:
     from difflib import get_close_matches  # 6 ms that only unknown keys should cost
 
-    return bool(get_close_matches(key, FIELDS, 1, 0.85))
+    return bool(get_close_matches(key, FIELDS, 1, likeness))
 
 
 def _beyond_ours(error: BaseException) -> TracebackType | None:

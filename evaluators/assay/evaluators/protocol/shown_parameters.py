@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
-
-import orjson
 
 from assay.collector.records import Feedback
 from assay.evaluators.protocol._plain import plain
@@ -37,5 +36,5 @@ def _shown(value: Any) -> Any:
         made = plain(value)
     else:
         made = getattr(value, "__qualname__", None) or type(value).__qualname__
-    text = made if isinstance(made, str) else orjson.dumps(made).decode()
+    text = made if isinstance(made, str) else json.dumps(made)  # orjson refuses lone surrogates
     return made if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
