@@ -111,3 +111,10 @@ def test_what_a_trace_holds_steers_no_terminal():
     shown = printed(Trace(root, (root,), (feedback(score=1.0, comment=evil, author=evil),)), whole=True)
     assert [letter for letter in shown if not letter.isprintable() and letter != "\n"] == []
     assert shown.count(r"\x1b[2J\u202e\x9b") == 9
+
+
+def test_derived_values_are_marked():
+    root = replace(ROOT, attributes={"assay.derived": ["outputs"]})
+    out = printed(Trace(root=root, runs=(root,)))
+    assert "in: why?" in out
+    assert 'out (derived): {"text": "because"}' in out

@@ -32,7 +32,7 @@ from assay.collector.records import (
     Usage,
     paged,
 )
-from assay.collector.stores import Store
+from assay.collector.stores import Store, derived_fields
 from collector.deciding import on, ruled, slice
 from collector.making import SECOND, START, child, run
 
@@ -101,6 +101,84 @@ def test_the_same_run_twice_is_kept_once(store: Store) -> None:
     store.append([root, root])
     store.append([root])
     assert store.trace(root.trace_id).runs == (root,)
+
+
+def agents(root: Run) -> list[Run]:
+    """A root as OpenAI Agents sends it: content is recorded on the calls only, two levels below."""
+    first = child(root, "turn", start_ns=root.start_ns + 1, end_ns=root.start_ns + 10)
+    last = child(root, "turn", start_ns=root.start_ns + 11, end_ns=root.start_ns + 20)
+    guard = child(root, "guard", kind="guardrail", inputs="?", outputs="safe", end_ns=root.start_ns + 30)
+    calls = [
+        child(first, "ask", kind="llm", inputs="When?", outputs="call search"),
+        child(last, "ask", kind="llm", inputs="found", outputs={"answer": "Monday"}),
+        child(last, "log", kind="tool", start_ns=last.start_ns + 2, end_ns=last.start_ns + 3),
+    ]
+    return [*calls, guard, first, last, root]
+
+
+def test_a_root_without_values_shows_those_of_its_first_and_last_child(store: Store) -> None:
+    root = run("workflow")
+    store.append(agents(root))
+    trace, [listed] = store.trace(root.trace_id), store.traces(limit=1).items
+    assert (trace.root.inputs, trace.root.outputs) == ("When?", {"answer": "Monday"})
+    assert derived_fields(trace.root) == ("inputs", "outputs")
+    assert trace.root in trace.runs
+    assert (listed.inputs, listed.outputs, listed.derived) == ("When?", "Monday", ("inputs", "outputs"))
+    assert store.run(root.trace_id) == store.run(root.trace_id, root.span_id) == trace.root
+    assert trace.root in store.runs(root.trace_id).items
+    assert store.many([root.trace_id]) == [trace]
+
+
+def test_the_root_of_a_trace_that_is_streamed_has_derived_values(store: Store) -> None:
+    root, text = run("workflow"), "x" * 3_000_000
+    store.append([root, child(root, "ask", inputs="When?", outputs=text)])
+    trace = store.trace(root.trace_id)
+    assert (trace.root.inputs, trace.root.outputs) == ("When?", text)
+    assert trace.root in trace.runs
+    assert store.traces(limit=1).items[0].outputs == text[:299] + "…"
+
+
+def test_the_search_for_a_value_is_bounded(store: Store) -> None:
+    far, large = run("far"), run("large")
+    steps = [child(far, inputs="i" if n == 16 else None, start_ns=far.start_ns + n) for n in range(17)]
+    store.append([far, *steps, large, *(child(large, inputs="i") for _ in range(1_000))])
+    assert store.trace(far.trace_id).root == far
+    assert store.trace(large.trace_id).root == large
+    assert [one.inputs for one in store.traces(limit=2)] == ["", ""]
+
+
+def test_values_are_derived_from_what_has_arrived_so_far(store: Store) -> None:
+    root = run("workflow")
+    *calls, last = agents(root)
+    store.append([calls[0], last])
+    assert store.trace(root.trace_id).root.inputs is None  # of a run whose parent is missing
+    store.append(calls)
+    assert store.trace(root.trace_id).root.outputs == {"answer": "Monday"}
+    store.append([replace(root, outputs="its own", attributes={"more": "than before"})])
+    found = store.trace(root.trace_id).root
+    assert (found.inputs, found.outputs, derived_fields(found)) == ("When?", "its own", ("inputs",))
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        run(inputs="own", attributes={"output.value": "null"}),  # a function that returned None
+        run(inputs="own", status="error", error="no"),
+        run(inputs="own", status="cancelled"),
+        run(inputs="own", attributes={"assay.awaits": ["outputs"]}),
+    ],
+)
+def test_a_root_that_has_no_outputs_for_a_reason_gets_none(store: Store, root: Run) -> None:
+    store.append([root, child(root, inputs="other", outputs="a step's")])
+    assert store.trace(root.trace_id).root == root
+    assert store.traces(limit=1).items[0].outputs == ""
+
+
+@pytest.mark.parametrize("attributes", [{"assay.awaits": 1, "assay.derived": 1}, {"assay.awaits": "x"}])
+def test_nonsense_about_derived_values_is_passed_over(store: Store, attributes: dict[str, Any]) -> None:
+    root = run(attributes=attributes)
+    store.append([root, child(root, inputs="i", outputs="o")])
+    assert (store.trace(root.trace_id).root.inputs, store.traces(limit=1).items[0].outputs) == ("i", "o")
 
 
 def test_traces_are_listed_latest_first(store: Store) -> None:

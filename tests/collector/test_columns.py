@@ -37,7 +37,7 @@ MAPS = st.builds(
 )
 PAIRS = st.lists(
     st.builds(KeyValue, key=st.sampled_from(("a", "b", "c", "")), value=st.none() | SCALARS | LISTS | MAPS), max_size=6
-).filter(lambda pairs: all(pair.key for pair in pairs) or all(pair.HasField("value") for pair in pairs))
+)
 
 
 def both(body: bytes, limits: Limits) -> list[list[Any]]:
@@ -68,6 +68,14 @@ def test_spans_are_read_alike(pairs, events):
     ]
     by_columns, by_classes = both(request(*spans), Limits())
     assert by_columns == by_classes
+
+
+def test_an_attribute_without_a_name_keeps_its_value_and_leaves_the_others_theirs():
+    attributes = [attribute("", "nobody's"), attribute("user.email", "ann"), attribute("plan", "free")]
+    body = request(span(attributes=[*attributes, KeyValue(key="empty")]), span(attributes=[attribute("a", "b")]))
+    [(_, scope, items)] = _columns.groups(body)
+    read = [_columns.raw_span(item, {}, scope, Allowance(Limits())).attributes for item in items]
+    assert read == [{"": "nobody's", "user.email": "ann", "plan": "free", "empty": None}, {"a": "b"}]
 
 
 def test_what_stands_before_a_long_text_counts_once():

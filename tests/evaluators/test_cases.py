@@ -9,11 +9,13 @@ from haystack import Document as HaystackDocument
 
 from assay.collector.records import Case, Document, Example, Run, Trace
 from assay.collector.statistics import boolean_family
+from assay.collector.stores.sqlite import SQLiteStore
 from assay.evaluators import as_evaluator, ascore, case_of, evaluate, evaluator, get, score
 from assay.evaluators.builtin._verdicts import family, unparsed, verdict
 from assay.evaluators.engine import Recorder
 from assay.evaluators.protocol import documents_of
 from assay.tracer import trace as trace_calls
+from collector.making import child, run
 
 
 @dataclass
@@ -294,3 +296,11 @@ def test_the_metrics_of_a_family():
         ("safe_generation_fail", False, 0.5, False),
         ("safe_parse_fail", False, 0.5, False),
     ]
+
+
+def test_a_case_of_a_stored_trace_has_the_derived_values_of_its_root(tmp_path):
+    root = run("workflow")
+    with SQLiteStore(tmp_path / "a.db") as store:
+        store.append([root, child(root, inputs="When?", outputs="Monday")])
+        case = case_of(store.trace(root.trace_id))
+    assert (case.inputs, case.outputs) == ("When?", "Monday")

@@ -157,6 +157,12 @@ def test_documents_are_flattened_once_and_only_where_there_are_some() -> None:
     assert flat not in left(Settings(), **{**retriever, "openinference.span.kind": "CHAIN"})
 
 
+def test_nodes_of_llama_index_in_a_text_are_no_documents() -> None:
+    texts = '["<NodeWithScore(node=TextNode(id_=d0), score=0.5)>"]'
+    flat = left(Settings(), **{"openinference.span.kind": "RETRIEVER", "output.value": texts})
+    assert flat == {"openinference.span.kind": "RETRIEVER", "output.value": texts}
+
+
 def test_a_resource_is_redacted_once() -> None:
     finisher = Finisher(Settings(redact=("password",)))
     resources = [Resource({"password": "x", "n": i}, "schema") for i in range(250)]

@@ -12,6 +12,7 @@ from assay.cli._common import harmless, on_a_line
 from assay.collector import format
 from assay.collector.gaps import gaps, open_runs
 from assay.collector.records import JSON, Feedback, OpenRun, Run, Trace
+from assay.collector.stores import derived_fields
 from assay.collector.terminal import cut
 
 SHORT, DOCUMENT = 400, 120  # characters
@@ -77,9 +78,11 @@ def _head(run: Run) -> Text:
 def _details(branch: Tree, run: Run, limit: int) -> None:
     if run.error:
         branch.add(_line((cut(run.error, limit), "red")))
-    for name, value in (("in", run.inputs), ("out", run.outputs)):
+    derived = derived_fields(run)
+    for name, field, value in (("in", "inputs", run.inputs), ("out", "outputs", run.outputs)):
         if value is not None:
-            branch.add(_line((f"{name}: ", "dim"), cut(_text(value), limit)))
+            mark = " (derived)" if field in derived else ""
+            branch.add(_line((f"{name}{mark}: ", "dim"), cut(_text(value), limit)))
     for place, document in enumerate(run.documents):
         score = "" if document.score is None else f" {document.score:.3f}"
         content = cut(document.content, DOCUMENT if limit == SHORT else limit)

@@ -5,6 +5,7 @@ Moments are nanoseconds since the epoch, shown in the time zone of the machine t
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime
 from math import floor, log10
@@ -152,3 +153,13 @@ def first_line(text: str, longest: int = 160) -> str:
     """The first line of an error or of another text, cut off where it gets long (characters)."""
     line = text.strip().split("\n", 1)[0]
     return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+_STACK = re.compile(r"Traceback \(most recent call last\):|^ {4}at \S", re.MULTILINE)
+
+
+def split_stack(message: str) -> tuple[str, str]:
+    """Split an error's message before a stack trace of Python or JavaScript; a trace alone is a message."""
+    found = _STACK.search(message)
+    before = message[: found.start()].rstrip() if found else ""
+    return (before, message[found.start() :]) if found and before else (message, "")

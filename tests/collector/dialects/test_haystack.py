@@ -31,6 +31,12 @@ def test_a_pipeline_is_asked_and_answers(sent, place):
     assert tokens(sent[place]) == [(21, 9)]
 
 
+def test_spans_carry_the_names_of_components_and_tools(sent):
+    assert [run.name for run in sent[0].runs[1:]] == ["retriever", "ranker", "prompt", "llm"]
+    [track] = [run for trace in sent for run in runs(trace, "tool") if "haystack.tool.name" in run.attributes]
+    assert (track.name, track.attributes["otel.span.name"]) == ("track", "haystack.agent.step.tool")
+
+
 def test_components_are_known_by_their_class(sent):
     steps = [(run.attributes["haystack.component.type"], run.kind) for run in sent[0].runs[1:]]
     assert steps == [

@@ -43,6 +43,7 @@ def test_documents_have_ids_scores_and_metadata_and_are_listed_once(sent):
         ("They arrive by bicycle.", "d1", {"page": 1}),
     ]
     assert [round(each.score or 0, 2) for each in outer.documents] == [0.88, 0.70]
+    assert outer.outputs is None  # as they only name the documents
     assert inner.outputs[0].startswith("<NodeWithScore(")  # said of nodes, not their texts
     assert (inner.documents, sent[1].documents) == ((), outer.documents)
 

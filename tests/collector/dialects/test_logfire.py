@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from assay.collector.dialects import RawSpan, read
 from assay.collector.records import Run, Trace
 from collector.dialects.sent import runs, stored, tokens, traces
 from fixtures.dialects.capture import ANSWER
@@ -20,7 +21,28 @@ def sent(file: str) -> list[Trace]:
 
 
 def named(trace: Trace) -> dict[str, Run]:
-    return {run.name.split(" {")[0]: run for run in trace.runs}
+    return {run.attributes["logfire.msg_template"].split(" {")[0]: run for run in trace.runs}
+
+
+@pytest.mark.parametrize(
+    ("file", "template", "name"),
+    [
+        ("logfire_sdk/program", "search", f"search {QUESTION}"),
+        ("logfire_sdk/agents", "Function:", "Function: find"),
+        ("pydantic_evals/offline", "case:", "case: parcel"),
+    ],
+)
+def test_a_span_is_called_what_its_message_says(file: str, template: str, name: str) -> None:
+    found = named(sent(file)[0])[template]
+    assert (found.name, found.attributes["otel.span.name"].split(" {")[0]) == (name, template)
+    assert "logfire.msg" not in found.attributes
+
+
+@pytest.mark.parametrize(("message", "name"), [("x" * 201, "x" * 199 + "…"), ("", "s"), (1, "s")])
+def test_a_message_that_is_no_good_name_is_kept_whole(message: object, name: str) -> None:
+    sent = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes={"logfire.msg": message})
+    found = read(sent)
+    assert (found.name, found.attributes["logfire.msg"]) == (name, message)
 
 
 def test_a_functions_arguments_are_inputs_and_what_it_returns_outputs() -> None:

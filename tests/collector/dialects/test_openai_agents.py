@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from assay.collector.stores import derived_fields
 from collector.dialects.sent import runs, stored, tokens, traces
 from fixtures.dialects.capture import ANSWER
 
@@ -15,4 +16,7 @@ def test_agents_tools_and_calls_are_read() -> None:
     assert (answered.outputs[0]["content"], answered.model) == (ANSWER, "gpt-4o-mini")
     assert (tool.inputs, tool.outputs) == ({"query": "parcel"}, "parcel: three days")
     assert [run.name for run in runs(trace, "agent")] == ["parcels", "clerk"]
+    assert trace.root.inputs == first.inputs
+    assert trace.root.outputs == answered.outputs
+    assert derived_fields(trace.root) == ("inputs", "outputs")
     assert tokens(trace) == [(21, 9), (21, 9)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -124,10 +125,41 @@ def test_contents_beside_a_content_keep_their_name():
 
 
 @pytest.mark.parametrize(
-    "rest", ["tool_calls.x.tool_call.id", "contents.0.other.type", "tool_calls.0.tool_call", "a.b.c"]
+    "rest", ["tool_calls.x.tool_call.id", "contents.x.other.type", "tool_calls.0.tool_call", "a.b.c"]
 )
 def test_a_name_that_is_of_no_message_is_kept_in_it(rest):
     assert run(**{f"llm.input_messages.0.message.{rest}": "x"}).inputs == [{rest: "x"}]
+
+
+CALL = {"id": "tu_1", "function.name": "weather", "function.arguments": "{}"}
+TOOL = {"type": "function", "id": "tu_1", "function": {"name": "weather", "arguments": "{}"}}
+
+
+def answered(**flat: str) -> Any:
+    message = "llm.output_messages.0.message."
+    return run(**{f"{message}role": "assistant", **{message + name: value for name, value in flat.items()}}).outputs
+
+
+def test_a_tool_call_of_anthropics_content_is_a_tool_call_once():
+    within = {f"contents.1.tool_call.{name}": value for name, value in CALL.items()}
+    text = {"contents.0.message_content.type": "text", "contents.0.message_content.text": "Let me see"}
+    said = {**text, "contents.1.message_content.type": "tool_use", **within}
+    expected = [{"role": "assistant", "content": [{"type": "text", "text": "Let me see"}], "tool_calls": [TOOL]}]
+    assert answered(**said) == expected
+    assert answered(**said, **{f"tool_calls.0.tool_call.{name}": value for name, value in CALL.items()}) == expected
+
+
+def test_tool_calls_of_a_content_follow_the_listed_ones():
+    other = {"tool_calls.0.tool_call.id": "tu_0", "contents.0.message_content.type": "tool_use"}
+    [message] = answered(**other, **{f"contents.0.tool_call.{name}": value for name, value in CALL.items()})
+    assert message == {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "id": "tu_0", "function": {}}, TOOL],
+    }
+
+
+def test_what_else_a_part_has_is_in_the_part():
+    assert answered(**{"contents.0.other.type": "x"}) == [{"role": "assistant", "content": [{"other": {"type": "x"}}]}]
 
 
 def test_parts_with_names_that_contradict_each_other_lose_nothing():

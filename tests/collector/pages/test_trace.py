@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.records import Feedback, OpenRun, Target
+from assay.collector.dialects import RawSpan, read
+from assay.collector.records import Event, Feedback, OpenRun, Target
 from collector.deciding import on, ruled, slice
 from collector.making import child, run
 from collector.pages.scene import STACK, experiment, outcomes, rag
@@ -37,6 +38,49 @@ def test_errors_come_with_their_stack_trace(store, client):
     text = client.get(f"/traces/{root.trace_id}?run={read.span_id}").text
     assert "TimeoutError: too slow" in text
     assert STACK.splitlines()[1].strip().replace('"', "&#34;") in text
+
+
+def exception(message="no", stack=None, kind="ValueError"):
+    given = {"exception.type": kind, "exception.message": message, "exception.stacktrace": stack}
+    return Event("exception", 1, {name: value for name, value in given.items() if value})
+
+
+STACK_OF_PYTHON = 'Traceback (most recent call last):\n  File "a.py", line 7, in f\nValueError: no'
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (exception(stack=STACK_OF_PYTHON), exception(stack=STACK_OF_PYTHON)),
+        (exception(stack="ValueError: no"), exception(stack=STACK_OF_PYTHON)),  # recorded on two levels
+        (exception(f"no\n\n{STACK_OF_PYTHON}"),),
+        (exception(f"no\n\n{STACK_OF_PYTHON}", STACK_OF_PYTHON),),
+    ],
+)
+def test_a_stack_trace_appears_once(store, client, events):
+    root = read(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", status=2, events=events))
+    store.append([root])
+    text = client.get(f"/traces/{root.trace_id}").text
+    assert root.error == "ValueError: no"
+    assert (text.count("a.py"), text.count('aria-label="stack trace"')) == (1, 1)
+
+
+def test_every_exception_has_its_stack_trace(store, client):
+    events = (exception(stack="at one"), exception("other", "at two"), exception(kind="OSError", stack="at three"))
+    root = run(status="error", error="no", events=events)
+    store.append([root])
+    assert client.get(f"/traces/{root.trace_id}").text.count('aria-label="stack trace"') == 3
+
+
+def test_derived_values_are_marked_on_the_page_and_in_the_list(store, client):
+    root = run("workflow")
+    store.append([root, child(root, "ask", inputs="When?", outputs="Monday")])
+    text = client.get(f"/traces/{root.trace_id}").text
+    assert "When?" in text
+    assert (text.count("derived from the first run below"), text.count("derived from the last run below")) == (1, 1)
+    below = store.trace(root.trace_id).children(root.span_id)[0]
+    assert "derived from" not in client.get(f"/traces/{root.trace_id}?run={below.span_id}").text
+    assert 'title="derived from the first run below the root">When?' in client.get("/").text
 
 
 def test_feedback_shows_comment_error_and_source(store, client):

@@ -15,6 +15,7 @@ _MOST = 1000  # documents looked at on the caller's thread, whose time is bounde
 _CONTENT = ("content", "page_content", "text")
 _ID = ("id", "doc_uri", "id_", "node_id")
 _METADATA = ("metadata", "meta")
+_REPR = "<NodeWithScore("  # LlamaIndex's nodes as its instrumentor writes them: they name texts and hold none
 _LISTS = ("documents", "source_nodes", "nodes", "results")
 
 
@@ -56,6 +57,8 @@ def _as_dict(value: Any) -> Any:
 def document(value: Any, nested: bool = False) -> Fields | None:
     """`{content, id, score, metadata}` of one document, None if the value is none. Absent fields are None or {}."""
     if isinstance(value, str):
+        if value.startswith(_REPR):
+            return None
         return {"content": value, "id": None, "score": None, "metadata": {}}
     inner = _get(value, ("node", "document"))
     if not (nested or inner is None or isinstance(inner, (str, int, float))):  # NodeWithScore: the score is outside

@@ -115,6 +115,7 @@ def summary(one: TraceSummary) -> dict[str, Any]:
             "error": name(one.error),
             "inputs": name(one.inputs),
             "outputs": name(one.outputs),
+            "derived": list(one.derived),
             "scores": {name(key): _value(value) for key, value in list(one.feedback.items())[:NAMES]},
             "failed": [name(key) for key in one.failed[:NAMES]],
             "skipped": [name(key) for key in one.skipped[:NAMES]],

@@ -14,6 +14,7 @@ from assay.collector.records import JSON, Document, Usage
 class Fields(TypedDict, total=False):
     """The fields of a `Run` that a convention fills in; the others come from the span's envelope."""
 
+    name: str  # more readable than the span's own, which then stays in the attribute `otel.span.name`
     kind: str
     inputs: JSON
     outputs: JSON
@@ -32,6 +33,7 @@ class Fields(TypedDict, total=False):
 
 # The types of fields, exactly; None for any JSON
 KINDS: Mapping[str, tuple[type, ...] | None] = {
+    "name": (str,),
     "kind": (str,),
     "inputs": None,
     "outputs": None,

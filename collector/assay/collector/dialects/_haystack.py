@@ -45,11 +45,16 @@ NONE = ("blob", "embedding", "sparse_embedding")  # of a document: fields that i
 FIELDS = frozenset(("id", "content", "score", "meta"))
 
 
+NAMES = (f"{COMPONENT}.name", "haystack.tool.name")  # names that a program gives, better than the span's
+
+
 def haystack(draft: Draft) -> None:
-    """Take kind, inputs, outputs, documents, model, tokens and a pipeline's metadata."""
+    """Take a component's or tool's name, kind, inputs, outputs, documents, model, tokens and a pipeline's metadata."""
     if "haystack" not in draft.namespaces and draft.span.name not in OPERATIONS:
         return
     fields = draft.fields
+    if name := next(filter(None, (text(draft.attributes.get(name)) for name in NAMES)), None):
+        fields.setdefault("name", name)
     kind = fields.setdefault("kind", _kind(draft))
     _content(draft)
     outputs = fields.get("outputs")

@@ -15,6 +15,7 @@ from assay.collector.dialects._pydantic_ai import structured, take_events
 from assay.collector.dialects._values import from_json, text
 from assay.collector.records import JSON
 
+MESSAGE, NAME = "logfire.msg", 200  # a span's message, and characters of it that are a good name
 SCHEMA, TAGS, KIND, TEMPLATE = "logfire.json_schema", "logfire.tags", "logfire.span_type", "logfire.msg_template"
 # Under which a program says what came of a span; a function's is the first
 RETURNS = ("return", "output", "outputs", "result", "response", "answer")
@@ -25,8 +26,11 @@ DECODED = ("object", "array")  # types of values that travel as JSON
 
 @found_in("logfire")
 def logfire(draft: Draft) -> None:
-    """Take a function's arguments and what it has returned, documents, tags, and what the instrumentations say."""
+    """Take a span's message as its name, a function's arguments and what it has returned, documents, tags, and what
+    the instrumentations say.
+    """
     scope = draft.span.scope
+    _name(draft)
     if not scope.startswith(("logfire", "pydantic")):
         return
     _tags(draft)
@@ -38,6 +42,15 @@ def logfire(draft: Draft) -> None:
         _agents(draft)
     elif scope.startswith("logfire."):
         _call(draft)
+
+
+def _name(draft: Draft) -> None:
+    """Take the message: the span's name is its template, such as `Function: {name}`."""
+    message = text(draft.attributes.get(MESSAGE))
+    if message is not None and "name" not in draft.fields:
+        draft.fields["name"] = message if len(message) <= NAME else message[: NAME - 1] + "…"
+        if len(message) <= NAME:
+            del draft.attributes[MESSAGE]
 
 
 def _tags(draft: Draft) -> None:

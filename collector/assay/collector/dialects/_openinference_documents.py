@@ -7,7 +7,7 @@ from math import isfinite
 
 from assay.collector.dialects._draft import Draft
 from assay.collector.dialects._keys import FILES
-from assay.collector.dialects._values import document_of, documents, from_json, new_document, number, take_list
+from assay.collector.dialects._values import REPR, document_of, documents, from_json, new_document, number, take_list
 from assay.collector.records import JSON, Document
 from assay.tracer import attributes as names
 
@@ -21,11 +21,20 @@ FIELDS = frozenset(("content", "id", "score", "metadata"))
 def retrieved(draft: Draft) -> None:
     """Documents that were found, and what a reranker was asked, where it says nothing else of its inputs."""
     draft.fields.setdefault("documents", _found(draft))
+    if is_repr_of(draft.fields.get("outputs"), draft.fields["documents"]):
+        del draft.fields["outputs"]
     query = draft.attributes.get(QUERY)
     if "inputs" not in draft.fields and query is not None:
         given = [_as_json(one) for one in take_list(draft.attributes, GIVEN, "document")]
         draft.fields["inputs"] = {"query": query, "documents": given} if given else query
         del draft.attributes[QUERY]
+
+
+def is_repr_of(outputs: JSON, found: tuple[Document, ...]) -> bool:
+    """Return whether outputs only repeat the documents that were found, as `repr` writes LlamaIndex's nodes."""
+    if not isinstance(outputs, list) or not found or len(outputs) != len(found):
+        return False
+    return all(isinstance(output, str) and output.startswith(REPR) for output in outputs)
 
 
 def files(draft: Draft) -> None:

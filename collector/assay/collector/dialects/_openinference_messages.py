@@ -60,19 +60,38 @@ def message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
     made: dict[str, JSON] = {}
     calls: dict[int, dict[str, JSON]] = {}
     parts: dict[int, dict[str, JSON]] = {}
+    within: dict[int, dict[str, JSON]] = {}  # tool calls among the parts, as Anthropic's content has them
     for name, value in flat.items():
         place = listed(f"message.{name}") if "." in name else None
         if place is not None and place.prefix == "message.tool_calls" and place.element == "tool_call":
             calls.setdefault(place.position, {})[place.rest] = value
         elif place is not None and place.prefix == "message.contents" and place.element == "message_content":
             parts.setdefault(place.position, {})[place.rest] = value
+        elif place is not None and place.prefix == "message.contents" and place.element == "tool_call":
+            within.setdefault(place.position, {})[place.rest] = value
+        elif place is not None and place.prefix == "message.contents":
+            parts.setdefault(place.position, {})[f"{place.element}.{place.rest}"] = value
         else:
             made[name] = value
+    if within:
+        _move_calls(within, parts, calls)
     if parts:
         made["content" if made.get("content") is None else PARTS] = [_part(parts[place]) for place in sorted(parts)]
     if calls:
         made[CALLS] = [_call(calls[place]) for place in sorted(calls)]
     return made
+
+
+def _move_calls(
+    within: Mapping[int, dict[str, JSON]], parts: dict[int, dict[str, JSON]], calls: dict[int, dict[str, JSON]]
+) -> None:
+    """Move tool calls from the parts of a message to its list of calls, unless a call of the same id is in it."""
+    ids = {call.get("id") for call in calls.values()}
+    for position in sorted(within):
+        if within[position].get("id") is None or within[position]["id"] not in ids:
+            calls[max(calls, default=-1) + 1] = within[position]
+        if parts.get(position, {}).keys() <= {"type"}:
+            parts.pop(position, None)
 
 
 def _call(flat: dict[str, JSON]) -> dict[str, JSON]:

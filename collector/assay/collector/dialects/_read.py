@@ -28,6 +28,7 @@ from assay.collector.dialects._simple import may_be_simple, simple
 from assay.collector.dialects._traceloop import traceloop
 from assay.collector.dialects._values import as_text, documents
 from assay.collector.dialects._vercel import vercel
+from assay.collector.format import split_stack
 from assay.collector.records import JSON, Event, Run, Status, quick
 from assay.tracer import attributes as names
 
@@ -119,10 +120,13 @@ def _run(span: RawSpan, draft: Draft) -> Run:
         attributes[AWAITS] = list(draft.awaits)
     _, project, environment = whose(span.resource)
     status = status_of(span.status, attributes, span.events)
+    name = get("name")
+    if name is not None and name != span.name:
+        attributes["otel.span.name"] = span.name
     return new_run(  # its fields in their order
         span.trace_id,
         span.span_id,
-        span.name,
+        name or span.name,
         span.parent_id,
         get("kind", "unknown"),
         span.start_ns,
@@ -209,8 +213,10 @@ def _error(span: RawSpan, attributes: Mapping[str, JSON]) -> str:
 
 
 def _exception(event: Event) -> str:
-    parts = (event.attributes.get("exception.type"), event.attributes.get("exception.message"))
-    return ": ".join(as_text(part) for part in parts if part)
+    """Return type and message of an exception; a stack trace in the message stays in the event."""
+    parts = [as_text(part) for name in ("type", "message") if (part := event.attributes.get(f"exception.{name}"))]
+    message, _ = split_stack(": ".join(parts))
+    return message
 
 
 def _with_envelope(span: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:

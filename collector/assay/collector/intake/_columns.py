@@ -5,9 +5,10 @@ message, whose key and value are repeated, reads the same bytes as one list of a
 an object for each pair and each value. The values are left as bytes: of nearly all of them what they hold follows in
 one step from their first byte and their length.
 
-What is not so plain is read by OTLP's own classes: values other than texts and usual numbers, and spans that have more
-names than values, or fewer. Beside the specification, which knows no attribute without a name, is one case in which
-both are as many, and are not each other's: an attribute without a name in a span that has another one without a value.
+OTLP's own classes read the rest: values other than texts and usual numbers, spans with more names than values or fewer,
+and requests in which an attribute has no name. Columns cannot represent the latter: in a span that also has an
+attribute without a value, both columns are equally long, but the pairs are wrong. To find them, two more schemas count
+the attributes and the names of all spans of a request.
 """
 
 from __future__ import annotations
@@ -62,6 +63,15 @@ SCHEMA: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("scope_spans", 2, MANY, MESSAGE, f"{OURS}.ScopeSpans"),
     ),
     "Request": (("resource_spans", 1, MANY, MESSAGE, f"{OURS}.ResourceSpans"),),
+    # Merge the attributes of all spans into one list, and their names into another
+    "Attributes": (("all", 9, MANY, BYTES),),
+    "Names": (("key", 1, MANY, BYTES),),
+    "NamesOfSpans": (("all", 9, ONE, MESSAGE, f"{OURS}.Names"),),
+    **{
+        f"{outer}Of{spans}": (("merged", number, ONE, MESSAGE, f"{OURS}.{inner}{spans}"),)
+        for spans in ("Attributes", "NamesOfSpans")
+        for outer, number, inner in (("Scopes", 2, ""), ("Resources", 2, "ScopesOf"), ("Request", 1, "ResourcesOf"))
+    },
 }
 # Fields of `AnyValue`, as the byte in front of what they hold
 IS_TEXT, IS_INT, IS_DOUBLE = b"\x0a", b"\x18", b"\x21"
@@ -80,7 +90,8 @@ def _head(size: int) -> bytes:
 HEADS = tuple(map(_head, range(SHORT)))
 
 
-def _request() -> Any:
+def _parsers(*names: str) -> list[Callable[[bytes], Any]]:
+    """Return for each of these messages of `SCHEMA` what parses it."""
     file = descriptor_pb2.FileDescriptorProto(name="assay/columns.proto", package=OURS[1:], syntax="proto3")
     for part in ("trace", "common", "resource"):
         file.dependency.append(f"opentelemetry/proto/{part}/v1/{part}.proto")
@@ -90,10 +101,11 @@ def _request() -> Any:
             message.field.add(name=field, number=number, label=label, type=kind, type_name=of[0] if of else None)
     pool = descriptor_pool.Default()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{OURS[1:]}.Request"))
+    found = (pool.FindMessageTypeByName(f"{OURS[1:]}.{name}") for name in names)
+    return [message_factory.GetMessageClass(message).FromString for message in found]
 
 
-_parsed = _request().FromString
+_parsed, _attributes, _names = _parsers("Request", "RequestOfAttributes", "RequestOfNamesOfSpans")
 
 
 class Original:
@@ -125,11 +137,19 @@ def groups(body: bytes) -> Iterable[Group]:
     """The groups of a request, with an `Item` for each span. Raises `DecodeError`, and `Permanent` for too many."""
     wholes, original = _parsed(body).resource_spans, Original(body)
     check_groups(len(wholes))
+    named = _all_named(body)
     for at, whole in enumerate(wholes):
         check_groups(len(whole.scope_spans))
         for within, part in enumerate(whole.scope_spans):
-            items = zip(part.spans, count(), repeat(original.part(at, within)))
-            yield whole.resource, Scope(part.scope.name, part.scope.version), list(items)
+            spans = original.part(at, within)
+            items = list(zip(part.spans, count(), repeat(spans))) if named else spans()
+            yield whole.resource, Scope(part.scope.name, part.scope.version), items
+
+
+def _all_named(body: bytes) -> bool:
+    """Return whether every attribute of the spans of a request has a name."""
+    attributes, names = _attributes(body).merged.merged.merged.all, _names(body).merged.merged.merged.all.key
+    return len(attributes) == len(names)
 
 
 def raw_span(item: Item | Span, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawSpan:

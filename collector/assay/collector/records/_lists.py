@@ -41,6 +41,7 @@ class TraceSummary:
     running: int = 0  # runs that were said to have started and have not ended
     inputs: str = ""  # the beginning of the root's inputs, for display
     outputs: str = ""
+    derived: tuple[str, ...] = ()  # "inputs", "outputs": those of these two that come from runs below the root
     feedback: Mapping[str, float | str | None] = field(default_factory=dict)  # newest score (or label) per key
     failed: tuple[str, ...] = ()  # keys whose newest outcome is an error; a key that is nowhere was never tried
     skipped: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from assay.collector.stores._tree import Line, branch, in_order
     from assay.collector.stores._under_way import under_way
     from assay.collector.stores._unread import Streams, Unread
+    from assay.collector.stores.derived_values import derived_fields
 else:
     __getattr__, __dir__ = lazy(
         __name__,
@@ -31,6 +32,7 @@ else:
         _tree="Line branch in_order",
         _under_way="under_way",
         _unread="Streams Unread",
+        derived_values="derived_fields",
     )
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "TraceStore",
     "Unread",
     "branch",
+    "derived_fields",
     "in_order",
     "judgements",
     "summary",

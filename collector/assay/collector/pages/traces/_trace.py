@@ -11,12 +11,14 @@ from starlette.responses import PlainTextResponse, Response
 
 from assay.collector import gaps, verdicts
 from assay.collector.errors import NotFound
+from assay.collector.format import split_stack
 from assay.collector.pages._experiments import known_examples
 from assay.collector.pages.kit import chips, payload, render
 from assay.collector.pages.traces import _tree
 from assay.collector.records import JSON, Example, Experiment, Feedback, Run, Target, Trace, TraceSummary
-from assay.collector.stores import Store
+from assay.collector.stores import Store, derived_fields
 
+_EXCEPTION = ("type", "message", "stacktrace")
 _PARTS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
 
 
@@ -65,6 +67,8 @@ def trace(store: Store, request: Request) -> Response:
         shown=shown,
         root=shown.root,
         run=shown.run,
+        derived=derived_fields(shown.run),
+        stacks=stack_traces(shown.run),
         summary=summed,
         count=summed.span_count if summed else len(shown.rows),
         own=chips.voices(shown.of_trace),
@@ -169,6 +173,18 @@ def chosen(trace: Trace, span_id: str | None) -> Run:
 def summary(store: Store, trace_id: str) -> TraceSummary | None:
     """The same sums as in the list of traces; None where the trace is not there."""
     return next(iter(store.traces(trace_ids=(trace_id,), limit=1)), None)
+
+
+def stack_traces(run: Run) -> list[str]:
+    """The stack traces of a run's exceptions; of one that was recorded several times the longest."""
+    stacks: dict[tuple[str, str], str] = {}
+    for event in run.events:
+        if event.name != "exception":
+            continue
+        kind, said, recorded = (str(event.attributes.get(f"exception.{name}") or "") for name in _EXCEPTION)
+        message, within = split_stack(said)
+        stacks[kind, message] = max(stacks.get((kind, message), ""), recorded or within, key=len)
+    return [stack for stack in stacks.values() if stack]
 
 
 def _json(value: object) -> JSON:

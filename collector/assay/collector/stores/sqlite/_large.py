@@ -12,6 +12,7 @@ from assay.collector.records import Trace
 from assay.collector.stores._unread import Unread
 from assay.collector.stores.sqlite import _summaries
 from assay.collector.stores.sqlite._reader import Reader
+from assay.collector.stores.sqlite.root_values import complete_root_of
 
 LARGE, MOST = 1024 * 1024, 512 * 1024 * 1024  # bytes of payloads before compression
 ROW = 500  # bytes of a row beside its payload
@@ -28,10 +29,11 @@ def unread(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | Unread]
         raise TooLarge(f"{told}, or for the runs of one page by page")
     rows = reader.rows_of([one.key for one in around.values()])
     apart = reader.apart([row for some in rows.values() for row in some])
-    return [_unread(apart, trace_id, one, rows[one.key]) for trace_id, one in around.items()]
+    return [_unread(reader, apart, trace_id, one, rows[one.key]) for trace_id, one in around.items()]
 
 
-def _unread(apart: Reader, trace_id: str, around: _summaries.Around, rows: Sequence[Any]) -> Unread:
-    root = next(row for row in rows if row[3] == around.root)
+def _unread(reader: Reader, apart: Reader, trace_id: str, around: _summaries.Around, rows: Sequence[Any]) -> Unread:
+    root_row = next(row for row in rows if row[3] == around.root)
+    root = complete_root_of(reader, around.key, apart.run(trace_id, root_row))
     sizes = [len(row[2]) + ROW for row in rows]
-    return Unread(apart.run(trace_id, root), rows, sizes, lambda row: apart.run(trace_id, row), *around.rest)
+    return Unread(root, rows, sizes, lambda row: root if row is root_row else apart.run(trace_id, row), *around.rest)

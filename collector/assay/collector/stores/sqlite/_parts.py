@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 from assay.collector.errors import NotFound
 from assay.collector.records import Branch, Page, Run
 from assay.collector.stores._tree import Line, branch, in_order
 from assay.collector.stores.sqlite._reader import RUN, Reader
 from assay.collector.stores.sqlite._sql import find_many
+from assay.collector.stores.sqlite.root_values import complete_root_of
 
 _LINES = f"SELECT {','.join(Line._fields)} FROM spans WHERE trace = ?"
 _MARKS = "SELECT span_id, count(*), sum(outcome = 'error') FROM feedback WHERE trace = ? AND span_id IN (%s) GROUP BY 1"
@@ -47,12 +49,12 @@ def _position(trace_id: str, placed: Sequence[tuple[int, Line]], span_id: str) -
 
 def runs(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[Run]:
     """By start time, as in `Trace.runs`, from the run `cursor` on. Raises `NotFound`."""
-    key, _ = _row_of(reader.db, trace_id)
+    key, root = _row_of(reader.db, trace_id)
     start, end = (_FIRST, _FIRST) if cursor is None else _times(reader.db, key, trace_id, cursor)
     given = {"trace": key, "start": start, "end": end, "span": cursor or "", "limit": limit + 1}
     found = reader.db.execute(_LATER, given).fetchall()
     rows = {row[0]: row for row in find_many(reader.db, RUN + "s.id IN (%s)", [id for id, _ in found[:limit]])}
-    items = tuple(reader.run(trace_id, rows[id]) for id, _ in found[:limit])
+    items = tuple(_run(reader, trace_id, key, root, rows[id]) for id, _ in found[:limit])
     return Page(items=items, next=found[limit][1] if len(found) > limit else None)
 
 
@@ -73,7 +75,12 @@ def run(reader: Reader, trace_id: str, span_id: str | None) -> Run:
         row = reader.db.execute(RUN + "s.trace = ? AND s.span_id = ?", (key, span_id)).fetchone()
     if row is None:
         raise _no_run(trace_id, span_id)
-    return reader.run(trace_id, row)
+    return _run(reader, trace_id, key, root, row)
+
+
+def _run(reader: Reader, trace_id: str, key: int, root: int, row: Sequence[Any]) -> Run:
+    found = reader.run(trace_id, row)
+    return complete_root_of(reader, key, found) if row[0] == root else found
 
 
 def _row_of(db: sqlite3.Connection, trace_id: str) -> tuple[int, int]:

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 from assay.collector.errors import NotFound
 from assay.collector.filters import Filter
-from assay.collector.records import JSON, Feedback, OpenRun, Page, Trace, TraceSummary
+from assay.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary
+from assay.collector.stores.derived_values import complete_root, derivable
 from assay.collector.stores.sqlite import _feedback, _lists, _running, _sql
 from assay.collector.stores.sqlite._plan import plan
 from assay.collector.stores.sqlite._reader import Reader
 from assay.collector.stores.sqlite._sql import find_many, position
 from assay.collector.stores.sqlite._values import dumps, loads
 from assay.collector.stores.sqlite._where import complete_sql
+from assay.collector.stores.sqlite.root_values import values_of_roots
 
 PREVIEW = 300  # characters of inputs and outputs in a summary
 
@@ -38,15 +40,36 @@ def page(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page
 
 
 def _summaries(reader: Reader, rows: Sequence[Any]) -> tuple[TraceSummary, ...]:
-    roots = {
-        row: (preview(root.get("inputs")), preview(root.get("outputs")))
-        for row, root in reader.payloads([row[21] for row in rows])
-    }
+    roots = _roots(reader, rows)
     ids = [row[0] for row in rows]
     latest, unscored = _lists.newest_scores(reader.db, ids), _without_score(reader.db, ids)
     return tuple(
-        _summary(row, *roots.get(row[21], ("", "")), latest.get(row[0], {}), unscored.get(row[0], {})) for row in rows
+        _summary(row, *roots.get(row[21], ("", "", ())), latest.get(row[0], {}), unscored.get(row[0], {}))
+        for row in rows
     )
+
+
+def _roots(reader: Reader, rows: Sequence[Any]) -> dict[int, tuple[str, str, tuple[str, ...]]]:
+    """Return the previews of inputs and outputs of each root, by its row, and which of them are derived."""
+    traces = {row[21]: row for row in rows}
+    previews: dict[int, tuple[str, str]] = {}
+    wanted: dict[int, tuple[int, tuple[str, ...]]] = {}
+    for root, payload in reader.payloads(list(traces)):
+        inputs, outputs, of_trace = payload.get("inputs"), payload.get("outputs"), traces[root]
+        previews[root] = preview(inputs), preview(outputs)
+        attributes, documents = payload.get("attributes", {}), payload.get("documents")
+        fields = derivable(inputs, outputs, attributes, documents=documents, status=of_trace[6], runs=of_trace[10])
+        if fields:
+            wanted[of_trace[0]] = root, fields
+    sql = "SELECT id, span_id FROM spans WHERE id IN (%s)"
+    span_ids = dict(find_many(reader.db, sql, [root for root, _ in wanted.values()]))
+    derived = values_of_roots(reader, {trace: (span_ids[root], fields) for trace, (root, fields) in wanted.items()})
+    found = {}
+    for root, (inputs, outputs) in previews.items():
+        values = derived.get(traces[root][0], {})
+        shown = {field: preview(value) for field, value in values.items()}
+        found[root] = shown.get("inputs", inputs), shown.get("outputs", outputs), tuple(values)
+    return found
 
 
 _WITHOUT_SCORE = (
@@ -66,6 +89,7 @@ def _summary(
     row: Sequence[Any],
     inputs: str,
     outputs: str,
+    derived: tuple[str, ...],
     latest: dict[str, float | str | None],
     unscored: Mapping[str, Sequence[str]],
 ) -> TraceSummary:
@@ -96,6 +120,7 @@ def _summary(
         running=row[25],
         inputs=inputs,
         outputs=outputs,
+        derived=derived,
         feedback=latest,
         failed=tuple(unscored.get("error", ())),
         skipped=tuple(unscored.get("skip", ())),
@@ -126,10 +151,13 @@ def many(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
 def whole(reader: Reader, around: Mapping[str, Around]) -> list[Trace]:
     """Traces with their runs."""
     runs = reader.runs_of({one.key: trace_id for trace_id, one in around.items()})
-    return [
-        Trace(next(run for run in runs[one.key] if run.span_id == one.root), tuple(runs[one.key]), *one.rest)
-        for one in around.values()
-    ]
+    return [_trace(one, runs[one.key]) for one in around.values()]
+
+
+def _trace(around: Around, runs: list[Run]) -> Trace:
+    at = next(position for position, run in enumerate(runs) if run.span_id == around.root)
+    runs[at] = complete_root(runs[at], runs)
+    return Trace(runs[at], tuple(runs), *around.rest)
 
 
 class Around(NamedTuple):
