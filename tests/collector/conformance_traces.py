@@ -37,9 +37,9 @@ from collector.deciding import on, ruled, slice
 from collector.making import SECOND, START, child, run
 
 
-def eventually(look: Callable[[], Any], wanted: Any = True) -> bool:
-    """Whether `look` gives what is wanted before the deadline."""
-    deadline = monotonic() + 60  # seconds: a machine may have much else to do
+def eventually(look: Callable[[], Any], wanted: Any = True, seconds: float = 60) -> bool:
+    """Return whether `look` gives what is wanted before the deadline; a machine may have much else to do."""
+    deadline = monotonic() + seconds
     while (found := look()) != wanted and monotonic() < deadline:
         sleep(0.02)
     return bool(found == wanted)

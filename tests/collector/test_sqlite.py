@@ -493,7 +493,8 @@ def test_a_trace_that_is_deleted_while_it_is_indexed_leaves_no_words(store: SQLi
 
     def delete_slowly(db: sqlite3.Connection) -> int:
         count, _ = _delete.remove(file.appender, Gone([gone.trace_id]), _delete.Pace(), db)
-        eventually(lambda: file.writer.depth > 0, True)  # its words were read meanwhile, and shall be written next
+        # its text may have been read meanwhile, and shall be written next
+        eventually(lambda: file.writer.depth > 0, True, seconds=1)
         return count
 
     assert file.write(delete_slowly) == 1

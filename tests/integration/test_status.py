@@ -78,7 +78,9 @@ def test_a_joined_span_that_returns_is_ok() -> None:
         return 1
 
     answer()
-    _runtime.replace(previous)
+    made = _runtime.replace(previous)
+    assert made is not None
+    made.delivery.close(0.1)
     assert [done.status.status_code for done in exporter.get_finished_spans()] == [StatusCode.OK]
 
 
