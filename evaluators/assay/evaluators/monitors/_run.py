@@ -26,6 +26,7 @@ from assay.evaluators.monitors._working import Working
 from assay.evaluators.protocol import Judgements
 
 AT_ONCE = 200  # rows that are claimed in a step, and finished in a request
+WATCHED = 0.1  # seconds between two checks for evaluators that take too long
 GRACE = 5.0  # seconds beyond its time before a thread is given up that the loop should have ended
 
 
@@ -70,6 +71,7 @@ class Runner:
         self.finished = 0
         self.refused = 0
         self.stuck: str | None = None
+        self._watch_at = 0.0
 
     @property
     def claims(self) -> list[Claim]:
@@ -94,7 +96,8 @@ class Runner:
     def step(self) -> int:
         """Take what is due, and tell what is done; how much that was. Raises `Stuck` once nothing else is under way."""
         done = self._collect()
-        self._watch()
+        if time.monotonic() >= self._watch_at:
+            self._watch()
         self._start()
         claimed = 0 if self.stuck else self._claim()
         return done + claimed + self._tell()
@@ -158,6 +161,7 @@ class Runner:
     def _watch(self) -> None:
         """Give up evaluators that take longer than they may; their threads keep their slots."""
         now = time.monotonic()
+        self._watch_at = now + WATCHED
         for one in self.working:
             for job in list(one.slots.running - one.slots.held):
                 if (late := _late(job, now)) is not None and one.slots.let_go(job):

@@ -22,11 +22,10 @@ from assay.evaluators.monitors._held import API, Held, Name, save
 from assay.evaluators.monitors._memory import Memory
 from assay.evaluators.monitors._money import StoreLedger, unpriced
 from assay.evaluators.monitors._rule import Monitored
-from assay.evaluators.monitors._run import Runner, Stuck
+from assay.evaluators.monitors._run import WATCHED, Runner, Stuck
 
 FASTEST, SLOWEST = 0.02, 2.0  # seconds between two looks at the feed
 CLAIM = 30.0  # seconds that a claim is held for, unless it is renewed
-WATCHED = 0.1  # seconds between two looks at evaluators that may take too long
 REPORT = 5.0  # seconds between two reports
 FAILED = 1.0  # seconds after a store did not answer
 LAST = 10.0  # seconds that evaluators have at the end

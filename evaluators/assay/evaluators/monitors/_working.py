@@ -21,6 +21,7 @@ from assay.tracer.spans import marked
 
 AHEAD = 200  # rows of a rule that are held at most
 BATCH_SIZE = 32  # cases that a model scores at once
+BATCHES = 4  # requests in which the rows that are held at most are claimed
 SECONDS = 0.3  # of work that are claimed ahead: what a crash leaves is run one by one
 FREE = 0.001  # seconds that are no less than nothing
 FIRST, LONGEST = 0.05, 5.0  # seconds between two questions what is due, while nothing is
@@ -65,7 +66,7 @@ class Working:
         return max(concurrency, BATCH_SIZE) if batched else concurrency
 
     def room(self, now: float) -> int:
-        """How many rows more it may hold now."""
+        """Return how many more rows it may claim now: none until a batch of them fits, as each claim is a request."""
         if self.held.idle is not None or now < max(self.look_at, self.pauses.refused_until):
             return 0
         if all(self.pauses.paused(evaluator.key, now) for evaluator in self.evaluators):
@@ -74,7 +75,9 @@ class Working:
         if self.pauses.is_probing(now):
             return 1 - len(self.claimed)
         ahead = int(self.slots.size * SECONDS / max(self._mean, FREE))
-        return min(AHEAD, max(2 * self.slots.size, ahead)) - len(self.claimed)
+        most = min(AHEAD, max(2 * self.slots.size, ahead))
+        free = most - len(self.claimed)
+        return free if free >= most // BATCHES else 0
 
     def took(self, rows: int, asked: int, now: float) -> None:
         """The store gave so many of the rows that it was asked for."""
