@@ -279,7 +279,7 @@ def main() -> None:
         "drain": lambda: drain(given.traces or 20_000, 1.0),
         "skipped": lambda: drain(given.traces or 100_000, 0.0),
         "live": lambda: live(given.seconds, given.spans),
-        "judges": lambda: judges(given.traces or 640, 0.5, 32),
+        "judges": lambda: judges(given.traces or 1_000, 0.5, 32),
         "idle": lambda: idle(given.seconds),
         "memory": lambda: memory(given.traces or 1_000_000),
         "send": lambda: send(given.seconds, given.spans),

@@ -220,12 +220,12 @@ def campaign(kills: int, seed: int, workers: int, calls: int, refusing: float, p
             wrong = [] if done else [f"not done: {[one.counts for one in store.status()]}"]
             for each in scene.acknowledged:
                 wrong += wrong_with(store, each, verdicts)
-            booked = {one.budget: (one.settled, one.reserved, one.repeated) for one in store.booked()}
+            booked = {one.budget: (one.settled, one.reserved, one.unknown) for one in store.booked()}
             wrong += _money(booked, asked, calls)
         scene.end()
         told = (folder / "monitor.log").read_text()
     print(f"{len(scene.acknowledged)} traces, killed {dict(killed)}; {dict(sorted(verdicts.items()))}")
-    print(f"the judge: {dict(asked)}; booked (settled, reserved, of that repeated by crashes) {booked}")
+    print(f"the judge: {dict(asked)}; booked (settled, reserved, cost unknown) {booked}")
     print(f"deaths told: {told.count('ended: killed')}")
     print("\n".join(wrong[:20]) or "nothing lost, nothing doubled, the budget held")
     return int(bool(wrong))
@@ -233,7 +233,7 @@ def campaign(kills: int, seed: int, workers: int, calls: int, refusing: float, p
 
 def _money(booked: dict[str, tuple[float, float, float]], asked: Counter[str], calls: int) -> list[str]:
     """A call is booked before it is made; what was refused cost nothing."""
-    taken = sum(settled + reserved for settled, reserved, _ in booked.values())
+    taken = sum(map(sum, booked.values()))
     wrong = [f"{asked['answered']} calls were answered, the budget allows {calls}"] if asked["answered"] > calls else []
     if asked["answered"] > taken:
         wrong.append(f"{asked['answered']} calls were answered, and {taken:g} booked")

@@ -81,6 +81,22 @@ def test_calls_are_booked_before_and_settled_after(store: Store) -> None:
     assert scores(store, 1) == {"polite": True}
 
 
+def test_a_call_whose_connection_breaks_stays_booked_as_cost_unknown(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        serving([Reply(body=VERDICT, cut=5), VERDICT]) as server,
+        watching(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 10})) as monitor,
+    ):
+        monitor.step()
+        store.append([whole(1)])
+        monitor.step()
+    assert scores(store, 1) == {"polite": True}
+    monkeypatch.setattr("assay.collector.stores.sqlite._money.UNKNOWN", 0)
+    (booked,) = store.booked(budget_of("default", "r", "calls_per_day"))
+    assert (booked.settled, booked.reserved, booked.unknown) == (1.0, 0.0, 1.0)
+
+
 def test_what_there_is_no_money_for_is_over_budget_and_told_why(store: Store) -> None:
     with serving(lambda request: VERDICT) as server:
         with watching(store, rule(evaluators=[polite(server.url)], budget={"calls_per_day": 3})) as monitor:

@@ -334,3 +334,11 @@ def test_a_rule_whose_file_does_not_load_says_so_until_it_does(store, url, tmp_p
     with supervised(tmp_path, url) as monitor:
         monitor.running()
         until(lambda: verdicts.standing(store.status()[0], time.time_ns()) == ("1 worker", True))
+
+
+def test_a_running_worker_logs_once_why_it_idles_for_a_rule(store, url, tmp_path):
+    with supervised(tmp_path, url) as monitor:
+        monitor.running()
+        store.change_rule("one", enabled=False)
+        assert monitor.heard("idles") == "rule 'one' idles: the rule is paused"
+        assert sum("idles" in line for line in monitor.told) == 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from assay.collector import connect
+from assay.collector import verdicts as verdicts_in_words
 from assay.collector.errors import Refused
 from assay.collector.records import Finish
 from assay.collector.server import Server
@@ -85,6 +87,17 @@ def test_a_workers_report_counts_for_every_project_that_it_serves(store: Store) 
         for status in store.status():
             (worker,) = status.workers
             assert (worker.holder, worker.project) == (monitor.holder, status.rule.project)
+
+
+def test_after_a_resume_an_old_report_does_not_call_the_rule_paused(store: Store) -> None:
+    with watching(store, rule()) as monitor:
+        monitor.step()
+        store.change_rule("r", enabled=False)
+        until(lambda: (monitor.step(), monitor.idle)[1])
+        for report in monitor.reports():
+            store.report(report)
+        store.change_rule("r", enabled=True)
+        assert verdicts_in_words.standing(store.status()[0], time.time_ns()) == ("1 worker", True)
 
 
 def test_a_changed_evaluator_scores_what_comes_from_then_on(store: Store) -> None:

@@ -13,7 +13,6 @@ from assay.cli._common import console, emit, notes, on_a_line, opened, whole_id
 from assay.cli._options import JsonOption, StoreOption
 from assay.collector import verdicts
 from assay.collector.records import Condition, Decision, Why
-from assay.collector.stores import Store
 from assay.collector.terminal import MESSAGE
 
 Id = Annotated[str, typer.Argument(help="A trace's id, or the beginning of a recent one's.")]
@@ -30,23 +29,13 @@ def why(trace_id: Id, at: StoreOption = None, as_json: JsonOption = False) -> No
     with opened(at) as store:
         id = whole_id(store, trace_id)
         found = store.why(id)
-        lack = "" if found else without_rules(store, id)
+        lack = "" if found else verdicts.without_rules(store.trace(id).root.project, store.rules())
     if as_json:
         emit(map(msgspec.to_builtins, found))
     elif lack:
         notes.print(on_a_line(lack), markup=False, highlight=False, soft_wrap=True)
     for one in found if not as_json else ():
         console.print(told(one, time.time_ns()), soft_wrap=True)
-
-
-def without_rules(store: Store, trace_id: str) -> str:
-    """Return why no rule applies to a trace, with its project and those that have rules."""
-    project = store.trace(trace_id).root.project
-    others = sorted({rule.project for rule in store.rules()} - {project})
-    if not others:
-        return f"project {project!r} of the trace has no rules; `assay monitor rules.py` runs some"
-    named = ", ".join(map(repr, others))
-    return f"project {project!r} of the trace has no rules; the rules of this store are in project {named}"
 
 
 def told(one: Why, now_ns: int) -> Text:

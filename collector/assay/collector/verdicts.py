@@ -88,6 +88,15 @@ def spending(rule: Rule, booked: tuple[Booked, ...]) -> list[Spending]:
     return [Spending(name, limit, one.settled, one.reserved, one.unknown) for name, limit, one in found]
 
 
+def without_rules(project: str, rules: Iterable[Rule]) -> str:
+    """Return why no rule applies to a trace of a project without rules, with the projects that have some."""
+    others = sorted({rule.project for rule in rules} - {project})
+    if not others:
+        return f"project {project!r} of the trace has no rules; `assay monitor rules.py` runs some"
+    named = ", ".join(map(repr, others))
+    return f"project {project!r} of the trace has no rules; the rules of this store are in project {named}"
+
+
 def reason(why: Why) -> str:
     """Why, without the verdict's own word before it, which is shown beside."""
     return why.reason.removeprefix(why.verdict.replace("_", " ")).removeprefix(": ")

@@ -166,6 +166,14 @@ def test_a_trace_that_was_skipped_says_where_its_sender_is_looked_at(store, clie
     assert f"assay doctor --where trace_ids={skipped.target.trace_id}" in text
 
 
+def test_a_trace_whose_project_has_no_rules_names_the_projects_that_have_some(store, client):
+    ruled(store, name="short", project="shop")
+    [head] = traced(store)
+    text, _ = page(client, f"/traces/{head.trace_id}")
+    words = "project 'default' of the trace has no rules; the rules of this store are in project 'shop'"
+    assert words in html.unescape(text)
+
+
 def test_a_trace_without_rules_says_nothing_of_them(store, client):
     [head] = traced(store)
     assert 'id="rules"' not in client.get(f"/traces/{head.trace_id}").text

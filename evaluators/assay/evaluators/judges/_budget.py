@@ -36,8 +36,10 @@ class Ledger(Protocol):
     async def book(self, id: str, amount: Amount) -> None:
         """Reserve an amount; the same id books once. Raises `Skip` where there is no room."""
 
-    async def settle(self, id: str, actual: Amount) -> None:
-        """Put in the place of what was reserved what it came to. An id that is not booked changes nothing."""
+    async def settle(self, id: str, actual: Amount | None) -> None:
+        """Replace the reserved amount by the actual one; None: the outcome of the call is unknown, and the amount stays
+        booked. An id that is not booked changes nothing.
+        """
 
 
 _charged: ContextVar[Ledger | None] = ContextVar("assay-charged", default=None)
@@ -89,11 +91,14 @@ class Budget:
             else:
                 raise Skip(self._refusal(amount))
 
-    async def settle(self, id: str, actual: Amount) -> None:
-        """Put in the place of what was reserved what it came to. An id that is not booked changes nothing."""
-        if self._booked.pop(id, None) is None:
+    async def settle(self, id: str, actual: Amount | None) -> None:
+        """Replace the reserved amount by the actual one; None: it is counted as spent, as the outcome is unknown. An id
+        that is not booked changes nothing.
+        """
+        booked = self._booked.pop(id, None)
+        if booked is None:
             return
-        self.spent = _sum(self.spent, actual)
+        self.spent = _sum(self.spent, booked if actual is None else actual)
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if not each.done():

@@ -133,7 +133,7 @@ class Question:
             raise
         finally:
             for ledger in ledgers:
-                await ledger.settle(id, booking.amount)
+                await ledger.settle(id, booking.actual)
 
     async def _called(self, ask: Ask) -> Completion:
         seconds = self._deadline.of_attempt
@@ -203,6 +203,12 @@ class _Booking:
         self._judge = judge
         self.amount = amount
         self.started = False
+        self._is_unknown = False
+
+    @property
+    def actual(self) -> Amount | None:
+        """What the call has taken; None where its outcome is unknown."""
+        return None if self._is_unknown else self.amount
 
     def settle(self, usage: Usage | None) -> None:
         """A reply has come; what it took is not known of every endpoint, then it is what it may have taken."""
@@ -211,10 +217,12 @@ class _Booking:
             self.amount = Amount(cost, 1)
 
     def fail(self, error: BaseException) -> None:
-        """Nothing for a call that was not made or was refused; one that broke off may have been billed."""
+        """Take nothing for a call that was not made or was refused; the outcome of one that broke off is unknown."""
         if isinstance(error, CutOff):
             self.settle(error.usage)
-        elif not self.started or not was_sent(error):
+        elif self.started and was_sent(error):
+            self._is_unknown = True
+        else:
             self.amount = Amount()
 
 

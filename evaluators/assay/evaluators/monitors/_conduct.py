@@ -12,7 +12,7 @@ from assay.collector.errors import Refused, StoreError
 from assay.collector.records import Rule, canonical
 from assay.collector.stores import Store
 from assay.evaluators.monitors._data import of_data
-from assay.evaluators.monitors._held import API
+from assay.evaluators.monitors._held import API, UNSAVED
 from assay.evaluators.monitors._memory import Memory
 from assay.evaluators.monitors._report import Teller
 from assay.evaluators.monitors._rule import Monitored
@@ -37,6 +37,7 @@ class Conduct:
         self, store: Store, own: Sequence[Monitored], *, said: Said, teller: Teller, memory: Memory | None = None
     ) -> None:
         self._own, self._said, self._teller, self._memory = own, said, teller, memory
+        self._logged: dict[str, str] = {}  # rules for which this worker does nothing, and why, as it was logged
         self._idle: dict[str, str] = {}  # rules of the API that cannot be, and why
         self._store = telling(store, teller, self._idle)
         self._dead: list[str] = []  # workers that have died, by the names of their leases
@@ -55,12 +56,21 @@ class Conduct:
             if self._hear(message):
                 running.monitor.take_over(self._dead)
             running.monitor.rest(self._resting)
+            self._log_idle(running.monitor.idle)
             if (now := self._of_api(of_api)) != of_api:
                 of_api = now
                 running.end()
                 running = self._begin(of_api, claim_s)
         running.end(message.get("end"))
         return running.status
+
+    def _log_idle(self, idle: Mapping[str, str]) -> None:
+        """Log once for which rules this worker does nothing, and why; the supervisor logs each rest itself."""
+        resting = {name for _, name in self._resting}
+        now = {name: why for name, why in idle.items() if why != UNSAVED and name not in resting}
+        for name in sorted(name for name, why in now.items() if self._logged.get(name) != why):
+            self._teller.tell("say", text=f"rule {name!r} idles: {now[name]}")
+        self._logged = now
 
     def _next(self) -> Mapping[str, Any]:
         try:

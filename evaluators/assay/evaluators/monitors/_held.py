@@ -12,6 +12,7 @@ from assay.evaluators.monitors._rule import Monitored
 from assay.evaluators.protocol import Evaluator
 
 API = "api"  # the owner of rules that came through the API, where the store has them already
+UNSAVED, PAUSED = "it is not saved yet", "the rule is paused"
 Name: TypeAlias = tuple[str, str]  # project and name
 
 
@@ -22,7 +23,7 @@ class Held:
         self.record = rule.record
         self.evaluators: tuple[Evaluator, ...] = rule.evaluators
         self.in_force = rule.record
-        self.idle: str | None = "it is not saved yet"
+        self.idle: str | None = UNSAVED
         self.barred: str | None = None  # why it cannot be worked on as it stands
         self.rests: str | None = None  # why this process leaves it alone, whatever the store says
 
@@ -31,6 +32,11 @@ class Held:
         """Project and name."""
         return name_of(self.record)
 
+    @property
+    def reported_idle(self) -> str | None:
+        """Why it is idle, as reports say it. The store knows itself whether the rule is paused; a report may be old."""
+        return None if self.idle == PAUSED else self.idle
+
     def see(self, current: Rule | None) -> None:
         """What the store has in force under this name by now."""
         if current is None:
@@ -38,7 +44,7 @@ class Held:
         elif current.version != self.record.version:
             self.idle = f"version {self.record.version} was superseded by {current.version}"
         elif not current.enabled:
-            self.idle = "the rule is paused"
+            self.idle = PAUSED
         else:
             self.idle = self.barred or self.rests
         if current is not None and current.version == self.record.version:

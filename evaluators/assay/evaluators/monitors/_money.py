@@ -112,10 +112,14 @@ class StoreLedger:
                 raise await self._refusal(full, amount)
             await self._own_settlement()
 
-    async def settle(self, id: str, actual: Amount) -> None:
-        """Put in the place of what was reserved what it came to. An id that is not booked changes nothing."""
+    async def settle(self, id: str, actual: Amount | None) -> None:
+        """Replace the reserved amount by the actual one; None: it stays booked, with its cost unknown.
+
+        An id that is not booked changes nothing.
+        """
         for limit in self._booked.pop(id, ()):
-            self._settled[f"{id}:{limit.key}"] = limit.of(actual)
+            if actual is not None:
+                self._settled[f"{id}:{limit.key}"] = limit.of(actual)
         self._send()
         waiting, self._settling = self._settling, []
         for each in waiting:

@@ -175,7 +175,7 @@ class Monitor:
             "deciding": sorted(rule for project, rule in self._follower.deciding if (project, rule) in names),
             "evaluators": {one.held.record.name: one.told() for one in working},
             "paused": {one.held.record.name: paused for one in working if (paused := one.pauses.all(now))},
-            "idle": {one.held.record.name: one.held.idle for one in working if one.held.idle is not None},
+            "idle": {one.held.record.name: why for one in working if (why := one.held.reported_idle) is not None},
         }
 
     def _start(self) -> None:

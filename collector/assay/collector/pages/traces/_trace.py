@@ -60,6 +60,8 @@ def trace(store: Store, request: Request) -> Response:
             raise
         return under_way(store, request)
     experiment = experiment_of(store, shown.root)
+    why = store.why(trace_id)
+    rules = [] if why else store.rules()
     return render.html(
         request,
         "trace.html",
@@ -75,7 +77,8 @@ def trace(store: Store, request: Request) -> Response:
         of_run=chips.voices(shown.of_run),
         experiment=experiment,
         example=example_of(store, shown.root, experiment),
-        why=store.why(trace_id),
+        why=why,
+        without_rules=verdicts.without_rules(shown.root.project, rules) if rules else None,
         verdicts=verdicts,
         now=time.time_ns(),
         links=[link for link in shown.run.links if link.trace_id != trace_id],
