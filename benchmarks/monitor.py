@@ -192,7 +192,7 @@ def send(seconds: float, spans: int) -> None:
 def judges(calls: int, delay: float, concurrency: int) -> None:
     """The rate of a judge that takes its time, beside so many at once without a pause."""
     times: list[float] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _judge(delay, times))
+    server = _JudgeServer(("127.0.0.1", 0), _judge(delay, times))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with folder_with(calls) as folder:
@@ -204,6 +204,10 @@ def judges(calls: int, delay: float, concurrency: int) -> None:
         rate, ideal = (len(times) - concurrency) / (times[-1] - times[concurrency]), concurrency / delay
         print(f"{len(times)} calls, {rate:.1f}/s of {ideal:.1f}/s: {rate / ideal:.0%} of the ideal rate")
         served.close()
+
+
+class _JudgeServer(ThreadingHTTPServer):
+    request_queue_size = 128  # with the default of 5, connections that begin at the same time are reset
 
 
 def _judge(delay: float, times: list[float]) -> type[BaseHTTPRequestHandler]:
