@@ -111,7 +111,7 @@ def test_what_is_taken_away_are_the_oldest_leaves() -> None:
 
 def test_put_asks_for_attention_when_a_batch_is_full_or_the_queue_is_high() -> None:
     queue = Queue()
-    assert [queue.put(made("a", "leaf")) for _ in range(513)] == [False] * 511 + [True] * 2
+    assert [queue.put(made("a", "leaf")) for _ in range(513)] == [False] * 511 + [True, False]
     queue = Queue(high_bytes=3_200)
     assert [queue.put(made("a", "leaf")) for _ in range(3)] == [False, False, True]
 

@@ -20,7 +20,7 @@ from assay.tracer._encode import FeedbackEvent
 from assay.tracer._json import cut_text, to_json
 from assay.tracer._redact import Redaction
 from assay.tracer._settings import Settings
-from assay.tracer._span import LiveSpan
+from assay.tracer._span import SCOPE, LiveSpan
 
 _MAX_RESOURCES = 100
 _WITH_DOCUMENTS = ("RETRIEVER", "RERANKER")
@@ -96,6 +96,8 @@ class Finisher:
         if span.local.dropped and names.LOCAL_ROOT in span._attributes:
             span._attributes[names.SPANS_DROPPED] = span.local.dropped
         scope = span._instrumentation_scope
+        if scope is SCOPE:
+            span.infer_status()
         if token_estimates.is_enabled and scope is not None and scope.name in token_estimates.SCOPES:
             token_estimates.add_estimate(span._attributes)
         span._attributes = self._values(span._attributes)

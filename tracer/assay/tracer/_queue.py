@@ -64,7 +64,7 @@ class Queue:
         return self.bytes > self._high
 
     def put(self, item: Item) -> bool:
-        """Queue an item, or drop the least needed one; returns whether a batch is full, or the queue is high."""
+        """Queue an item, or drop the least needed one; returns whether one more batch is full, or the queue is high."""
         rank, weight = _rank(item), weight_of(item)
         with self._put_lock:
             self._added += 1  # before the item is there, so that the difference is never negative
@@ -73,7 +73,7 @@ class Queue:
         size = self._added_bytes - self._removed_bytes
         if size > self._max:
             self._evict()
-        return size > self._high or self._added - self._removed >= BATCH_ITEMS
+        return size > self._high or (self._added - self._removed) % BATCH_ITEMS == 0
 
     def put_back(self, items: Sequence[Item]) -> None:
         """Queue items again that were taken, before all others of their rank."""

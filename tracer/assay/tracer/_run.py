@@ -236,7 +236,7 @@ class span:
             _context.detach(self._token)
             if error is not None:
                 self._run._runtime.fail(self._run.span, error)
-            else:
+            elif self._run._runtime.joined is not None:
                 mark_ok(self._run.span)
             self._run.span.end()
 

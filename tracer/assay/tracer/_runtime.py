@@ -14,7 +14,6 @@ from opentelemetry import trace as otel
 from opentelemetry.context.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext
 
 from assay.tracer import _context, _errors, _settings, destinations
@@ -24,10 +23,8 @@ from assay.tracer._host import carry_context_into_threads, close_on_sigterm
 from assay.tracer._joined import JoinedProcessor
 from assay.tracer._provider import CaptureSink, Provider, Spans, merged
 from assay.tracer._settings import Capture, Redactor, Settings
-from assay.tracer._span import Clock, LiveSpan, is_cancellation, mark_recorded, new_local
+from assay.tracer._span import SCOPE, Clock, LiveSpan, is_cancellation, mark_recorded, new_local
 from assay.tracer._tally import FlushResult
-
-SCOPE = InstrumentationScope("assay", "0.1.0")
 
 
 class Runtime:

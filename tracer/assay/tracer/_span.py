@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from assay.tracer._account import Account
     from assay.tracer._undecided import Undecided
 
+SCOPE = InstrumentationScope("assay", "0.1.0")  # of the spans that decorators and blocks open
 CALLING = (SpanKind.CLIENT, SpanKind.PRODUCER)  # kinds of spans that go to another process
 VENDOR = "assay"  # our key in the W3C tracestate
 SAMPLED, MARKED = 1, 2  # bits of the flags there
@@ -346,12 +347,16 @@ class LiveSpan(ReadableSpan, otel.Span):
             self.set_status(Status(StatusCode.ERROR, _errors.describe(error)))
         return None
 
+    def infer_status(self) -> None:
+        """Set the status to OK if the run ended neither with an error nor cancelled."""
+        if self._status is _UNSET and names.CANCELLED not in self._attributes:
+            self._status = _OK
+
 
 def mark_ok(span: otel.Span) -> None:
-    """Set the status of a span whose work ended well to OK, unless it has a status already."""
+    """Set the status of a span of a joined provider, whose work ended well, to OK, unless it has a status already."""
     if isinstance(span, LiveSpan):
-        if span._status is _UNSET:
-            span._status = _OK
+        span.infer_status()
     elif (status := getattr(span, "status", None)) is not None and status.is_unset:
         span.set_status(_OK)
 

@@ -195,7 +195,7 @@ class Stream:
                 if closed:
                     self._call.span.set_attribute(names.STREAM_CLOSED, True)
                     self._call.span.set_attribute(names.CANCELLED, True)
-                else:
+                elif self._call.runtime.joined is not None:
                     mark_ok(self._call.span)
                 self._set_outputs()
             finally:

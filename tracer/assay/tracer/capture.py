@@ -28,7 +28,7 @@ from assay.tracer._encode import FeedbackEvent
 from assay.tracer._run import Run, template
 from assay.tracer._runtime import Runtime, current
 from assay.tracer._settings import DEFAULT_URL
-from assay.tracer._span import LiveSpan, book, is_cancellation, mark_ok
+from assay.tracer._span import LiveSpan, book, is_cancellation
 
 __all__ = ["Captured", "FeedbackEvent", "capture", "has_collector", "is_traced", "is_wrapped"]
 
@@ -146,7 +146,6 @@ def capture(
     token = _context.attach(_context.with_span(_bare(_context.get_current()), span, hidden=False))
     try:
         yield captured
-        mark_ok(span)
     except BaseException as error:
         if is_cancellation(error):  # what is captured was to return something, so it has failed, whoever stopped it
             span.set_status(StatusCode.ERROR, _errors.describe(error))

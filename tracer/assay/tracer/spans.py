@@ -5,7 +5,7 @@ Users have no need of it; everything else of the tracer that begins with an unde
 
 from assay.tracer._ambient import apart, marked
 from assay.tracer._json import to_json
-from assay.tracer._runtime import SCOPE, current
-from assay.tracer._span import LiveSpan
+from assay.tracer._runtime import current
+from assay.tracer._span import SCOPE, LiveSpan
 
 __all__ = ["SCOPE", "LiveSpan", "apart", "current", "marked", "to_json"]
