@@ -137,12 +137,17 @@ def _root(plan: Plan, task: Task, item: Item) -> AbstractContextManager[Captured
     return capture(task.name, kind="chain", inputs=item.example.inputs, attributes=attributes)
 
 
+_PLAIN = frozenset((str, dict, list, int, float, bool, type(None)))  # results that are not looked at any further
+
+
 def _called(plan: Plan, task: Task, args: tuple[Any, ...], named: JSON, wait: Wait) -> tuple[Any, bool]:
     """(outputs, whether they are what was returned)."""
     timeout, began = plan.settings.timeout, time.monotonic()
 
     def call() -> tuple[Any, bool]:
         returned = task.function(*args, **named)
+        if type(returned) in _PLAIN:
+            return returned, True
         if isinstance(returned, Iterator):
             return joined(returned), False
         if not (inspect.isawaitable(returned) or isinstance(returned, AsyncIterable)):

@@ -253,7 +253,7 @@ def _fast(run: Run) -> tuple[Fact, bytes]:
         said(attributes, run.resource),
         None,
         response_id(attributes) if names.RESPONSE_ID in attributes else None,
-        _route(run) if SPAN_KIND in attributes or names.LOCAL_ROOT in attributes else None,
+        _route(run) if SPAN_KIND in attributes or (run.parent_id and names.LOCAL_ROOT in attributes) else None,
     )
     return _fact(fact), payload
 
