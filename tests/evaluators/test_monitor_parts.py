@@ -199,5 +199,5 @@ def test_what_is_said_of_answers_and_spans_names_nothing_of_the_machine(type, pa
 
 def test_the_thread_that_crashed_goes_before_others():
     other = ["Thread 0x1 (most recent call first):", '  File "/venv/site-packages/anyio/x.py", line 1 in wait']
-    crashed = ["Current thread 0x2 (most recent call first):", '  File "/work/rules.py", line 13 in when_asked']
+    crashed = ["Current thread 0x2 (most recent call first):", '  File "/app/rules.py", line 13 in when_asked']
     assert _deaths.place([*other, "", *crashed]) == "when_asked, rules.py:13"
