@@ -96,7 +96,8 @@ def test_a_resource_on_which_we_fail_costs_its_own_spans(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("name", "x"),
+        ("span_id", "x"),
+        ("name", 5),
         ("documents", ({"content": "a"},)),
         ("documents", []),
         ("tags", "abc"),
