@@ -55,6 +55,7 @@ class Working:
         self._looked: Counter[str] = Counter()
         notes = Notes()
         self.evaluators = tuple(noted(evaluator, notes) for evaluator in held.evaluators)
+        self._is_batched = any(isinstance(evaluator.function, Batch) for evaluator in self.evaluators)
         self.slots = Slots(
             Scoring(self.evaluators, BATCH_SIZE), notes, loop, self._size, self._around, done, self._may_begin
         )
@@ -62,8 +63,7 @@ class Working:
     @property
     def _size(self) -> int:
         concurrency = self.held.in_force.settings.concurrency
-        batched = any(isinstance(evaluator.function, Batch) for evaluator in self.evaluators)
-        return max(concurrency, BATCH_SIZE) if batched else concurrency
+        return max(concurrency, BATCH_SIZE) if self._is_batched else concurrency
 
     def room(self, now: float) -> int:
         """Return how many more rows it may claim now: none until a batch of them fits, as each claim is a request."""
