@@ -165,7 +165,7 @@ class Delivery:
                 self._slot.release()
             if not isinstance(error, RuntimeError) or threading.main_thread().is_alive():
                 raise  # the system has no more threads: the next span tries again
-            return self._end_without_thread()  # after the main thread has ended, Python 3.12 starts none any more
+            return self._spool_without_thread()  # after the main thread has ended, Python 3.12 starts none any more
         _close_at_end_of_child()
         if self.settings.by_otel:
             where = self.settings.shown_url
@@ -277,8 +277,17 @@ class Delivery:
             last.put(item)
         return None
 
+    def _spool_without_thread(self) -> None:
+        """Spool what is queued and stay `running`: threads of the application may trace until the exit handler runs."""
+        if self._slot.acquire(blocking=False):
+            try:
+                self.exporter.limit(0.0)
+                self.exporter.export_last()
+            finally:
+                self._slot.release()
+
     def _end_without_thread(self) -> None:
-        """Spool what is queued: the interpreter starts no thread any more."""
+        """Spool what is queued, and end: the interpreter is finalizing."""
         self.exporter.limit(0.0)
         self._is_draining = True
         self._wait_for_end()
