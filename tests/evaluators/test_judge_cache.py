@@ -305,6 +305,35 @@ def test_an_answer_that_is_huge_is_not_kept(path):
     cache.close()
 
 
+def test_an_answer_that_cannot_be_encoded_keeps_no_other_from_the_file(path):
+    cache = Cache(path)
+    cache.put_all([(b"bad", dataclasses.replace(OK, usage=Usage(input_tokens=1 << 70))), (b"good", OK)])
+    assert cache.get_all([(b"bad", 60.0), (b"good", 60.0)]) == [None, OK]
+    assert cache.failures == 1
+    cache.close()
+
+
+def test_a_wave_of_questions_is_written_in_few_transactions(path, monkeypatch):
+    sizes = []
+    put_all = Cache.put_all
+
+    def recorded(cache, answers):
+        sizes.append(len(answers))
+        return put_all(cache, answers)
+
+    monkeypatch.setattr(Cache, "put_all", recorded)
+    judge = cached(*[OK] * 32, path=path)
+
+    async def wave():
+        await asyncio.gather(*(judge.ask(ask(f"question {number}")) for number in range(32)))
+
+    asyncio.run(wave())
+    assert sum(sizes) == 32
+    assert len(sizes) <= 16
+    with closing(Cache(path)) as cache:
+        assert sum(cache.stats().models.values()) == 32
+
+
 def test_many_processes_share_one_file(path):
     program = (
         "import sys; from pathlib import Path; from assay.evaluators.judges import Completion\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from assay.collector.records import Usage
 from assay.evaluators.judges._ask import Answer, Ask, Completion
@@ -23,6 +23,9 @@ from assay.evaluators.protocol import in_thread
 
 if TYPE_CHECKING:
     from assay.evaluators.judges._judge import Judge
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 async def answered(judge: Judge, ask: Ask) -> Answer:
@@ -49,24 +52,59 @@ async def _answered(judge: Judge, ask: Ask) -> Answer:
 
 
 async def _through(cache: Cache, key: bytes, judge: Judge, ask: Ask) -> Answer:
-    """What the cache holds, else what the judge says, kept before anybody has it."""
+    """Return the cached answer, or ask the judge and write its answer to the cache before returning it."""
     found = await _found(cache, key, judge, ask)
     if found is not None:
         return found
     answer, completion = await Question(judge, ask).answer()
-    await _in_turn("put", cache, lambda: cache.put(key, completion))
+    await kept(("put", cache), lambda: _Batches(cache.put_all)).run((key, completion))
     return answer
 
 
 async def _found(cache: Cache, key: bytes, judge: Judge, ask: Ask) -> Answer | None:
-    completion: Completion | None = await _in_turn("get", cache, lambda: cache.get(key, judge.max_age))
+    completion = await kept(("get", cache), lambda: _Batches(cache.get_all)).run((key, judge.max_age))
     return _read(judge, ask, completion) if completion is not None else None
 
 
-async def _in_turn(what: str, cache: Cache, call: Callable[[], Any]) -> Any:
-    """On a thread, one of each kind at a time: a file that is locked holds up one, not one for each question."""
-    async with kept((what, cache), asyncio.Lock):
-        return await in_thread(call)
+class _Batches(Generic[Item, Result]):
+    """Access to a cache file in batches, one thread at a time.
+
+    Everything that arrives while a batch is running forms the next batch: a wave of questions costs one thread and one
+    transaction, and a locked file holds up one thread. `call` returns one result per item, in order.
+    """
+
+    def __init__(self, call: Callable[[list[Item]], list[Result]]) -> None:
+        self._call = call
+        self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, item: Item) -> Result:
+        """Return the result for one item. Raises what the batch raises."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await self._run_batch(batch)
+        finally:
+            self._task = None
+
+    async def _run_batch(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            results = await in_thread(lambda: self._call([item for item, _ in batch]))
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():  # its question was cancelled
+                future.set_result(result)
 
 
 def _read(judge: Judge, ask: Ask, completion: Completion) -> Answer | None:

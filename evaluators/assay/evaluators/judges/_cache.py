@@ -70,31 +70,52 @@ class Cache(CacheFile):
     VARIABLE = "ASSAY_CACHE"
 
     def get(self, key: bytes, max_age: float) -> Completion | None:
-        """The answer that was kept under a key, unless it was made more than `max_age` seconds ago."""
-        row = self._tried(
-            lambda connection: connection.execute(
-                "SELECT body FROM answers WHERE key = ? AND made >= ?", (key, time.time() - max_age)
-            ).fetchone()
-        )
+        """Return the answer under a key, unless it was made more than `max_age` seconds ago."""
+        return self.get_all([(key, max_age)])[0]
+
+    def get_all(self, questions: list[tuple[bytes, float]]) -> list[Completion | None]:
+        """Return one answer per `(key, max_age)`, in order; None where there is none."""
+        now = time.time()
+
+        def read(connection: sqlite3.Connection) -> list[tuple[bytes] | None]:
+            sql = "SELECT body FROM answers WHERE key = ? AND made >= ?"
+            return [connection.execute(sql, (key, now - max_age)).fetchone() for key, max_age in questions]
+
+        rows = self._tried(read) or [None] * len(questions)
+        return [self._decoded(row[0]) if row is not None else None for row in rows]
+
+    def _decoded(self, body: bytes) -> Completion | None:
         try:
-            return None if row is None else _completion(row[0])
-        except (ValueError, TypeError, KeyError, AttributeError):  # not as we write it
+            return _completion(body)
+        except (ValueError, TypeError, KeyError, AttributeError):  # not written by this version
             self.failures += 1
             return None
 
     def put(self, key: bytes, completion: Completion) -> None:
-        """Keep an answer."""
-        body = _body(completion)
-        if len(body) > LARGEST:
-            return
-        row = (key, time.time(), completion.model or "", body)
+        """Store an answer."""
+        self.put_all([(key, completion)])
+
+    def put_all(self, answers: list[tuple[bytes, Completion]]) -> list[None]:
+        """Store answers in one transaction. Return one None per answer."""
+        now = time.time()
+        rows = []
+        for key, completion in answers:
+            try:
+                body = _body(completion)
+            except (ValueError, TypeError):  # for example an integer of more than 64 bits
+                self.failures += 1
+                continue
+            if len(body) <= LARGEST:
+                rows.append((key, now, completion.model or "", body))
 
         def write(connection: sqlite3.Connection) -> None:
             with connection:
-                connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", row)
+                connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", rows)
                 self._bounded(connection)
 
-        self._tried(write)
+        if rows:
+            self._tried(write)
+        return [None] * len(answers)
 
     def stats(self) -> Stats:
         """What it holds. Raises `sqlite3.Error` and `OSError`."""
