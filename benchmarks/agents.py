@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 
-from assay.collector.records import Run, Usage
-from assay.collector.stores.sqlite._append import Appender
-from assay.collector.stores.sqlite._clock import Clock
-from assay.collector.stores.sqlite._codec import encode
-from assay.collector.stores.sqlite._open import open_writable
-from assay.collector.stores.sqlite._reader import Reader
+from spanwise.collector.records import Run, Usage
+from spanwise.collector.stores.sqlite._append import Appender
+from spanwise.collector.stores.sqlite._clock import Clock
+from spanwise.collector.stores.sqlite._codec import encode
+from spanwise.collector.stores.sqlite._open import open_writable
+from spanwise.collector.stores.sqlite._reader import Reader
 
 START = 1_790_000_000 * 10**9
 SIZES = (5, 10, 100, 1_000, 20_000)
@@ -54,7 +54,7 @@ def agent(number: int) -> Iterator[Run]:
             cost=0.0004 if is_call else None,
             inputs={"question": f"what is said of {place} in the notes of agent {number}?"},
             outputs={"answer": f"{place} is said to be {place * number}, as far as anybody has counted it so far"},
-            attributes={"assay.local_root": root, "assay.spans.started": place + 2, "assay.spans.open": 1},
+            attributes={"spanwise.local_root": root, "spanwise.spans.started": place + 2, "spanwise.spans.open": 1},
         )
 
 

@@ -7,7 +7,7 @@
     python benchmarks/budgets.py ../before/.venv/bin/python --only small --pairs 9
     python benchmarks/budgets.py ../before/.venv/bin/python --all --store big.db     # and what other scripts measure
 
-The load is this checkout's for both, in this process, on the same cores: only the interpreter that runs `assay serve`
+The load is this checkout's for both, in this process, on the same cores: only the interpreter that runs `spanwise serve`
 differs. Which of the two goes first changes from pair to pair. CPU is that of all processes of the server, those that
 have ended meanwhile included, from the first request until the text index has caught up. `--store` is a file that the
 other commit has written (`benchmarks/store.py --spans 1000000 --keep big.db` there): each run gets a copy.
@@ -72,7 +72,7 @@ class Budget:
 def run(python: str, made: list[Template], spans: int, connections: int, store: Path | None) -> Run:
     """Start a server, idle for a moment, send, wait until all is visible and indexed, stop."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "assay.db"
+        path = Path(folder) / "spanwise.db"
         if store is not None:
             shutil.copy(store, path)
         collector = Collector(path, (), python, MIGRATION if store else 60)
@@ -170,13 +170,13 @@ def onto(args: argparse.Namespace) -> list[str]:
 def disk(args: argparse.Namespace) -> list[str]:
     """Bytes a span of a file that this checkout alone has written, its log included."""
     with tempfile.TemporaryDirectory() as folder:
-        path, made = Path(folder) / "assay.db", templates(20, args.json)
+        path, made = Path(folder) / "spanwise.db", templates(20, args.json)
         collector = Collector(path)
         try:
             _sent(collector, made, args.stored, CONNECTIONS)
         finally:
             collector.stop()
-        size = sum(one.stat().st_size for one in path.parent.glob("assay.db*") if not one.name.endswith(".reserve"))
+        size = sum(one.stat().st_size for one in path.parent.glob("spanwise.db*") if not one.name.endswith(".reserve"))
     figures = [Run({"bytes a span": size / args.stored})]
     return shown(f"{args.stored:,} stored", figures, figures, (Budget("bytes a span", 850),))
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.tracer import _spool
+from spanwise.tracer import _spool
 
 RAW = """
 import json, sys, time
@@ -43,7 +43,7 @@ flush = provider.force_flush
 """
 OURS = """
 import json, sys, time
-from assay.tracer import configure, flush, span as root, trace
+from spanwise.tracer import configure, flush, span as root, trace
 configure()
 @trace
 def work(n): return n
@@ -60,7 +60,7 @@ print(json.dumps({"traced": traced, "all": time.monotonic() - began, "cpu": time
 DELIVERY = """
 import threading
 work(0); flush()
-thread = next(t for t in threading.enumerate() if t.name == "assay-delivery")
+thread = next(t for t in threading.enumerate() if t.name == "spanwise-delivery")
 clock = time.pthread_getcpuclockid(thread.ident)
 began = time.clock_gettime(clock)
 for _ in range(int(sys.argv[2]) // 10000):
@@ -121,10 +121,10 @@ def on_disk(spool: Path) -> list[bytes]:
 def run(program: str, kind: str, spans: int) -> dict[str, Any]:
     """Figures of one program, with how many spans have arrived, how many twice, and how many wait on the disk."""
     collector = Collector()
-    with tempfile.TemporaryDirectory(prefix="assay-bursts-") as folder:
-        env = {**os.environ, "ASSAY_URL": collector.url, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+    with tempfile.TemporaryDirectory(prefix="spanwise-bursts-") as folder:
+        env = {**os.environ, "SPANWISE_URL": collector.url, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
         command = [sys.executable, "-c", program, kind, str(spans)]
-        done = subprocess.run(command, env={**env, "ASSAY_SPILL_DIR": folder}, capture_output=True, check=True)
+        done = subprocess.run(command, env={**env, "SPANWISE_SPILL_DIR": folder}, capture_output=True, check=True)
         waiting = set(ids(on_disk(Path(folder))))
     collector.shutdown()
     collector.server_close()

@@ -43,7 +43,7 @@ _WAITING = 3.0  # the same where the collector hangs: a second until that is not
 PROGRAM = """
 import atexit, os, random, signal, subprocess, sys, threading, time
 from collections import deque
-from assay.tracer import configure, flush, stats, trace
+from spanwise.tracer import configure, flush, stats, trace
 seed, notes = int(sys.argv[1]), sys.argv[2]
 rng = random.Random(seed)
 if rng.random() < 0.5:
@@ -156,7 +156,7 @@ beating()
 life(0)
 finish()
 """
-LAST = "from assay.tracer import configure, flush; configure(); print(bool(flush(15)))"
+LAST = "from spanwise.tracer import configure, flush; configure(); print(bool(flush(15)))"
 CUT_OFF = ("SIGKILL", "_exit", "exec")
 
 
@@ -279,10 +279,10 @@ class Notes:
 def round_of(seed: int) -> list[str]:
     """Run one program; returns its faults."""
     rng = random.Random(seed)
-    with tempfile.TemporaryDirectory(prefix="assay-chaos-") as root, _collector(rng) as collector:
+    with tempfile.TemporaryDirectory(prefix="spanwise-chaos-") as root, _collector(rng) as collector:
         notes, spool = Path(root, "notes"), Path(root, "spool")
         notes.mkdir()
-        env = {**os.environ, "ASSAY_URL": collector.url, "ASSAY_SPILL_DIR": str(spool), "HOME": root}
+        env = {**os.environ, "SPANWISE_URL": collector.url, "SPANWISE_SPILL_DIR": str(spool), "HOME": root}
         collector.mood = rng.choice(MOODS)
         mood, hung = collector.mood, not _ended([PROGRAM, str(seed), str(notes)], env)
         collector.mood = "up"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from assay.collector.statistics import Corrected, corrected_mean
+from spanwise.collector.statistics import Corrected, corrected_mean
 
 VOTES = (40, 100, 200, 400)
 MEANS = (0.5, 0.7, 0.8, 0.9, 0.95)

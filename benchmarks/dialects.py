@@ -28,14 +28,14 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.collector.dialects import Draft, RawSpan
-from assay.collector.dialects._draft import may_find
-from assay.collector.dialects._faults import name_of
-from assay.collector.dialects._read import DIALECTS
-from assay.collector.intake._decode import Codec, decode
-from assay.collector.intake._limits import Limits
-from assay.collector.intake._traces import TRACES
-from assay.collector.stores.sqlite import encode
+from spanwise.collector.dialects import Draft, RawSpan
+from spanwise.collector.dialects._draft import may_find
+from spanwise.collector.dialects._faults import name_of
+from spanwise.collector.dialects._read import DIALECTS
+from spanwise.collector.intake._decode import Codec, decode
+from spanwise.collector.intake._limits import Limits
+from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.stores.sqlite import encode
 
 FIXTURES = Path(__file__).parent.parent / "tests" / "fixtures" / "dialects"
 sys.path.insert(0, str(FIXTURES))
@@ -43,7 +43,7 @@ sys.path.insert(0, str(FIXTURES))
 from capture import load
 from ingest import templates
 
-BEFORE = ("assay", "openinference", "genai", "retrieval", "prices")  # what there was before the others
+BEFORE = ("spanwise", "openinference", "genai", "retrieval", "prices")  # what there was before the others
 # Folders of fixtures, or files in them, by whose dialect reads them; those that are not there are left out
 OWN = {
     "openinference": ("openinference", "openai_agents"),
@@ -76,9 +76,9 @@ CALL = {
     "input.value": '{"question":"Where?"}',
     "input.mime_type": "application/json",
     "output.value": "There.",
-    "assay.local_root": "2" * 16,
-    "assay.spans_started": 1,
-    "assay.spans_open": 0,
+    "spanwise.local_root": "2" * 16,
+    "spanwise.spans_started": 1,
+    "spanwise.spans_open": 0,
 }
 
 
@@ -87,7 +87,7 @@ def raw(attributes: dict[str, Any], scope: str) -> RawSpan:
     return RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=attributes, scope=scope)
 
 
-STRANGERS = {"http": [raw(HTTP, "opentelemetry.instrumentation.fastapi")], "@trace": [raw(CALL, "assay")]}
+STRANGERS = {"http": [raw(HTTP, "opentelemetry.instrumentation.fastapi")], "@trace": [raw(CALL, "spanwise")]}
 
 
 def spans(name: str) -> list[RawSpan]:
@@ -161,7 +161,7 @@ def traced() -> bytes:
     """A request of 100 spans under `@trace`."""
     whole = ExportTraceServiceRequest()
     scope = whole.resource_spans.add().scope_spans.add()
-    scope.scope.name = "assay"
+    scope.scope.name = "spanwise"
     for number in range(1, 101):
         span = scope.spans.add(trace_id=number.to_bytes(16, "big"), span_id=number.to_bytes(8, "big"), name="call")
         for key, value in CALL.items():

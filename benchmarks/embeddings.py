@@ -28,17 +28,17 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["ASSAY_VECTORS"] = "off"
+os.environ["SPANWISE_VECTORS"] = "off"
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from assay.collector import connect
-from assay.collector.records import Case, Document, Target
-from assay.evaluators import evaluate, get
-from assay.evaluators.models import Embedder, _embedder, _encoding
-from assay.tracer import trace
+from spanwise.collector import connect
+from spanwise.collector.records import Case, Document, Target
+from spanwise.evaluators import evaluate, get
+from spanwise.evaluators.models import Embedder, _embedder, _encoding
+from spanwise.tracer import trace
 
 IDS = (
     "semantic_similarity",
@@ -169,7 +169,7 @@ def throughput(options: argparse.Namespace) -> Table:
 
 
 def loaded_model() -> Any:
-    from assay.evaluators.models._shared import loaded
+    from spanwise.evaluators.models._shared import loaded
 
     return loaded()[0].model
 

@@ -69,15 +69,15 @@ TASKS: dict[str, Callable[[str], Any]] = {
 
 def one(kind: str, n: int) -> None:
     """Run one kind in this process and print what it took as JSON."""
-    from assay.collector.stores.sqlite import SQLiteStore
-    from assay.evaluators import evaluate, get
+    from spanwise.collector.stores.sqlite import SQLiteStore
+    from spanwise.evaluators import evaluate, get
 
     data: Any = rows(n) if kind in STREAMED else list(rows(n))
     evaluators = [get("exact")]
     if kind == "set":
         evaluators.append(get("classification", map=LABELS))
     concurrency = AT_ONCE if kind in ("async", "sync") else 8
-    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "assay.db") as store:
+    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "spanwise.db") as store:
         wall, cpu = time.perf_counter(), time.process_time()
         experiment = evaluate(data, TASKS[kind], evaluators, store=store, concurrency=concurrency, progress=False)
         ended = time.perf_counter()

@@ -17,10 +17,10 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from assay.collector.records import Case, Document, Target
-from assay.evaluators import as_evaluator, get
-from assay.evaluators.builtin._repeats import longest_repeat
-from assay.evaluators.builtin.looping import compression_ratio
+from spanwise.collector.records import Case, Document, Target
+from spanwise.evaluators import as_evaluator, get
+from spanwise.evaluators.builtin._repeats import longest_repeat
+from spanwise.evaluators.builtin.looping import compression_ratio
 
 ANSWER = "The quick brown fox jumps over the lazy dog near the river bank."
 CASE = Case(

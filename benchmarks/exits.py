@@ -21,14 +21,14 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.tracer import _spool
+from spanwise.tracer import _spool
 
 SPANS = (0, 1, 1_000, 40_000, 200_000)
 PROGRAM = """
 import atexit, sys, time
 began = 0.0
 atexit.register(lambda: print(time.monotonic() - began))  # registered first, so that it runs last
-from assay.tracer import configure, trace
+from spanwise.tracer import configure, trace
 configure()
 @trace
 def work(n): return n
@@ -94,8 +94,8 @@ def on_disk(spool: Path) -> list[bytes]:
 def once(spans: int, mode: str) -> tuple[float, int, int]:
     """Run the program; returns its delay in seconds, and how many spans are somewhere, all and different ones."""
     collector = Collector(mode)
-    with tempfile.TemporaryDirectory(prefix="assay-exits-") as folder:
-        env = {**os.environ, "ASSAY_URL": collector.url, "ASSAY_SPILL_DIR": folder}
+    with tempfile.TemporaryDirectory(prefix="spanwise-exits-") as folder:
+        env = {**os.environ, "SPANWISE_URL": collector.url, "SPANWISE_SPILL_DIR": folder}
         command = [sys.executable, "-c", PROGRAM, str(spans)]
         done = subprocess.run(command, env=env, capture_output=True, check=True, timeout=120)
         found = collector.ids + on_disk(Path(folder))

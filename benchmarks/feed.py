@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.collector.filters import Filter
-from assay.collector.records import Feedback, Run, Target
-from assay.collector.statistics import u
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Feedback, Run, Target
+from spanwise.collector.statistics import u
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 ASKED: dict[str, tuple[Filter, ...]] = {
     "heads alone": (),
@@ -36,7 +36,7 @@ def trace(number: int) -> list[Run]:
     root = secrets.token_hex(16)
     ids = [secrets.token_hex(8) for _ in range(3)]
     start = 1_750_000_000_000_000_000 + number * 1_000_000
-    counts = {"assay.local_root": ids[0], "assay.spans.started": 3, "assay.spans.open": 0}
+    counts = {"spanwise.local_root": ids[0], "spanwise.spans.started": 3, "spanwise.spans.open": 0}
     said = {"inputs": {"question": f"where is my refund {number}"}, "metadata": {"tenant": f"t{number % 50}"}}
     own = Run(trace_id=root, span_id=ids[0], name="answer", start_ns=start, end_ns=start + 9, attributes=counts, **said)
     kinds = ("retriever", "llm")
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=int, default=20_000)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "assay.db") as store:
+    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "spanwise.db") as store:
         fill(store, given.traces)
         for name, filters in ASKED.items():
             print(f"{name:28} {a_head(store, filters):6.2f} us a head   1,000 turns {a_loop():6.2f} us")

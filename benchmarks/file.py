@@ -34,12 +34,12 @@ from ingest import Collector, Load, spread, templates
 from store import START
 from traffic import Traffic
 
-from assay.collector.client import HTTPStore
-from assay.collector.records import Feedback, Target
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._half import Half
-from assay.collector.stores.sqlite._traces import SQLiteTraces
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._file import File
+from spanwise.collector.stores.sqlite._half import Half
+from spanwise.collector.stores.sqlite._traces import SQLiteTraces
 
 SIZES = (4096, 8192, 16384)
 AT_ONCE = 1_000  # spans a commit
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def copied(source: Path, folder: Path) -> Path:
-    return Path(shutil.copyfile(source, folder / "assay.db"))
+    return Path(shutil.copyfile(source, folder / "spanwise.db"))
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def pages(source: Path, folder: Path, rounds: int, spans: int) -> None:
 
 # --- an older file --------------------------------------------------------------------------------------------------
 
-OPEN = "import sys; from assay.collector.stores.sqlite import SQLiteStore; SQLiteStore(sys.argv[1]).close()"
+OPEN = "import sys; from spanwise.collector.stores.sqlite import SQLiteStore; SQLiteStore(sys.argv[1]).close()"
 
 
 def migrate(source: Path, folder: Path, kills: int) -> None:
@@ -278,7 +278,7 @@ def watching(collector: Collector, found: list[float]) -> Iterator[None]:
 
     def watch() -> None:
         while not done.wait(1.0):
-            found.append(collector.number("assay_store_log_bytes"))
+            found.append(collector.number("spanwise_store_log_bytes"))
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -39,9 +39,9 @@ from statistics import median
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.collector.client import HTTPStore
-from assay.collector.errors import Unavailable
-from assay.collector.records import Feedback, Target
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.records import Feedback, Target
 
 SPANS_PER_TRACE = 5
 TEMPLATES = 16
@@ -251,7 +251,7 @@ def to_protobuf(whole: dict) -> bytes:
 
 
 class Collector:
-    """`assay serve` as a process of its own."""
+    """`spanwise serve` as a process of its own."""
 
     def __init__(
         self, store: Path, arguments: Sequence[str] = (), python: str = sys.executable, patience: float = 60
@@ -260,7 +260,7 @@ class Collector:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [python, "-c", "from assay.cli import main; main()", "serve"]
+        command = [python, "-c", "from spanwise.cli import main; main()", "serve"]
         start = time.perf_counter()
         self.process = subprocess.Popen(
             [*command, "--port", str(self.port), "--store", str(store), *arguments], stderr=subprocess.DEVNULL
@@ -415,7 +415,7 @@ def until_visible(collector: Collector, trace_id: str) -> float:
 def until_indexed(collector: Collector) -> float:
     """Seconds from now until no trace waits for the text index, by the collector's own numbers."""
     start = time.perf_counter()
-    while collector.number("assay_store_text_index_waiting_traces") and time.perf_counter() - start < 120:
+    while collector.number("spanwise_store_text_index_waiting_traces") and time.perf_counter() - start < 120:
         time.sleep(0.2)
     return time.perf_counter() - start
 
@@ -518,16 +518,16 @@ def main() -> None:
     parser.add_argument("--share", type=float, help="of the full rate, which a first load finds out")
     parser.add_argument("--feedback", type=int, default=0, help="processes that write feedback meanwhile")
     parser.add_argument("--no-index", action="store_true", help="do not wait for the text index")
-    parser.add_argument("--decoders", nargs="+", default=[], help="of `assay serve`, several to compare them")
+    parser.add_argument("--decoders", nargs="+", default=[], help="of `spanwise serve`, several to compare them")
     parser.add_argument("--rounds", type=int, default=3, help="of a comparison")
-    parser.add_argument("serve", nargs="*", help="further arguments of `assay serve`, after --")
+    parser.add_argument("serve", nargs="*", help="further arguments of `spanwise serve`, after --")
     asked = parser.parse_args()
     if len(asked.decoders) > 1:
         compare(asked)
         return
     asked.serve += [word for number in asked.decoders for word in ("--decoders", number)]
     with tempfile.TemporaryDirectory() as folder:
-        for name, value in measure(asked, asked.store or Path(folder) / "assay.db").rows.items():
+        for name, value in measure(asked, asked.store or Path(folder) / "spanwise.db").rows.items():
             print(f"{name:34} {value}")
 
 
@@ -546,7 +546,7 @@ def compare(asked: argparse.Namespace) -> None:
         for number in asked.decoders if turn % 2 == 0 else reversed(asked.decoders):
             with tempfile.TemporaryDirectory() as folder:
                 one = argparse.Namespace(**{**vars(asked), "serve": [*asked.serve, "--decoders", number]})
-                found[number].append(measure(one, Path(folder) / "assay.db").numbers)
+                found[number].append(measure(one, Path(folder) / "spanwise.db").numbers)
     first = found[asked.decoders[0]]
     for name in first[0]:
         for number, runs in found.items():
@@ -584,7 +584,7 @@ def measure(asked: argparse.Namespace, store: Path) -> Measured:
         missing = before + spans - collector.get("/api/count")["spans"]
         cpu = collector.cpu_s() - cpu
         further = writers.rows() if writers else {}
-        behind, lag_s = collector.cpu_s(), collector.number("assay_store_text_index_lag_seconds")
+        behind, lag_s = collector.cpu_s(), collector.number("spanwise_store_text_index_lag_seconds")
         indexed_s = 0.0 if asked.no_index else until_indexed(collector)
         with_index = cpu + collector.cpu_s() - behind
         after = collector.memory_mb()

@@ -180,7 +180,7 @@ async def judged(url: str, calls: int, concurrency: int) -> tuple[float, list[fl
     """Seconds for all, seconds of each once it was asked first, how many failed."""
     import openai.resources.chat  # noqa: F401  # what a process loads once is no part of the rate
 
-    from assay.evaluators import Judge, ascore, get
+    from spanwise.evaluators import Judge, ascore, get
 
     judge = Judge(model="bench", base_url=url, api_key="k", cache=False, concurrency=concurrency)
     evaluator = get("relevance_to_query", judge=judge)
@@ -232,7 +232,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serving(options.serve, options))
-    from assay.tracer import configure
+    from spanwise.tracer import configure
 
     configure(spill_dir="off", sample_rate=0.0)  # judgements are traces, and no collector is to be looked for
     unlimited = options.calls * options.latency / options.concurrency

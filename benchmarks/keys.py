@@ -21,12 +21,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from assay.collector._sign_ins import SignIns
-from assay.collector.api import Cors, Door, Guard, Keys
-from assay.collector.api._app import SCOPES
-from assay.collector.api._tries import Tries
-from assay.collector.records import Key
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector._sign_ins import SignIns
+from spanwise.collector.api import Cors, Door, Guard, Keys
+from spanwise.collector.api._app import SCOPES
+from spanwise.collector.api._tries import Tries
+from spanwise.collector.records import Key
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 ORIGIN, ROUNDS = "https://app.test", 15
 
@@ -70,7 +70,7 @@ async def measured(store: SQLiteStore, count: int) -> None:
     kinds = {
         "bearer": (guard, request("POST", "/v1/traces", authorization="Bearer secret-500")),
         "basic": (guard, request("POST", "/v1/traces", authorization=f"Basic {basic}")),
-        "session on a page": (guard, request("GET", "/", cookie=f"a=b; assay-session-4318={session}")),
+        "session on a page": (guard, request("GET", "/", cookie=f"a=b; spanwise-session-4318={session}")),
         "another origin": (
             Cors(guard, [ORIGIN], SCOPES.rows),
             request("POST", "/api/feedback", authorization="Bearer secret-500", origin=ORIGIN),

@@ -21,8 +21,8 @@ from typing import Any
 
 SCRIPT = """
 import asyncio, sys, time
-from assay.evaluators import evaluate, evaluator
-from assay.tracer import current_run, span
+from spanwise.evaluators import evaluate, evaluator
+from spanwise.tracer import current_run, span
 
 EXAMPLES = [{{"inputs": {{"q": f"Q{{n}}"}}, "reference_outputs": f"a q{{n}}"}} for n in range({examples})]
 
@@ -54,7 +54,7 @@ def share(outputs: list, reference_outputs: list):
     return sum(map(str.__eq__, outputs, reference_outputs)) / len(outputs)
 
 task = later if sys.argv[1] == "async" else plain
-evaluate(EXAMPLES, task, ["exact", length, broken, share], name="killed", resume=True, concurrency=4, store="assay.db",
+evaluate(EXAMPLES, task, ["exact", length, broken, share], name="killed", resume=True, concurrency=4, store="spanwise.db",
          progress=False)
 """
 
@@ -86,11 +86,11 @@ def killed(process: subprocess.Popen[bytes], folder: Path, after: int, more: flo
 
 def stored(folder: Path) -> set[str]:
     """The questions whose runs are in the store."""
-    from assay.collector.stores.sqlite import SQLiteStore
+    from spanwise.collector.stores.sqlite import SQLiteStore
 
-    if not (folder / "assay.db").exists():
+    if not (folder / "spanwise.db").exists():
         return set()
-    with SQLiteStore(folder / "assay.db") as store:
+    with SQLiteStore(folder / "spanwise.db") as store:
         return {_inputs(store.trace(one.trace_id).root.inputs) for one in _experiment_traces(store)}
 
 
@@ -111,10 +111,10 @@ def _inputs(inputs: Any) -> str:
 
 def result(folder: Path) -> dict[str, Any]:
     """What is left of an experiment at its end: all that must not depend on kills."""
-    from assay.collector.stores.sqlite import SQLiteStore
-    from assay.evaluators import Experiment
+    from spanwise.collector.stores.sqlite import SQLiteStore
+    from spanwise.evaluators import Experiment
 
-    with SQLiteStore(folder / "assay.db") as store:
+    with SQLiteStore(folder / "spanwise.db") as store:
         experiment = Experiment.load(store, "killed")
         rows = [
             (

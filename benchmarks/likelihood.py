@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from assay.evaluators.models import LikelihoodModel
+from spanwise.evaluators.models import LikelihoodModel
 
 WORDS = (
     "the a mountain lake is was high deep near Alps of in and with stands lies blue old which people call it".split()
@@ -108,7 +108,7 @@ def _timed(model, pairs, tokens):
 
 
 def _reading(tokens):
-    from assay.evaluators.models._causal import Reading
+    from spanwise.evaluators.models._causal import Reading
 
     return Reading(batch_tokens=tokens)
 

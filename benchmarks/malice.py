@@ -7,7 +7,7 @@
     python benchmarks/malice.py --only bombs --seconds 30
     python benchmarks/malice.py --seconds 60 --aside     # a third run, in which another server is attacked
 
-Senders send 500 spans a second, in requests of 20, to `assay serve` behind a key; beside them, from a process of their
+Senders send 500 spans a second, in requests of 20, to `spanwise serve` behind a key; beside them, from a process of their
 own and in an order that the seed decides, come bombs, bodies all at once, heads and bodies that never end, wrong keys,
 hostile hosts, questions without measure, spans that lie, and noise. Told is what was answered to whom, and:
 
@@ -47,7 +47,7 @@ from statistics import median
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 KEY = "a key that nobody guesses"
 RATE, A_REQUEST, A_TRACE = 500, 20, 5  # spans a second, in a request, in a trace
@@ -62,13 +62,13 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 
 
 class Server:
-    """`assay serve` on a file, behind a key."""
+    """`spanwise serve` on a file, behind a key."""
 
     def __init__(self, file: Path, decoders: str = "auto") -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             self.port = found.getsockname()[1]
-        command = "from assay.cli import main; main()"
+        command = "from spanwise.cli import main; main()"
         arguments = [
             "serve",
             "--host",
@@ -80,10 +80,10 @@ class Server:
             "--decoders",
             decoders,
         ]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("ASSAY_", "OTEL_"))}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("SPANWISE_", "OTEL_"))}
         self.log = file.with_suffix(".log").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", command, *arguments], env=environment | {"ASSAY_API_KEY": KEY}, stderr=self.log
+            [sys.executable, "-c", command, *arguments], env=environment | {"SPANWISE_API_KEY": KEY}, stderr=self.log
         )
         self._until_ready()
 
@@ -738,7 +738,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--each", action="store_true")
     parser.add_argument("--aside", action="store_true", help="a run, too, in which another server is attacked")
-    parser.add_argument("--decoders", default="auto", help="as of `assay serve`")
+    parser.add_argument("--decoders", default="auto", help="as of `spanwise serve`")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

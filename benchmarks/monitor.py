@@ -1,4 +1,4 @@
-"""What the monitor does on live traffic, and what it costs: `assay serve --monitor` as its users start it.
+"""What the monitor does on live traffic, and what it costs: `spanwise serve --monitor` as its users start it.
 
     python benchmarks/monitor.py drain              # a stored backlog of 20,000 traces, a free evaluator: traces/s
     python benchmarks/monitor.py skipped            # the same, of which no trace is sampled: microseconds of CPU a trace
@@ -29,12 +29,12 @@ from statistics import quantiles
 
 from traffic import Traffic
 
-from assay.collector.client import HTTPStore
-from assay.collector.records import paged
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.records import paged
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 RULES = """
-from assay.evaluators import Judge, evaluator, judge, monitor
+from spanwise.evaluators import Judge, evaluator, judge, monitor
 
 @evaluator
 def short(outputs) -> bool:
@@ -42,11 +42,11 @@ def short(outputs) -> bool:
 
 """
 JUDGE = "judge('polite', 'Polite? {outputs}', judge=Judge(model='m', base_url=URL, api_key='k', concurrency=%d))"
-COMMAND = [sys.executable, "-c", "from assay.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from spanwise.cli import main; main()"]
 
 
 class Served:
-    """`assay serve --monitor rules.py` with all its processes."""
+    """`spanwise serve --monitor rules.py` with all its processes."""
 
     def __init__(self, folder: Path, rule: str, url: str = "") -> None:
         rules = folder / "rules.py"
@@ -54,7 +54,7 @@ class Served:
         self.log = (folder / "log.txt").open("w+")
         self.begun = time.perf_counter()
         self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", "0", "--store", str(folder / "assay.db"), "--monitor", str(rules)],
+            [*COMMAND, "serve", "--port", "0", "--store", str(folder / "spanwise.db"), "--monitor", str(rules)],
             stderr=self.log,
             cwd=folder,
         )
@@ -124,10 +124,10 @@ def folder_with(traces: int) -> Iterator[Path]:
     """A folder with a store of so many traces (a multiple of 200), ended an hour ago at the latest."""
     with tempfile.TemporaryDirectory() as name:
         start = time.time_ns() - 3_600 * 10**9 - traces * 50_000_000
-        with SQLiteStore(Path(name, "assay.db")) as store:
+        with SQLiteStore(Path(name, "spanwise.db")) as store:
             for runs in Traffic(start_ns=start).requests(traces * 5, 1000):
                 store.append(runs)
-        with SQLiteStore(Path(name, "assay.db")) as store:  # the text index is no part of what is measured
+        with SQLiteStore(Path(name, "spanwise.db")) as store:  # the text index is no part of what is measured
             until(lambda: not store.stats()["waiting_for_text_index"], 300)
         yield Path(name)
 
@@ -151,7 +151,7 @@ def live(seconds: float, spans: int) -> None:
         served = Served(folder, "evaluators=[short]")
         until(served.counts, 60)
         sender = [sys.executable, __file__, "send", "--seconds", str(seconds), "--spans", str(spans)]
-        environment = {**os.environ, "ASSAY_URL": served.url, "ASSAY_PROJECT": "bench"}
+        environment = {**os.environ, "SPANWISE_URL": served.url, "SPANWISE_PROJECT": "bench"}
         sent = int(subprocess.run(sender, env=environment, check=True, capture_output=True, text=True).stdout)
         until(lambda: served.counts().get("scored", 0) >= sent, 60)
         end_of = {
@@ -169,7 +169,7 @@ def live(seconds: float, spans: int) -> None:
 
 def send(seconds: float, spans: int) -> None:
     """Traces of five spans at an even pace, by the SDK; prints how many."""
-    from assay.tracer import flush, trace
+    from spanwise.tracer import flush, trace
 
     @trace
     def step(text: str) -> str:

@@ -26,12 +26,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from assay.collector.records import Feedback, RuleSettings, Run, Stratum, Target, WeightedScore, paged
-from assay.collector.statistics import sampled_means
-from assay.collector.stores import Store
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators.monitors import Monitor, monitor
-from assay.tracer import attributes
+from spanwise.collector.records import Feedback, RuleSettings, Run, Stratum, Target, WeightedScore, paged
+from spanwise.collector.statistics import sampled_means
+from spanwise.collector.stores import Store
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators.monitors import Monitor, monitor
+from spanwise.tracer import attributes
 
 NAME, AT_ONCE = "simulated", 1_000
 MEAN = 0.85  # share of good answers, before it gets worse
@@ -147,7 +147,7 @@ class Row:
 def simulate(scenario: Scenario, blocks: int, size: int = 600, seed: int = 1) -> Row:
     """All blocks of one scenario, side by side in one store."""
     traffic = Traffic(scenario, random.Random(seed))
-    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "assay.db") as store:
+    with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "spanwise.db") as store:
         rule = monitor(NAME, evaluators=[good])
         store.save_rule(rule.record)
         clock = Clock()

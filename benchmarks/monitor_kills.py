@@ -35,12 +35,12 @@ from judge_server import Reply, Request, completion, error, serving
 from serving import Process, environment, free_port
 from watched import span, trace_id, whole
 
-from assay.collector.client import HTTPStore
-from assay.collector.errors import StoreError
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.errors import StoreError
 
 RULES = """
 import os, time
-from assay.evaluators import Judge, evaluator, judge, monitor
+from spanwise.evaluators import Judge, evaluator, judge, monitor
 
 @evaluator
 def fine(outputs):
@@ -59,7 +59,7 @@ monitor("paid", evaluators=[polite], sample_rate=0.5, budget={"calls_per_day": i
 MONITOR = """
 import sys, signal, threading
 from pathlib import Path
-from assay.evaluators.monitors import Plan, Supervisor
+from spanwise.evaluators.monitors import Plan, Supervisor
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], workers=int(sys.argv[3]), claim=float(sys.argv[4]))
@@ -253,5 +253,5 @@ if __name__ == "__main__":
     parser.add_argument("--refusing", type=float, default=60.0, help="seconds for which the judge answers 429")
     parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between two kills")
     given = parser.parse_args()
-    os.environ.setdefault("ASSAY_SPILL_DIR", tempfile.mkdtemp())
+    os.environ.setdefault("SPANWISE_SPILL_DIR", tempfile.mkdtemp())
     sys.exit(campaign(given.kills, given.seed, given.workers, given.calls, given.refusing, given.pause))

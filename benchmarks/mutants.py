@@ -49,16 +49,16 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }
 # module: the tests nearest to it, the fastest first: the first that fails ends the run
 MODULES = {
-    "evaluators/assay/evaluators/protocol/_outcomes.py": "evaluators: outcomes protocol make evaluate_outcomes",
-    "evaluators/assay/evaluators/protocol/_binding.py": "evaluators: binding protocol evaluator_here make",
-    "collector/assay/collector/statistics/_paired.py": "collector: paired contrast statistics",
-    "collector/assay/collector/statistics/_tally.py": "collector: tally statistics standing",
-    "collector/assay/collector/stores/sqlite/_rollup.py": "collector: rollup append conformance",
-    "collector/assay/collector/stores/sqlite/_append.py": "collector: append growing rollup sqlite conformance",
-    "collector/assay/collector/intake/_body.py": "collector: receiver_body receiver receiver_intake",
-    "tracer/assay/tracer/_span.py": "tracer: spans finish values context privacy",
-    "tracer/assay/tracer/_spool.py": "tracer: spool delivery",
-    "tracer/assay/tracer/_streams.py": "tracer: streams streams_as_before callables",
+    "evaluators/spanwise/evaluators/protocol/_outcomes.py": "evaluators: outcomes protocol make evaluate_outcomes",
+    "evaluators/spanwise/evaluators/protocol/_binding.py": "evaluators: binding protocol evaluator_here make",
+    "collector/spanwise/collector/statistics/_paired.py": "collector: paired contrast statistics",
+    "collector/spanwise/collector/statistics/_tally.py": "collector: tally statistics standing",
+    "collector/spanwise/collector/stores/sqlite/_rollup.py": "collector: rollup append conformance",
+    "collector/spanwise/collector/stores/sqlite/_append.py": "collector: append growing rollup sqlite conformance",
+    "collector/spanwise/collector/intake/_body.py": "collector: receiver_body receiver receiver_intake",
+    "tracer/spanwise/tracer/_span.py": "tracer: spans finish values context privacy",
+    "tracer/spanwise/tracer/_spool.py": "tracer: spool delivery",
+    "tracer/spanwise/tracer/_streams.py": "tracer: streams streams_as_before callables",
 }
 EQUIVALENT: dict[str, str] = {
     "_append.py Appender.__init__: 0 is 1 #1": "`forget()`, called at the end of it, sets the same number to 0",

@@ -1,4 +1,4 @@
-"""How long queries and pages take through HTTP, on one kept connection to `assay serve` over a large file.
+"""How long queries and pages take through HTTP, on one kept connection to `spanwise serve` over a large file.
 
 python benchmarks/store.py --spans 1000000 --keep big.db    make the file (some minutes)
 python benchmarks/queries.py big.db                         the API; with --pages the pages, too
@@ -29,8 +29,8 @@ from urllib.parse import quote, urlencode
 from ingest import Collector
 from traffic import MODELS, NAMES, Traffic
 
-from assay.collector.records import Run
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.records import Run
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 HOUR = 3600 * 10**9
 BUDGET, TEXT_BUDGET = 50.0, 150.0  # milliseconds

@@ -21,9 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from assay.collector.statistics import Agreement, agreement
-from assay.evaluators import Experiment, evaluate, get
-from assay.evaluators.judges import Judge
+from spanwise.collector.statistics import Agreement, agreement
+from spanwise.evaluators import Experiment, evaluate, get
+from spanwise.evaluators.judges import Judge
 
 CASES = Path(__file__).parent / "judges" / "cases"
 JUDGES = ("correctness", "groundedness_judge", "relevance_to_query")

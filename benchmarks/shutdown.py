@@ -40,7 +40,7 @@ from typing import Any
 import orjson
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.tracer import _spool
+from spanwise.tracer import _spool
 
 WAYS = ("sigterm", "shutdown", "exit", "configure", "fork")
 COLLECTORS = ("answers", "refuses", "hangs", "restarts")
@@ -63,7 +63,7 @@ def begin_process():
 
 begin_process()
 os.register_at_fork(after_in_child=begin_process)  # before the tracer's, which makes new counts
-from assay.tracer import _delivery, _exporter, configure, flush, shutdown, trace
+from spanwise.tracer import _delivery, _exporter, configure, flush, shutdown, trace
 
 class Drops(Counter):
     "Counted drops, in the file of the process."
@@ -313,11 +313,11 @@ def start(way: str, seed: int) -> Outcome:
     """Start one program and account for its spans."""
     rng = random.Random(f"{way} {seed}")
     outcome = Outcome(way, rng.choice(COLLECTORS), rng.random() < 0.5)
-    with tempfile.TemporaryDirectory(prefix="assay-shutdown-") as root, _collector(outcome.collector) as collector:
+    with tempfile.TemporaryDirectory(prefix="spanwise-shutdown-") as root, _collector(outcome.collector) as collector:
         counts, spool = Path(root, "counts"), Path(root, "spool")
         counts.mkdir()
         where = str(spool) if outcome.has_spool else "off"
-        env = {**os.environ, "ASSAY_URL": collector.url, "ASSAY_SPILL_DIR": where, "HOME": root}
+        env = {**os.environ, "SPANWISE_URL": collector.url, "SPANWISE_SPILL_DIR": where, "HOME": root}
         threads = _run(outcome, [sys.executable, "-c", PROGRAM, way, str(seed), str(counts)], env)
         _account(outcome, counts, collector.names, spooled(spool), threads)
     return outcome

@@ -30,14 +30,14 @@ from typing import Any, TypeVar
 
 from ingest import Load, templates
 
-from assay.collector.api import Guard, create_app, past_framework
-from assay.collector.intake._decode import decode
-from assay.collector.intake._limits import Limits
-from assay.collector.intake._traces import TRACES
-from assay.collector.records import Feedback, Target
-from assay.collector.server import Server, _bound, _config, _Uvicorn
-from assay.collector.stores.sqlite import SQLiteStore, encode
-from assay.collector.stores.sqlite._writer import Job
+from spanwise.collector.api import Guard, create_app, past_framework
+from spanwise.collector.intake._decode import decode
+from spanwise.collector.intake._limits import Limits
+from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.server import Server, _bound, _config, _Uvicorn
+from spanwise.collector.stores.sqlite import SQLiteStore, encode
+from spanwise.collector.stores.sqlite._writer import Job
 
 T = TypeVar("T")
 WARM_UP, ROUNDS, SAMPLES = 400, 5, 2000
@@ -123,14 +123,14 @@ def threads() -> dict[str, float]:
     found: dict[str, float] = {}
     for one in threading.enumerate():
         path = Path(f"/proc/self/task/{one.native_id}/schedstat")
-        found[one.name.removeprefix("assay-")] = int(path.read_text().split()[0]) / 1000 if path.exists() else 0.0
+        found[one.name.removeprefix("spanwise-")] = int(path.read_text().split()[0]) / 1000 if path.exists() else 0.0
     return found
 
 
 def serving(kind: str, folder: str, pipe: Pipe) -> None:
     """A server in a process of its own, which says what its threads have used whenever it is asked."""
     if kind == "collector":
-        with SQLiteStore(Path(folder) / "assay.db") as store, Server(store) as server:
+        with SQLiteStore(Path(folder) / "spanwise.db") as store, Server(store) as server:
             told(pipe, server.port, lambda: {**threads(), "commits": store.health()["commits"]})
         return
     with Bare(folder, keeps=kind == "bare") as bare:

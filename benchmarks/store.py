@@ -20,8 +20,8 @@ from pathlib import Path
 
 from traffic import Traffic
 
-from assay.collector.records import Feedback, Run, Target
-from assay.collector.stores.sqlite import Batch, SQLiteStore, encode
+from spanwise.collector.records import Feedback, Run, Target
+from spanwise.collector.stores.sqlite import Batch, SQLiteStore, encode
 
 STEP, SLICE = 100_000, 20_000
 START, GAP = 1_750_000_000 * 10**9, 6 * 10**9  # nanoseconds
@@ -31,7 +31,7 @@ IN_FLIGHT = 8  # requests of 100 spans that wait for their commit at any time
 def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
-        path = Path(options.keep or f"{folder}/assay.db")
+        path = Path(options.keep or f"{folder}/spanwise.db")
         with SQLiteStore(path) as store:
             while (stored := store.count()["spans"]) < options.spans:
                 _grow(store, stored, min(STEP, options.spans - stored))

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-os.environ["ASSAY_SPILL_DIR"] = "off"
+os.environ["SPANWISE_SPILL_DIR"] = "off"
 
 TEXT = ("The quick brown fox jumps over the lazy dog. " * 228)[:10_000]
 PASSAGE = ("Retrieval augmented generation grounds an answer in documents. " * 8)[:500]
@@ -139,7 +139,7 @@ def raw_decorator(url: str) -> tuple[Decorate, Callable[[], Any]]:
 
 
 def our_decorator(url: str) -> tuple[Decorate, Callable[[], Any]]:
-    from assay.tracer import configure, flush, trace
+    from spanwise.tracer import configure, flush, trace
 
     configure(url=url)
 
@@ -208,7 +208,7 @@ def _one(name: str, sides: Any, pairs: int) -> None:
 
 def compare_unsampled(pairs: int) -> None:
     """A call that head sampling leaves out, over one that it takes, in alternating blocks."""
-    from assay.tracer import _runtime, configure, flush, trace
+    from spanwise.tracer import _runtime, configure, flush, trace
 
     with Collector() as url:
         runtimes = {}
@@ -242,7 +242,7 @@ def compare_imports(pairs: int) -> None:
     code = "import time; t=time.perf_counter(); {}; print(time.perf_counter()-t)"
     found: dict[str, list[float]] = {"raw": [], "ours": []}
     for _ in range(pairs):
-        for side, statement in (("raw", RAW_IMPORT), ("ours", "import assay.tracer")):
+        for side, statement in (("raw", RAW_IMPORT), ("ours", "import spanwise.tracer")):
             out = subprocess.run([sys.executable, "-c", code.format(statement)], capture_output=True, check=True)
             found[side].append(float(out.stdout))
     ratio = statistics.median(o / r for o, r in zip(found["ours"], found["raw"], strict=True))
@@ -270,7 +270,7 @@ def memory(calls: int) -> None:
 
 def loop_lag() -> None:
     """The longest time that an event loop stood still around one traced call, bare call subtracted."""
-    from assay.tracer import trace
+    from spanwise.tracer import trace
 
     with Collector() as url:
         our_decorator(url)

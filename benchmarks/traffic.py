@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from assay.collector.records import Document, Run, Usage
+from spanwise.collector.records import Document, Run, Usage
 
 SYLLABLES = ("ba co di fe gra hu in jo ka lo me nor op pre qui ra se ti un vo we xe ya zo ter al men ist").split()
 MODELS = ("gpt-4o-mini", "gpt-4o", "claude-sonnet-4", "llama-3.1-70b")

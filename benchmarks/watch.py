@@ -10,15 +10,15 @@ import tempfile
 import time
 from statistics import median
 
-from assay.collector.records import Run
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._watch import Watch
+from spanwise.collector.records import Run
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._watch import Watch
 
 COMMITS = 300
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, SQLiteStore(f"{folder}/assay.db") as store:
+    with tempfile.TemporaryDirectory() as folder, SQLiteStore(f"{folder}/spanwise.db") as store:
         for spans in (1, 100):
             commit, looking = _measure(store, spans)
             print(f"{spans:4} spans: commit {commit:8.1f} us, looking {looking:5.1f} us, {looking / commit:.2%}")

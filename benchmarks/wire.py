@@ -59,7 +59,7 @@ def round_of(kind: str, asked: argparse.Namespace, made: list[Template]) -> tupl
     per_request = asked.traces * SPANS_PER_TRACE
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        collector = Collector(Path(folder, "assay.db"), ["--grpc-port", str(port)])
+        collector = Collector(Path(folder, "spanwise.db"), ["--grpc-port", str(port)])
         try:
             send, to = (by_grpc, port) if kind == "gRPC" else (by_http, collector.port)
             asyncio.run(send(to, made, 20, asked.connections))  # what is loaded and made once

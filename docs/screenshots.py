@@ -1,6 +1,6 @@
 """Takes the pictures in docs/images from the demo, as it is on this machine: `python docs/screenshots.py`.
 
-Needs Chromium, `assay[all]` and playwright. The fonts are this machine's.
+Needs Chromium, `spanwise[all]` and playwright. The fonts are this machine's.
 """
 
 import shutil
@@ -12,9 +12,9 @@ from typing import Literal
 
 from playwright.sync_api import ViewportSize, sync_playwright
 
-from assay.collector.server import Server
-from assay.collector.stores import Store
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.server import Server
+from spanwise.collector.stores import Store
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 IMAGES = Path(__file__).parent / "images"
 SIZE: ViewportSize = {"width": 1280, "height": 800}
@@ -24,8 +24,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 def main() -> None:
     """Run the demo into a new file, and look at it."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "assay-demo.db"
-        demo = "import sys; from assay.cli import main; sys.argv[0] = 'assay'; main()"
+        path = Path(folder) / "spanwise-demo.db"
+        demo = "import sys; from spanwise.cli import main; sys.argv[0] = 'spanwise'; main()"
         command = [sys.executable, "-c", demo, "demo", "--no-serve", "--port", "0", "--store", str(path)]
         subprocess.run(command, check=True)
         with SQLiteStore(path) as store, Server(store) as server:

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 settings.register_profile("busy machines", deadline=None)  # else an example that a stop falls into has failed
 settings.load_profile("busy machines")
-HOME_SPOOL = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "assay", "spill")
+HOME_SPOOL = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "spanwise", "spill")
 at_home_before = set(HOME_SPOOL.glob("*/*"))
 
 
@@ -51,15 +51,15 @@ def spool_elsewhere() -> None:
 
     Else the next traced program would send it from the user's cache into the user's own store.
     """
-    folder = tempfile.mkdtemp(prefix="assay-tests-spool-")
-    os.environ["ASSAY_SPILL_DIR"] = folder
+    folder = tempfile.mkdtemp(prefix="spanwise-tests-spool-")
+    os.environ["SPANWISE_SPILL_DIR"] = folder
     # Exit handlers run last first: this one comes after those of deliveries, which may still write.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def no_cache() -> None:
     """Answers and vectors are kept nowhere but where a test says: not in the user's cache, nor from test to test."""
-    os.environ["ASSAY_CACHE"] = os.environ["ASSAY_VECTORS"] = "off"
+    os.environ["SPANWISE_CACHE"] = os.environ["SPANWISE_VECTORS"] = "off"
 
 
 def certificates_once() -> None:
@@ -73,7 +73,7 @@ def new_files_by_copy() -> None:
     Nor does it wait for the disk: no test cuts the power. Files of an older version, and those of processes that tests
     start, are made as ever.
     """
-    from assay.collector.stores.sqlite import _durable, _open, _schema
+    from spanwise.collector.stores.sqlite import _durable, _open, _schema
 
     ready = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     ready.execute(f"PRAGMA page_size = {_schema.PAGE_SIZE}")
@@ -112,7 +112,7 @@ def servers_end_at_once() -> None:
 @pytest.fixture
 def usual_port() -> Iterator[int]:
     """4318, which is one test's at a time, whatever else is tested on this machine."""
-    with open(Path(tempfile.gettempdir(), "assay-tests-4318"), "w") as held:
+    with open(Path(tempfile.gettempdir(), "spanwise-tests-4318"), "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield 4318
 

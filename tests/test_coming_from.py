@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import assay.evaluators
-import assay.tracer
-from assay.collector.stores import ControlStore, TraceStore
-from assay.evaluators.protocol._make import Options
-from assay.tracer import Run
-from assay.tracer._decorate import _decorate
-from assay.tracer._elsewhere import OPTIONS
+import spanwise.evaluators
+import spanwise.tracer
+from spanwise.collector.stores import ControlStore, TraceStore
+from spanwise.evaluators.protocol._make import Options
+from spanwise.tracer import Run
+from spanwise.tracer._decorate import _decorate
+from spanwise.tracer._elsewhere import OPTIONS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "coming-from.md").read_text()
@@ -44,7 +44,7 @@ class Named:
     def found(self, node: ast.expr) -> Any:
         match node:
             case ast.Name(id=name):
-                return getattr(assay.tracer, name, None) or getattr(assay.evaluators, name)
+                return getattr(spanwise.tracer, name, None) or getattr(spanwise.evaluators, name)
             case ast.Attribute(value=ast.Name(id="pytest"), attr="mark"):
                 return pytest.mark
             case ast.Attribute(value=ast.Name(id="store"), attr=name):
@@ -58,22 +58,22 @@ class Named:
     def called(self, function: Any, count: int, keywords: set[str]) -> Any:
         if inspect.isclass(function) and issubclass(function, Exception):
             return function
-        taken = inspect.signature(_decorate if function is assay.tracer.trace else function).parameters
-        options = Options.__annotations__ if function is assay.evaluators.evaluator else ()
+        taken = inspect.signature(_decorate if function is spanwise.tracer.trace else function).parameters
+        options = Options.__annotations__ if function is spanwise.evaluators.evaluator else ()
         assert keywords <= {*taken, *options}
         places = [one for one in taken.values() if one.name != "self" and one.kind is not one.KEYWORD_ONLY]
         assert count <= len(places) or any(one.kind is one.VAR_POSITIONAL for one in places)
-        return Run if function is assay.tracer.current_run else function
+        return Run if function is spanwise.tracer.current_run else function
 
 
-@pytest.mark.parametrize("name", [name for name in ours() if name not in PLAIN and not name.startswith("ASSAY_")])
+@pytest.mark.parametrize("name", [name for name in ours() if name not in PLAIN and not name.startswith("SPANWISE_")])
 def test_a_name_of_ours_exists_with_its_arguments(name: str) -> None:
     assert Named(name).target is not None
 
 
-@pytest.mark.parametrize("name", [name for name in ours() if name.startswith("ASSAY_")])
+@pytest.mark.parametrize("name", [name for name in ours() if name.startswith("SPANWISE_")])
 def test_a_variable_is_read_somewhere(name: str) -> None:
-    sources = (ROOT / "tracer" / "assay" / "tracer").rglob("*.py")
+    sources = (ROOT / "tracer" / "spanwise" / "tracer").rglob("*.py")
     assert any(f'"{name}"' in path.read_text() for path in sources)
 
 

@@ -54,7 +54,7 @@ def circle(graph: Graph) -> list[str]:
 
 @pytest.fixture(scope="module")
 def house() -> Graph:
-    paths = [(path, ROOT / folder) for folder in FOLDERS for path in (ROOT / folder / "assay").rglob("*.py")]
+    paths = [(path, ROOT / folder) for folder in FOLDERS for path in (ROOT / folder / "spanwise").rglob("*.py")]
     return graph_of({named(path, folder): path.read_text("utf-8") for path, folder in paths})
 
 
@@ -63,8 +63,13 @@ def test_the_house_has_no_circle(house: Graph) -> None:
 
 
 def test_the_whole_house_is_looked_at(house: Graph) -> None:
-    assert {"assay.tracer", "assay.collector.records", "assay.evaluators.protocol._registry", "assay.cli"} <= set(house)
-    assert "assay.tracer.hints" in house["assay.evaluators.protocol._registry"]
+    assert {
+        "spanwise.tracer",
+        "spanwise.collector.records",
+        "spanwise.evaluators.protocol._registry",
+        "spanwise.cli",
+    } <= set(house)
+    assert "spanwise.tracer.hints" in house["spanwise.evaluators.protocol._registry"]
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,21 @@ def block(kind: str) -> str:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / "assay.service"
-    unit.write_text(block("ini").replace("/opt/assay/bin/assay", "/bin/true"))
+    unit = tmp_path / "spanwise.service"
+    unit.write_text(block("ini").replace("/opt/spanwise/bin/spanwise", "/bin/true"))
     checked = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_the_unit_gives_the_server_what_it_needs_and_no_more() -> None:
     unit = block("ini")
-    for line in ("User=assay", "ProtectSystem=strict", "StateDirectory=assay", "UMask=0077", "CapabilityBoundingSet="):
+    for line in (
+        "User=spanwise",
+        "ProtectSystem=strict",
+        "StateDirectory=spanwise",
+        "UMask=0077",
+        "CapabilityBoundingSet=",
+    ):
         assert f"\n{line}\n" in unit
     assert int(re.findall("TimeoutStopSec=(\\d+)", unit)[0]) > 30  # what the server takes for requests under way
 
@@ -35,7 +41,7 @@ def test_the_unit_gives_the_server_what_it_needs_and_no_more() -> None:
 def test_the_container_runs_as_nobody_and_writes_its_volume_alone() -> None:
     last = block("dockerfile").rpartition("FROM ")[2]
     assert re.search("^USER 1\\d{4}$", last, re.MULTILINE)
-    assert '"--store", "/data/assay.db"' in last
+    assert '"--store", "/data/spanwise.db"' in last
     assert "--read-only" in PAGE
 
 

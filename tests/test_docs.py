@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.tracer import _delivery, _runtime, _spool
 from integration.serving import COMMAND
+from spanwise.cli._app import app
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.tracer import _delivery, _runtime, _spool
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -63,16 +63,16 @@ SLOW = {ROOT / "docs" / "monitoring.md"}  # processes begin, and read a file aga
 )
 def test_blocks_run(page, server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ASSAY_URL", server.url)
+    monkeypatch.setenv("SPANWISE_URL", server.url)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others only take time in a pytest that a page runs
-    monkeypatch.setenv("PYTEST_PLUGINS", "assay.cli.pytest_plugin")
+    monkeypatch.setenv("PYTEST_PLUGINS", "spanwise.cli.pytest_plugin")
     _runtime.replace(None)  # no page goes on with the set-ups, or what lies on disk, of what was before
     _delivery._live.clear()
     _spool.forget()
     namespace: dict[str, object] = {"__name__": "__docs__"}
     with ExitStack() as stack, no_longer_than(LONGEST):
         for block in blocks(page):
-            if commands := re.findall(r"^assay .*", block, re.MULTILINE):
+            if commands := re.findall(r"^spanwise .*", block, re.MULTILINE):
                 for command in commands:
                     shell(command, stack)
             elif named := FILE.match(block):
@@ -82,7 +82,7 @@ def test_blocks_run(page, server, tmp_path, monkeypatch):
 
 
 def shell(command: str, stack: ExitStack) -> None:
-    """Run a line with this Python's `assay`, in this process unless it goes on."""
+    """Run a line with this Python's `spanwise`, in this process unless it goes on."""
     words = shlex.split(command.removesuffix("&"))[1:]
     if not command.endswith("&"):
         done = CliRunner().invoke(app, words)

@@ -8,11 +8,11 @@ import pkgutil
 import re
 from pathlib import Path
 
-import assay.cli
-import assay.collector
-import assay.evaluators
-from assay.collector import errors
-from assay.collector.errors import AssayError
+import spanwise.cli
+import spanwise.collector
+import spanwise.evaluators
+from spanwise.collector import errors
+from spanwise.collector.errors import SpanwiseError
 
 DOCS = (Path(__file__).parent.parent / "docs" / "errors.md").read_text()
 NOT_OURS = {
@@ -39,7 +39,7 @@ NOT_OURS = {
 
 def exceptions() -> dict[str, type]:
     """Every exception that a module of ours defines, by name."""
-    packages = (assay.collector, assay.evaluators, assay.cli)
+    packages = (spanwise.collector, spanwise.evaluators, spanwise.cli)
     names = [
         one.name for package in packages for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
@@ -49,12 +49,12 @@ def exceptions() -> dict[str, type]:
 
 def test_every_error_has_the_root_and_stands_in_the_tree_and_in_the_docs() -> None:
     found = exceptions().items()
-    ours = {name for name, kind in found if issubclass(kind, AssayError) and not name.startswith("_")}
+    ours = {name for name, kind in found if issubclass(kind, SpanwiseError) and not name.startswith("_")}
     assert set(exceptions()) - ours == NOT_OURS
     tree = re.compile(r"^ {4,}(\w+)", re.MULTILINE)
     assert set(tree.findall(errors.__doc__ or "")) == ours
     assert set(tree.findall(DOCS.split("```")[0])) == ours
-    assert set(re.findall(r"^\| `(\w+)` \|", DOCS, re.MULTILINE)) == ours - {"AssayError"}
+    assert set(re.findall(r"^\| `(\w+)` \|", DOCS, re.MULTILINE)) == ours - {"SpanwiseError"}
 
 
 def test_the_tree_is_that_of_the_classes() -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from assay.tracer import _runtime, configure, flush, trace
 from integration.serving import environment
+from spanwise.tracer import _runtime, configure, flush, trace
 
 AWAY = "http://127.0.0.1:9"  # where no collector is
-RECORD = "from assay.tracer import trace\n@trace\ndef work(): pass\nwork()"
+RECORD = "from spanwise.tracer import trace\n@trace\ndef work(): pass\nwork()"
 SPAWN = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {RECORD!r}], check=True)"
 
 
 def spool() -> set[Path]:
-    return set(Path(os.environ["ASSAY_SPILL_DIR"]).glob("*/*.spool"))
+    return set(Path(os.environ["SPANWISE_SPILL_DIR"]).glob("*/*.spool"))
 
 
 def of_others(segments: set[Path]) -> set[Path]:
@@ -29,7 +29,7 @@ def of_others(segments: set[Path]) -> set[Path]:
 def test_a_traced_program_without_a_collector_leaves_the_home_as_it_was(code, environ, tmp_path):
     (tmp_path / "theirs").touch()
     before = spool()
-    env = environ() | {"HOME": str(tmp_path), "ASSAY_URL": AWAY}
+    env = environ() | {"HOME": str(tmp_path), "SPANWISE_URL": AWAY}
     env.pop("XDG_CACHE_HOME", None)
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
     assert [file.name for file in tmp_path.rglob("*")] == ["theirs"]

@@ -15,35 +15,37 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_namespace_has_no_init():
-    assert list(ROOT.glob("*/assay/__init__.py")) == []
-    assert not (ROOT / "assay").exists()
+    assert list(ROOT.glob("*/spanwise/__init__.py")) == []
+    assert not (ROOT / "spanwise").exists()
 
 
 def test_importing_the_tracer_loads_nothing_of_the_other_folders():
-    code = "import sys, assay.tracer; print([m for m in sys.modules if m.startswith('assay.') and m.split('.')[1] != 'tracer'])"
+    code = "import sys, spanwise.tracer; print([m for m in sys.modules if m.startswith('spanwise.') and m.split('.')[1] != 'tracer'])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
 def test_importing_the_tracer_loads_no_heavy_package():
     heavy = ["fastapi", "torch", "openai", "scipy", "numpy", "nltk", "typer", "sentence_transformers"]
-    code = f"import sys, assay.tracer; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, spanwise.tracer; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
 def test_a_server_starts_without_loading_evaluators():
-    code = "import sys, assay.cli._app; print([m for m in sys.modules if m.startswith('assay.evaluators')])"
+    code = "import sys, spanwise.cli._app; print([m for m in sys.modules if m.startswith('spanwise.evaluators')])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["assay.collector.stores.sqlite", "assay.collector.client", "assay.evaluators"])
+@pytest.mark.parametrize(
+    "module", ["spanwise.collector.stores.sqlite", "spanwise.collector.client", "spanwise.evaluators"]
+)
 def test_a_missing_extra_is_told_in_one_line(module):
     code = f"import sys; sys.modules.update(dict.fromkeys(['rich', 'zstandard', 'msgspec', 'httpx'])); import {module}"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
     assert said.splitlines()[-1].startswith(f"ModuleNotFoundError: {module} needs ")
-    assert said.endswith("which is not installed: pip install 'assay[server]'\n")
+    assert said.endswith("which is not installed: pip install 'spanwise[server]'\n")
     assert "During handling" not in said
 
 
@@ -64,7 +66,7 @@ IMPORT = re.compile(r"^ *(?:from|import) (\w+)(\.\w+)?[\w.]*(?: import .*| as \w
 def imported(folder):
     """Distributions whose modules are imported anywhere below a folder, but for OpenTelemetry's."""
     found = {name for path in (ROOT / folder).rglob("*.py") for name in IMPORT.findall(path.read_text())}
-    ours = {*sys.stdlib_module_names, "assay", "opentelemetry"}
+    ours = {*sys.stdlib_module_names, "spanwise", "opentelemetry"}
     names = {GIVEN_BY.get(top + inner, GIVEN_BY.get(top, top)) for top, inner in found if top not in ours}
     return {name.replace("_", "-") for name in names}
 
@@ -89,7 +91,7 @@ def test_what_is_imported_is_installed(folder, extras):
 
 
 def packages():
-    names = ["assay.tracer", "assay.collector", "assay.evaluators", "assay.cli"]
+    names = ["spanwise.tracer", "spanwise.collector", "spanwise.evaluators", "spanwise.cli"]
     inner = [m.name for name in names for m in walk_packages(import_module(name).__path__, f"{name}.") if m.ispkg]
     return [name for name in names + inner if hasattr(import_module(name), "__all__")]
 
@@ -103,9 +105,9 @@ def test_all_is_sorted_and_true(name):
 
 def test_the_names_of_the_public_face():
     face = {
-        "assay.tracer": "configure current_run flush session span stats tags trace user",
-        "assay.collector": "aio connect",
-        "assay.evaluators": "aevaluate compare evaluate evaluator get names score",
+        "spanwise.tracer": "configure current_run flush session span stats tags trace user",
+        "spanwise.collector": "aio connect",
+        "spanwise.evaluators": "aevaluate compare evaluate evaluator get names score",
     }
     for name, wanted in face.items():
         assert set(wanted.split()) <= set(import_module(name).__all__)

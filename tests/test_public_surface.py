@@ -34,7 +34,7 @@ from unittest import mock
 
 import pytest
 
-PACKAGE = "assay"  # the namespace package, the command, and the prefix of every name on the wire
+PACKAGE = "spanwise"  # the namespace package, the command, and the prefix of every name on the wire
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("tracer", "collector", "evaluators", "cli")
 SNAPSHOT = ROOT / "tests" / "fixtures" / "public_surface.txt"

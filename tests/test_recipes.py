@@ -1,7 +1,7 @@
 """Recipes of docs/senders run as they stand, each in a process of its own, beside a collector and a scripted model.
 
 A page names what it needs in `<!-- needs module module -->`, and is skipped where that is not installed. Those of
-JavaScript run where ASSAY_TEST_NODE names a folder with their `node_modules`.
+JavaScript run where SPANWISE_TEST_NODE names a folder with their `node_modules`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.records import Run
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from fixtures.dialects.capture import Model
+from spanwise.collector.records import Run
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 SENDERS = Path(__file__).parent.parent / "docs" / "senders"
 NEEDS = re.compile(r"<!-- needs ([\w. ]+) -->")
@@ -36,7 +36,7 @@ def missing(module: str) -> bool:
 
 
 def environment(server: Server, model: Model) -> dict[str, str]:
-    at = {"ASSAY_URL": server.url, "OTEL_EXPORTER_OTLP_ENDPOINT": server.url}
+    at = {"SPANWISE_URL": server.url, "OTEL_EXPORTER_OTLP_ENDPOINT": server.url}
     return {**os.environ, **at, "OPENAI_BASE_URL": model.url, "OPENAI_API_KEY": "none", "DO_NOT_TRACK": "1"}
 
 
@@ -69,9 +69,9 @@ def test_recipe(page, tmp_path):
 
 @pytest.mark.slow
 def test_recipe_for_javascript(tmp_path):
-    folder = os.environ.get("ASSAY_TEST_NODE")
+    folder = os.environ.get("SPANWISE_TEST_NODE")
     if folder is None or shutil.which("node") is None:
-        pytest.skip("needs node, and a folder of packages in ASSAY_TEST_NODE")
+        pytest.skip("needs node, and a folder of packages in SPANWISE_TEST_NODE")
     (program,) = JAVASCRIPT.findall((SENDERS / "vercel-ai-sdk.md").read_text())
     (tmp_path / "recipe.mjs").write_text(program)
     (tmp_path / "node_modules").symlink_to(Path(folder) / "node_modules")

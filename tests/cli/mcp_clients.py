@@ -17,10 +17,10 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from assay.cli.mcp.http import PATH, guarded
-from assay.cli.mcp.places import Places
-from assay.cli.mcp.server import server
-from assay.collector.records import Document, Feedback, Run, Target
+from spanwise.cli.mcp.http import PATH, guarded
+from spanwise.cli.mcp.places import Places
+from spanwise.cli.mcp.server import server
+from spanwise.collector.records import Document, Feedback, Run, Target
 
 ROOT = Path(__file__).parents[2]
 GOOD, BAD = "1" * 32, "2" * 32
@@ -57,15 +57,15 @@ def scored(trace_id: str, key: str, score: float, comment: str | None = None) ->
     return Feedback(target=Target(trace_id=trace_id), key=key, score=score, comment=comment)
 
 
-COMMAND = [sys.executable, "-c", "from assay.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from spanwise.cli import main; main()"]
 
 
 def environment() -> dict[str, str]:
     """This one's, with the repository's folders on the path, and nothing that says where things go."""
     folders = os.pathsep.join(str(ROOT / name) for name in ("tracer", "collector", "evaluators", "cli"))
     models = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("ASSAY_", "OTEL_", *models))}
-    return ours | {"PYTHONPATH": folders, "ASSAY_SPILL_DIR": "off"}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("SPANWISE_", "OTEL_", *models))}
+    return ours | {"PYTHONPATH": folders, "SPANWISE_SPILL_DIR": "off"}
 
 
 Connected = Callable[[Client], Coroutine[Any, Any, Any]]
@@ -82,7 +82,7 @@ def here(places: Places, talk: Connected, **options: Any) -> Any:
 
 
 def over_stdio(talk: Connected, *arguments: str, cwd: Path | None = None) -> Any:
-    """Talk to `assay mcp` as an agent starts it."""
+    """Talk to `spanwise mcp` as an agent starts it."""
     process = StdioServerParameters(
         command=COMMAND[0],
         args=[*COMMAND[1:], "mcp", *arguments],
@@ -99,7 +99,7 @@ def over_stdio(talk: Connected, *arguments: str, cwd: Path | None = None) -> Any
 
 @contextmanager
 def served(at: Path | str, host: str = "127.0.0.1", **options: Any) -> Iterator[str]:
-    """The address of `assay mcp --http`, in a thread."""
+    """The address of `spanwise mcp --http`, in a thread."""
     places = Places(str(at), guarded=True)
     serving = guarded(server(places, **options), places, host, 0)
     ready = threading.Event()

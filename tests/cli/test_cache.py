@@ -1,4 +1,4 @@
-"""`assay cache`, run as people run it, on a real file."""
+"""`spanwise cache`, run as people run it, on a real file."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from contextlib import closing
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.cli._common import failing_in_one_line
-from assay.evaluators.judges import Completion
-from assay.evaluators.judges._cache import Cache
-from assay.evaluators.models import Embedder
+from spanwise.cli._app import app
+from spanwise.cli._common import failing_in_one_line
+from spanwise.evaluators.judges import Completion
+from spanwise.evaluators.judges._cache import Cache
+from spanwise.evaluators.models import Embedder
 
 
-def assay(*arguments, **options):
+def spanwise(*arguments, **options):
     return CliRunner().invoke(app, ["cache", *map(str, arguments)], **options)
 
 
@@ -38,27 +38,27 @@ def path(tmp_path):
 
 
 def test_stats_show_answers_by_model(path):
-    told = assay("stats", "--cache", path).stdout
+    told = spanwise("stats", "--cache", path).stdout
     rows = [re.findall(r"[\w.()]+", line) for line in told.splitlines()]
     assert [row for row in rows if row][1:3] == [["small", "2"], ["large", "1"]]
     assert "together" in told
 
 
 def test_stats_as_json(path):
-    told = json.loads(assay("stats", "--cache", path, "--json").stdout)
+    told = json.loads(spanwise("stats", "--cache", path, "--json").stdout)
     assert (told["answers"], told["models"], told["cache"]) == (3, {"small": 2, "large": 1}, str(path))
     assert told["bytes"] > 0
 
 
 def test_the_environment_says_where(path, monkeypatch):
-    monkeypatch.setenv("ASSAY_CACHE", str(path))
-    assert json.loads(assay("stats", "--json").stdout)["answers"] == 3
+    monkeypatch.setenv("SPANWISE_CACHE", str(path))
+    assert json.loads(spanwise("stats", "--json").stdout)["answers"] == 3
 
 
 def test_a_cache_that_is_not_there_yet_is_empty_and_stays_away(tmp_path):
     absent = tmp_path / "absent.db"
-    assert json.loads(assay("stats", "--cache", absent, "--json").stdout)["answers"] == 0
-    assert json.loads(assay("clear", "--cache", absent, "--yes", "--json").stdout) == {"cleared": 0}
+    assert json.loads(spanwise("stats", "--cache", absent, "--json").stdout)["answers"] == 0
+    assert json.loads(spanwise("clear", "--cache", absent, "--yes", "--json").stdout) == {"cleared": 0}
     assert not absent.exists()
 
 
@@ -66,19 +66,19 @@ def test_a_cache_that_is_not_there_yet_is_empty_and_stays_away(tmp_path):
     ("options", "left"), [([], 0), (["--model", "large"], 2), (["--older-than", "1d"], 2), (["--model", "none"], 3)]
 )
 def test_clear_forgets_what_is_named(path, options, left):
-    assert assay("clear", "--cache", path, "--yes", *options).exit_code == 0
+    assert spanwise("clear", "--cache", path, "--yes", *options).exit_code == 0
     with closing(Cache(path)) as cache:
         assert cache.stats().answers == left
 
 
 def test_clear_asks_first(path):
-    assert assay("clear", "--cache", path, input="n\n").exit_code == 1
+    assert spanwise("clear", "--cache", path, input="n\n").exit_code == 1
     with closing(Cache(path)) as cache:
         assert cache.stats().answers == 3
 
 
 def test_a_file_that_is_something_else_is_left_alone(tmp_path):
-    other = tmp_path / "assay.db"
+    other = tmp_path / "spanwise.db"
     with closing(sqlite3.connect(other)) as file, file:
         file.execute("CREATE TABLE spans (id)")
     assert "no cache of judges, but another database" in refusal("clear", "--cache", other, "--yes")
@@ -93,8 +93,8 @@ def test_a_damaged_file_is_told_in_one_line(tmp_path):
 
 
 def test_where_no_answers_are_kept_it_says_so(monkeypatch):
-    monkeypatch.setenv("ASSAY_CACHE", "off")
-    assert "ASSAY_CACHE is off" in refusal("stats")
+    monkeypatch.setenv("SPANWISE_CACHE", "off")
+    assert "SPANWISE_CACHE is off" in refusal("stats")
 
 
 def test_a_duration_that_is_none_is_refused(path):
@@ -111,13 +111,13 @@ def vectors(tmp_path):
 
 
 def test_vectors_are_shown_and_forgotten_beside_answers(path, vectors, monkeypatch):
-    monkeypatch.setenv("ASSAY_CACHE", str(path))
-    monkeypatch.setenv("ASSAY_VECTORS", str(vectors))
-    answers, made = map(json.loads, assay("stats", "--json").stdout.splitlines())
+    monkeypatch.setenv("SPANWISE_CACHE", str(path))
+    monkeypatch.setenv("SPANWISE_VECTORS", str(vectors))
+    answers, made = map(json.loads, spanwise("stats", "--json").stdout.splitlines())
     assert (answers["answers"], made["vectors"], made["models"]) == (3, 2, {"lengths": 2})
-    assert assay("clear", "--yes").stdout == "3 answers, 2 vectors forgotten\n"
-    assert json.loads(assay("stats", "--cache", vectors, "--json").stdout)["vectors"] == 0
+    assert spanwise("clear", "--yes").stdout == "3 answers, 2 vectors forgotten\n"
+    assert json.loads(spanwise("stats", "--cache", vectors, "--json").stdout)["vectors"] == 0
 
 
 def test_a_file_of_vectors_is_known_by_its_mark(vectors):
-    assert assay("clear", "--cache", vectors, "--model", "lengths", "--yes").stdout == "2 vectors forgotten\n"
+    assert spanwise("clear", "--cache", vectors, "--model", "lengths", "--yes").stdout == "2 vectors forgotten\n"

@@ -6,9 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from assay.cli import _common
-from assay.cli._common import conditions, emit, short
-from assay.collector.filters import Filter
+from spanwise.cli import _common
+from spanwise.cli._common import conditions, emit, short
+from spanwise.collector.filters import Filter
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`assay datasets generate`, against a server that answers as OpenAI's does."""
+"""`spanwise datasets generate`, against a server that answers as OpenAI's does."""
 
 import json
 import threading
@@ -7,11 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.collector.errors import Refused
-from assay.collector.records import Example
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import datasets
+from spanwise.cli._app import app
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Example
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import datasets
 
 
 class Endpoint(ThreadingHTTPServer):

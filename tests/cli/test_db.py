@@ -1,4 +1,4 @@
-"""`assay db`, run as people run it, on real files."""
+"""`spanwise db`, run as people run it, on real files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from assay.cli._app import app
-from assay.cli._common import failing_in_one_line
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import SECOND, child, run
+from spanwise.cli._app import app
+from spanwise.cli._common import failing_in_one_line
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
-def assay(*arguments: str) -> Result:
+def spanwise(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["db", *arguments])
 
 
@@ -31,7 +31,7 @@ def refusal(*arguments: str) -> str:
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    path = str(tmp_path / "assay.db")
+    path = str(tmp_path / "spanwise.db")
     with SQLiteStore(path) as store:
         root = run("new", project="p", inputs={"question": "where?"}, start_ns=4 * 10**9 * SECOND, user_id="u")
         store.append([root, child(root), run("old", project="p", inputs=os.urandom(3000).hex())])
@@ -44,26 +44,26 @@ def left(file: str) -> list[str]:
 
 
 def test_stats(file: str) -> None:
-    shown = assay("stats", "--store", file)
+    shown = spanwise("stats", "--store", file)
     assert shown.exit_code == 0
     assert "waiting_for_text_index" in shown.stdout
-    found = json.loads(assay("stats", "--store", file, "--json").stdout)
+    found = json.loads(spanwise("stats", "--store", file, "--json").stdout)
     assert (found["spans"], found["projects"][0]["project"], found["projects"][0]["traces"]) == (3, "p", 2)
 
 
 def test_prune_by_age(file: str) -> None:
-    assert "deleted 1 traces" in assay("prune", "--older-than", "1d", "--store", file).stderr
+    assert "deleted 1 traces" in spanwise("prune", "--older-than", "1d", "--store", file).stderr
     assert left(file) == ["new"]
 
 
 def test_prune_by_size_as_a_rule(file: str) -> None:
-    assert assay("prune", "--max-size", "1KB", "--project", "p", "--always", "--store", file).exit_code == 0
+    assert spanwise("prune", "--max-size", "1KB", "--project", "p", "--always", "--store", file).exit_code == 0
     with SQLiteStore(file) as store:
         assert store.retention()[0].max_bytes == 1000
 
 
 def test_delete_by_conditions(file: str) -> None:
-    assert "deleted 1 traces" in assay("delete", "user=u", "--yes", "--store", file).stderr
+    assert "deleted 1 traces" in spanwise("delete", "user=u", "--yes", "--store", file).stderr
     assert left(file) == ["old"]
 
 
@@ -75,21 +75,21 @@ def test_delete_asks_first(file: str) -> None:
 
 
 def test_vacuum_and_check(file: str) -> None:
-    assert assay("vacuum", "--store", file).exit_code == 0
-    assert assay("check", "--deep", "--store", file).exit_code == 0
+    assert spanwise("vacuum", "--store", file).exit_code == 0
+    assert spanwise("check", "--deep", "--store", file).exit_code == 0
 
 
 def test_sql_reads_payloads_and_times(file: str) -> None:
     query = (
         "SELECT name, iso(start_ns) AS at, payload(id) ->> '$.inputs.question' AS q, payload(payload) AS p FROM spans"
     )
-    first = json.loads(assay("sql", query, "--store", file, "--json").stdout.splitlines()[0])
+    first = json.loads(spanwise("sql", query, "--store", file, "--json").stdout.splitlines()[0])
     assert (first["name"], first["q"], first["at"]) == ("new", "where?", "2096-10-02T07:06:40.000000000Z")
     assert json.loads(first["p"])["inputs"] == {"question": "where?"}
 
 
 def test_sql_lists_the_tables(file: str) -> None:
-    assert "trace_id" in assay("sql", "--store", file).stdout
+    assert "trace_id" in spanwise("sql", "--store", file).stdout
 
 
 def test_sql_cannot_write(file: str) -> None:
@@ -100,28 +100,28 @@ def test_sql_cannot_write(file: str) -> None:
 
 def test_reading_goes_on_while_another_process_holds_the_file(file: str) -> None:
     with SQLiteStore(file):
-        assert assay("stats", "--store", file).exit_code == 0
-        assert assay("check", "--store", file).exit_code == 0
+        assert spanwise("stats", "--store", file).exit_code == 0
+        assert spanwise("check", "--store", file).exit_code == 0
         assert f"being written by process {os.getpid()}" in refusal("vacuum", "--store", file)
 
 
 def test_what_a_server_holds_is_looked_after_through_it(file: str) -> None:
     with SQLiteStore(file) as store, Server(store) as server:
-        assert json.loads(assay("prune", "--older-than", "1d", "--always", "--store", file, "--json").stdout) == {
+        assert json.loads(spanwise("prune", "--older-than", "1d", "--always", "--store", file, "--json").stdout) == {
             "deleted": 1
         }
         assert store.retention()[0].max_age_ns == 86_400 * SECOND
-        assert json.loads(assay("vacuum", "--store", server.url, "--json").stdout)["freed_bytes"] >= 0
-        assert json.loads(assay("delete", "user=u", "--yes", "--store", file, "--json").stdout) == {"deleted": 1}
+        assert json.loads(spanwise("vacuum", "--store", server.url, "--json").stdout)["freed_bytes"] >= 0
+        assert json.loads(spanwise("delete", "user=u", "--yes", "--store", file, "--json").stdout) == {"deleted": 1}
         assert store.count()["traces"] == 0
 
 
 def test_checks_for_pipes(file: str) -> None:
-    assert json.loads(assay("check", "--store", file, "--json").stdout) == {"sound": True, "problems": []}
+    assert json.loads(spanwise("check", "--store", file, "--json").stdout) == {"sound": True, "problems": []}
     with closing(sqlite3.connect(file)) as db:
         db.execute("DELETE FROM spans WHERE parent_id IS NOT NULL")
         db.commit()
-    found = assay("check", "--store", file, "--json")
+    found = spanwise("check", "--store", file, "--json")
     assert found.exit_code == 1
     assert "number of spans" in json.loads(found.stdout)["problems"][0]
 
@@ -142,14 +142,14 @@ def test_what_cannot_be_done_is_told_in_one_line(arguments: tuple[str, ...], tol
 
 def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "bad.db").write_bytes(b"nonsense" * 4000)
-    shown = assay("check", "--store", str(tmp_path / "bad.db"))
-    assert (shown.exit_code, "is damaged" in shown.stdout, "assay db recover" in shown.stderr) == (1, True, True)
+    shown = spanwise("check", "--store", str(tmp_path / "bad.db"))
+    assert (shown.exit_code, "is damaged" in shown.stdout, "spanwise db recover" in shown.stderr) == (1, True, True)
 
 
 def test_backup_of_a_served_file(file: str, tmp_path: Path) -> None:
     copy = str(tmp_path / "copy.db")
     with SQLiteStore(file) as store, Server(store):
-        shown = assay("backup", copy, "--store", file, "--json")
+        shown = spanwise("backup", copy, "--store", file, "--json")
     assert json.loads(shown.stdout)["bytes"] == os.path.getsize(copy)
     assert left(copy) == ["new", "old"]
     assert "is there already" in refusal("backup", copy, "--store", file)
@@ -163,10 +163,10 @@ def test_recover_says_what_is_saved_and_what_is_lost(file: str, tmp_path: Path) 
     with closing(sqlite3.connect(file)) as db, db:
         db.execute("DELETE FROM resources")
     saved = str(tmp_path / "saved.db")
-    shown = assay("recover", saved, "--store", file)
+    shown = spanwise("recover", saved, "--store", file)
     assert (shown.exit_code, "3 spans have lost their resource" in shown.stdout) == (0, True)
     assert left(saved) == ["new", "old"]
-    found = json.loads(assay("recover", saved + "2", "--store", file, "--json").stdout)
+    found = json.loads(spanwise("recover", saved + "2", "--store", file, "--json").stdout)
     assert {"table": "spans", "saved": 3, "lost": 0} in found["tables"]
 
 
@@ -177,33 +177,33 @@ def test_an_empty_name_is_no_file_of_anybodys(command: str) -> None:
 
 def test_restore_moves_the_present_file_away(file: str, tmp_path: Path) -> None:
     copy = str(tmp_path / "copy.db")
-    assay("backup", copy, "--store", file)
+    spanwise("backup", copy, "--store", file)
     with SQLiteStore(file) as store:
         store.append([run("after")])
-    shown = assay("restore", copy, "--store", file, "--json")
+    shown = spanwise("restore", copy, "--store", file, "--json")
     replaced = json.loads(shown.stdout)["replaced"]
     assert (sorted(left(file)), sorted(left(replaced))) == (["new", "old"], ["after", "new", "old"])
     assert left(copy) == ["new", "old"]
-    assert not (tmp_path / "assay.db.restoring").exists()
+    assert not (tmp_path / "spanwise.db.restoring").exists()
 
 
 def test_restore_makes_a_file_that_is_not_there(file: str, tmp_path: Path) -> None:
     other = str(tmp_path / "other.db")
-    assert "it is sound" in assay("restore", file, "--store", other).stderr
+    assert "it is sound" in spanwise("restore", file, "--store", other).stderr
     assert left(other) == ["new", "old"]
 
 
 def test_restore_replaces_a_damaged_file(file: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.db"
     bad.write_bytes(b"nonsense" * 4000)
-    assert assay("restore", file, "--store", str(bad)).exit_code == 0
+    assert spanwise("restore", file, "--store", str(bad)).exit_code == 0
     assert left(str(bad)) == ["new", "old"]
     assert [one.read_bytes()[:8] for one in tmp_path.glob("bad.db.replaced-*Z")] == [b"nonsense"]
 
 
 def test_restore_leaves_the_present_file_where_the_backup_is_not_sound(file: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    assay("backup", str(copy), "--store", file)
+    spanwise("backup", str(copy), "--store", file)
     with closing(sqlite3.connect(copy)) as db, db:
         db.execute("DELETE FROM spans WHERE parent_id IS NOT NULL")
     assert "is not sound: 1 traces whose number of spans is wrong" in refusal("restore", str(copy), "--store", file)
@@ -212,11 +212,11 @@ def test_restore_leaves_the_present_file_where_the_backup_is_not_sound(file: str
     assert "name a backup of it" in refusal("restore", file, "--store", file)
     assert "there is no file" in refusal("restore", str(tmp_path / "none.db"), "--store", file)
     assert left(file) == ["new", "old"]
-    assert sorted(path.name for path in tmp_path.glob("assay.db.re*")) == []
+    assert sorted(path.name for path in tmp_path.glob("spanwise.db.re*")) == []
 
 
 def test_restore_of_a_file_that_is_open_is_refused(file: str, tmp_path: Path) -> None:
     copy = str(tmp_path / "copy.db")
-    assay("backup", copy, "--store", file)
+    spanwise("backup", copy, "--store", file)
     with SQLiteStore(file):
         assert "is being written by process" in refusal("restore", copy, "--store", file)

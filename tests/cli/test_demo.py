@@ -1,4 +1,4 @@
-"""`assay demo`, run as people run it."""
+"""`spanwise demo`, run as people run it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from assay.cli._app import app
-from assay.cli._common import failing_in_one_line
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.tracer import _runtime
+from spanwise.cli._app import app
+from spanwise.cli._common import failing_in_one_line
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.tracer import _runtime
 
 KEYS = ("document_recall", "ir_mrr", "contains", "length")
 
@@ -27,8 +27,8 @@ KEYS = ("document_recall", "ir_mrr", "contains", "length")
 def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A directory and a tracer of its own, and no model service."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ASSAY_SPILL_DIR", "off")
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ASSAY_API_KEY"):
+    monkeypatch.setenv("SPANWISE_SPILL_DIR", "off")
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "SPANWISE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     previous = _runtime.replace(None)
     yield
@@ -51,7 +51,7 @@ def test_prints_both_experiments_and_where_to_look():
 
 def test_forty_questions_come_in_as_live_traffic():
     demo("--port", "0")
-    with SQLiteStore("assay-demo.db") as store:
+    with SQLiteStore("spanwise-demo.db") as store:
         live = store.traces(project="demo", experiment="", limit=100)
         assert len(live) == 40
         assert all(one.span_count == 3 and one.complete and one.status != "error" for one in live)
@@ -64,7 +64,7 @@ def test_forty_questions_come_in_as_live_traffic():
 def test_rules_score_the_traffic_while_it_comes_in():
     shown = demo("--port", "0")
     assert re.search(r"http://127\.0\.0\.1:\d+/rules", shown.stdout)
-    with SQLiteStore("assay-demo.db") as store:
+    with SQLiteStore("spanwise-demo.db") as store:
         counts = {one.rule.name: one.counts for one in store.status(project="demo")}
         live = store.aggregate(project="demo", experiment="")[0].feedback
     assert counts["answers"]["scored"] == 40
@@ -75,7 +75,7 @@ def test_rules_score_the_traffic_while_it_comes_in():
 
 def test_every_row_is_scored_under_every_key():
     demo("--port", "0")
-    with SQLiteStore("assay-demo.db") as store:
+    with SQLiteStore("spanwise-demo.db") as store:
         experiments = store.experiments(dataset="python-reference")
         for experiment in experiments:
             stats = store.aggregate(experiment=experiment.id)[0].feedback
@@ -85,7 +85,7 @@ def test_every_row_is_scored_under_every_key():
 
 def test_again_into_the_same_file_adds_experiments_over_the_same_version():
     assert [demo("--port", "0").exit_code for _ in range(2)] == [0, 0]
-    with SQLiteStore("assay-demo.db") as store:
+    with SQLiteStore("spanwise-demo.db") as store:
         assert [one.version for one in store.versions("python-reference")] == [1]
         assert len(store.experiments(dataset="python-reference")) == 4
 
@@ -103,7 +103,7 @@ def test_a_free_port_is_taken_when_the_usual_one_is_busy(usual_port):
 def test_a_busy_port_that_was_asked_for_is_told_in_one_line():
     with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(SystemExit) as told, failing_in_one_line():
         app(["demo", "--no-serve", "--port", str(busy.getsockname()[1])])
-    assert re.fullmatch(r"assay: port \d+ is held by process \d+ .*--port", str(told.value))
+    assert re.fullmatch(r"spanwise: port \d+ is held by process \d+ .*--port", str(told.value))
 
 
 def test_an_address_is_no_store():
@@ -113,7 +113,7 @@ def test_an_address_is_no_store():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_serves_the_pages_until_it_is_told_to_stop(number):
-    command = [sys.executable, "-c", "from assay.cli import main; main()", "demo", "--no-models", "--port", "0"]
+    command = [sys.executable, "-c", "from spanwise.cli import main; main()", "demo", "--no-models", "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment

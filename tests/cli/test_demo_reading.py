@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from assay.cli.demo.application import application, reader
-from assay.cli.demo.corpus import passages
-from assay.cli.demo.reading import NOTHING, extract
-from assay.cli.demo.retrieval import BM25Index
-from assay.tracer.testing import traced  # noqa: F401  a fixture
+from spanwise.cli.demo.application import application, reader
+from spanwise.cli.demo.corpus import passages
+from spanwise.cli.demo.reading import NOTHING, extract
+from spanwise.cli.demo.retrieval import BM25Index
+from spanwise.tracer.testing import traced  # noqa: F401  a fixture
 
 TEXT = """The cat is an animal that hunts at night.
 
@@ -62,7 +62,7 @@ def _handler(model: Model) -> type[BaseHTTPRequestHandler]:
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
     made = Model()
     monkeypatch.setenv("OPENAI_BASE_URL", made.url)
-    monkeypatch.setenv("ASSAY_DEMO_MODEL", "tiny")
+    monkeypatch.setenv("SPANWISE_DEMO_MODEL", "tiny")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     yield made
     made.server.shutdown()

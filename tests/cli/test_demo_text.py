@@ -6,12 +6,12 @@ from importlib.resources import as_file, files
 
 import pytest
 
-from assay.cli.demo.corpus import Passage, passages
-from assay.cli.demo.retrieval import BM25Index, EmbeddingIndex, load_model
-from assay.cli.demo.show import by_meaning
-from assay.collector.records import Example
-from assay.evaluators import datasets, score
-from assay.evaluators.builtin.retrieval import recall
+from spanwise.cli.demo.corpus import Passage, passages
+from spanwise.cli.demo.retrieval import BM25Index, EmbeddingIndex, load_model
+from spanwise.cli.demo.show import by_meaning
+from spanwise.collector.records import Example
+from spanwise.evaluators import datasets, score
+from spanwise.evaluators.builtin.retrieval import recall
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def corpus() -> list[Passage]:
 
 @pytest.fixture(scope="module")
 def examples() -> list[Example]:
-    with as_file(files("assay.cli.demo") / "questions.jsonl") as path:
+    with as_file(files("spanwise.cli.demo") / "questions.jsonl") as path:
         return datasets.read(path)
 
 

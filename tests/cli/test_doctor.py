@@ -1,4 +1,4 @@
-"""`assay doctor`, as people run it."""
+"""`spanwise doctor`, as people run it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from assay.cli._app import app
-from assay.collector import connect
-from assay.collector.client import HTTPStore
-from assay.collector.records import Key, Run
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.cli._app import app
+from spanwise.collector import connect
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.records import Key, Run
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 def run(number: int, **fields: object) -> Run:
@@ -77,7 +77,7 @@ def test_a_server_says_the_same_and_what_it_has_refused(file: Path) -> None:
 def test_the_numbers_of_a_collector_are_read_by_name(file: Path) -> None:
     with SQLiteStore(file) as store, Server(store) as server, HTTPStore(server.url) as client:
         numbers = client.numbers()
-    assert (numbers["assay_store_writable"], numbers["assay_pending_bytes"]) == (1.0, 0.0)
+    assert (numbers["spanwise_store_writable"], numbers["spanwise_pending_bytes"]) == (1.0, 0.0)
 
 
 def test_nothing_stored_is_said(tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ def test_conditions_that_nothing_passes_are_said(file: Path) -> None:
 
 
 def test_a_key_of_a_project_sees_its_senders_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
     hashed = hashlib.sha256(b"bank's").hexdigest()
     with SQLiteStore(file) as store:
         store.append([run(3, project="bank", name="theirs", resource={"service.name": "bank"})])
         store.save_key(Key(id="k", name="k", sha256=hashed, scopes=("read",), project="bank"))
         with Server(store, host="0.0.0.0") as server:
-            monkeypatch.setenv("ASSAY_API_KEY", "bank's")
+            monkeypatch.setenv("SPANWISE_API_KEY", "bank's")
             found = json.loads(doctor("--store", server.url, "--json").stdout)
     assert [one["who"]["service"] for one in found["senders"]] == ["bank"]
     assert (found["spans"], found["spans_stored"]) == (1, None)

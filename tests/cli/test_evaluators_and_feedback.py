@@ -1,4 +1,4 @@
-"""`assay evaluators` and `assay feedback` as a user runs them; the pages of the evaluators are up to date."""
+"""`spanwise evaluators` and `spanwise feedback` as a user runs them; the pages of the evaluators are up to date."""
 
 import json
 import re
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli import _evaluator_pages as made
-from assay.cli._app import app
-from assay.collector.errors import Refused
-from assay.collector.records import Run
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import get
-from assay.evaluators.protocol import specs
+from spanwise.cli import _evaluator_pages as made
+from spanwise.cli._app import app
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Run
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import get
+from spanwise.evaluators.protocol import specs
 
 DOCS = Path(__file__).parents[2] / "docs" / "evaluators"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -41,7 +41,7 @@ def database(tmp_path):
 
 
 @pytest.fixture
-def assay(database):
+def spanwise(database):
     def run(*arguments, store=True, status=0):
         result = CliRunner().invoke(app, [*arguments, *(["--store", str(database)] if store else [])])
         assert result.exit_code == status, result.output
@@ -57,9 +57,9 @@ def lines(output):
 def test_pages_are_up_to_date():
     pages = made.pages()
     there = {path.name: path.read_text() for path in DOCS.glob("*.md") if path.name != "protocol.md"}
-    assert there.keys() == pages.keys(), "run: python -m assay.cli._evaluator_pages docs/evaluators"
+    assert there.keys() == pages.keys(), "run: python -m spanwise.cli._evaluator_pages docs/evaluators"
     assert [name for name in pages if there[name] != pages[name]] == [], (
-        "run: python -m assay.cli._evaluator_pages docs/evaluators"
+        "run: python -m spanwise.cli._evaluator_pages docs/evaluators"
     )
 
 
@@ -92,31 +92,31 @@ def test_writing_pages_takes_old_ones_away(tmp_path):
     assert (tmp_path / "protocol.md").read_text() == "by hand"
 
 
-def test_the_list_of_evaluators(assay):
-    output = assay("evaluators", "list", store=False)
+def test_the_list_of_evaluators(spanwise):
+    output = spanwise("evaluators", "list", store=False)
     assert "document_recall" in output
-    rows = lines(assay("evaluators", "list", "--needs", "conditions", "--json", store=False))
+    rows = lines(spanwise("evaluators", "list", "--needs", "conditions", "--json", store=False))
     assert {row["id"] for row in rows} == {"encoding_guardrail", "guideline_adherence", "text_matching"}
     assert rows[-1]["needed"]["context"] == "optional"
 
 
-def test_the_page_of_an_evaluator(assay):
-    assert "Discounted" not in assay("evaluators", "show", "regex", store=False)
-    assert "ir_ndcg score" in assay("evaluators", "show", "ir_ndcg", store=False)
-    [shown] = lines(assay("evaluators", "show", "pii", "--json", store=False))
+def test_the_page_of_an_evaluator(spanwise):
+    assert "Discounted" not in spanwise("evaluators", "show", "regex", store=False)
+    assert "ir_ndcg score" in spanwise("evaluators", "show", "ir_ndcg", store=False)
+    [shown] = lines(spanwise("evaluators", "show", "pii", "--json", store=False))
     assert (shown["needs"], shown["parameters"]["region"]) == (["outputs"], None)
 
 
-def test_what_a_judge_asks_with_is_shown_without_a_judge(assay, monkeypatch):
-    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
-    assert "{trajectory}" in assay("evaluators", "show", "goal_reached", store=False)
-    [shown] = lines(assay("evaluators", "show", "goal_reached", "--json", store=False))
+def test_what_a_judge_asks_with_is_shown_without_a_judge(spanwise, monkeypatch):
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
+    assert "{trajectory}" in spanwise("evaluators", "show", "goal_reached", store=False)
+    [shown] = lines(spanwise("evaluators", "show", "goal_reached", "--json", store=False))
     [prompt] = shown["prompts"]
     assert (prompt["id"], prompt["version"], len(prompt["hash"])) == ("goal_reached", "1", 12)
     assert "{trajectory}" in prompt["text"]
 
 
-MINE = """from assay.evaluators import evaluator, judge
+MINE = """from spanwise.evaluators import evaluator, judge
 shown = {"outputs": "Go.", "rationale": "Rude.", "rating": 1}
 polite = judge("polite", "Is it polite?\\n{outputs}", {1: "rude", 2: "warm"}, judge="m", examples=[shown])
 
@@ -127,19 +127,19 @@ def short(outputs):
 """
 
 
-def test_a_judge_of_a_file_is_shown_with_its_prompt_scale_and_examples(assay, tmp_path):
+def test_a_judge_of_a_file_is_shown_with_its_prompt_scale_and_examples(spanwise, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    text = " ".join(assay("evaluators", "show", f"{tmp_path}/mine.py:polite", store=False).split())
+    text = " ".join(spanwise("evaluators", "show", f"{tmp_path}/mine.py:polite", store=False).split())
     assert [word in text for word in ("Is it polite?", "1: rude", "2: warm", "outputs: Go.", "m at ")] == [True] * 5
-    assert "Whether it is short." in assay("evaluators", "show", f"{tmp_path}/mine.py:short", store=False)
+    assert "Whether it is short." in spanwise("evaluators", "show", f"{tmp_path}/mine.py:short", store=False)
 
 
-def test_a_definition_is_shown_and_is_the_same_judge(assay, tmp_path):
+def test_a_definition_is_shown_and_is_the_same_judge(spanwise, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    [shown] = lines(assay("evaluators", "show", f"{tmp_path}/mine.py:polite", "--json", store=False))
+    [shown] = lines(spanwise("evaluators", "show", f"{tmp_path}/mine.py:polite", "--json", store=False))
     assert (shown["id"], shown["needs"], shown["definition"]["type"]) == ("polite", ["outputs"], "judge")
     (tmp_path / "polite.json").write_text(json.dumps(shown["definition"]))
-    [again] = lines(assay("evaluators", "show", f"{tmp_path}/polite.json", "--json", store=False))
+    [again] = lines(spanwise("evaluators", "show", f"{tmp_path}/polite.json", "--json", store=False))
     assert again == shown
 
 
@@ -149,19 +149,19 @@ def test_a_file_that_defines_nothing_is_one_line(tmp_path):
     assert (shown.exit_code, "is no definition of an evaluator" in str(shown.exception or shown.output)) == (1, True)
 
 
-def test_an_evaluator_looks_at_a_stored_trace(assay, database):
-    assay("evaluators", "score", "regex", TRACE, "--set", "pattern=[0-9]+", "--save")
-    [kept] = lines(assay("feedback", "list", TRACE, "--json"))
+def test_an_evaluator_looks_at_a_stored_trace(spanwise, database):
+    spanwise("evaluators", "score", "regex", TRACE, "--set", "pattern=[0-9]+", "--save")
+    [kept] = lines(spanwise("feedback", "list", TRACE, "--json"))
     assert (kept["key"], kept["score"], kept["evaluator"]) == ("regex", 1.0, "regex")
-    assert "needs reference_outputs" in " ".join(assay("evaluators", "score", "exact", TRACE).split())
+    assert "needs reference_outputs" in " ".join(spanwise("evaluators", "score", "exact", TRACE).split())
 
 
-def test_people_say_something_and_are_kept_apart(assay):
-    assay("feedback", "add", TRACE, "good", "1", "--author", "ann")
-    assay("feedback", "add", TRACE, "good", "0", "--author", "ann", "--comment", "on second thought")
-    assay("feedback", "add", TRACE, "good", "yes", "--author", "bob")
-    assay("feedback", "add", TRACE, "tone", "dry", "--author", "bob")
-    rows = {(row["author"], row["key"]): row for row in lines(assay("feedback", "list", "--json"))}
+def test_people_say_something_and_are_kept_apart(spanwise):
+    spanwise("feedback", "add", TRACE, "good", "1", "--author", "ann")
+    spanwise("feedback", "add", TRACE, "good", "0", "--author", "ann", "--comment", "on second thought")
+    spanwise("feedback", "add", TRACE, "good", "yes", "--author", "bob")
+    spanwise("feedback", "add", TRACE, "tone", "dry", "--author", "bob")
+    rows = {(row["author"], row["key"]): row for row in lines(spanwise("feedback", "list", "--json"))}
     assert {who: row["score"] for who, row in rows.items()} == {
         ("ann", "good"): 0.0,
         ("bob", "good"): 1.0,
@@ -171,33 +171,33 @@ def test_people_say_something_and_are_kept_apart(assay):
     assert rows[("ann", "good")]["source"] == "human"
 
 
-def test_feedback_on_a_trace_that_has_not_come_yet_is_kept_and_said(assay, database):
+def test_feedback_on_a_trace_that_has_not_come_yet_is_kept_and_said(spanwise, database):
     unknown = CliRunner().invoke(app, ["feedback", "add", "f" * 32, "good", "1", "--store", str(database)])
     known = CliRunner().invoke(app, ["feedback", "add", TRACE, "good", "1", "--store", str(database)])
     assert ("is stored yet" in unknown.stderr, "is stored yet" in known.stderr) == (True, False)
-    assert len(lines(assay("feedback", "list", "f" * 32, "--json"))) == 1
+    assert len(lines(spanwise("feedback", "list", "f" * 32, "--json"))) == 1
 
 
-def test_feedback_is_removed_by_id(assay):
-    [kept] = lines(assay("feedback", "add", TRACE, "good", "1", "--json"))
-    assert assay("feedback", "delete", kept["id"]) == "removed 1 feedbacks\n"
-    assert lines(assay("feedback", "list", "--json")) == []
+def test_feedback_is_removed_by_id(spanwise):
+    [kept] = lines(spanwise("feedback", "add", TRACE, "good", "1", "--json"))
+    assert spanwise("feedback", "delete", kept["id"]) == "removed 1 feedbacks\n"
+    assert lines(spanwise("feedback", "list", "--json")) == []
 
 
-def test_where_feedback_is_sent_on_to_is_shown(assay, database):
-    assert (lines(assay("feedback", "outlets", "--json")), assay("feedback", "outlets")) == ([], "")
+def test_where_feedback_is_sent_on_to_is_shown(spanwise, database):
+    assert (lines(spanwise("feedback", "outlets", "--json")), spanwise("feedback", "outlets")) == ([], "")
     with SQLiteStore(database) as store:
         store.open_outlet("hub", "http://hub:4318")
-    assay("feedback", "add", TRACE, "good", "1")
-    [shown] = lines(assay("feedback", "outlets", "--json"))
+    spanwise("feedback", "add", TRACE, "good", "1")
+    [shown] = lines(spanwise("feedback", "outlets", "--json"))
     assert (shown["name"], shown["waiting"], shown["sent"]) == ("hub", 1, 0)
-    assert "http://hub:4318" in assay("feedback", "outlets")
+    assert "http://hub:4318" in spanwise("feedback", "outlets")
 
 
-def test_human_feedback_is_a_source_of_scores(assay):
+def test_human_feedback_is_a_source_of_scores(spanwise):
     for author, value in (("ann", "1"), ("bob", "0"), ("cid", "1"), ("dan", "1")):
-        assay("feedback", "add", TRACE, "good", value, "--author", author)
-    [row] = lines(assay("evaluators", "score", "human_feedback", TRACE, "--set", "of=good", "--json"))
+        spanwise("feedback", "add", TRACE, "good", value, "--author", author)
+    [row] = lines(spanwise("evaluators", "score", "human_feedback", TRACE, "--set", "of=good", "--json"))
     assert (row["score"], row["source"]) == (0.75, "human")
 
 
@@ -206,7 +206,7 @@ def test_other_packages_evaluators_are_listed_and_shown(monkeypatch, tmp_path):
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-evaluators\nVersion: 1\n")
     points = "longer = tiny_evaluators:Longer\nbroken = tiny_evaluators:nothing\n"
-    (package / "entry_points.txt").write_text(f"[assay.evaluators]\n{points}")
+    (package / "entry_points.txt").write_text(f"[spanwise.evaluators]\n{points}")
     code = "class Longer:\n    def __init__(self, than=3): ...\n    def __call__(self, outputs, documents): ...\n"
     (tmp_path / "tiny_evaluators.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -222,7 +222,7 @@ def test_other_packages_evaluators_are_listed_and_shown(monkeypatch, tmp_path):
 OWN = """
 from dataclasses import dataclass
 
-from assay.evaluators import evaluator
+from spanwise.evaluators import evaluator
 
 @evaluator(key="brief", higher_is_better=False)
 def brief(outputs, longest=3):
@@ -249,10 +249,10 @@ class Counted:
         ("Counted", ["word=cats"], "Counted", 1.0),
     ],
 )
-def test_functions_of_a_file_score_a_trace_with_their_parameters(assay, tmp_path, named, parameters, key, score):
+def test_functions_of_a_file_score_a_trace_with_their_parameters(spanwise, tmp_path, named, parameters, key, score):
     (tmp_path / "own.py").write_text(OWN)
     sets = [part for parameter in parameters for part in ("--set", parameter)]
-    [row] = lines(assay("evaluators", "score", f"{tmp_path / 'own.py'}:{named}", TRACE, *sets, "--json"))
+    [row] = lines(spanwise("evaluators", "score", f"{tmp_path / 'own.py'}:{named}", TRACE, *sets, "--json"))
     assert (row["key"], row["score"]) == (key, score)
 
 

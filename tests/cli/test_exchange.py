@@ -1,4 +1,4 @@
-"""`assay db export` and `assay db import`, as people run them: from a file, through a server, from pipes."""
+"""`spanwise db export` and `spanwise db import`, as people run them: from a file, through a server, from pipes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from assay.cli._app import app
-from assay.collector.records import Feedback, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
+from spanwise.cli._app import app
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 TRACE = "a" * 32
 
@@ -25,15 +25,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.db"
 
 
-def assay(*words: object, input: bytes | None = None) -> Result:
+def spanwise(*words: object, input: bytes | None = None) -> Result:
     return CliRunner().invoke(app, [str(word) for word in ("db", *words)], input=input)
 
 
 @pytest.mark.parametrize("format", ["otlp", "jsonl"])
 def test_a_file_goes_through_another_into_a_third(path: Path, tmp_path: Path, format: str) -> None:
-    out = assay("export", tmp_path / "out.jsonl", "--format", format, "--store", path)
+    out = spanwise("export", tmp_path / "out.jsonl", "--format", format, "--store", path)
     assert (out.exit_code, "wrote 2 × run, 1 × feedback" in out.stderr) == (0, True)
-    back = assay("import", tmp_path / "out.jsonl", "--store", tmp_path / "b.db", "--json")
+    back = spanwise("import", tmp_path / "out.jsonl", "--store", tmp_path / "b.db", "--json")
     assert json.loads(back.stdout) == {"kept": {"run": 2, "feedback": 1}, "left_out": {}, "bad": 0, "reasons": []}
     with SQLiteStore(path) as one, SQLiteStore(tmp_path / "b.db") as other:
         assert one.trace(TRACE) == other.trace(TRACE)
@@ -41,20 +41,20 @@ def test_a_file_goes_through_another_into_a_third(path: Path, tmp_path: Path, fo
 
 def test_through_servers_and_pipes(path: Path, tmp_path: Path) -> None:
     with SQLiteStore(path) as store, Server(store) as server:
-        piped = assay("export", "-", "--store", server.url, "--where", "name=other")
+        piped = spanwise("export", "-", "--store", server.url, "--where", "name=other")
     assert len(piped.stdout_bytes.splitlines()) == 1
     with SQLiteStore(tmp_path / "b.db") as store, Server(store) as server:
-        assert assay("import", "-", "--store", server.url, input=piped.stdout_bytes).exit_code == 0
+        assert spanwise("import", "-", "--store", server.url, input=piped.stdout_bytes).exit_code == 0
         assert [trace.name for trace in store.traces()] == ["other"]
 
 
 def test_what_cannot_be_kept_is_told_and_the_exit_status_says_so(tmp_path: Path) -> None:
-    told = assay("import", "-", "--store", tmp_path / "b.db", input=b"nonsense \x1b[31m\n")
+    told = spanwise("import", "-", "--store", tmp_path / "b.db", input=b"nonsense \x1b[31m\n")
     assert (told.exit_code, "bad: 1" in told.stderr, "line 1: " in told.stderr) == (1, True, True)
     assert "\x1b" not in told.output
 
 
 def test_a_format_that_there_is_not_is_refused(path: Path, tmp_path: Path) -> None:
-    refused = assay("export", tmp_path / "x", "--format", "csv", "--store", path)
+    refused = spanwise("export", tmp_path / "x", "--format", "csv", "--store", path)
     assert "format 'csv' is none of otlp, jsonl" in str(refused.exception)
     assert list(tmp_path.glob("x*")) == []

@@ -1,4 +1,4 @@
-"""`assay eval` in CI: red when runs fail, when a mean is too low, and before the first run when it asks for nonsense."""
+"""`spanwise eval` in CI: red when runs fail, when a mean is too low, and before the first run when it asks for nonsense."""
 
 import re
 import shlex
@@ -7,9 +7,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.cli._gate import allowed, bounds
-from assay.collector.errors import Refused
+from spanwise.cli._app import app
+from spanwise.cli._gate import allowed, bounds
+from spanwise.collector.errors import Refused
 
 TWENTY = 'dataset = [{"inputs": {"q": str(n)}, "reference_outputs": str(n)} for n in range(20)]\n'
 CRASHING = (
@@ -145,7 +145,7 @@ def test_keys_that_are_known_at_run_time_only_hold_too(check, key):
 
 
 def test_what_the_task_says_of_itself_can_be_held_to_a_bound(check):
-    text = "from assay.tracer import current_run\n" + CRASHING.replace(
+    text = "from spanwise.tracer import current_run\n" + CRASHING.replace(
         "raise", 'current_run().feedback("cited", 1.0); return'
     )
     assert check(text, "--fail-under", "cited=1")[0] == 0
@@ -154,8 +154,12 @@ def test_what_the_task_says_of_itself_can_be_held_to_a_bound(check):
 def test_every_failed_run_says_how_to_run_it_alone(check, tmp_path):
     text = CRASHING.replace('[{"inputs"', '[{"id": f"it\'s {n}", "inputs"')
     said = check(text)[1]
-    assert f"again: assay eval {tmp_path / 'check.py'} --store {tmp_path / 'a.db'} '--only=it'\"'\"'s 0' --pdb" in said
-    (told,) = re.findall(r"… and 14 more runs failed: `(assay experiments errors [0-9a-f]{8} --store .*)` shows", said)
+    assert (
+        f"again: spanwise eval {tmp_path / 'check.py'} --store {tmp_path / 'a.db'} '--only=it'\"'\"'s 0' --pdb" in said
+    )
+    (told,) = re.findall(
+        r"… and 14 more runs failed: `(spanwise experiments errors [0-9a-f]{8} --store .*)` shows", said
+    )
     shown = CliRunner().invoke(app, shlex.split(told)[1:])
     assert (shown.exit_code, shown.output.count("the task failed on example")) == (0, 19)
 

@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from assay.cli._app import app
+from spanwise.cli._app import app
 
 
 def commands(found: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -18,13 +18,13 @@ def commands(found: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
 def test_help_shows_an_example(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*path, "--help"])
     assert result.exit_code == 0
-    assert "Example: assay " in result.stdout
+    assert "Example: spanwise " in result.stdout
 
 
 def test_the_help_of_serve_names_the_variable_whole() -> None:
     result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
-    assert "ASSAY_FORWARD_HEADERS_<NAME>" in result.stdout
+    assert "SPANWISE_FORWARD_HEADERS_<NAME>" in result.stdout
 
 
 def test_version() -> None:
-    assert CliRunner().invoke(app, ["--version"]).stdout.startswith("assay ")
+    assert CliRunner().invoke(app, ["--version"]).stdout.startswith("spanwise ")

@@ -7,13 +7,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.collector.records import Run
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.cli._app import app
+from spanwise.collector.records import Run
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 FILE = """
-from assay.evaluators import evaluator, get, judge
-from assay.evaluators.judges import Judge, scripted
+from spanwise.evaluators import evaluator, get, judge
+from spanwise.evaluators.judges import Judge, scripted
 
 def yes(prompt: str) -> str:
     return '{"rationale": "It says please.", "rating": "yes"}'
@@ -38,7 +38,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 @pytest.fixture
 def at(tmp_path, monkeypatch):
-    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     (tmp_path / "mine.py").write_text(FILE)
     given = {"start_ns": 1, "end_ns": 2, "session_id": "s", "inputs": {"q": "Why?"}, "outputs": "42 cats"}
     with SQLiteStore(tmp_path / "a.db") as store:
@@ -47,7 +47,7 @@ def at(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def assay(at):
+def spanwise(at):
     def run(*arguments, status=0):
         named = [argument.replace("mine.py", str(at / "mine.py")) for argument in arguments]
         result = CliRunner().invoke(app, [*named, "--store", str(at / "a.db"), "--json"])
@@ -62,32 +62,32 @@ def lines(result):
 
 
 @pytest.mark.parametrize(("name", "score"), [("polite", True), ("relevant", False), ("longer", True)])
-def test_evaluators_of_a_file_score_a_trace(assay, name, score):
-    [feedback] = lines(assay("evaluators", "score", f"mine.py:{name}", TRACE[:8]))
+def test_evaluators_of_a_file_score_a_trace(spanwise, name, score):
+    [feedback] = lines(spanwise("evaluators", "score", f"mine.py:{name}", TRACE[:8]))
     assert (feedback["key"], feedback["score"], feedback["judge_trace_id"]) == (name, score, None)
 
 
-def test_where_text_goes_is_said_once_and_aside(assay):
-    result = assay("evaluators", "score", "mine.py:polite", TRACE)
+def test_where_text_goes_is_said_once_and_aside(spanwise):
+    result = spanwise("evaluators", "score", "mine.py:polite", TRACE)
     assert result.stderr.count("text goes to the function mine.yes in this process") == 1
     assert "text goes" not in result.stdout
-    assert "text goes" not in assay("evaluators", "score", "mine.py:longer", TRACE).stderr
+    assert "text goes" not in spanwise("evaluators", "score", "mine.py:longer", TRACE).stderr
 
 
-def test_parameters_change_what_the_file_says(assay):
-    [feedback] = lines(assay("evaluators", "score", "mine.py:polite", TRACE, "--set", 'scale=["no", "yes"]'))
+def test_parameters_change_what_the_file_says(spanwise):
+    [feedback] = lines(spanwise("evaluators", "score", "mine.py:polite", TRACE, "--set", 'scale=["no", "yes"]'))
     assert feedback["score"] is False
-    [other] = lines(assay("evaluators", "score", "mine.py:polite", TRACE))
+    [other] = lines(spanwise("evaluators", "score", "mine.py:polite", TRACE))
     assert other["version"] != feedback["version"]
 
 
-def test_a_parameter_that_it_has_not_is_refused_by_name(assay):
-    result = assay("evaluators", "score", "mine.py:polite", TRACE, "--set", "scales=[1]", status=1)
+def test_a_parameter_that_it_has_not_is_refused_by_name(spanwise):
+    result = spanwise("evaluators", "score", "mine.py:polite", TRACE, "--set", "scales=[1]", status=1)
     assert "has no parameter 'scales'" in str(result.exception)
 
 
-def test_what_is_saved_leads_to_the_judges_trace(assay, at):
-    [feedback] = lines(assay("evaluators", "score", "mine.py:polite", TRACE, "--save"))
+def test_what_is_saved_leads_to_the_judges_trace(spanwise, at):
+    [feedback] = lines(spanwise("evaluators", "score", "mine.py:polite", TRACE, "--save"))
     with SQLiteStore(at / "a.db") as store:
         root = store.trace(feedback["judge_trace_id"]).root
         assert root.metadata["judged_trace"] == TRACE
@@ -95,22 +95,22 @@ def test_what_is_saved_leads_to_the_judges_trace(assay, at):
         assert len(store.traces()) == 1
 
 
-def test_a_session_is_scored_as_a_whole(assay, at):
-    [feedback] = lines(assay("evaluators", "score", "mine.py:frustrated", "--session", "s", "--save"))
+def test_a_session_is_scored_as_a_whole(spanwise, at):
+    [feedback] = lines(spanwise("evaluators", "score", "mine.py:frustrated", "--session", "s", "--save"))
     assert (feedback["score"], feedback["target"]["session_id"]) == (False, "s")
     with SQLiteStore(at / "a.db") as store:
         assert store.trace(feedback["judge_trace_id"]).root.metadata["judged_session"] == "s"
 
 
 @pytest.mark.parametrize("named", [(), (TRACE, "--session", "s")])
-def test_a_trace_or_a_session_is_named_and_not_both(assay, named):
-    assert "one of the two" in str(assay("evaluators", "score", "mine.py:polite", *named, status=1).exception)
+def test_a_trace_or_a_session_is_named_and_not_both(spanwise, named):
+    assert "one of the two" in str(spanwise("evaluators", "score", "mine.py:polite", *named, status=1).exception)
 
 
-def test_eval_and_experiments_score_take_them_too(assay, at):
-    result = assay("eval", "mine.py", "--name", "e")
+def test_eval_and_experiments_score_take_them_too(spanwise, at):
+    result = spanwise("eval", "mine.py", "--name", "e")
     assert "text goes to the function mine.yes in this process" in result.stderr
-    scored = assay("experiments", "score", "e", "--evaluator", "mine.py:relevant", "--set", "max_characters=2000")
+    scored = spanwise("experiments", "score", "e", "--evaluator", "mine.py:relevant", "--set", "max_characters=2000")
     assert scored.stderr.count("text goes to the function mine.no in this process") == 1
     assert [row["relevant"] for row in lines(scored)] == [False, False]
     with SQLiteStore(at / "a.db") as store:
@@ -118,33 +118,33 @@ def test_eval_and_experiments_score_take_them_too(assay, at):
         assert len(store.traces(kind="evaluator")) == 4
 
 
-def test_a_judge_that_nobody_named_is_refused_before_anything_runs(assay, at):
+def test_a_judge_that_nobody_named_is_refused_before_anything_runs(spanwise, at):
     (at / "mine.py").write_text(FILE + "evaluators = [polite, unnamed]\n")
-    result = assay("eval", "mine.py", status=1)
+    result = spanwise("eval", "mine.py", status=1)
     assert "no judge is named" in str(result.exception)
-    [feedback] = lines(assay("evaluators", "score", "mine.py:unnamed", TRACE))
+    [feedback] = lines(spanwise("evaluators", "score", "mine.py:unnamed", TRACE))
     assert (feedback["outcome"], feedback["error"].startswith("no judge is named")) == ("error", True)
 
 
-def test_a_dry_run_asks_nobody_and_stores_nothing(assay, at):
+def test_a_dry_run_asks_nobody_and_stores_nothing(spanwise, at):
     told = FILE.replace("def yes(prompt: str) -> str:\n", "def yes(prompt: str) -> str:\n    raise SystemExit(9)\n")
     rows = 'dataset = [{"inputs": n, "reference_outputs": "42 cats"} for n in range(3)]'
     (at / "mine.py").write_text(f"{told}\n{rows}\nevaluators = [polite, 'exact']\ntask = lambda inputs: 1 / 0\n")
-    [estimate] = lines(assay("eval", "mine.py", "--dry-run", "--repetitions", "2"))
+    [estimate] = lines(spanwise("eval", "mine.py", "--dry-run", "--repetitions", "2"))
     assert (estimate["cases"], estimate["by_evaluator"]["polite"]["calls"]) == (3, 6)
     with SQLiteStore(at / "a.db") as store:
         assert (store.experiments(), store.datasets(), store.count()["traces"]) == ([], [], 1)
 
 
-def test_a_judges_own_trace_is_shown_when_it_is_named(assay):
-    [feedback] = lines(assay("evaluators", "score", "mine.py:polite", TRACE, "--save"))
+def test_a_judges_own_trace_is_shown_when_it_is_named(spanwise):
+    [feedback] = lines(spanwise("evaluators", "score", "mine.py:polite", TRACE, "--save"))
     own = feedback["judge_trace_id"]
-    [shown] = lines(assay("traces", "show", own[:10]))
+    [shown] = lines(spanwise("traces", "show", own[:10]))
     assert (shown["root"]["trace_id"], shown["root"]["kind"]) == (own, "evaluator")
-    assert [row["trace_id"] for row in lines(assay("traces", "list"))] == [TRACE]
-    assert [row["trace_id"] for row in lines(assay("traces", "list", "--where", "kind=evaluator"))] == [own]
+    assert [row["trace_id"] for row in lines(spanwise("traces", "list"))] == [TRACE]
+    assert [row["trace_id"] for row in lines(spanwise("traces", "list", "--where", "kind=evaluator"))] == [own]
 
 
-def test_the_debugger_hides_no_judge_that_nobody_named(assay, at):
+def test_the_debugger_hides_no_judge_that_nobody_named(spanwise, at):
     (at / "mine.py").write_text(FILE + "evaluators = [unnamed]\n")
-    assert "no judge is named" in str(assay("eval", "mine.py", "--pdb", status=1).exception)
+    assert "no judge is named" in str(spanwise("eval", "mine.py", "--pdb", status=1).exception)

@@ -1,4 +1,4 @@
-"""`assay keys`, run as people run it: on a file, and through the server that holds it."""
+"""`spanwise keys`, run as people run it: on a file, and through the server that holds it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.cli._common import failing_in_one_line
-from assay.collector.errors import Refused
-from assay.collector.records import Key
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from integration.serving import COMMAND, environment
+from spanwise.cli._app import app
+from spanwise.cli._common import failing_in_one_line
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Key
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
-def assay(*arguments: object, **options: Any) -> Any:
+def spanwise(*arguments: object, **options: Any) -> Any:
     return CliRunner().invoke(app, ["keys", *map(str, arguments)], **options)
 
 
@@ -33,13 +33,13 @@ def refusal(*arguments: object) -> str:
 
 
 def created(*arguments: object) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(assay("create", *arguments, "--json").stdout)
+    made: dict[str, Any] = json.loads(spanwise("create", *arguments, "--json").stdout)
     return made
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 def kept(path: Path) -> list[Key]:
@@ -48,9 +48,9 @@ def kept(path: Path) -> list[Key]:
 
 
 def test_the_secret_alone_stands_on_stdout(path: Path) -> None:
-    told = assay("create", "the bot", "--scope", "ingest", "--store", path)
+    told = spanwise("create", "the bot", "--scope", "ingest", "--store", path)
     secret = told.stdout.strip()
-    assert secret.startswith("assay_")
+    assert secret.startswith("spanwise_")
     assert len(secret) == 49
     (key,) = kept(path)
     assert (key.name, key.scopes, key.project, key.expires_ns) == ("the bot", ("ingest",), None, None)
@@ -75,7 +75,7 @@ def test_scopes_project_and_expiry(path: Path) -> None:
 
 def test_no_secret_is_listed(path: Path) -> None:
     made = created("ann", "--store", path)
-    shown, told = assay("list", "--store", path).stdout, assay("list", "--json", "--store", path).stdout
+    shown, told = spanwise("list", "--store", path).stdout, spanwise("list", "--json", "--store", path).stdout
     assert "ann" in shown
     assert json.loads(told) == {name: value for name, value in made.items() if name != "key"}
     for hidden in (made["key"], hashlib.sha256(made["key"].encode()).hexdigest()):
@@ -85,14 +85,14 @@ def test_no_secret_is_listed(path: Path) -> None:
 
 def test_a_key_is_revoked_by_id_or_name(path: Path) -> None:
     first, _ = created("a", "--store", path), created("b", "--store", path)
-    assert json.loads(assay("revoke", first["id"], "--yes", "--json", "--store", path).stdout)["name"] == "a"
-    assert assay("revoke", "b", "--yes", "--store", path).exit_code == 0
+    assert json.loads(spanwise("revoke", first["id"], "--yes", "--json", "--store", path).stdout)["name"] == "a"
+    assert spanwise("revoke", "b", "--yes", "--store", path).exit_code == 0
     assert kept(path) == []
 
 
 def test_revoking_asks_first(path: Path) -> None:
     created("a", "--store", path)
-    assert assay("revoke", "a", "--store", path, input="n\n").exit_code == 1
+    assert spanwise("revoke", "a", "--store", path, input="n\n").exit_code == 1
     assert len(kept(path)) == 1
 
 
@@ -126,8 +126,8 @@ def test_a_mistyped_file_is_no_empty_one(tmp_path: Path) -> None:
 
 
 def test_the_first_key_opens_the_server_that_asked_for_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
-    with SQLiteStore(path) as store, pytest.raises(Refused, match="assay keys create"):
+    monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
+    with SQLiteStore(path) as store, pytest.raises(Refused, match="spanwise keys create"):
         Server(store, host="0.0.0.0")
     secret = created("first", "--store", path)["key"]
     with SQLiteStore(path) as store, Server(store, host="0.0.0.0") as server:
@@ -135,20 +135,20 @@ def test_the_first_key_opens_the_server_that_asked_for_one(path: Path, monkeypat
 
 
 def test_through_the_server_that_holds_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_API_KEY", "master")
+    monkeypatch.setenv("SPANWISE_API_KEY", "master")
     with SQLiteStore(path) as store, Server(store, host="0.0.0.0") as server:
         made = created("ann", "--scope", "admin", "--store", server.url)
-        assert "ann" in assay("list", "--store", server.url).stdout
-        monkeypatch.setenv("ASSAY_API_KEY", made["key"])
-        assert assay("revoke", "ann", "--yes", "--store", server.url).exit_code == 0
+        assert "ann" in spanwise("list", "--store", server.url).stdout
+        monkeypatch.setenv("SPANWISE_API_KEY", made["key"])
+        assert spanwise("revoke", "ann", "--yes", "--store", server.url).exit_code == 0
         events = [(one.action, one.key, one.address) for one in store.audit()]
-    assert events == [("delete_key", made["id"], "127.0.0.1"), ("save_key", "ASSAY_API_KEY", "127.0.0.1")]
+    assert events == [("delete_key", made["id"], "127.0.0.1"), ("save_key", "SPANWISE_API_KEY", "127.0.0.1")]
 
 
 def test_a_key_that_does_not_administer_makes_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = created("ann", "--store", path)["key"]
     with SQLiteStore(path) as store, Server(store, host="0.0.0.0") as server:
-        monkeypatch.setenv("ASSAY_API_KEY", secret)
+        monkeypatch.setenv("SPANWISE_API_KEY", secret)
         assert "the API key may not administer: that takes the scope 'admin'" in refusal(
             "create", "b", "--store", server.url
         )
@@ -156,17 +156,17 @@ def test_a_key_that_does_not_administer_makes_none(path: Path, monkeypatch: pyte
 
 def test_the_audit_says_who_did_what(path: Path) -> None:
     made = created("ann [bold]", "--store", path)
-    assay("revoke", made["id"], "--yes", "--store", path)
-    newest, first = map(json.loads, assay("audit", "--json", "--store", path).stdout.splitlines())
+    spanwise("revoke", made["id"], "--yes", "--store", path)
+    newest, first = map(json.loads, spanwise("audit", "--json", "--store", path).stdout.splitlines())
     assert [newest["action"], first["action"]] == ["delete_key", "save_key"]
     assert json.loads(newest["about"]) == {"id": made["id"], "name": "ann [bold]"}
-    shown = assay("audit", "--limit", 1, "--store", path).stdout
+    shown = spanwise("audit", "--limit", 1, "--store", path).stdout
     assert ("delete_key" in shown, "save_key" in shown, "ann [bold]" in shown) == (True, False, True)
 
 
 @pytest.mark.parametrize(
     ("options", "env", "why"),
-    [(["--require-key"], {}, "--require-key"), ([], {"ASSAY_API_KEY": "master"}, "ASSAY_API_KEY is set")],
+    [(["--require-key"], {}, "--require-key"), ([], {"SPANWISE_API_KEY": "master"}, "SPANWISE_API_KEY is set")],
 )
 def test_serve_says_why_it_requires_keys_on_loopback(
     path: Path, options: list[str], env: dict[str, str], why: str

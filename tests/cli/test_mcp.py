@@ -1,4 +1,4 @@
-"""`assay mcp`, asked with the official package's own client, over its transports."""
+"""`spanwise mcp`, asked with the official package's own client, over its transports."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ import anyio
 import httpx
 import pytest
 
-from assay.cli.mcp import shown
-from assay.cli.mcp.places import Places
-from assay.collector import connect
-from assay.collector.errors import Refused
-from assay.collector.records import Example, Experiment, Feedback, Key, OpenRun, Rule, Run, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from cli.mcp_clients import (
     BAD,
     GOOD,
@@ -37,6 +30,13 @@ from cli.mcp_clients import (
     scored,
     served,
 )
+from spanwise.cli.mcp import shown
+from spanwise.cli.mcp.places import Places
+from spanwise.collector import connect
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Example, Experiment, Feedback, Key, OpenRun, Rule, Run, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 READING = {"overview", "find_traces", "read_trace", "read_value", "list_feedback", "why_scored", "explain_filter"}
 LISTS = {"list_experiments", "read_experiment", "list_datasets", "read_dataset", "diagnose_senders"}
@@ -45,7 +45,7 @@ LISTS = {"list_experiments", "read_experiment", "list_datasets", "read_dataset",
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of two traces, nobody holds it."""
-    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
     path = tmp_path / "a.db"
     with connect(path) as store:
         store.append(
@@ -118,7 +118,7 @@ def test_the_worst_under_a_key_come_first(places: Places) -> None:
 def test_why_nothing_scored_it_is_said_where_there_are_no_rules(places: Places) -> None:
     found = here(places, calling("why_scored", trace_id=BAD))
     assert (found["rules"], found["note"]) == ([], found["note"])
-    assert "assay monitor" in found["note"]
+    assert "spanwise monitor" in found["note"]
 
 
 def test_a_condition_is_explained_with_the_value_seen(places: Places) -> None:
@@ -469,8 +469,8 @@ def test_a_request_that_nobody_has_checked_may_nothing() -> None:
 
 
 def test_without_its_package_a_line_says_what_to_install() -> None:
-    blocked = "import sys; sys.modules['mcp'] = None; from assay.cli import main; main()"
+    blocked = "import sys; sys.modules['mcp'] = None; from spanwise.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", blocked, "mcp"], env=environment(), capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.endswith("which is not installed: pip install 'assay[mcp]'\n")
+    assert ended.stderr.endswith("which is not installed: pip install 'spanwise[mcp]'\n")
     assert ended.stderr.count("\n") == 1

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from assay.cli.demo.reading import NOTHING
-from assay.cli.mcp.places import Places
 from cli.mcp_clients import COMMAND, environment, given, here, over_stdio
+from spanwise.cli.demo.reading import NOTHING
+from spanwise.cli.mcp.places import Places
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `assay demo` leaves behind; it takes some seconds, once."""
+    """What `spanwise demo` leaves behind; it takes some seconds, once."""
     folder = tmp_path_factory.mktemp("demo")
     command = [*COMMAND, "demo", "--no-serve", "--no-models", "--port", "0"]
     subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True, timeout=240)
-    return folder / "assay-demo.db"
+    return folder / "spanwise-demo.db"
 
 
 async def investigate(client: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`assay mcp --eval FILE.py` runs that file as `assay eval` does, and nothing else."""
+"""`spanwise mcp --eval FILE.py` runs that file as `spanwise eval` does, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 import pytest
 
-from assay.cli.mcp.places import Places
-from assay.collector import connect
-from assay.collector.errors import Refused
-from assay.collector.records import Key
 from cli.mcp_clients import calling, failing, given, here, over_http, over_stdio, served
+from spanwise.cli.mcp.places import Places
+from spanwise.collector import connect
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Key
 
 EVALUATION = """
 print("printed on stdout, where the protocol is")
@@ -30,7 +30,7 @@ def task(q):
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
     connect(tmp_path / "a.db").close()
     path = tmp_path / "parcels.py"
     path.write_text(EVALUATION)

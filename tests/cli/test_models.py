@@ -1,4 +1,4 @@
-"""`assay models`: what has a name, where it is, and what other processes hold in memory."""
+"""`spanwise models`: what has a name, where it is, and what other processes hold in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.evaluators.models import PRESETS
-from assay.evaluators.models._register import held
+from spanwise.cli._app import app
+from spanwise.evaluators.models import PRESETS
+from spanwise.evaluators.models._register import held
 
 HOLDS = r"""
 import os, sys
-from assay.evaluators.models._shared import Loaded, shared
+from spanwise.evaluators.models._shared import Loaded, shared
 shared(("pairs", ("/weights/tiny", ())), lambda: Loaded(None, "tiny", "pairs", "/weights/tiny", "cpu", 2_000_000, 0.0))
 if "fork" in sys.argv and os.fork() == 0:
     os.write(1, b"child\n")  # at once: the parent writes to the same pipe
@@ -78,9 +78,9 @@ def test_a_process_that_was_killed_holds_nothing(tmp_path: Path):
         assert other.stdout.readline() == "holds\n"
         other.kill()
         other.wait(60)
-    assert list(tmp_path.glob("assay/models/*.json"))
+    assert list(tmp_path.glob("spanwise/models/*.json"))
     assert held() == []
-    assert not list(tmp_path.glob("assay/models/*.json"))
+    assert not list(tmp_path.glob("spanwise/models/*.json"))
 
 
 def test_a_forked_child_has_nothing_loaded_and_outlives_its_parent():
@@ -94,13 +94,13 @@ def test_a_forked_child_has_nothing_loaded_and_outlives_its_parent():
 
 
 def test_a_file_that_somebody_else_left_is_no_model(tmp_path: Path):
-    (tmp_path / "assay" / "models").mkdir(parents=True)
-    (tmp_path / "assay" / "models" / "1.json").write_text("[{")
+    (tmp_path / "spanwise" / "models").mkdir(parents=True)
+    (tmp_path / "spanwise" / "models" / "1.json").write_text("[{")
     assert held() == []
 
 
 def test_a_model_is_loaded_also_where_nothing_can_be_noted(tmp_path: Path):
-    (tmp_path / "assay").write_text("no folder")
+    (tmp_path / "spanwise").write_text("no folder")
     with holding() as other:
         assert other.stdout.readline() == "holds\n"
         other.stdin.close()

@@ -1,4 +1,4 @@
-"""`assay monitor check`: what rules would do, on the command line."""
+"""`spanwise monitor check`: what rules would do, on the command line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.collector.records import Document, Run
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.cli._app import app
+from spanwise.collector.records import Document, Run
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 RULES = """
-from assay.evaluators import evaluator, monitor
+from spanwise.evaluators import evaluator, monitor
 @evaluator
 def short(outputs) -> bool:
     return len(outputs) < 5
@@ -36,31 +36,31 @@ def place(tmp_path, monkeypatch):
     return "a.db"
 
 
-def assay(*words):
+def spanwise(*words):
     return CliRunner().invoke(app, ["monitor", *words])
 
 
 def test_each_rule_of_the_file_says_what_it_would_take(place):
-    said = assay("check", "rules.py", "--store", place).stdout
+    said = spanwise("check", "rules.py", "--store", place).stdout
     assert "of 4 traces in 1d, 4 match and 4 are taken" in said
     assert said.index("brief (default") < said.index("half (default")
 
 
 def test_one_rule_is_tried(place):
-    said = assay("check", "rules.py", "--rule", "brief", "--try", "2", "--store", place).stdout
+    said = spanwise("check", "rules.py", "--rule", "brief", "--try", "2", "--store", place).stdout
     assert said.count("short") == 2
     assert "half" not in said
 
 
 def test_for_pipes(place):
-    said = assay("check", "rules.py", "--json", "--try", "1", "--store", place).stdout
+    said = spanwise("check", "rules.py", "--json", "--try", "1", "--store", place).stdout
     first = json.loads(said.splitlines()[0])
     assert (first["rule"], first["matched"], first["tried"][0]["feedback"][0]["score"]) == ("brief", 4, True)
 
 
 def test_an_unknown_rule_or_file_is_one_line(place):
-    assert "holds no rule 'brif'" in str(assay("check", "rules.py", "--rule", "brif", "--store", place).exception)
-    assert "there is no file 'nix.py'" in str(assay("check", "nix.py", "--store", place).exception)
+    assert "holds no rule 'brif'" in str(spanwise("check", "rules.py", "--rule", "brif", "--store", place).exception)
+    assert "there is no file 'nix.py'" in str(spanwise("check", "nix.py", "--store", place).exception)
 
 
 def test_documents_are_told_by_span_and_number(place):
@@ -71,20 +71,20 @@ def test_documents_are_told_by_span_and_number(place):
         store.append(
             [Run(trace_id="a" * 32, span_id="b" * 16, name="search", start_ns=time.time_ns(), documents=documents)]
         )
-    said = assay("check", "each.py", "--try", "9", "--store", place).stdout
+    said = spanwise("check", "each.py", "--try", "9", "--store", place).stdout
     assert "in these about 2 documents are scored" in said
     assert [line.split()[3:7:2] for line in said.splitlines() if "b" * 16 in line] == [["b" * 16, "1"], ["b" * 16, "2"]]
 
 
 def test_a_difference_needs_a_shadow(place):
-    assert "no rule 'x'" in str(assay("diff", "x", "--store", place).exception)
+    assert "no rule 'x'" in str(spanwise("diff", "x", "--store", place).exception)
 
 
 def test_a_misspelt_command_is_no_file(place):
-    said = assay("chek", "rules.py")
+    said = spanwise("chek", "rules.py")
     assert said.exit_code == 2
     assert "No such command 'chek'" in said.output
 
 
 def test_a_missing_file_is_told_before_a_missing_server(place):
-    assert "there is no file of rules 'nix.py'" in str(assay("nix.py").exception)
+    assert "there is no file of rules 'nix.py'" in str(spanwise("nix.py").exception)

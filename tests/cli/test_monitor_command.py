@@ -1,4 +1,4 @@
-"""`assay serve --monitor` and `assay monitor`, as processes: what they say, what they survive, how they end."""
+"""`spanwise serve --monitor` and `spanwise monitor`, as processes: what they say, what they survive, how they end."""
 
 import signal
 import subprocess
@@ -9,15 +9,15 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.collector import connect
-from assay.collector.errors import Unavailable
-from assay.collector.records import Rule
 from evaluators.watched import trace_id, whole
 from integration.serving import COMMAND, environment, free_port
+from spanwise.cli._app import app
+from spanwise.collector import connect
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.records import Rule
 
 RULES = """
-from assay.evaluators import evaluator, get, judge, Judge, monitor
+from spanwise.evaluators import evaluator, get, judge, Judge, monitor
 
 @evaluator
 def fine(outputs):
@@ -40,7 +40,7 @@ def until(what):
 
 @contextmanager
 def command(*arguments, **env):
-    """An `assay` command as a process, whose words come on stderr."""
+    """A `spanwise` command as a process, whose words come on stderr."""
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments)], env={**environment(), **env}, stderr=subprocess.PIPE, text=True
     )
@@ -132,7 +132,7 @@ def test_a_monitor_without_a_collector_says_what_to_do(tmp_path):
     with connect(tmp_path / "a.db") as store:
         store.save_rule()
     result = CliRunner().invoke(app, ["monitor", str(tmp_path / "rules.py"), "--store", str(tmp_path / "a.db")])
-    assert "start `assay serve --store" in str(result.exception)
+    assert "start `spanwise serve --store" in str(result.exception)
 
 
 def test_a_file_that_is_not_there_is_refused():

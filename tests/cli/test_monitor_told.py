@@ -1,4 +1,4 @@
-"""`assay monitor why` and `assay monitor status`, run as people run them, on a file and over a server."""
+"""`spanwise monitor why` and `spanwise monitor status`, run as people run them, on a file and over a server."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from assay.cli._app import app
-from assay.cli._common import failing_in_one_line
-from assay.collector.records import Rule, RuleSettings
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.deciding import on, ruled, slice, traced
 from collector.ruled import done, monitored, taken
+from spanwise.cli._app import app
+from spanwise.cli._common import failing_in_one_line
+from spanwise.collector.records import Rule, RuleSettings
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 
@@ -67,7 +67,7 @@ def test_why_leads_from_a_skip_to_the_doctor_and_from_a_score_nowhere(store, url
     ruled(store, name="short")
     taken(store, "short", traced(store, 2))
     [skipped, scored] = done(store, "short", ("skipped", "no documents"), ("scored", 1.0))
-    command = f"assay doctor --where trace_ids={skipped.target.trace_id}"
+    command = f"spanwise doctor --where trace_ids={skipped.target.trace_id}"
     assert command in monitor("why", str(skipped.target.trace_id), "--store", url).stdout
     assert "doctor" not in monitor("why", str(scored.target.trace_id), "--store", url).stdout
 
@@ -119,7 +119,7 @@ def test_status_without_rules(store, url):
 def test_status_of_a_file_that_nobody_serves(store, tmp_path):
     monitored(store)
     store.close()
-    assert "bad <b>" in monitor("status", "--once", "--store", str(tmp_path / "assay.db")).stdout
+    assert "bad <b>" in monitor("status", "--once", "--store", str(tmp_path / "spanwise.db")).stdout
 
 
 def test_status_shows_the_plain_mean_of_senders_without_sampling_information_as_unweighted(store, url):
@@ -135,7 +135,7 @@ def test_a_rule_is_listed_paused_resumed_and_removed(store, url):
     ruled(store, name="short")
     assert "short" in monitor("list", "--store", url).stdout
     said = monitor("pause", "short", "--store", url).stdout
-    assert said == "paused rule 'short' of project 'default'; continue with: assay monitor resume short\n"
+    assert said == "paused rule 'short' of project 'default'; continue with: spanwise monitor resume short\n"
     assert "paused" in monitor("list", "--store", url).stdout
     [listed] = map(json.loads, monitor("list", "--json", "--store", url).stdout.splitlines())
     assert (listed["name"], listed["enabled"]) == ("short", False)

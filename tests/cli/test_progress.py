@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from assay.cli._progress import PLAIN_EVERY, show_migrations
+from spanwise.cli._progress import PLAIN_EVERY, show_migrations
 
-LOG = logging.getLogger("assay.collector.migration")
+LOG = logging.getLogger("spanwise.collector.migration")
 
 
 class Terminal(io.StringIO):
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 def say(*percentages: int) -> None:
     show_migrations()
     for done in percentages:
-        LOG.info("bringing 'assay.db' from version 4 to 8: %d %%", done, extra={"done": done})
+        LOG.info("bringing 'spanwise.db' from version 4 to 8: %d %%", done, extra={"done": done})
 
 
 def test_a_terminal_has_one_line_that_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_elsewhere_there_are_a_few_plain_lines(capsys: pytest.CaptureFixture[str
     say(*range(1, 100))
     say(100)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-1] == "bringing 'assay.db' from version 4 to 8: 100 %"
+    assert lines[-1] == "bringing 'spanwise.db' from version 4 to 8: 100 %"
     assert len(lines) < 10, f"one in {PLAIN_EVERY} seconds"
 
 

@@ -1,4 +1,4 @@
-"""`@pytest.mark.assay(dataset=…)`: a test per example, evaluators as arguments, scores in an experiment.
+"""`@pytest.mark.spanwise(dataset=…)`: a test per example, evaluators as arguments, scores in an experiment.
 
 One run in a process of its own, whose report and experiments most tests read: a process takes seconds to start.
 """
@@ -10,13 +10,13 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from assay.collector.records import Example
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment
+from spanwise.collector.records import Example
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment
 
 pytest_plugins = ["pytester"]
-INSTALLED = any(one.name == "assay" for one in entry_points(group="pytest11"))
-PLUGIN = ["-p", "assay.cli.pytest_plugin"]
+INSTALLED = any(one.name == "spanwise" for one in entry_points(group="pytest11"))
+PLUGIN = ["-p", "spanwise.cli.pytest_plugin"]
 PLAIN = ["-p", "no:cacheprovider", "-W", "error"]
 OPTIONS = [*PLUGIN, *PLAIN]
 ALONE = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
@@ -28,7 +28,7 @@ EXAMPLES = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in 
 def length(outputs):
     return float(len(outputs))
 
-@pytest.mark.assay(dataset=EXAMPLES, name="answers", evaluators=[length])
+@pytest.mark.spanwise(dataset=EXAMPLES, name="answers", evaluators=[length])
 def test_answer(inputs, exact, length, tmp_path):
     answer = "no" if inputs["q"] == "Q2" else f"a {inputs['q'].lower()}"
     length(answer)
@@ -38,7 +38,7 @@ def test_answer(inputs, exact, length, tmp_path):
 def judge():
     return "a fixture of its own"
 
-@pytest.mark.assay("questions.jsonl", limit=1)
+@pytest.mark.spanwise("questions.jsonl", limit=1)
 def test_file(example, reference_outputs, judge):
     assert (reference_outputs, judge) == ("Here", "a fixture of its own")
     raise KeyError(example.id)
@@ -49,8 +49,8 @@ def test_plain():
 
 MARKED = """
 import pytest
-from assay.evaluators import evaluator
-from assay.tracer import current_run
+from spanwise.evaluators import evaluator
+from spanwise.tracer import current_run
 
 def short(outputs, trace):
     return len(outputs) < 5 and trace.root.name == "test_marked"
@@ -59,7 +59,7 @@ def short(outputs, trace):
 def right(outputs, reference_outputs):
     return sum(map(str.__eq__, outputs, reference_outputs)) / len(outputs)
 
-@pytest.mark.assay(dataset=[{"inputs": n, "reference_outputs": "2"} for n in range(4)], evaluators=["exact", short, right])
+@pytest.mark.spanwise(dataset=[{"inputs": n, "reference_outputs": "2"} for n in range(4)], evaluators=["exact", short, right])
 def test_marked(inputs, not_empty):
     if inputs == 0:
         return
@@ -71,13 +71,13 @@ def test_marked(inputs, not_empty):
 
 TRACED = """
 import pytest
-from assay.tracer import current_run, trace
+from spanwise.tracer import current_run, trace
 
 @trace(kind="tool")
 def send(to):
     return to
 
-@pytest.mark.assay(dataset=[{"inputs": "ann"}], name="traced", evaluators=["latency", "not_empty"])
+@pytest.mark.spanwise(dataset=[{"inputs": "ann"}], name="traced", evaluators=["latency", "not_empty"])
 @trace(kind="agent", name="agent")
 def test_traced(inputs):
     current_run().set_outputs(send(inputs))
@@ -100,7 +100,7 @@ def outcome(tmp_path_factory):
     (folder / "questions.jsonl").write_text(questions)
     env = {key: value for key, value in os.environ.items() if key != ALONE}
     options = PLAIN if INSTALLED else OPTIONS
-    report = in_a_process(folder, *options, "--assay-store", str(folder / "a.db"), env=env)
+    report = in_a_process(folder, *options, "--spanwise-store", str(folder / "a.db"), env=env)
     with SQLiteStore(folder / "a.db") as store:
         yield report, store
 
@@ -149,23 +149,23 @@ def test_a_traced_test_is_the_root_of_its_run(outcome):
     assert (row.inputs, row.outputs, row.scores["not_empty"], row.trace.complete) == ("ann", "ann", True, True)
 
 
-def test_nothing_of_assay_is_loaded_where_no_test_is_marked(tmp_path):
+def test_nothing_of_spanwise_is_loaded_where_no_test_is_marked(tmp_path):
     (tmp_path / "test_it.py").write_text(
-        "import sys\ndef test_light():\n    assert [m for m in sys.modules if m.startswith('assay.')] == ['assay.cli', 'assay.cli.pytest_plugin']\n"
+        "import sys\ndef test_light():\n    assert [m for m in sys.modules if m.startswith('spanwise.')] == ['spanwise.cli', 'spanwise.cli.pytest_plugin']\n"
     )
     assert "1 passed" in in_a_process(tmp_path, *OPTIONS)
-    assert not (tmp_path / "assay.db").exists()
+    assert not (tmp_path / "spanwise.db").exists()
 
 
 def test_a_mark_without_a_dataset_is_told(pytester):
-    pytester.makepyfile("import pytest\n@pytest.mark.assay\ndef test_it():\n    pass\n")
+    pytester.makepyfile("import pytest\n@pytest.mark.spanwise\ndef test_it():\n    pass\n")
     assert "needs a dataset" in pytester.runpytest_inprocess(*OPTIONS).stdout.str()
 
 
 @pytest.mark.parametrize(("dataset", "said"), [("absent.csv", "there is no file"), ("absent", "there is no dataset")])
 def test_a_dataset_that_is_not_there_is_said_without_our_insides(pytester, dataset, said):
-    pytester.makepyfile(f"import pytest\n\n@pytest.mark.assay('{dataset}')\ndef test_it(inputs): ...\n")
-    report = pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "tests.db").stdout.str()
+    pytester.makepyfile(f"import pytest\n\n@pytest.mark.spanwise('{dataset}')\ndef test_it(inputs): ...\n")
+    report = pytester.runpytest_inprocess(*OPTIONS, "--spanwise-store", "tests.db").stdout.str()
     assert f"test_it: {said} '{dataset}'" in report
     assert "datasets/_files.py" not in report
     assert "_store.py" not in report
@@ -182,7 +182,7 @@ def test_a_dataset_of_the_store_is_taken_at_the_version_that_is_asked_for(pytest
         for answer in ("A", "B"):
             store.save_examples("named", [Example(id="e", inputs="q", reference_outputs=answer)])
     pytester.makepyfile(test_it=NAMED)
-    assert "2 passed" in pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db").stdout.str()
+    assert "2 passed" in pytester.runpytest_inprocess(*OPTIONS, "--spanwise-store", "t.db").stdout.str()
     with SQLiteStore(pytester.path / "t.db") as store:
         assert sorted((one.dataset, one.dataset_version) for one in store.experiments()) == [("named", 1), ("named", 2)]
 
@@ -190,11 +190,11 @@ def test_a_dataset_of_the_store_is_taken_at_the_version_that_is_asked_for(pytest
 NAMED = """
 import pytest
 
-@pytest.mark.assay("named@1")
+@pytest.mark.spanwise("named@1")
 def test_old(reference_outputs):
     assert reference_outputs == "A"
 
-@pytest.mark.assay("named")
+@pytest.mark.spanwise("named")
 def test_new(reference_outputs):
     assert reference_outputs == "B"
 """
@@ -203,10 +203,10 @@ def test_new(reference_outputs):
 def marked(pytester, options, body, *arguments):
     """Run a test over the numbers from 0 to 9, marked with these options; pytest's result and the experiment."""
     pytester.makepyfile(
-        f"import pytest\n\n@pytest.mark.assay([{{'inputs': n}} for n in range(10)], name='it', {options})\n"
+        f"import pytest\n\n@pytest.mark.spanwise([{{'inputs': n}} for n in range(10)], name='it', {options})\n"
         f"def test_it(inputs):\n    {body}\n"
     )
-    result = pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db", *arguments)
+    result = pytester.runpytest_inprocess(*OPTIONS, "--spanwise-store", "t.db", *arguments)
     with SQLiteStore(pytester.path / "t.db") as store:
         return result, Experiment.load(store, "it") if store.experiments() else None
 
@@ -222,8 +222,8 @@ def test_repetitions_and_metadata_are_those_of_the_experiment(pytester):
 @pytest.mark.parametrize(("split", "runs"), [("'a'", 2), ("'b'", 2), ("['b', 'c']", 3)])
 def test_a_split_is_any_of_those_of_an_example(pytester, split, runs):
     data = [{"inputs": "x", "splits": ["a", "b"]}, {"inputs": "y", "splits": ["b", "a"]}, {"inputs": "z", "split": "c"}]
-    pytester.makepyfile(f"import pytest\n@pytest.mark.assay({data}, split={split})\ndef test_it(inputs): pass\n")
-    report = pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db")
+    pytester.makepyfile(f"import pytest\n@pytest.mark.spanwise({data}, split={split})\ndef test_it(inputs): pass\n")
+    report = pytester.runpytest_inprocess(*OPTIONS, "--spanwise-store", "t.db")
     assert report.parseoutcomes() == {"passed": runs}
 
 
@@ -279,7 +279,7 @@ import os
 
 import pytest
 
-@pytest.mark.assay([{"inputs": n, "reference_outputs": n} for n in range(12)], name="shared", min_pass=0.5)
+@pytest.mark.spanwise([{"inputs": n, "reference_outputs": n} for n in range(12)], name="shared", min_pass=0.5)
 def test_shared(inputs, exact):
     if os.environ.get("CRASH") and inputs == 5:
         os._exit(3)
@@ -295,8 +295,8 @@ def test_workers_of_xdist_make_one_experiment(tmp_path, crash, status, runs):
     pytest.importorskip("xdist")
     (tmp_path / "test_it.py").write_text(SHARED)
     env = {**os.environ, "CRASH": crash}
-    report = in_a_process(tmp_path, "-n", "2", "-p", "xdist", *OPTIONS, "--assay-store", "t.db", env=env)
-    assert report.count("= assay: shared =") == 1
+    report = in_a_process(tmp_path, "-n", "2", "-p", "xdist", *OPTIONS, "--spanwise-store", "t.db", env=env)
+    assert report.count("= spanwise: shared =") == 1
     with SQLiteStore(tmp_path / "t.db") as store:
         (record,) = store.experiments()
         assert (record.status, record.dataset_version, store.count()["traces"]) == (status, 1, runs)
@@ -306,13 +306,13 @@ def test_workers_of_xdist_make_one_experiment(tmp_path, crash, status, runs):
 
 JUDGED = """
 import pytest
-from assay.evaluators import judge
-from assay.evaluators.testing import scripted
+from spanwise.evaluators import judge
+from spanwise.evaluators.testing import scripted
 
 polite = judge("polite", "Is this answer polite?\\n{outputs}", judge=scripted(lambda ask: {"rationale": "-", "rating": "yes"}))
 after = judge("after", "Is this answer short?\\n{outputs}", judge=lambda prompt: "no JSON")
 
-@pytest.mark.assay(dataset=[{"inputs": n} for n in range(2)], evaluators=[polite, after], repetitions=2)
+@pytest.mark.spanwise(dataset=[{"inputs": n} for n in range(2)], evaluators=[polite, after], repetitions=2)
 def test_judged(inputs, polite):
     assert polite("Please.") is True
 """
@@ -320,7 +320,7 @@ def test_judged(inputs, polite):
 
 def test_judges_are_kept_with_the_tests_that_asked_them(pytester):
     pytester.makepyfile(test_it=JUDGED)
-    report = pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db").stdout.str()
+    report = pytester.runpytest_inprocess(*OPTIONS, "--spanwise-store", "t.db").stdout.str()
     assert "4 passed" in report
     with SQLiteStore(pytester.path / "t.db") as store:
         experiment = Experiment.load(store, "test_judged")
@@ -348,8 +348,8 @@ def test_whoever_has_the_tracer_alone_can_run_tests(tmp_path) -> None:
 
 ALWAYS = """
 import pytest
-from assay.evaluators import evaluator
-from assay.tracer import current_run
+from spanwise.evaluators import evaluator
+from spanwise.tracer import current_run
 
 @evaluator(key="safe")
 def safe(outputs): raise RuntimeError("the model of the gate is away")
@@ -359,7 +359,7 @@ def some(outputs):
     if outputs: raise RuntimeError("only now and then")
     return 1.0
 
-@pytest.mark.assay([{"inputs": n} for n in range(3)], name="gate", evaluators=[EVALUATORS])
+@pytest.mark.spanwise([{"inputs": n} for n in range(3)], name="gate", evaluators=[EVALUATORS])
 def test_it(inputs): current_run().set_outputs(inputs)
 """
 
@@ -367,7 +367,7 @@ def test_it(inputs): current_run().set_outputs(inputs)
 @pytest.mark.parametrize(("evaluators", "status"), [("safe, some", 1), ("some", 0)])
 def test_an_evaluator_that_failed_on_every_run_fails_the_session(pytester, evaluators, status):
     pytester.makepyfile(test_it=ALWAYS.replace("EVALUATORS", evaluators))
-    done = pytester.runpytest_inprocess(*OPTIONS, "--assay-store", "t.db")
+    done = pytester.runpytest_inprocess(*OPTIONS, "--spanwise-store", "t.db")
     assert (done.ret, "3 passed" in done.stdout.str()) == (status, True)
     told = "gate: safe failed on every run that it looked at (3): RuntimeError: the model of the gate is away"
     assert (told in done.stdout.str()) is bool(status)

@@ -12,17 +12,17 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from typer.testing import CliRunner, Result
 
-from assay.cli._app import app
-from assay.cli._reconcile import FRESH_NS, Balance, balance
-from assay.collector.records import OpenRun, Process, ProcessReport
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.tracer import _spool, spool
-from assay.tracer._encode import TRACES
-from assay.tracer._settings import Settings
-from assay.tracer._spool import Spool
 from collector.making import run
 from collector.otlp import attribute, span
+from spanwise.cli._app import app
+from spanwise.cli._reconcile import FRESH_NS, Balance, balance
+from spanwise.collector.records import OpenRun, Process, ProcessReport
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.tracer import _spool, spool
+from spanwise.tracer._encode import TRACES
+from spanwise.tracer._settings import Settings
+from spanwise.tracer._spool import Spool
 
 NOW = 10**18
 
@@ -77,8 +77,8 @@ def test_of_a_process_that_never_said_anything_nothing_is_known() -> None:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("ASSAY_SPILL_DIR", str(tmp_path / "spill"))
-    with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as running:
+    monkeypatch.setenv("SPANWISE_SPILL_DIR", str(tmp_path / "spill"))
+    with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as running:
         yield running
 
 
@@ -124,7 +124,7 @@ def test_what_is_missing_is_the_exit_status(server: Server) -> None:
 
 
 def test_a_disk_that_is_not_ours_to_read_is_said_to_be(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_SPILL_DIR", "off")
+    monkeypatch.setenv("SPANWISE_SPILL_DIR", "off")
     server.store.add_reports([ProcessReport(instance="one", reported_ns=time.time_ns())])
     result = reconcile(server, "--json")
     assert json.loads(result.stdout)["spooled"] is None

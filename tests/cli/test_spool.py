@@ -1,4 +1,4 @@
-"""`assay spool`, and what a server fetches for itself."""
+"""`spanwise spool`, and what a server fetches for itself."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from assay.cli._app import app
-from assay.cli._pick_up import pick_up
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.tracer import _spool, spool
-from assay.tracer._encode import TRACES
-from assay.tracer._settings import Settings
-from assay.tracer._spool import Spool
 from collector.otlp import request, span
 from integration.serving import Process, free_port
+from spanwise.cli._app import app
+from spanwise.cli._pick_up import pick_up
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.tracer import _spool, spool
+from spanwise.tracer._encode import TRACES
+from spanwise.tracer._settings import Settings
+from spanwise.tracer._spool import Spool
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ASSAY_SPILL_DIR", str(tmp_path / "spill"))
-    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    monkeypatch.setenv("SPANWISE_SPILL_DIR", str(tmp_path / "spill"))
+    monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
     return tmp_path / "spill"
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as running:
+    with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as running:
         yield running
 
 
@@ -43,32 +43,32 @@ def left_for(url: str, project: str = "p") -> None:
     left.rest()
 
 
-def assay(*arguments: str, **options: str) -> Result:
+def spanwise(*arguments: str, **options: str) -> Result:
     return CliRunner().invoke(app, ["spool", *arguments], **options)  # type: ignore[arg-type]
 
 
 def test_list(place: Path) -> None:
-    assert f"nothing waits in {place}" in assay("list").stderr
+    assert f"nothing waits in {place}" in spanwise("list").stderr
     left_for("http://one:1")
     left_for("http://two:2", "q")
-    rows = [json.loads(line) for line in assay("list", "--json").stdout.splitlines()]
+    rows = [json.loads(line) for line in spanwise("list", "--json").stdout.splitlines()]
     assert [(row["url"], row["project"], row["items"]) for row in rows] == [
         ("http://one:1", "p", 2),
         ("http://two:2", "q", 2),
     ]
-    assert "http://one:1" not in assay("list", "--for", "http://two:2").stdout
-    assert "http://one:1" in assay("list").stdout
+    assert "http://one:1" not in spanwise("list", "--for", "http://two:2").stdout
+    assert "http://one:1" in spanwise("list").stdout
 
 
 def test_a_spool_that_is_off_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_SPILL_DIR", "off")
-    assert "ASSAY_SPILL_DIR switches it off" in str(assay("list").exception)
+    monkeypatch.setenv("SPANWISE_SPILL_DIR", "off")
+    assert "SPANWISE_SPILL_DIR switches it off" in str(spanwise("list").exception)
 
 
 def test_send_to_whom_it_is_for(server: Server) -> None:
     left_for(server.url)
     left_for("http://127.0.0.1:1")
-    sent = assay("send")
+    sent = spanwise("send")
     assert (sent.exit_code, f"2 sent to {server.url}" in sent.stderr) == (1, True)
     assert "2 left (connection refused)" in sent.stderr
     assert (server.store.count()["spans"], [one.url for one in spool.waiting()]) == (2, ["http://127.0.0.1:1"])
@@ -77,7 +77,7 @@ def test_send_to_whom_it_is_for(server: Server) -> None:
 def test_send_elsewhere(server: Server) -> None:
     left_for("http://127.0.0.1:1")
     left_for("http://127.0.0.1:2")
-    sent = assay("send", "--for", "http://localhost:1", "--to", server.url, "--json")
+    sent = spanwise("send", "--for", "http://localhost:1", "--to", server.url, "--json")
     [row] = map(json.loads, sent.stdout.splitlines())
     assert (sent.exit_code, row["kept"], row["left"], row["to"]) == (0, 2, 0, server.url)
     assert [one.url for one in spool.waiting()] == ["http://127.0.0.1:2"]
@@ -86,9 +86,9 @@ def test_send_elsewhere(server: Server) -> None:
 def test_clear_asks(place: Path) -> None:
     left_for("http://one:1")
     left_for("http://two:2")
-    assert assay("clear", input="n\n").exit_code == 1
-    assert "removed 2 items" in assay("clear", "--for", "http://one:1", input="y\n").stderr
-    assert json.loads(assay("clear", "--yes", "--json").stdout) == {"removed": 2}
+    assert spanwise("clear", input="n\n").exit_code == 1
+    assert "removed 2 items" in spanwise("clear", "--for", "http://one:1", input="y\n").stderr
+    assert json.loads(spanwise("clear", "--yes", "--json").stdout) == {"removed": 2}
     assert spool.waiting() == []
 
 
@@ -100,7 +100,7 @@ def test_a_server_fetches_what_is_for_it_alone(server: Server) -> None:
     assert [one.url for one in spool.waiting()] == ["http://127.0.0.1:1"]
 
 
-def test_assay_serve_fetches_it_when_it_starts(tmp_path: Path) -> None:
+def test_spanwise_serve_fetches_it_when_it_starts(tmp_path: Path) -> None:
     port = free_port()
     left_for(f"http://127.0.0.1:{port}")
     with Process(tmp_path / "a.db", port):

@@ -11,14 +11,14 @@ import pytest
 from rich.progress import Progress
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.cli._common import failing_in_one_line
-from assay.collector.errors import Refused
-from assay.collector.records import Document, Example, Experiment, Feedback, Rule, Target
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.terminal import TerminalConsole, beginning, harmless, on_a_line
-from assay.evaluators.engine._progress import RichBar
 from collector.making import run
+from spanwise.cli._app import app
+from spanwise.cli._common import failing_in_one_line
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Document, Example, Experiment, Feedback, Rule, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.terminal import TerminalConsole, beginning, harmless, on_a_line
+from spanwise.evaluators.engine._progress import RichBar
 
 # Colours, a title, the clipboard (OSC 52), NUL, BEL, C1's CSI, bidi marks and isolates, a lone surrogate, another line
 EVIL = "\x1b[31mred\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x07\x00\x9b1m\u202eesrever\u2066\u200f\ud800\r\nstore: fake\u2028x\x7f"

@@ -1,4 +1,4 @@
-"""`assay traces`, run as people run them, over a server and on a file."""
+"""`spanwise traces`, run as people run them, over a server and on a file."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from assay.cli._app import app
-from assay.cli._common import failing_in_one_line
-from assay.collector.client import HTTPStore
-from assay.collector.records import Document, Feedback, OpenRun, Target, Usage
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 from integration.serving import COMMAND, environment
+from spanwise.cli._app import app
+from spanwise.cli._common import failing_in_one_line
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.records import Document, Feedback, OpenRun, Target, Usage
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 ROOT = run("answer", trace_id="a" * 32, inputs={"question": "why [bold]?"}, outputs="because", project="p")
 SEARCH = child(ROOT, kind="retriever", documents=(Document("some text", "doc-1", 0.5),))
 CALL = child(ROOT, "chat", kind="llm", model="m-1", usage=Usage(10, 2), cost=0.001, status="error", error="Timeout: no")
 
 
-def assay(*arguments: str) -> Result:
+def spanwise(*arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments], catch_exceptions=False)
 
 
@@ -40,7 +40,7 @@ def refusal(*arguments: str) -> str:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([ROOT, SEARCH, CALL, run("other", project="q")])
         store.add_feedback(
             [Feedback(target=Target(trace_id="a" * 32, span_id=SEARCH.span_id), key="recall", score=0.25)]
@@ -50,25 +50,25 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 def test_list(url: str) -> None:
-    found = assay("traces", "list", "--store", url, "--json").stdout.splitlines()
+    found = spanwise("traces", "list", "--store", url, "--json").stdout.splitlines()
     assert [json.loads(line)["name"] for line in found] == ["other", "answer"]
-    result = assay("traces", "list", "--store", url)
+    result = spanwise("traces", "list", "--store", url)
     assert (result.exit_code, url in result.stderr) == (0, True)
     assert "answer" in result.stdout
 
 
 @pytest.mark.parametrize("condition", ["name=answer", "feedback=recall<0.5", "latency_ms>=1", "any_name=search"])
 def test_list_with_conditions(url: str, condition: str) -> None:
-    found = assay("traces", "list", "--store", url, "--json", "-w", condition, "-w", "project=p").stdout.splitlines()
+    found = spanwise("traces", "list", "--store", url, "--json", "-w", condition, "-w", "project=p").stdout.splitlines()
     assert [json.loads(line)["trace_id"] for line in found] == ["a" * 32]
 
 
 def test_show(url: str) -> None:
-    shown = assay("traces", "show", "a" * 32, "--store", url).stdout
+    shown = spanwise("traces", "show", "a" * 32, "--store", url).stdout
     for part in ("answer", "why [bold]?", "because", "doc-1 0.500", "some text", "m-1", "10 → 2 tokens", "Timeout: no"):
         assert part in shown
     assert "★ recall = 0.25" in shown
-    found = json.loads(assay("traces", "show", "a" * 32, "--store", url, "--json").stdout)
+    found = json.loads(spanwise("traces", "show", "a" * 32, "--store", url, "--json").stdout)
     assert {one["name"] for one in found["runs"]} == {"answer", "search", "chat"}
 
 
@@ -83,19 +83,24 @@ def begin(url: str, **fields: Any) -> OpenRun:
 
 def test_show_of_a_trace_of_which_nothing_has_ended(url: str) -> None:
     begin(url)
-    shown = assay("traces", "show", "bbb", "--store", url).stdout
+    shown = spanwise("traces", "show", "bbb", "--store", url).stdout
     assert ("nothing of it has ended yet" in shown, "slow is running since" in shown) == (True, True)
-    [found] = map(json.loads, assay("traces", "show", "b" * 32, "--store", url, "--json").stdout.splitlines())
+    [found] = map(json.loads, spanwise("traces", "show", "b" * 32, "--store", url, "--json").stdout.splitlines())
     assert (found["running"], found["name"], found["span_id"]) == (True, "slow", "c" * 16)
     assert "there is no trace" in refusal("traces", "show", "d" * 32, "--store", url)
 
 
 def test_list_says_what_is_running_and_what_was_dropped(url: str) -> None:
     begin(url, trace_id=ROOT.trace_id)
-    counts = {"assay.local_root": "e" * 16, "assay.spans.started": 5, "assay.spans.open": 0, "assay.spans.dropped": 4}
+    counts = {
+        "spanwise.local_root": "e" * 16,
+        "spanwise.spans.started": 5,
+        "spanwise.spans.open": 0,
+        "spanwise.spans.dropped": 4,
+    }
     with HTTPStore(url) as store:
         store.append([run("leaky", span_id="e" * 16, attributes=counts)])
-    listed = assay("traces", "list", "--store", url).stdout
+    listed = spanwise("traces", "list", "--store", url).stdout
     assert ("3, 1 running" in listed, "1, 4 dropped" in listed) == (True, True)
 
 
@@ -103,15 +108,15 @@ def test_show_stands_circles_of_parents(tmp_path: Path) -> None:
     first = replace(ROOT, parent_id=SEARCH.span_id)
     with SQLiteStore(tmp_path / "a.db") as store:
         store.append([first, replace(SEARCH, parent_id=first.span_id)])
-    shown = assay("traces", "show", "a" * 32, "--store", str(tmp_path / "a.db")).stdout
+    shown = spanwise("traces", "show", "a" * 32, "--store", str(tmp_path / "a.db")).stdout
     assert ("answer" in shown, "search" in shown) == (True, True)
 
 
 def test_delete(url: str) -> None:
     assert "name the traces" in refusal("traces", "delete", "--store", url, "--yes")
-    assert assay("traces", "delete", "--store", url, "-w", "project=q", "--yes").exit_code == 0
-    assert assay("traces", "delete", "a" * 32, "--store", url, "--yes").exit_code == 0
-    assert assay("traces", "list", "--store", url, "--json").stdout == ""
+    assert spanwise("traces", "delete", "--store", url, "-w", "project=q", "--yes").exit_code == 0
+    assert spanwise("traces", "delete", "a" * 32, "--store", url, "--yes").exit_code == 0
+    assert spanwise("traces", "list", "--store", url, "--json").stdout == ""
 
 
 def test_faults_of_the_user_cost_one_line(url: str) -> None:
@@ -123,15 +128,15 @@ def test_faults_of_the_user_cost_one_line(url: str) -> None:
 
 def test_the_beginning_of_an_id_will_do(url: str) -> None:
     assert (
-        assay("traces", "show", "aaaa", "--store", url).stdout
-        == assay("traces", "show", "a" * 32, "--store", url).stdout
+        spanwise("traces", "show", "aaaa", "--store", url).stdout
+        == spanwise("traces", "show", "a" * 32, "--store", url).stdout
     )
     assert "there is no trace 'bbbb'" in refusal("traces", "show", "bbbb", "--store", url)
     assert "begins the ids of 2 traces" in refusal("traces", "show", "", "--store", url)
 
 
 def test_ids_are_whole_where_no_terminal_ends(url: str) -> None:
-    assert "a" * 32 in assay("traces", "list", "--store", url).stdout
+    assert "a" * 32 in spanwise("traces", "list", "--store", url).stdout
 
 
 def test_a_mistyped_path_is_no_empty_store(tmp_path: Path) -> None:
@@ -140,13 +145,13 @@ def test_a_mistyped_path_is_no_empty_store(tmp_path: Path) -> None:
 
 
 def test_nothing_here_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.collector._connect.DEFAULT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("spanwise.collector._connect.DEFAULT_URL", "http://127.0.0.1:9")
     monkeypatch.chdir(tmp_path)
-    assert "no file 'assay.db' here and no server on port 4318; name one with --store" in refusal("traces", "list")
+    assert "no file 'spanwise.db' here and no server on port 4318; name one with --store" in refusal("traces", "list")
 
 
 def test_a_port_that_cannot_be(tmp_path: Path) -> None:
-    result = assay("serve", "--port", "99999", "--store", str(tmp_path / "a.db"))
+    result = spanwise("serve", "--port", "99999", "--store", str(tmp_path / "a.db"))
     assert result.exit_code == 2
     assert "--port" in result.stderr
 
@@ -164,7 +169,7 @@ def test_options_of_a_server_that_contradict_each_other(tmp_path: Path, options:
 
 
 def test_tail_shows_what_is_under_way_once_and_then_its_trace(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as server:
+    with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
         begun = begin(server.url)
         ended = run("slow", trace_id=begun.trace_id, span_id=begun.span_id, start_ns=begun.start_ns)
         store.append([child(ended, "first to end")])
@@ -186,7 +191,7 @@ def test_tail_shows_what_is_under_way_once_and_then_its_trace(tmp_path: Path) ->
 
 
 def test_tail_shows_every_new_trace_of_a_burst(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as server:
+    with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
         store.append([run("old", start_ns=time.time_ns() - n) for n in range(1, 1101)])
         command = [*COMMAND, "traces", "tail", "--every", "0.1", "--json", "--store", server.url]
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as tail:
@@ -208,4 +213,4 @@ def test_tail_shows_every_new_trace_of_a_burst(tmp_path: Path) -> None:
 def test_a_list_steers_no_terminal(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "a.db") as store:
         store.append([run("a\x1b[2Jb", trace_id="b" * 32)])
-    assert r"a\x1b[2Jb" in assay("traces", "list", "--store", str(tmp_path / "a.db")).stdout
+    assert r"a\x1b[2Jb" in spanwise("traces", "list", "--store", str(tmp_path / "a.db")).stdout

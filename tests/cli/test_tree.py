@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from assay.cli._tree import tree
-from assay.collector.records import Document, Feedback, OpenRun, Target, Trace, Usage
 from collector.making import SECOND, START, child, run
+from spanwise.cli._tree import tree
+from spanwise.collector.records import Document, Feedback, OpenRun, Target, Trace, Usage
 
 ROOT = run("answer", trace_id="a" * 32, inputs="why?", outputs={"text": "because"}, start_ns=START, project="p")
 
@@ -90,7 +90,7 @@ def test_a_trace_that_is_not_complete_says_so():
 def test_what_is_missing_is_said() -> None:
     begun = [OpenRun(trace_id="a" * 32, span_id=f"{n:016x}", name=f"slow{n}", start_ns=START + n) for n in range(7)]
     answer = child(ROOT, "remote")
-    answer = replace(answer, attributes={"assay.local_root": answer.span_id})
+    answer = replace(answer, attributes={"spanwise.local_root": answer.span_id})
     shown = printed(Trace(ROOT, (ROOT, answer), dropped=3, calls_sent=2, running=tuple(begun)))
     for words in ("3 spans were dropped by the sender", "slow0 is running since", "unless its process has died"):
         assert words in shown
@@ -114,7 +114,7 @@ def test_what_a_trace_holds_steers_no_terminal():
 
 
 def test_derived_values_are_marked():
-    root = replace(ROOT, attributes={"assay.derived": ["outputs"]})
+    root = replace(ROOT, attributes={"spanwise.derived": ["outputs"]})
     out = printed(Trace(root=root, runs=(root,)))
     assert "in: why?" in out
     assert 'out (derived): {"text": "because"}' in out

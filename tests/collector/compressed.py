@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zstandard
 
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 def dictionary(number: int) -> bytes:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from assay.collector.errors import NotFound, Refused
-from assay.collector.records import Claim, Decision, Feedback, Finish, Head, Rule, Target
-from assay.collector.stores import Store
 from collector.deciding import on, ruled, slice, traced
 from collector.making import child
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.records import Claim, Decision, Feedback, Finish, Head, Rule, Target
+from spanwise.collector.stores import Store
 
 DONE = {"concise": {"state": "scored"}}
 

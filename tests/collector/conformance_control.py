@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.errors import NotFound, Refused
-from assay.collector.records import Document, Example, Experiment, Key, QueueItem, Rule, Target
-from assay.collector.stores import Store
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.records import Document, Example, Experiment, Key, QueueItem, Rule, Target
+from spanwise.collector.stores import Store
 
 
 def test_examples_come_back_in_order(store: Store) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from assay.collector.errors import Refused
-from assay.collector.records import Decision, Target
-from assay.collector.stores import Store
 from collector.conformance_claims import claim, finish
 from collector.deciding import on, outcomes, ruled, slice, traced, verdicts
 from collector.making import child
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Decision, Target
+from spanwise.collector.stores import Store
 
 
 def test_what_is_decided_is_kept_with_the_cursor_and_repeated_changes_nothing(store: Store) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from assay.collector.errors import NotFound, Refused
-from assay.collector.filters import Filter
-from assay.collector.records import Experiment, Feedback, Head, OpenRun, Target
-from assay.collector.stores import Store
-from assay.tracer import attributes as names
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Experiment, Feedback, Head, OpenRun, Target
+from spanwise.collector.stores import Store
+from spanwise.tracer import attributes as names
 
 
 def said(trace_id: str, score: float = 1.0, **fields: Any) -> Feedback:
@@ -159,24 +159,24 @@ LOCAL = {names.LOCAL_ROOT: "b" * 16}
     [
         ({}, None),
         (LOCAL, 1.0),
-        ({**LOCAL, "assay.sample_rate": 0.25}, 0.25),
+        ({**LOCAL, "spanwise.sample_rate": 0.25}, 0.25),
         ({"otel.trace_state": "ot=th:8"}, 0.5),
         ({"otel.trace_state": "x=1, ot=rv:1;th:0 , y=2"}, 1.0),
         ({**LOCAL, "otel.trace_state": "ot=th:fd70a4"}, 1 - 0xFD70A400000000 / 2**56),
         ({"otel.trace_state": "ot=rv:12345678901234"}, None),
         ({"otel.trace_state": "ot=th:xyz"}, None),
         ({"otel.trace_state": "ot=th:123456789012345"}, None),
-        ({**LOCAL, "assay.sample_rate": "often"}, 1.0),
+        ({**LOCAL, "spanwise.sample_rate": "often"}, 1.0),
         ({"otel.trace_state": "ot=th:fffffffffffff0"}, None),  # 2e-16: one such trace would be the whole mean
         ({**LOCAL, "otel.trace_state": "ot=th:fffffffffffff"}, None),
-        ({**LOCAL, "assay.sample_rate": 0.00009}, None),
-        ({**LOCAL, "assay.sample_rate": 0.0001}, 0.0001),
+        ({**LOCAL, "spanwise.sample_rate": 0.00009}, None),
+        ({**LOCAL, "spanwise.sample_rate": 0.0001}, 0.0001),
     ],
 )
 def test_the_probability_of_head_sampling_is_what_the_root_says(
     store: Store, attributes: dict[str, Any], probability: float | None
 ) -> None:
-    store.append([root := run(attributes=attributes), child(root, attributes={**LOCAL, "assay.sample_rate": 0.125})])
+    store.append([root := run(attributes=attributes), child(root, attributes={**LOCAL, "spanwise.sample_rate": 0.125})])
     assert only(store).probability == probability
 
 
@@ -192,8 +192,8 @@ def test_what_the_head_kept_for_an_error_alone_is_partial(store: Store) -> None:
         {"kind": "evaluator"},
         {"resource": {names.MONITOR: True}},
         {"attributes": {names.MONITOR: True}},
-        {"attributes": {"otel.trace_state": f"x=1,assay={'a' * 32}-{'b' * 16}-03"}},
-        {"attributes": {"otel.trace_state": f"assay={'a' * 32}-{'b' * 16}-03-th:c;rv:12345678901234,x=1"}},
+        {"attributes": {"otel.trace_state": f"x=1,spanwise={'a' * 32}-{'b' * 16}-03"}},
+        {"attributes": {"otel.trace_state": f"spanwise={'a' * 32}-{'b' * 16}-03-th:c;rv:12345678901234,x=1"}},
     ],
     ids=["kind", "resource", "attribute", "tracestate", "tracestate of a foreign trace"],
 )
@@ -205,7 +205,7 @@ def test_an_evaluators_own_trace_is_told_by_kind_or_by_a_mark(store: Store, mark
 def test_a_mark_on_any_span_is_enough_and_an_experiments_evaluator_is_none(store: Store) -> None:
     store.append([root := run(), child(root, resource={names.MONITOR: True})])
     store.append([run(kind="evaluator", experiment_id="e")])
-    store.append([run(attributes={"otel.trace_state": f"assay={'a' * 32}-{'b' * 16}-01"})])
+    store.append([run(attributes={"otel.trace_state": f"spanwise={'a' * 32}-{'b' * 16}-01"})])
     assert [head.judgement for head in follow(store)] == [True, False, False]
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from assay.collector.filters import Filter
-from assay.collector.records import Experiment, Feedback, Retention, Run, Target, Usage
-from assay.collector.stores import Store
 from collector.making import SECOND, START, child, run
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Experiment, Feedback, Retention, Run, Target, Usage
+from spanwise.collector.stores import Store
 
 IN = {"project": "p", "session_id": "s", "user_id": "u"}
 

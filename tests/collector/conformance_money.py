@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from assay.collector.errors import AssayError, Refused
-from assay.collector.records import Booked, Booking
-from assay.collector.stores import Store
+from spanwise.collector.errors import Refused, SpanwiseError
+from spanwise.collector.records import Booked, Booking
+from spanwise.collector.stores import Store
 
 DAY = 86_400_000_000_000
 
@@ -67,9 +67,9 @@ def test_ten_tenths_are_one(store: Store) -> None:
 def test_amounts_that_cannot_be_are_refused(store: Store, amount: float) -> None:
     store.book(booking("there", 1))
     for wrong in (booking("a", amount), booking("a", limit=amount)):
-        with pytest.raises((Refused, AssayError)):
+        with pytest.raises((Refused, SpanwiseError)):
             store.book(booking("b"), wrong)
-    with pytest.raises((Refused, AssayError)):
+    with pytest.raises((Refused, SpanwiseError)):
         store.settle({"there": amount})
     assert today(store) == (0, 1)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from assay.collector.errors import NotFound, Refused
-from assay.collector.records import Rule, RuleSettings, Stratum
-from assay.collector.stores import Store
 from collector.making import run
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.records import Rule, RuleSettings, Stratum
+from spanwise.collector.stores import Store
 
 
 def rule(name: str = "r", version: str = "1", **fields: Any) -> Rule:
@@ -150,7 +150,7 @@ def test_what_decides_cannot_be_changed_in_a_version(store: Store) -> None:
 
 
 def test_a_rule_that_takes_older_traces_reads_the_feed_from_its_beginning(store: Store) -> None:
-    from assay.collector.records import Decided
+    from spanwise.collector.records import Decided
 
     store.save_rule(rule())
     store.append([run()])

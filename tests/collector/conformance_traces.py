@@ -13,9 +13,11 @@ from typing import Any
 import numpy
 import pytest
 
-from assay.collector.errors import AssayError, NotFound, Refused
-from assay.collector.filters import Filter
-from assay.collector.records import (
+from collector.deciding import on, ruled, slice
+from collector.making import SECOND, START, child, run
+from spanwise.collector.errors import NotFound, Refused, SpanwiseError
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import (
     Amendment,
     Document,
     Event,
@@ -32,9 +34,7 @@ from assay.collector.records import (
     Usage,
     paged,
 )
-from assay.collector.stores import Store, derived_fields
-from collector.deciding import on, ruled, slice
-from collector.making import SECOND, START, child, run
+from spanwise.collector.stores import Store, derived_fields
 
 
 def eventually(look: Callable[[], Any], wanted: Any = True, seconds: float = 60) -> bool:
@@ -165,7 +165,7 @@ def test_values_are_derived_from_what_has_arrived_so_far(store: Store) -> None:
         run(inputs="own", attributes={"output.value": "null"}),  # a function that returned None
         run(inputs="own", status="error", error="no"),
         run(inputs="own", status="cancelled"),
-        run(inputs="own", attributes={"assay.awaits": ["outputs"]}),
+        run(inputs="own", attributes={"spanwise.awaits": ["outputs"]}),
     ],
 )
 def test_a_root_that_has_no_outputs_for_a_reason_gets_none(store: Store, root: Run) -> None:
@@ -174,7 +174,7 @@ def test_a_root_that_has_no_outputs_for_a_reason_gets_none(store: Store, root: R
     assert store.traces(limit=1).items[0].outputs == ""
 
 
-@pytest.mark.parametrize("attributes", [{"assay.awaits": 1, "assay.derived": 1}, {"assay.awaits": "x"}])
+@pytest.mark.parametrize("attributes", [{"spanwise.awaits": 1, "spanwise.derived": 1}, {"spanwise.awaits": "x"}])
 def test_nonsense_about_derived_values_is_passed_over(store: Store, attributes: dict[str, Any]) -> None:
     root = run(attributes=attributes)
     store.append([root, child(root, inputs="i", outputs="o")])
@@ -218,7 +218,7 @@ def test_no_run_is_kept_without_the_feedback_that_comes_with_it(store: Store) ->
     root = run()
     nowhere = Target(trace_id=root.trace_id, span_id=root.span_id, document=2**70)
     impossible = Feedback(target=nowhere, key="k", score=1)
-    with pytest.raises((AssayError, OverflowError)):
+    with pytest.raises((SpanwiseError, OverflowError)):
         store.append([root], [impossible])
     assert store.count()["spans"] == 0
 
@@ -286,27 +286,32 @@ def test_tokens_and_cost_are_counted_once(store: Store) -> None:
 
 
 def test_completeness_is_counted(store: Store) -> None:
-    root = run(attributes={"assay.local_root": "", "assay.spans.started": 2, "assay.spans.open": 0})
-    root = replace(root, attributes={**root.attributes, "assay.local_root": root.span_id})
+    root = run(attributes={"spanwise.local_root": "", "spanwise.spans.started": 2, "spanwise.spans.open": 0})
+    root = replace(root, attributes={**root.attributes, "spanwise.local_root": root.span_id})
     store.append([root])
     assert not store.traces().items[0].complete
-    store.append([child(root, attributes={"assay.local_root": root.span_id})])
+    store.append([child(root, attributes={"spanwise.local_root": root.span_id})])
     assert store.traces(complete=True).items[0].complete
 
 
 def test_a_span_open_at_the_end_of_its_root_is_waited_for(store: Store) -> None:
     root = run()
-    own = {"assay.local_root": root.span_id, "assay.spans.started": 2}
-    store.append([replace(root, attributes={**own, "assay.spans.open": 1})])
+    own = {"spanwise.local_root": root.span_id, "spanwise.spans.started": 2}
+    store.append([replace(root, attributes={**own, "spanwise.spans.open": 1})])
     assert store.traces(complete=False).items
-    store.append([child(root, end_ns=root.end_ns + 9, attributes={**own, "assay.spans.open": 0})])
+    store.append([child(root, end_ns=root.end_ns + 9, attributes={**own, "spanwise.spans.open": 0})])
     assert store.trace(root.trace_id).complete
 
 
 def test_a_trace_with_drops_is_not_called_complete(store: Store) -> None:
     root = run()
-    counts = {"assay.spans.started": 3, "assay.spans.open": 0, "assay.spans.dropped": 2, "assay.calls.sent": 1}
-    store.append([replace(root, attributes={"assay.local_root": root.span_id, **counts})])
+    counts = {
+        "spanwise.spans.started": 3,
+        "spanwise.spans.open": 0,
+        "spanwise.spans.dropped": 2,
+        "spanwise.calls.sent": 1,
+    }
+    store.append([replace(root, attributes={"spanwise.local_root": root.span_id, **counts})])
     [summary] = store.traces(complete=False)
     assert (summary.complete, summary.dropped, summary.calls_sent, summary.running) == (False, 2, 1, 0)
     assert not store.traces(complete=True).items
@@ -338,7 +343,9 @@ def test_a_run_that_has_started_is_no_run(store: Store) -> None:
 
 def test_a_trace_with_an_open_run_is_not_complete(store: Store) -> None:
     root = run()
-    only = replace(root, attributes={"assay.local_root": root.span_id, "assay.spans.started": 1, "assay.spans.open": 0})
+    only = replace(
+        root, attributes={"spanwise.local_root": root.span_id, "spanwise.spans.started": 1, "spanwise.spans.open": 0}
+    )
     begun = opened(trace_id=root.trace_id, parent_id=root.span_id, local_root="b" * 16)
     store.append([only])
     store.add_running([begun])
@@ -371,8 +378,8 @@ def test_a_run_that_is_said_twice_to_have_started_is_open_once(store: Store) -> 
 @pytest.mark.parametrize("first", ["span", "start"])
 def test_a_run_that_its_process_has_dropped_is_not_open(store: Store, first: str) -> None:
     root = run()
-    counts = {"assay.spans.started": 2, "assay.spans.open": 0, "assay.spans.dropped": 1}
-    whole = replace(root, attributes={"assay.local_root": root.span_id, **counts})
+    counts = {"spanwise.spans.started": 2, "spanwise.spans.open": 0, "spanwise.spans.dropped": 1}
+    whole = replace(root, attributes={"spanwise.local_root": root.span_id, **counts})
     begun = opened(trace_id=root.trace_id, local_root=root.span_id)
     steps = [lambda: store.append([whole]), lambda: store.add_running([begun])]
     for step in steps if first == "span" else reversed(steps):

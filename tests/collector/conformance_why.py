@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from assay.collector.errors import NotFound
-from assay.collector.records import Booking, Feedback, RuleSettings, Stratum, Target, Why, WorkerReport
-from assay.collector.statistics import u
-from assay.collector.stores import Store
 from collector.conformance_claims import claim, finish, waiting
 from collector.deciding import HOUR, on, outcomes, ruled, slice, traced
 from collector.making import run
+from spanwise.collector.errors import NotFound
+from spanwise.collector.records import Booking, Feedback, RuleSettings, Stratum, Target, Why, WorkerReport
+from spanwise.collector.statistics import u
+from spanwise.collector.stores import Store
 
 
 def why(store: Store, trace_id: str) -> Why:

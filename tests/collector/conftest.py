@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from assay.collector.client import HTTPStore
-from assay.collector.server import Server
-from assay.collector.stores import Store
-from assay.collector.stores.sqlite import SQLiteStore, _behind, _words
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.server import Server
+from spanwise.collector.stores import Store
+from spanwise.collector.stores.sqlite import SQLiteStore, _behind, _words
 
 
 class Current:
@@ -38,14 +38,14 @@ def shared() -> Iterator[tuple[Current, str]]:
 
 @contextmanager
 def over_http(folder: Path, current: Current, url: str) -> Iterator[Store]:
-    with SQLiteStore(folder / "assay.db") as current.store, HTTPStore(url) as client:
+    with SQLiteStore(folder / "spanwise.db") as current.store, HTTPStore(url) as client:
         yield client
 
 
 # name of an implementation: from a folder, and the session's server, to a context that gives its store
 IMPLEMENTATIONS: dict[str, Callable[[Path, Current, str], AbstractContextManager[Store]]] = {
     "http": over_http,
-    "sqlite": lambda folder, current, url: SQLiteStore(folder / "assay.db"),
+    "sqlite": lambda folder, current, url: SQLiteStore(folder / "spanwise.db"),
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.collector.records import Decided, Decision, Head, Rule, Target
-from assay.collector.stores import Store
 from collector.making import run
+from spanwise.collector.records import Decided, Decision, Head, Rule, Target
+from spanwise.collector.stores import Store
 
 HOUR = 3_600_000_000_000
 

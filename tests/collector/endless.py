@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from assay.collector.records import Bucket
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.records import Bucket
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT sum(x) FROM n"
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from assay.collector.records import JSON, Run
-from assay.collector.stores.sqlite._append import Appender
-from assay.collector.stores.sqlite._clock import Clock
-from assay.collector.stores.sqlite._codec import encode
-from assay.collector.stores.sqlite._reader import Reader
-from assay.collector.stores.sqlite._resum import Resummer
-from assay.collector.stores.sqlite._rollup import RollUp, roll_up
-from assay.collector.stores.sqlite._values import loads
-from assay.collector.stores.sqlite._waiting import ANY, Place
+from spanwise.collector.records import JSON, Run
+from spanwise.collector.stores.sqlite._append import Appender
+from spanwise.collector.stores.sqlite._clock import Clock
+from spanwise.collector.stores.sqlite._codec import encode
+from spanwise.collector.stores.sqlite._reader import Reader
+from spanwise.collector.stores.sqlite._resum import Resummer
+from spanwise.collector.stores.sqlite._rollup import RollUp, roll_up
+from spanwise.collector.stores.sqlite._values import loads
+from spanwise.collector.stores.sqlite._waiting import ANY, Place
 
 T = TypeVar("T")
 TRACE = "a" * 32

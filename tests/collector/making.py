@@ -6,7 +6,7 @@ import itertools
 import secrets
 from typing import Any
 
-from assay.collector.records import Run
+from spanwise.collector.records import Run
 
 SECOND = 1_000_000_000
 START = 1_750_000_000 * SECOND

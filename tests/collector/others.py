@@ -11,8 +11,8 @@ from pathlib import Path
 
 HOLDER = """
 import sys
-from assay.collector.errors import StoreError
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.errors import StoreError
+from spanwise.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 
 try:

@@ -18,7 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from assay.collector.intake._signal import Signal
+from spanwise.collector.intake._signal import Signal
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _numbers = itertools.count(1)
@@ -109,7 +109,7 @@ def post(app: Any, body: bytes) -> httpx.Response:
     """What an ASGI application answers to a protobuf request."""
 
     async def answer() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://assay") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://spanwise") as client:
             return await client.post("/", content=body, headers={"content-type": PROTOBUF})
 
     return asyncio.run(answer())

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from assay.collector.records import Claim, Decision, Feedback, Finish, Head, Verdict, WorkerReport
-from assay.collector.stores import Store
 from collector.deciding import on, ruled, slice, traced
+from spanwise.collector.records import Claim, Decision, Feedback, Finish, Head, Verdict, WorkerReport
+from spanwise.collector.stores import Store
 
 KEY = "concise"
 OUTCOMES: dict[str, Any] = {"scored": "score", "skipped": "skip", "failed": "error"}

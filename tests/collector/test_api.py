@@ -13,18 +13,18 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from assay.collector.api import create_app
-from assay.collector.errors import Refused
-from assay.collector.records import Example, Experiment, Feedback, Key, QueueItem, Rule, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from collector.otlp import PROTOBUF, request, span
+from spanwise.collector.api import create_app
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Example, Experiment, Feedback, Key, QueueItem, Rule, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 
@@ -161,11 +161,11 @@ def test_openapi_describes_bodies_and_answers(api: httpx.Client) -> None:
 
 def test_health(api: httpx.Client, store: SQLiteStore) -> None:
     found = api.get("/healthz").json()
-    assert (found["service"], found["store"]) == ("assay", store.path)
+    assert (found["service"], found["store"]) == ("spanwise", store.path)
     assert api.get("/readyz").json() == {"ready": True}
     numbers = api.get("/metrics").text
-    assert "# TYPE assay_store_queued_spans gauge" in numbers
-    assert "assay_store_text_index_lag_seconds" in numbers
+    assert "# TYPE spanwise_store_queued_spans gauge" in numbers
+    assert "spanwise_store_text_index_lag_seconds" in numbers
 
 
 def test_another_sites_page_reaches_nothing(api: httpx.Client) -> None:
@@ -175,8 +175,8 @@ def test_another_sites_page_reaches_nothing(api: httpx.Client) -> None:
 
 
 def test_a_server_open_to_others_needs_a_key(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
-    with pytest.raises(Refused, match="set ASSAY_API_KEY"):
+    monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
+    with pytest.raises(Refused, match="set SPANWISE_API_KEY"):
         Server(store, host="0.0.0.0")
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 KEY = "master"
 # Of each operation. Without a key all are refused before anything of them is looked at but method and path
@@ -24,7 +24,7 @@ EXAMPLES = {KEY: 20, None: 2}
 @pytest.mark.parametrize("key", [KEY, None], ids=["with a key", "without one"])
 def test_no_request_makes_the_api_fail(tmp_path: Path, key: str | None) -> None:
     description = tmp_path / "openapi.json"
-    with SQLiteStore(tmp_path / "assay.db") as store, Server(store, host="0.0.0.0", api_key=KEY) as server:
+    with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store, host="0.0.0.0", api_key=KEY) as server:
         store.append([run()])
         headers = {"authorization": f"Bearer {KEY}"}
         description.write_text(httpx.get(f"{server.url}/openapi.json", headers=headers, timeout=60).text)

@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from assay.collector.errors import Refused, StoreError, Unavailable
-from assay.collector.records import Run, Usage
-from assay.collector.stores.sqlite import SQLiteStore, _append, _reader
-from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._pool import IDLE, READERS
-from assay.collector.stores.sqlite._words import MOST, PIECE, Entry, pieces, put
-from assay.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, TURN, Job
-from assay.tracer.attributes import INSTANCE
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
+from spanwise.collector.errors import Refused, StoreError, Unavailable
+from spanwise.collector.records import Run, Usage
+from spanwise.collector.stores.sqlite import SQLiteStore, _append, _reader
+from spanwise.collector.stores.sqlite._file import File
+from spanwise.collector.stores.sqlite._pool import IDLE, READERS
+from spanwise.collector.stores.sqlite._words import MOST, PIECE, Entry, pieces, put
+from spanwise.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, TURN, Job
+from spanwise.tracer.attributes import INSTANCE
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from assay.collector.client import HTTPStore
-from assay.collector.errors import Forbidden, Unavailable
-from assay.collector.records import AuditEvent, Experiment, Feedback, Key, Retention, Rule, Target, paged
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore, _audit
 from collector.making import run
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.errors import Forbidden, Unavailable
+from spanwise.collector.records import AuditEvent, Experiment, Feedback, Key, Retention, Rule, Target, paged
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore, _audit
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 
@@ -137,15 +137,15 @@ def test_what_was_done_stays_done_where_it_cannot_be_written_down(tmp_path: Path
     with Forgetful(tmp_path / "a.db") as store, caplog.at_level(logging.INFO):
         store.save_key(key("a"))
         assert store.delete_key("id-a")
-    assert [record.name for record in caplog.records] == ["assay.audit", "assay.collector"] * 2
+    assert [record.name for record in caplog.records] == ["spanwise.audit", "spanwise.collector"] * 2
     assert "in the log alone, for it could not be kept: the disk is full" in caplog.text
 
 
 def test_the_log_has_one_line_of_json_whatever_stands_in_it(store: SQLiteStore, caplog) -> None:  # type: ignore[no-untyped-def]
     name = 'x\n{"audit": "delete_key"}\r\x1b[2J\u2028\u202e\x85 quote " end'
-    with caplog.at_level(logging.INFO, "assay.audit"):
+    with caplog.at_level(logging.INFO, "spanwise.audit"):
         store.save_key(replace(key("a"), name=name))
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "assay.audit"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "spanwise.audit"]
     assert line.isascii()
     assert line.isprintable()
     assert json.loads(line)["audit"] == "save_key"

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.errors import Refused
-from assay.collector.stores.sqlite import SQLiteStore, inspect
 from collector.conformance_traces import names
 from collector.making import run
 from collector.others import holding, python
+from spanwise.collector.errors import Refused
+from spanwise.collector.stores.sqlite import SQLiteStore, inspect
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 @pytest.fixture
@@ -66,12 +66,12 @@ def test_a_backup_is_for_its_user_alone(file: Path, copy: Path) -> None:
     fill(file, 100)
     inspect.backup(str(file), str(copy))
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    assert sorted(os.listdir(copy.parent)) == ["assay.db", "copy.db"]
+    assert sorted(os.listdir(copy.parent)) == ["spanwise.db", "copy.db"]
 
 
 KILLED = """
 import os, signal, sys
-from assay.collector.stores.sqlite import inspect
+from spanwise.collector.stores.sqlite import inspect
 def die(left, of):
     assert left > 0
     os.kill(os.getpid(), signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_a_backup_that_is_killed_leaves_no_file_under_its_name(file: Path, copy:
         assert process.wait(60) == -signal.SIGKILL
     assert not copy.exists()
     inspect.backup(str(file), str(copy))  # what was left is begun anew
-    assert set(os.listdir(copy.parent)) - {"assay.db.reserve"} == {"assay.db", "copy.db"}
+    assert set(os.listdir(copy.parent)) - {"spanwise.db.reserve"} == {"spanwise.db", "copy.db"}
     with SQLiteStore(copy) as kept:
         assert kept.check(deep=True) == []
 
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_not_backed_up(file: Path, copy: Path) -> None:
         opened.write(os.urandom(16384 * 10))
     with pytest.raises(Refused, match="is damaged"):
         inspect.backup(str(file), str(copy))
-    assert os.listdir(copy.parent) == ["assay.db"]
+    assert os.listdir(copy.parent) == ["spanwise.db"]
 
 
 def test_a_backup_into_a_folder_that_is_not_there_is_refused(file: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_backup_is_restored_as_the_documentation_says(file: Path, copy: Path, 
         write("a")
         inspect.backup(str(file), str(copy))
         write("b")
-    for name in ("assay.db", "assay.db-wal", "assay.db-shm"):
+    for name in ("spanwise.db", "spanwise.db-wal", "spanwise.db-shm"):
         if (tmp_path / name).exists():
             (tmp_path / name).rename(tmp_path / f"old-{name}")
     os.link(copy, file)

@@ -13,21 +13,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector._metrics import Metrics
-from assay.collector.dialects import Amendment, Draft, RawSpan, Whole, read_whole, said
-from assay.collector.dialects._read import DIALECTS
-from assay.collector.intake import Receiver, _traces
-from assay.collector.intake._beside import Beside
-from assay.collector.intake._decode import decode
-from assay.collector.intake._http import Route
-from assay.collector.intake._keep import MANY, StoreKeeper
-from assay.collector.intake._limits import Limits
-from assay.collector.intake._signal import Request
-from assay.collector.intake._traces import TRACES
-from assay.collector.records import Feedback, Run, Target
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 from collector.otlp import altered, attribute, json_request, json_span, post, rejected, request, span
+from spanwise.collector._metrics import Metrics
+from spanwise.collector.dialects import Amendment, Draft, RawSpan, Whole, read_whole, said
+from spanwise.collector.dialects._read import DIALECTS
+from spanwise.collector.intake import Receiver, _traces
+from spanwise.collector.intake._beside import Beside
+from spanwise.collector.intake._decode import decode
+from spanwise.collector.intake._http import Route
+from spanwise.collector.intake._keep import MANY, StoreKeeper
+from spanwise.collector.intake._limits import Limits
+from spanwise.collector.intake._signal import Request
+from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.records import Feedback, Run, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 SOME = json.dumps([{"name": "ok", "score": 1.0}])
 
@@ -69,8 +69,8 @@ def test_feedback_beside_a_span_is_kept_with_it(tmp_path):
     answer, feedback, metrics = sent(tmp_path, request(saying({"name": "ok", "score": 0.0})))
     assert (answer.status_code, answer.content) == (200, b"")
     assert [(one.key, one.score) for one in feedback] == [("ok", 0.0)]
-    assert metrics.value("assay_beside_stored_total", signal="traces") == 1
-    assert metrics.value("assay_stored_total", signal="traces") == 1
+    assert metrics.value("spanwise_beside_stored_total", signal="traces") == 1
+    assert metrics.value("spanwise_stored_total", signal="traces") == 1
 
 
 def test_in_json_it_is_the_same(tmp_path):
@@ -86,9 +86,9 @@ def test_a_faulty_one_costs_itself_and_is_told(tmp_path):
     count, reason = rejected(answer.content)
     assert (answer.status_code, count, [one.key for one in feedback]) == (200, 0, ["ok"])
     assert "beside a span: a feedback needs a key" in reason
-    assert metrics.value("assay_beside_refused_total", signal="traces", reason="value") == 2
-    assert metrics.value("assay_stored_total", signal="traces") == 2
-    assert metrics.value("assay_refused_total") == 0
+    assert metrics.value("spanwise_beside_refused_total", signal="traces", reason="value") == 2
+    assert metrics.value("spanwise_stored_total", signal="traces") == 2
+    assert metrics.value("spanwise_refused_total") == 0
 
 
 @pytest.mark.parametrize(

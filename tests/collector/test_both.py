@@ -8,16 +8,6 @@ from typing import cast
 
 import pytest
 
-from assay.collector.errors import Unavailable
-from assay.collector.filters import Filter
-from assay.collector.records import Experiment, Retention, Target
-from assay.collector.stores import Serving, Store
-from assay.collector.stores._both import Both
-from assay.collector.stores._halves import Gone
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._control import SQLiteControl
-from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._traces import SQLiteTraces
 from collector.conformance_traces import (  # noqa: F401  run here over two files
     names,
     test_a_dataset_is_asked_for_like_any_condition,
@@ -30,6 +20,16 @@ from collector.conformance_traces import (  # noqa: F401  run here over two file
 )
 from collector.deciding import on, ruled, slice
 from collector.making import SECOND, run
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Experiment, Retention, Target
+from spanwise.collector.stores import Serving, Store
+from spanwise.collector.stores._both import Both
+from spanwise.collector.stores._halves import Gone
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._control import SQLiteControl
+from spanwise.collector.stores.sqlite._file import File
+from spanwise.collector.stores.sqlite._traces import SQLiteTraces
 
 
 class Stumbling(SQLiteTraces):
@@ -60,8 +60,8 @@ def stumbling(halves: tuple[File, File]) -> Store:
 
 def test_two_halves_say_where_they_are_and_one_file_once(store: Store, tmp_path: Path) -> None:
     assert store.where == f"{tmp_path / 'traces.db'} and {tmp_path / 'control.db'}"
-    with SQLiteStore(tmp_path / "assay.db") as one:
-        assert one.where == str(tmp_path / "assay.db")
+    with SQLiteStore(tmp_path / "spanwise.db") as one:
+        assert one.where == str(tmp_path / "spanwise.db")
         assert isinstance(one, Serving)
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._checkpoint import DUE_BYTES
-from assay.collector.stores.sqlite._open import LOG_KEPT
-from assay.collector.stores.sqlite._schema import PAGE_SIZE
 from collector import version_1
 from collector.conformance_traces import eventually
 from collector.making import run
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._checkpoint import DUE_BYTES
+from spanwise.collector.stores.sqlite._open import LOG_KEPT
+from spanwise.collector.stores.sqlite._schema import PAGE_SIZE
 
 MUCH = 400_000  # bytes of a span
 
@@ -34,7 +34,7 @@ def write(store: SQLiteStore, total: int) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 @contextmanager

@@ -20,12 +20,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from assay.collector.errors import Refused
-from assay.collector.records import Booking, Decision
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.conformance_claims import finish
 from collector.deciding import on, ruled, slice, traced
 from collector.making import child
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Booking, Decision
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 LIMIT = 4.0
 VERDICTS = ("scored", "failed", "skipped", "waiting", "throttled", "over_budget")
@@ -39,7 +39,7 @@ class Workers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.store = SQLiteStore(self.folder / "assay.db")
+        self.store = SQLiteStore(self.folder / "spanwise.db")
         self.version = 1
         self.newest: dict[Any, int] = {}  # claim of each target
         self.accepted: dict[Any, int] = {}  # the last claim whose feedback was kept

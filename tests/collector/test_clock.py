@@ -6,9 +6,9 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.conformance_traces import eventually
 from collector.making import run
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 HOUR = 3600 * 10**9
 

@@ -11,13 +11,13 @@ import httpx
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from assay.collector import _wire
-from assay.collector.clocks import AHEAD_NS, DAY_NS, HOUR_NS, bounded_feedback, bounded_span, bounded_time
-from assay.collector.records import Feedback, OpenRun, Retention, Run, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from collector.otlp import JSON, PROTOBUF, attribute, request, span
+from spanwise.collector import _wire
+from spanwise.collector.clocks import AHEAD_NS, DAY_NS, HOUR_NS, bounded_feedback, bounded_span, bounded_time
+from spanwise.collector.records import Feedback, OpenRun, Retention, Run, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 YEAR = 366 * DAY_NS
 TRACE = "a" * 32
@@ -43,7 +43,7 @@ def client(store: SQLiteStore) -> Iterator[httpx.Client]:
 
 
 def sent(run: Run) -> dict[str, Any]:
-    return {name.rpartition(".")[2]: value for name, value in run.attributes.items() if "assay.sent." in name}
+    return {name.rpartition(".")[2]: value for name, value in run.attributes.items() if "spanwise.sent." in name}
 
 
 def test_what_can_be_stays_as_it_is() -> None:
@@ -64,7 +64,7 @@ def test_a_time_ahead_goes_back_by_whole_hours_and_lasts_as_long(ahead: int) -> 
 def test_a_time_before_1970_is_its_first_moment() -> None:
     found = bounded_span(-(2**63), 5)
     assert found is not None
-    assert (found.start_ns, found.end_ns, found.sent) == (0, 5, {"assay.sent.start_ns": -(2**63)})
+    assert (found.start_ns, found.end_ns, found.sent) == (0, 5, {"spanwise.sent.start_ns": -(2**63)})
 
 
 @pytest.mark.parametrize("clock", WRONG)
@@ -128,7 +128,7 @@ def test_a_vote_from_the_future_does_not_count_for_ever(store: SQLiteStore, clie
     assert client.post("/api/feedback", content=_wire.encode([vote])).status_code == 200
     store.add_feedback([Feedback(target=Target(trace_id=TRACE), key="k", score=0, author="b", source="human")])
     assert store.traces().items[0].feedback == {"k": 0}
-    assert store.feedbacks(key="k").items[-1].metadata == {"assay.sent.created_ns": 2**63 - 1}
+    assert store.feedbacks(key="k").items[-1].metadata == {"spanwise.sent.created_ns": 2**63 - 1}
 
 
 def test_an_event_and_an_open_run_are_taken_back_too(store: SQLiteStore, client: httpx.Client) -> None:

@@ -11,13 +11,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from assay.collector.dialects import RawSpan
-from assay.collector.intake import _columns, _protobuf
-from assay.collector.intake._decode import Scope, decode
-from assay.collector.intake._errors import ItemRefused, Permanent
-from assay.collector.intake._limits import Allowance, Limits
-from assay.collector.intake._traces import TRACES, read_item
 from collector.otlp import attribute, field, nested, request, span
+from spanwise.collector.dialects import RawSpan
+from spanwise.collector.intake import _columns, _protobuf
+from spanwise.collector.intake._decode import Scope, decode
+from spanwise.collector.intake._errors import ItemRefused, Permanent
+from spanwise.collector.intake._limits import Allowance, Limits
+from spanwise.collector.intake._traces import TRACES, read_item
 
 LENGTHS = (0, 1, 126, 127, 128, 129, 130, 4091, 4092, 4093, 4094, 16_390)
 TEXTS = st.text(max_size=5) | st.sampled_from(LENGTHS).map(lambda length: "x" * length)
@@ -125,9 +125,14 @@ def test_a_text_that_is_none_costs_its_span_alone_whatever_was_read_before():
     ("attributes", "tags", "example", "sent"),
     [
         ({"tag.tags": ["a", "b"]}, ("a", "b"), None, set()),
-        ({"tag.tags": ["a", "b" * 2001]}, ("a", "b" * 2000), None, {"assay.sent.tags"}),
-        ({"tag.tags": ["a"] * 101}, ("a",) * 100, None, {"assay.sent.tags"}),
-        ({"assay.experiment.id": "", "assay.example.id": "e" * 2001}, (), "e" * 2000, {"assay.sent.example_id"}),
+        ({"tag.tags": ["a", "b" * 2001]}, ("a", "b" * 2000), None, {"spanwise.sent.tags"}),
+        ({"tag.tags": ["a"] * 101}, ("a",) * 100, None, {"spanwise.sent.tags"}),
+        (
+            {"spanwise.experiment.id": "", "spanwise.example.id": "e" * 2001},
+            (),
+            "e" * 2000,
+            {"spanwise.sent.example_id"},
+        ),
     ],
 )
 def test_what_stands_in_lists_is_bounded(attributes, tags, example, sent):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.stores.sqlite import SQLiteStore, _writer, encode
-from assay.collector.stores.sqlite._writer import ENOUGH_WEIGHT, Writer
 from collector.making import run
+from spanwise.collector.stores.sqlite import SQLiteStore, _writer, encode
+from spanwise.collector.stores.sqlite._writer import ENOUGH_WEIGHT, Writer
 
 HALF = ENOUGH_WEIGHT // 2
 
@@ -18,7 +18,7 @@ HALF = ENOUGH_WEIGHT // 2
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SQLiteStore]:
     """With nothing behind the writer, who waits for others as long as it takes."""
     monkeypatch.setattr(_writer, "MOMENT", 3600.0)
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         made._behind.close()
         yield made
 

@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 import trustme
 
-from assay.collector import aio, connect, describe
-from assay.collector.client import HTTPStore
-from assay.collector.errors import NotFound, Refused, Unavailable
-from assay.collector.filters import Filter
-from assay.collector.querystring import to_filter, to_items
-from assay.collector.server import Server
-from assay.collector.stores import SendsOn, Serving
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.tracer.certificates import VARIABLES
 from collector.making import run
+from spanwise.collector import aio, connect, describe
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.errors import NotFound, Refused, Unavailable
+from spanwise.collector.filters import Filter
+from spanwise.collector.querystring import to_filter, to_items
+from spanwise.collector.server import Server
+from spanwise.collector.stores import SendsOn, Serving
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.tracer.certificates import VARIABLES
 
 
 def test_a_path_is_a_file(tmp_path: Path) -> None:
-    store = connect(tmp_path / "assay.db")
+    store = connect(tmp_path / "spanwise.db")
     store.append([run()])
-    assert describe(store) == str(tmp_path / "assay.db")
+    assert describe(store) == str(tmp_path / "spanwise.db")
     store.close()
     store.close()
 
@@ -53,7 +53,7 @@ def test_a_file_that_is_served_is_reached_through_its_server(tmp_path: Path) -> 
 
 
 def test_the_environment_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("SPANWISE_URL", "http://127.0.0.1:9")
     store = connect()
     assert describe(store) == "http://127.0.0.1:9"
     with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:9 does not answer"):
@@ -112,7 +112,7 @@ def test_a_filter_goes_through_a_query_string_and_back(filter: Filter) -> None:
 
 def test_a_file_that_nobody_serves_says_how_to_share_it(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    with SQLiteStore(path), pytest.raises(Refused, match=r"which does not serve it; wait .* `assay serve --store"):
+    with SQLiteStore(path), pytest.raises(Refused, match=r"which does not serve it; wait .* `spanwise serve --store"):
         SQLiteStore(path)
 
 

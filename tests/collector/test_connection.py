@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from assay.collector._connection import BODY_RATE, BODY_SECONDS, HEAD_BYTES, HEAD_SECONDS, UNREAD_SECONDS, Connection
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from integration.serving import ROOT, environment
+from spanwise.collector._connection import BODY_RATE, BODY_SECONDS, HEAD_BYTES, HEAD_SECONDS, UNREAD_SECONDS, Connection
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ def test_an_answer_that_nobody_reads_is_given_up():
 
 SERVE = """
 import sys
-from assay.collector.server import serve
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.server import serve
+from spanwise.collector.stores.sqlite import SQLiteStore
 with SQLiteStore(sys.argv[1]) as store:
     serve(store, port=0, ready=lambda url: print(url, flush=True))
 """

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.statistics import TASK_OK, by_example, compare, direction, paired
+from spanwise.collector.statistics import TASK_OK, by_example, compare, direction, paired
 
 
 def contrast(before, after, rising=None):

@@ -11,18 +11,18 @@ from typing import cast
 
 import pytest
 
-from assay.collector.errors import Unavailable
-from assay.collector.records import Booking, Finish, RuleSettings
-from assay.collector.rules import setting_at
-from assay.collector.stores import Store
-from assay.collector.stores._both import Both
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._control import SQLiteControl
-from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._traces import SQLiteTraces
 from collector.conformance_claims import claim, claim_of, finish, only, scores, waiting
 from collector.deciding import on, ruled, slice, traced
 from collector.making import run
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.records import Booking, Finish, RuleSettings
+from spanwise.collector.rules import setting_at
+from spanwise.collector.stores import Store
+from spanwise.collector.stores._both import Both
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._control import SQLiteControl
+from spanwise.collector.stores.sqlite._file import File
+from spanwise.collector.stores.sqlite._traces import SQLiteTraces
 
 HOUR = 3_600_000_000_000
 DAY = 24 * HOUR
@@ -102,7 +102,7 @@ def test_a_decision_kept_while_its_trace_was_deleted_goes_with_its_claim(files: 
 
 
 def test_leases_and_claims_run_out_though_the_clock_was_set_back(tmp_path: Path) -> None:
-    with SQLiteStore(path := tmp_path / "assay.db") as store:
+    with SQLiteStore(path := tmp_path / "spanwise.db") as store:
         waiting(store)
         ahead = store.changes().now_ns + DAY
     written(path, f"UPDATE feed SET clock_ns = {ahead}")  # what the store has seen is later than what the system says
@@ -124,7 +124,7 @@ def booked(store: Store) -> Sequence[object]:
 
 
 def test_of_what_is_over_budget_the_newest_ten_thousand_of_a_day_are_offered_again(tmp_path: Path) -> None:
-    with SQLiteStore(path := tmp_path / "assay.db") as store:
+    with SQLiteStore(path := tmp_path / "spanwise.db") as store:
         heads = waiting(store, 3, verdict="over_budget")
         now = store.changes().now_ns
     rows = f"SELECT rule, 'x' || value, verdict, reason, 0, 1, 1, 0, 0, 0, 0, 0, created_ns + value, 0, {now}"
@@ -151,7 +151,7 @@ def test_of_what_is_over_budget_the_newest_ten_thousand_of_a_day_are_offered_aga
 
 
 def test_bookings_of_days_ago_go_as_others_are_made(tmp_path: Path) -> None:
-    with SQLiteStore(path := tmp_path / "assay.db") as store:
+    with SQLiteStore(path := tmp_path / "spanwise.db") as store:
         store.book(*(Booking(id=f"{n}", budget="b", amount=1, limit=9, period="minute") for n in range(5)))
     written(path, f"UPDATE bookings SET made_ns = made_ns - {3 * DAY}, start_ns = start_ns - {3 * DAY}")
     written(path, f"UPDATE budgets SET start_ns = start_ns - {3 * DAY}")
@@ -163,7 +163,7 @@ def test_bookings_of_days_ago_go_as_others_are_made(tmp_path: Path) -> None:
 
 
 def test_what_nobody_has_settled_for_a_minute_stays_booked_as_cost_unknown(tmp_path: Path) -> None:
-    with SQLiteStore(path := tmp_path / "assay.db") as store:
+    with SQLiteStore(path := tmp_path / "spanwise.db") as store:
         store.book(Booking(id="lost", budget="b", amount=2, limit=9), Booking(id="now", budget="b", amount=1, limit=9))
     written(path, f"UPDATE bookings SET made_ns = made_ns - {61 * 10**9} WHERE id = 'lost'")
     with SQLiteStore(path) as store:
@@ -174,7 +174,7 @@ def test_what_nobody_has_settled_for_a_minute_stays_booked_as_cost_unknown(tmp_p
 
 
 def test_decisions_outlive_a_restart_with_claims_and_numbers(tmp_path: Path) -> None:
-    with SQLiteStore(path := tmp_path / "assay.db") as store:
+    with SQLiteStore(path := tmp_path / "spanwise.db") as store:
         waiting(store, 2)
         [taken] = claim(store)
     with SQLiteStore(path) as store:
@@ -183,7 +183,7 @@ def test_decisions_outlive_a_restart_with_claims_and_numbers(tmp_path: Path) -> 
 
 
 def test_a_thousand_sampled_out_leave_one_row_of_counts(tmp_path: Path) -> None:
-    with SQLiteStore(path := tmp_path / "assay.db") as store:
+    with SQLiteStore(path := tmp_path / "spanwise.db") as store:
         [head] = waiting(store)
         [next] = traced(store)
         left_out = {f"{number:032x}": (number, "sampled_out") for number in range(1, 1001)}
@@ -195,7 +195,7 @@ def test_a_thousand_sampled_out_leave_one_row_of_counts(tmp_path: Path) -> None:
 
 
 def test_the_setting_for_a_change_is_that_of_the_whole_history(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         for rate in (1.0, 0.5, 0.1):
             store.append([run()])
             ruled(store, settings=RuleSettings(sample_rate=rate))

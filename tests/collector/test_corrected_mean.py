@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from assay.collector.statistics import Corrected, corrected_mean
+from spanwise.collector.statistics import Corrected, corrected_mean
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "ppi" / "ppi.json").read_text())
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "corrected.py"

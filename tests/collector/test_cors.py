@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from assay.collector.api._app import SCOPES
-from assay.collector.api._cors import Cors, origin_of
-from assay.collector.errors import Refused
-from assay.collector.records import Key
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
+from spanwise.collector.api._app import SCOPES
+from spanwise.collector.api._cors import Cors, origin_of
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Key
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 APP = "https://app.test"
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
@@ -24,7 +24,7 @@ VOTE = {"key": "thumbs_up", "score": True, "source": "human", "author": "ann"}
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path_factory.mktemp("cors") / "assay.db") as made:
+    with SQLiteStore(tmp_path_factory.mktemp("cors") / "spanwise.db") as made:
         for scope in ("ingest", "feedback", "read"):
             digest = sha256(scope.encode()).hexdigest()
             made.save_key(Key(id=scope, name=scope, sha256=digest, scopes=(scope,)))
@@ -112,7 +112,7 @@ def test_a_key_for_votes_overwrites_nobody(client: httpx.Client, store: SQLiteSt
 
 def test_a_cookie_is_no_key_there(client: httpx.Client) -> None:
     port = client.base_url.port
-    sent = {"origin": APP, "cookie": f"assay-session-{port}=x", "sec-fetch-site": "cross-site"}
+    sent = {"origin": APP, "cookie": f"spanwise-session-{port}=x", "sec-fetch-site": "cross-site"}
     assert client.post("/api/feedback", headers=sent, json=[]).status_code == 401
 
 

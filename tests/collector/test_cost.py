@@ -14,20 +14,20 @@ from typing import Any
 import httpx
 import pytest
 
-from assay.collector.errors import TooLarge
-from assay.collector.intake import Limits, check_json
-from assay.collector.intake._beside import Beside, Lane
-from assay.collector.intake._body import sink
-from assay.collector.intake._cost import OBJECTS
-from assay.collector.intake._decode import decode
-from assay.collector.intake._errors import Permanent
-from assay.collector.intake._large import HUGE, LARGE
-from assay.collector.intake._limits import GROUPS
-from assay.collector.intake._salvage import MESSAGES, check_messages, groups
-from assay.collector.intake._traces import TRACES
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.otlp import JSON, PROTOBUF, attribute, field, json_request, json_span, request, span
+from spanwise.collector.errors import TooLarge
+from spanwise.collector.intake import Limits, check_json
+from spanwise.collector.intake._beside import Beside, Lane
+from spanwise.collector.intake._body import sink
+from spanwise.collector.intake._cost import OBJECTS
+from spanwise.collector.intake._decode import decode
+from spanwise.collector.intake._errors import Permanent
+from spanwise.collector.intake._large import HUGE, LARGE
+from spanwise.collector.intake._limits import GROUPS
+from spanwise.collector.intake._salvage import MESSAGES, check_messages, groups
+from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 EMPTY = b"\x0a\x00"
 MANY = 300_000

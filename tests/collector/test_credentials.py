@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector._credentials import secret_of
-from assay.collector.errors import Refused
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector._credentials import secret_of
+from spanwise.collector.errors import Refused
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 def basic(text: str | bytes) -> str:
@@ -79,7 +79,7 @@ def test_whatever_comes_is_a_key_or_none_or_refused(headers: list[tuple[bytes, b
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path: Path = tmp_path_factory.mktemp("keys") / "assay.db"
+    path: Path = tmp_path_factory.mktemp("keys") / "spanwise.db"
     with SQLiteStore(path) as store, Server(store, host="0.0.0.0", api_key="K-1") as server:
         yield server
 

@@ -10,19 +10,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from assay.collector.errors import Halted, Refused, StoreError
-from assay.collector.records import Amendment, Example
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore, inspect
-from assay.collector.stores.sqlite._salvage import Table
-from assay.collector.stores.sqlite._schema import PAGE_SIZE
 from collector import version_1
 from collector.making import child, run
+from spanwise.collector.errors import Halted, Refused, StoreError
+from spanwise.collector.records import Amendment, Example
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore, inspect
+from spanwise.collector.stores.sqlite._salvage import Table
+from spanwise.collector.stores.sqlite._schema import PAGE_SIZE
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 def filled(file: Path, traces: int = 600) -> dict[str, list[str]]:
@@ -68,7 +68,7 @@ def test_a_server_on_a_damaged_file_acknowledges_nothing_and_says_so(file: Path)
         assert int(answer.headers["retry-after"]) > 0
         ready = client.get("/readyz")
         assert (ready.status_code, "is damaged" in ready.json()["why"]) == (503, True)
-        assert "assay_store_halted 1" in client.get("/metrics").text
+        assert "spanwise_store_halted 1" in client.get("/metrics").text
 
 
 SPAN = {
@@ -119,7 +119,7 @@ def recovered(file: Path) -> tuple[Path, dict[str, inspect.Saved], inspect.Recov
     said = inspect.recover(str(file), str(saved))
     assert file.read_bytes() == before
     assert said.problems == []
-    assert set(os.listdir(file.parent)) - {"assay.db.reserve"} == {"assay.db", "saved.db"}
+    assert set(os.listdir(file.parent)) - {"spanwise.db.reserve"} == {"spanwise.db", "saved.db"}
     assert inspect.check(str(saved), deep=True) == []
     return saved, {one.table: one for one in said.tables}, said
 
@@ -214,10 +214,10 @@ def test_what_stood_in_the_log_alone_is_saved_and_the_log_stays(file: Path, tmp_
     with SQLiteStore(file) as store:
         store.append([run("late")])
         for end in ("", "-wal"):
-            (copy / f"assay.db{end}").write_bytes(file.with_name(f"assay.db{end}").read_bytes())
-    log = (copy / "assay.db-wal").read_bytes()
-    inspect.recover(str(copy / "assay.db"), str(tmp_path / "saved.db"))
-    assert (copy / "assay.db-wal").read_bytes() == log
+            (copy / f"spanwise.db{end}").write_bytes(file.with_name(f"spanwise.db{end}").read_bytes())
+    log = (copy / "spanwise.db-wal").read_bytes()
+    inspect.recover(str(copy / "spanwise.db"), str(tmp_path / "saved.db"))
+    assert (copy / "spanwise.db-wal").read_bytes() == log
     assert len(found_in(tmp_path / "saved.db")) == 1
 
 

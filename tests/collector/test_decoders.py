@@ -22,21 +22,21 @@ import grpc
 import httpx
 import pytest
 
-from assay.collector._metrics import Metrics
-from assay.collector.intake import Limits, _decoders, automatic_decoders
-from assay.collector.intake._apart import SIZE, Start
-from assay.collector.intake._beside import Beside
-from assay.collector.intake._decoders import Bodies, Decoders, Pool
-from assay.collector.intake._errors import Retryable
-from assay.collector.intake._intake import Intake
-from assay.collector.intake._process import Process, mark_of
-from assay.collector.intake._signal import Request
-from assay.collector.intake._traces import TRACES
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._codec import Encoder
 from collector.compressed import adopt, dictionaries_of
 from collector.otlp import attribute, log_record, logs_request, request, span
+from spanwise.collector._metrics import Metrics
+from spanwise.collector.intake import Limits, _decoders, automatic_decoders
+from spanwise.collector.intake._apart import SIZE, Start
+from spanwise.collector.intake._beside import Beside
+from spanwise.collector.intake._decoders import Bodies, Decoders, Pool
+from spanwise.collector.intake._errors import Retryable
+from spanwise.collector.intake._intake import Intake
+from spanwise.collector.intake._process import Process, mark_of
+from spanwise.collector.intake._signal import Request
+from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._codec import Encoder
 
 LARGE_TEXT = attribute("input.value", "words " * 100_000)  # 600 KB: decoded in a process at once
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -105,7 +105,7 @@ def stopped(server: Server) -> int:
 
 def in_flight(server: Server, aside: ThreadPoolExecutor, body: bytes) -> Future[httpx.Response]:
     sent = aside.submit(post, server.url, body)
-    until(lambda: numbers(server.url, "assay_pending_bytes")[0] >= len(body))
+    until(lambda: numbers(server.url, "spanwise_pending_bytes")[0] >= len(body))
     return sent
 
 
@@ -119,10 +119,12 @@ def test_a_process_makes_of_a_request_what_the_server_would(tmp_path):
         with SQLiteStore(tmp_path / f"{decoders}.db") as store, Server(store, decoders=decoders) as server:
             answer = post(server.url, request(*spans))
             told = httpx.get(f"{server.url}/metrics").text.splitlines()
-            counted = [line for line in told if line.startswith(("assay_received", "assay_stored", "assay_refused"))]
+            counted = [
+                line for line in told if line.startswith(("spanwise_received", "spanwise_stored", "spanwise_refused"))
+            ]
             runs = [run for one in store.each() for run in store.trace(one.trace_id).runs]
             found.append((answer.content, counted, sorted(runs, key=lambda run: run.span_id)))
-            assert (len(runs), bool(numbers(server.url, "assay_decoder_requests_total"))) == (601, bool(decoders))
+            assert (len(runs), bool(numbers(server.url, "spanwise_decoder_requests_total"))) == (601, bool(decoders))
     assert found[0] == found[1]
 
 
@@ -142,11 +144,11 @@ def test_what_comes_by_grpc_goes_the_same_way(store, aside):
     body = request(span("whole", attributes=[LARGE_TEXT]), span(trace_id=b""))
     with Server(store, decoders=1, grpc_port=0) as server, by_grpc(server) as call:
         call(body, timeout=120)
-        assert (store.count()["spans"], numbers(server.url, "assay_decoder_requests_total")) == (1, [1.0])
+        assert (store.count()["spans"], numbers(server.url, "spanwise_decoder_requests_total")) == (1, [1.0])
         [pid] = processes()
         os.kill(pid, signal.SIGSTOP)
         answer = aside.submit(call, body, timeout=120)
-        until(lambda: numbers(server.url, "assay_pending_bytes")[0] >= len(body))
+        until(lambda: numbers(server.url, "spanwise_pending_bytes")[0] >= len(body))
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
             answer.result()
@@ -157,7 +159,7 @@ def test_a_request_that_is_none_is_refused_alike(server):
     answer = post(server.url, b"\xff" * 600_000)
     assert answer.status_code == 400
     assert b"not an OTLP request" in answer.content
-    assert numbers(server.url, "assay_decoder_requests_total") == [1.0]
+    assert numbers(server.url, "spanwise_decoder_requests_total") == [1.0]
 
 
 def test_large_logs_go_the_same_way(server, store):
@@ -171,7 +173,7 @@ def test_large_logs_go_the_same_way(server, store):
     )
     assert post(server.url, logs_request(kept), "/v1/logs").status_code == 200
     assert [one.key for one in store.feedbacks()] == ["ok"]
-    assert numbers(server.url, "assay_decoder_requests_total") == [1.0]
+    assert numbers(server.url, "spanwise_decoder_requests_total") == [1.0]
 
 
 # what becomes of processes
@@ -186,7 +188,7 @@ def test_one_that_is_killed_costs_what_it_was_at_a_503_and_nothing_else(server, 
     assert store.count()["spans"] == 1
     until(lambda: post(server.url, body).status_code == 200)
     assert store.count()["spans"] == 4
-    assert numbers(server.url, 'assay_decoder_deaths_total{reason="SIGKILL"}') == [1.0]
+    assert numbers(server.url, 'spanwise_decoder_deaths_total{reason="SIGKILL"}') == [1.0]
 
 
 @pytest.mark.slow
@@ -201,7 +203,7 @@ def test_one_that_is_stopped_is_ended(store, aside):
 def test_one_that_died_while_it_had_nothing_to_do_costs_nobody_anything(server):
     pid = stopped(server)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: numbers(server.url, "assay_decoder_deaths_total"))
+    until(lambda: numbers(server.url, "spanwise_decoder_deaths_total"))
     assert post(server.url, request(span(attributes=[LARGE_TEXT]))).status_code == 200
 
 
@@ -222,21 +224,21 @@ def test_two_servers_have_their_own(tmp_path):
     ):
         os.kill(stopped(first), signal.SIGKILL)
         assert post(second.url, request(span(attributes=[LARGE_TEXT]))).status_code == 200
-        until(lambda: numbers(first.url, "assay_decoder_deaths_total"))
-        assert numbers(second.url, "assay_decoder_deaths_total") == []
+        until(lambda: numbers(first.url, "spanwise_decoder_deaths_total"))
+        assert numbers(second.url, "spanwise_decoder_deaths_total") == []
 
 
 def test_without_any_the_server_decodes_alone(server, store, monkeypatch):
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     assert post(server.url, request(span(attributes=[LARGE_TEXT]))).status_code == 200
     assert store.count()["spans"] == 1
-    assert numbers(server.url, 'assay_decoder_deaths_total{reason="start"}') == [1.0]
+    assert numbers(server.url, 'spanwise_decoder_deaths_total{reason="start"}') == [1.0]
 
 
 def test_small_requests_are_handed_over_under_load(server, monkeypatch):
     monkeypatch.setattr(_decoders, "BUSY", 0.01)  # what is load depends on how fast a machine is
     body = request(*(span(attributes=[attribute("input.value", "w" * 400)]) for _ in range(1000)))
-    until(lambda: post(server.url, body).status_code == 200 and numbers(server.url, "assay_decoder_requests_total"))
+    until(lambda: post(server.url, body).status_code == 200 and numbers(server.url, "spanwise_decoder_requests_total"))
     assert len(processes()) == 1
 
 
@@ -257,12 +259,12 @@ def test_with_one_core_there_are_none_and_with_two_there_is_one(cores):
 
 def test_a_process_loads_what_decoding_needs_and_nothing_else():
     told = pickle.dumps(Encoder())
-    code = f"import pickle, sys, assay.collector.intake._decoder; pickle.loads({told}); print(*sys.modules)"
+    code = f"import pickle, sys, spanwise.collector.intake._decoder; pickle.loads({told}); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"asyncio", "fastapi", "starlette", "pydantic", "httpx", "grpc", "sqlite3", "jinja2", "opentelemetry.sdk"}
     assert heavy.isdisjoint(found)
     ours = {"_connect", "intake._http", "intake._decoders", "stores._traces", "stores.sqlite._store", "statistics"}
-    assert {f"assay.collector.{name}" for name in ours}.isdisjoint(found)
+    assert {f"spanwise.collector.{name}" for name in ours}.isdisjoint(found)
 
 
 def exits(runs: Any) -> Any:
@@ -288,7 +290,7 @@ def says_half(runs: Any) -> Any:
 
 
 def names_what_is_nowhere(runs: Any) -> Any:
-    told = b"cassay.nowhere\nNothing\n."
+    told = b"cspanwise.nowhere\nNothing\n."
     os.write(0, SIZE.pack(len(told)) + told)
 
 

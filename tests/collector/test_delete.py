@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.filters import Filter
-from assay.collector.records import Feedback, Retention, Target
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._delete import LEAST, LOT, MOMENT, MOST, Pace
 from collector.making import child, run
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Feedback, Retention, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._delete import LEAST, LOT, MOMENT, MOST, Pace
 
 MANY = 2 * LOT + 50
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 @pytest.fixture
@@ -120,8 +120,8 @@ class Connection(sqlite3.Connection):
         return super().execute(sql, *rest)
 
 sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)
-from assay.collector.filters import Filter
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.filters import Filter
+from spanwise.collector.stores.sqlite import SQLiteStore
 SQLiteStore(sys.argv[1]).delete(Filter(metadata={"of": "them"}))
 """
 

@@ -10,13 +10,13 @@ import time
 import httpx
 import pytest
 
-from assay.collector.records import Key
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore, _destinations
-from assay.tracer import attributes as names
-from assay.tracer import configure, flush, instrument, session, span, uninstrument
 from collector.making import run
 from integration.serving import environment
+from spanwise.collector.records import Key
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore, _destinations
+from spanwise.tracer import attributes as names
+from spanwise.tracer import configure, flush, instrument, session, span, uninstrument
 
 
 def call(url="http://api.internal/x", **fields):
@@ -125,7 +125,7 @@ def test_a_projects_key_gets_the_destinations_of_its_project_whatever_the_report
 SERVICE = """
 from wsgiref.simple_server import make_server, WSGIRequestHandler
 from opentelemetry.instrumentation.wsgi import OpenTelemetryMiddleware
-from assay.tracer import flush, tracer_provider
+from spanwise.tracer import flush, tracer_provider
 
 class Quiet(WSGIRequestHandler):
     def log_message(self, *_): pass
@@ -151,9 +151,9 @@ def until(condition):
 
 @pytest.mark.slow
 def test_a_call_is_awaited_once_its_destination_has_sent_spans(store, monkeypatch):
-    monkeypatch.setenv("ASSAY_SPILL_DIR", "off")
+    monkeypatch.setenv("SPANWISE_SPILL_DIR", "off")
     with Server(store) as server:
-        given = environment() | {"ASSAY_URL": server.url, "ASSAY_SPILL_DIR": "off"}
+        given = environment() | {"SPANWISE_URL": server.url, "SPANWISE_SPILL_DIR": "off"}
         service = subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, env=given, text=True)
         assert service.stdout is not None
         own = f"http://127.0.0.1:{service.stdout.readline().strip()}/"

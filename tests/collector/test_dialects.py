@@ -7,9 +7,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from assay.collector.dialects import Draft, RawSpan, from_readable, read
-from assay.collector.dialects._read import DIALECTS
-from assay.collector.records import Document, Event, Run, Usage
+from spanwise.collector.dialects import Draft, RawSpan, from_readable, read
+from spanwise.collector.dialects._read import DIALECTS
+from spanwise.collector.records import Document, Event, Run, Usage
 
 JSON_OUTPUT = {"output.mime_type": "application/json"}
 
@@ -62,10 +62,10 @@ def test_an_index_that_is_no_index_stays_an_attribute(index):
     assert found.attributes == {f"retrieval.documents.{index}.document.content": "text"}
 
 
-def test_documents_of_assay_win_over_the_flattened_copy():
+def test_documents_of_spanwise_win_over_the_flattened_copy():
     found = run(
         **{
-            "assay.documents": '[{"content": "a", "id": "1", "score": 0.5, "metadata": {"k": 1}}]',
+            "spanwise.documents": '[{"content": "a", "id": "1", "score": 0.5, "metadata": {"k": 1}}]',
             "retrieval.documents.0.document.content": "a",
         }
     )
@@ -200,9 +200,16 @@ def test_whose_span_it_is():
 
 
 def test_the_experiment_is_taken_and_the_counts_of_spans_are_left():
-    found = run(**{"assay.experiment.id": "e", "assay.example.id": "x", "assay.repetition": 2, "assay.spans.open": 0})
+    found = run(
+        **{
+            "spanwise.experiment.id": "e",
+            "spanwise.example.id": "x",
+            "spanwise.repetition": 2,
+            "spanwise.spans.open": 0,
+        }
+    )
     assert (found.experiment_id, found.example_id, found.repetition) == ("e", "x", 2)
-    assert found.attributes == {"assay.spans.open": 0}
+    assert found.attributes == {"spanwise.spans.open": 0}
 
 
 @pytest.mark.parametrize(
@@ -212,7 +219,7 @@ def test_the_experiment_is_taken_and_the_counts_of_spans_are_left():
         ("tag.tags", "a"),
         ("session.id", 5),
         ("llm.token_count.prompt", "x"),
-        ("assay.cost", True),
+        ("spanwise.cost", True),
         ("llm.cost.total", "inf"),
         ("openinference.span.kind", ["LLM"]),
         ("gen_ai.operation.name", ["chat"]),
@@ -242,7 +249,7 @@ def test_a_span_of_the_sdk():
     memory = InMemorySpanExporter()
     provider = TracerProvider(resource=Resource({"openinference.project.name": "p"}))
     provider.add_span_processor(SimpleSpanProcessor(memory))
-    tracer = provider.get_tracer("assay.tracer")
+    tracer = provider.get_tracer("spanwise.tracer")
     with pytest.raises(KeyError), tracer.start_as_current_span("outer"), tracer.start_as_current_span("inner") as span:
         span.set_attributes({"input.value": "hi", "tag.tags": ("x",)})
         raise KeyError("k")
@@ -291,7 +298,7 @@ def test_a_dialect_is_chosen_by_scope():
 
 
 def test_what_comes_later_is_told_from_what_was_not_given():
-    assert read(raw({"response.id": "r"}), strict, [content_comes_later]).attributes["assay.awaits"] == [
+    assert read(raw({"response.id": "r"}), strict, [content_comes_later]).attributes["spanwise.awaits"] == [
         "inputs",
         "outputs",
     ]
@@ -344,4 +351,4 @@ def test_a_span_that_failed_after_a_cancellation_is_an_error():
 
 @pytest.mark.parametrize("said", ["true", 1, False])
 def test_only_true_marks_a_run_as_cancelled(said):
-    assert run(**{"assay.cancelled": said}).status == "unset"
+    assert run(**{"spanwise.cancelled": said}).status == "unset"

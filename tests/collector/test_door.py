@@ -12,24 +12,34 @@ import httpx
 import pytest
 from google.rpc.status_pb2 import Status
 
-from assay.collector.api._tries import ADDRESSES, BURST, Tries
-from assay.collector.client import HTTPStore
-from assay.collector.errors import Forbidden, NotFound, Refused
-from assay.collector.filters import Filter
-from assay.collector.records import Amendment, Example, Experiment, Feedback, Key, OpenRun, ProcessReport, Rule, Target
-from assay.collector.server import Server
-from assay.collector.stores import ControlStore, TraceStore
-from assay.collector.stores.project import FILTERED, NAMED, ProjectStore
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from collector.otlp import PROTOBUF, attribute, rejected, request, span
+from spanwise.collector.api._tries import ADDRESSES, BURST, Tries
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.errors import Forbidden, NotFound, Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import (
+    Amendment,
+    Example,
+    Experiment,
+    Feedback,
+    Key,
+    OpenRun,
+    ProcessReport,
+    Rule,
+    Target,
+)
+from spanwise.collector.server import Server
+from spanwise.collector.stores import ControlStore, TraceStore
+from spanwise.collector.stores.project import FILTERED, NAMED, ProjectStore
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 MASTER = "master"
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 
@@ -85,7 +95,7 @@ def test_a_key_of_one_project_sees_that_project_on_loopback(unlocked, store):
 
 @pytest.mark.parametrize("given", [{"require_key": True}, {"api_key": MASTER}])
 def test_keys_can_be_required_on_loopback(store, given, monkeypatch):
-    monkeypatch.setenv("ASSAY_API_KEY", MASTER)
+    monkeypatch.setenv("SPANWISE_API_KEY", MASTER)
     with Server(store, **given) as server:
         for path in ("/api/traces", "/v1/traces"):
             assert httpx.get(f"{server.url}{path}", timeout=60).status_code == 401
@@ -93,8 +103,8 @@ def test_keys_can_be_required_on_loopback(store, given, monkeypatch):
 
 
 def test_keys_that_are_required_must_exist(store, monkeypatch):
-    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
-    with pytest.raises(Refused, match="with --require-key it needs an API key: set ASSAY_API_KEY"):
+    monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
+    with pytest.raises(Refused, match="with --require-key it needs an API key: set SPANWISE_API_KEY"):
         Server(store, require_key=True)
 
 
@@ -192,7 +202,7 @@ def test_probes_may_ask_for_the_head(store, path):
 def test_wrong_keys_are_limited_and_right_ones_go_on(locked, caplog):
     with httpx.Client(base_url=locked.url) as client:
         assert client.get("/api/count", headers=bearer(MASTER)).status_code == 200
-        with caplog.at_level(logging.WARNING, "assay.collector"):
+        with caplog.at_level(logging.WARNING, "spanwise.collector"):
             answers = [client.get("/api/count", headers=bearer(f"secret-{number}")) for number in range(BURST + 30)]
         assert {answer.status_code for answer in answers[:BURST]} == {401}
         last = answers[-1]
@@ -234,7 +244,7 @@ def test_tries_are_remembered_of_so_many_addresses():
 def test_one_line_tells_of_many_wrong_keys(caplog):
     now = [0.0]
     tries = Tries(lambda: now[0])
-    with caplog.at_level(logging.WARNING, "assay.collector"):
+    with caplog.at_level(logging.WARNING, "spanwise.collector"):
         for _ in range(50):
             tries.wrong("10.0.0.1")
         now[0] = 61.0
@@ -393,7 +403,7 @@ def test_an_id_of_the_senders_own_overwrites_itself(mine, store):
 def test_no_run_is_put_into_an_experiment_of_another_project(mine, locked, theirs, store):
     with pytest.raises(Forbidden, match="experiment 'e'"):
         mine.append([run(experiment_id="e")])
-    sent = request(span(attributes=[attribute("assay.experiment.id", "e")]))
+    sent = request(span(attributes=[attribute("spanwise.experiment.id", "e")]))
     answer = httpx.post(f"{locked.url}/v1/traces", content=sent, headers={**bearer("p"), "content-type": PROTOBUF})
     assert rejected(answer.content)[0] == 1
     assert not store.traces(experiment="e").items

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from assay.collector.records import Target
-from assay.collector.statistics import draw
+from spanwise.collector.records import Target
+from spanwise.collector.statistics import draw
 
 
 def cases(count: int, first: int = 0) -> list[tuple[Target, str]]:

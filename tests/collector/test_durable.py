@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.errors import Halted
-from assay.collector.stores.sqlite import SQLiteStore, _durable
 from collector.conformance_traces import eventually
 from collector.making import run
+from spanwise.collector.errors import Halted
+from spanwise.collector.stores.sqlite import SQLiteStore, _durable
 
 MANY = 250  # runs, which are worth a commit of their own
 
@@ -47,7 +47,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def store(tmp_path: Path, disk: Disk) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as opened:
+    with SQLiteStore(tmp_path / "spanwise.db") as opened:
         yield opened
         disk.let()
 
@@ -92,14 +92,14 @@ def test_what_was_acknowledged_is_what_the_disk_had_by_then(
 ) -> None:
     """The power fails after any acknowledgement: the files are as they were when they were synced last."""
     taken: list[Path] = []
-    log = os.open(tmp_path / "assay.db-wal", os.O_RDONLY)
+    log = os.open(tmp_path / "spanwise.db-wal", os.O_RDONLY)
 
     def sync(descriptor: int) -> None:
         if not os.path.sameopenfile(descriptor, log):  # of a store that was opened on what was left
             return
         copy = tmp_path / f"sync {len(taken)}"
         copy.mkdir()
-        for name in ("assay.db", "assay.db-wal"):
+        for name in ("spanwise.db", "spanwise.db-wal"):
             shutil.copy(tmp_path / name, copy)
         taken.append(copy)
 
@@ -109,7 +109,7 @@ def test_what_was_acknowledged_is_what_the_disk_had_by_then(
         for future in [sent(store) for _ in range(4)]:
             future.result(30)
             acknowledged += MANY
-            with SQLiteStore(taken[-1] / "assay.db") as found:
+            with SQLiteStore(taken[-1] / "spanwise.db") as found:
                 assert found.count()["traces"] >= acknowledged
     os.close(log)
 
@@ -131,7 +131,7 @@ def test_without_a_thread_the_writer_waits_for_the_disk_itself(
 
 
 def test_an_end_waits_for_the_disk(tmp_path: Path, disk: Disk) -> None:
-    store = SQLiteStore(tmp_path / "assay.db")
+    store = SQLiteStore(tmp_path / "spanwise.db")
     futures = [sent(store) for _ in range(3)]
     closing = threading.Thread(target=store.close)
     closing.start()

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.dialects import Amendment
-from assay.collector.errors import Unavailable
-from assay.collector.records import Run, Usage
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._codec import SEVERAL, Encoder, Fact
-from assay.collector.stores.sqlite._said import Said
-from assay.tracer import attributes as names
 from collector.compressed import adopt, dictionaries_of, dictionary
 from collector.conformance_traces import eventually
 from collector.making import child, run
+from spanwise.collector.dialects import Amendment
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.records import Run, Usage
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._codec import SEVERAL, Encoder, Fact
+from spanwise.collector.stores.sqlite._said import Said
+from spanwise.tracer import attributes as names
 
 
 @pytest.fixture

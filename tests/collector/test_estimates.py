@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from assay.collector.records import WeightedScore
-from assay.collector.statistics import sampled_means
+from spanwise.collector.records import WeightedScore
+from spanwise.collector.statistics import sampled_means
 
 
 def scored(trace, score, probability=1.0, *, key="grounded", session=None, outcome="score"):

@@ -16,11 +16,13 @@ from google.protobuf import json_format
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.collector import _wire
-from assay.collector.errors import Refused, Unavailable
-from assay.collector.exchange import exported, take, written
-from assay.collector.filters import Filter
-from assay.collector.records import (
+from collector.conformance_traces import FULL
+from collector.making import child, run
+from spanwise.collector import _wire
+from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.exchange import exported, take, written
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import (
     Document,
     Event,
     Example,
@@ -34,10 +36,8 @@ from assay.collector.records import (
     Target,
     Usage,
 )
-from assay.collector.stores import Store
-from assay.collector.stores.sqlite import SQLiteStore
-from collector.conformance_traces import FULL
-from collector.making import child, run
+from spanwise.collector.stores import Store
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 DEEP: Any = "leaf"
 for _ in range(40):
@@ -58,7 +58,7 @@ ODD: dict[str, dict[str, Any]] = {
     "empty texts": {"inputs": "", "outputs": "", "session_id": None, "tags": ("",)},
     "a kind of its own": {"kind": "dance"},
     "names that conventions take": {"attributes": {"input.value": "x", "session.id": "s", "gen_ai.request.model": "m"}},
-    "our own mark": {"attributes": {"assay.exact": "{}", "assay.sent.start_ns": -5}},
+    "our own mark": {"attributes": {"spanwise.exact": "{}", "spanwise.sent.start_ns": -5}},
     "an envelope": {"attributes": {"otel.span.kind": "client", "otel.scope.name": "lib", "otel.scope.version": "1"}},
     "a wrong clock": {"start_ns": 2**63 - 1, "end_ns": 2**63 - 1},
     "deep": {"attributes": {"deep": DEEP}},
@@ -190,7 +190,7 @@ def test_opentelemetrys_own_classes_read_each_line(full: SQLiteStore) -> None:
 def test_a_server_takes_the_same_lines_as_a_sender_would_send_them(full: SQLiteStore, store: Store) -> None:
     """Without the help of `import`: what the names say is what is kept."""
     [line, *_] = [line for line, _ in exported(full, "otlp", Filter(name="a call of a model"))]
-    foreign = line.replace(b"assay.exact", b"foreign.exact")
+    foreign = line.replace(b"spanwise.exact", b"foreign.exact")
     take(store, io.BytesIO(foreign))
     [kept] = runs_of(store).values()
     assert (kept.model, kept.usage, kept.cost, kept.kind) == (
@@ -284,7 +284,7 @@ def test_a_file_has_its_name_once_it_is_whole(full: SQLiteStore, tmp_path: Path)
 
 
 def test_a_line_that_is_too_long_is_one_bad_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.collector.exchange._take.LONGEST", 1000)
+    monkeypatch.setattr("spanwise.collector.exchange._take.LONGEST", 1000)
     good = _wire.encode({"record": "run", "value": run("good")})
     taken = take(store, io.BytesIO(b"x" * 5000 + b"\n" + good + b"\n" + b"y" * 1001))
     assert (taken.bad, taken.kept) == (2, {"run": 1})

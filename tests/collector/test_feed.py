@@ -16,20 +16,20 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.errors import Refused
-from assay.collector.filters import Filter, askable
-from assay.collector.records import Feedback, Head, Target
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._for_rules import stretches
-from assay.tracer import attributes as names
 from collector import version_1
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import Filter, askable
+from spanwise.collector.records import Feedback, Head, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._for_rules import stretches
+from spanwise.tracer import attributes as names
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_old_traces_stand_in_the_feed_once_in_the_order_of_their_arrival(file: P
 
 @pytest.mark.parametrize(
     ("attributes", "probability"),
-    [({names.LOCAL_ROOT: "2" * 16}, 1.0), ({names.LOCAL_ROOT: "2" * 16, "assay.sample_rate": 0.25}, 0.25)],
+    [({names.LOCAL_ROOT: "2" * 16}, 1.0), ({names.LOCAL_ROOT: "2" * 16, "spanwise.sample_rate": 0.25}, 0.25)],
 )
 def test_old_traces_keep_the_probability_that_their_roots_say(
     file: Path, attributes: dict[str, Any], probability: float
@@ -153,7 +153,7 @@ def test_a_damaged_payload_stops_no_migration(file: Path) -> None:
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SQLiteStore]:
     """Traces of which some pass whatever is asked; indexed, and none of those that time alone completes."""
-    with SQLiteStore(tmp_path_factory.mktemp("many") / "assay.db") as store:
+    with SQLiteStore(tmp_path_factory.mktemp("many") / "spanwise.db") as store:
         for number in range(12):
             store.append(_runs(number), _feedback(number))
         assert eventually(lambda: store.health()["text_index_waiting_traces"], 0)

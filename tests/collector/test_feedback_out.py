@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from assay.collector._metrics import Metrics
-from assay.collector.dialects import RawLog, read_feedback, via_of, written
-from assay.collector.errors import Refused
-from assay.collector.forward import FeedbackOut, Target, _feedback, targets
-from assay.collector.records import Feedback
-from assay.collector.records import Target as Of
-from assay.collector.server import Server
-from assay.collector.stores import SendsOn
-from assay.collector.stores._halves import Verdicts
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from collector.outlets import Scripted, attributes, until
+from spanwise.collector._metrics import Metrics
+from spanwise.collector.dialects import RawLog, read_feedback, via_of, written
+from spanwise.collector.errors import Refused
+from spanwise.collector.forward import FeedbackOut, Target, _feedback, targets
+from spanwise.collector.records import Feedback
+from spanwise.collector.records import Target as Of
+from spanwise.collector.server import Server
+from spanwise.collector.stores import SendsOn
+from spanwise.collector.stores._halves import Verdicts
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 ROOT = run(project="shop", environment="prod")
 ON = Of(trace_id=ROOT.trace_id)
@@ -64,7 +64,7 @@ def rows(store: SQLiteStore) -> list[Feedback]:
     """What is stored, without what each store has of its own."""
     found = (replace(one, metadata={**one.metadata}) for one in store.feedbacks())
     for one in (made := list(found)):
-        one.metadata.pop("assay.via", None)  # type: ignore[attr-defined]
+        one.metadata.pop("spanwise.via", None)  # type: ignore[attr-defined]
     return sorted(made, key=lambda one: one.key)
 
 
@@ -119,8 +119,8 @@ def test_it_waits_in_the_store_while_nobody_listens(open_):
         until(lambda: store.outlets()[0].error)
         assert store.outlets()[0].waiting == len(ALL)
         text = httpx.get(f"{server.url}/metrics").text
-        assert f'assay_feedback_out_waiting{{target="t0"}} {float(len(ALL))}' in text
-        assert 'assay_feedback_out_failures_total{target="t0",reason="ConnectError"}' in text
+        assert f'spanwise_feedback_out_waiting{{target="t0"}} {float(len(ALL))}' in text
+        assert 'spanwise_feedback_out_failures_total{target="t0",reason="ConnectError"}' in text
         with Server(other, port=port):
             until(lambda: len(rows(other)) == len(ALL))
             until(lambda: idle(store))
@@ -198,7 +198,7 @@ def test_the_bytes_are_the_fields_events(open_):
         ROOT.span_id,
     )
     assert (said["gen_ai.evaluation.score.value"], said["gen_ai.evaluation.explanation"]) == (0.0, "why")
-    assert said["assay.feedback.id"] == ALL[0].id
+    assert said["spanwise.feedback.id"] == ALL[0].id
     assert attributes(by_key["tone"])["gen_ai.evaluation.score.label"] == "polite"
     broken = attributes(by_key["broken"])
     assert (broken["error.type"], "gen_ai.evaluation.score.value" in broken) == ("TimeoutError", False)
@@ -212,7 +212,7 @@ def test_the_bytes_are_the_fields_events(open_):
 def test_headers_come_from_the_environment_and_are_shown_nowhere(open_):
     store = open_()
     with Scripted() as other:
-        (target,) = targets([f"hub={other.url}"], {"ASSAY_FORWARD_HEADERS_HUB": "authorization=Bearer%20secret"})
+        (target,) = targets([f"hub={other.url}"], {"SPANWISE_FORWARD_HEADERS_HUB": "authorization=Bearer%20secret"})
         with Server(store, feedback_to=FeedbackOut([target])) as server:
             store.add_feedback(ALL[:1])
             until(lambda: idle(store))
@@ -238,7 +238,7 @@ def test_what_came_through_many_collectors_goes_no_further(open_):
     store = open_()
     via = [f"c{number}" for number in range(8)]
     with Scripted() as other, sending(store, other.url):
-        store.add_feedback([replace(ALL[0], metadata={"assay.via": via}), ALL[1]])
+        store.add_feedback([replace(ALL[0], metadata={"spanwise.via": via}), ALL[1]])
         until(lambda: idle(store))
     assert other.keys == ["thumb"]
 
@@ -297,8 +297,8 @@ def test_a_store_that_numbers_feedback_says_so(open_):
 
 def test_what_a_via_may_not_be_is_nothing():
     for via in (5, "x", [5], ["x" * 65], None, {"a": 1}):
-        log = RawLog("1" * 32, None, 1, {**written(ALL[2]), "assay.feedback.via": via})  # type: ignore[dict-item]
-        assert "assay.via" not in read_feedback(log).metadata
+        log = RawLog("1" * 32, None, 1, {**written(ALL[2]), "spanwise.feedback.via": via})  # type: ignore[dict-item]
+        assert "spanwise.via" not in read_feedback(log).metadata
 
 
 def test_outlets_are_shown_over_http(open_):

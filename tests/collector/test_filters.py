@@ -5,9 +5,9 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from assay.collector.errors import Refused
-from assay.collector.filters import Filter, askable, combined
-from assay.collector.querystring import bound, duration, field_of, moment, parse, term, to_filter, to_items
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import Filter, askable, combined
+from spanwise.collector.querystring import bound, duration, field_of, moment, parse, term, to_filter, to_items
 
 
 def test_conditions_in_short_forms():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.others import outcome
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 # `store` is what was inherited; what is printed in the child stands in `said`
 FORK = """
 import os, signal, sys
-from assay.collector import connect
-from assay.collector.errors import StoreError
-from assay.collector.stores.sqlite._lock import holder
+from spanwise.collector import connect
+from spanwise.collector.errors import StoreError
+from spanwise.collector.stores.sqlite._lock import holder
 from collector.making import run
 
 def tell(action):
@@ -92,7 +92,7 @@ def test_a_child_that_outlives_its_parent_is_told_to_start_afresh(tmp_path: Path
 
 
 def test_a_child_of_a_server_speaks_to_it(tmp_path: Path) -> None:
-    server = "from assay.collector.server import Server\n    serving = Server(store).__enter__()"
+    server = "from spanwise.collector.server import Server\n    serving = Server(store).__enter__()"
     child = "tell(lambda: connect(path).where)"
     code = FORK.replace("pid = os.fork()", server.replace("    ", "") + "\npid = os.fork()")
     code = code.replace("print([one", "serving.__exit__(None, None, None)\nprint([one")

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from assay.collector import format
+from spanwise.collector import format
 
 
 @pytest.mark.parametrize(

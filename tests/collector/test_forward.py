@@ -26,17 +26,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from assay.collector.errors import Refused
-from assay.collector.forward import FeedbackOut, Forwarder, Target, targets
-from assay.collector.forward._letter import Letter, joined, unpacked
-from assay.collector.records import Key
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.tracer import instrument, uninstrument
-from assay.tracer.testing import capture_spans
 from collector.making import run
 from collector.otlp import JSON, PROTOBUF, attribute, json_request, json_span, log_record, logs_request, request, span
 from integration.serving import ROOT, environment
+from spanwise.collector.errors import Refused
+from spanwise.collector.forward import FeedbackOut, Forwarder, Target, targets
+from spanwise.collector.forward._letter import Letter, joined, unpacked
+from spanwise.collector.records import Key
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.tracer import instrument, uninstrument
+from spanwise.tracer.testing import capture_spans
 
 SECONDS = 60.0
 Answer = tuple[int, dict[str, str], bytes]
@@ -142,7 +142,7 @@ def number(server: Server, name: str) -> float:
 
 
 def dropped(server: Server, reason: str) -> float:
-    return number(server, f'assay_forward_dropped_total{{target="t0",reason="{reason}"}}')
+    return number(server, f'spanwise_forward_dropped_total{{target="t0",reason="{reason}"}}')
 
 
 # As it came
@@ -164,7 +164,7 @@ def test_every_signal_is_passed_on_byte_by_byte(tmp_path, endpoint, path, kind, 
     with passing_on(tmp_path, to.url + "/base") as server:
         assert send(server, body, path, kind).status_code == 200
         until(lambda: to.taken)
-        until(lambda: number(server, "assay_forwarded_total") == 1)
+        until(lambda: number(server, "spanwise_forwarded_total") == 1)
     [(where, headers, content)] = to.taken
     assert (where, headers["content-type"], content) == (f"/base{path}", kind, body)
 
@@ -225,7 +225,7 @@ def test_order_is_kept_and_what_waits_goes_together(tmp_path, endpoint):
             assert send(server, request(span(name))).status_code == 200  # nobody waits for the target
         to.open.set()
         until(lambda: len(to.names()) >= 20)
-        assert number(server, "assay_forwarded_total") <= 20
+        assert number(server, "spanwise_forwarded_total") <= 20
     assert (to.names(), to.asked < 10) == (sent, True)
 
 
@@ -245,8 +245,8 @@ def test_what_may_be_taken_later_is_sent_again(tmp_path, endpoint, script):
     with passing_on(tmp_path, to.url) as server:
         assert send(server, request(span("a"))).status_code == 200
         until(lambda: to.names() == ["a"])
-        assert number(server, "assay_forward_failures_total") == 2
-        assert number(server, "assay_forward_dropped_total") == 0
+        assert number(server, "spanwise_forward_failures_total") == 2
+        assert number(server, "spanwise_forward_dropped_total") == 0
 
 
 @pytest.mark.slow  # waits grow from try to try, ten times
@@ -257,7 +257,7 @@ def test_a_request_on_which_a_target_always_fails_holds_up_others_for_a_while_on
         until(lambda: to.asked)
         send(server, request(span("b")))
         until(lambda: dropped(server, "http_500") == 1)
-        until(lambda: number(server, "assay_forwarded_total") == 1)
+        until(lambda: number(server, "spanwise_forwarded_total") == 1)
     assert set(to.names()) == {"b"}
 
 
@@ -267,14 +267,14 @@ def test_a_target_that_fails_on_everything_loses_nothing(tmp_path, endpoint):
     with passing_on(tmp_path, to.url) as server:
         for name in "abc":
             send(server, request(span(name)))
-        until(lambda: number(server, "assay_forwarded_total") == 3)
-        assert number(server, "assay_forward_dropped_total") == 0
+        until(lambda: number(server, "spanwise_forwarded_total") == 3)
+        assert number(server, "spanwise_forward_dropped_total") == 0
     assert to.names() == ["a", "b", "c"]
 
 
 def test_what_is_refused_for_good_is_dropped_counted_and_told_once(tmp_path, endpoint, caplog):
     to = endpoint(*lasting(400, times=3))
-    with caplog.at_level(logging.WARNING, "assay.collector"), passing_on(tmp_path, to.url) as server:
+    with caplog.at_level(logging.WARNING, "spanwise.collector"), passing_on(tmp_path, to.url) as server:
         for name in "abc":
             send(server, request(span(name)))
             until(lambda: dropped(server, "http_400") == "abc".index(name) + 1)  # noqa: B023
@@ -323,11 +323,11 @@ def test_what_a_target_rejects_is_counted(tmp_path, endpoint):
     )
     with passing_on(tmp_path, to.url) as server:
         send(server, request(span()))
-        until(lambda: number(server, "assay_forward_rejected_total") == 2)
+        until(lambda: number(server, "spanwise_forward_rejected_total") == 2)
         send(server, json.dumps(json_request(json_span())).encode(), kind=JSON)
-        until(lambda: number(server, "assay_forward_rejected_total") == 5)
+        until(lambda: number(server, "spanwise_forward_rejected_total") == 5)
         send(server, request(span()))
-        until(lambda: number(server, "assay_forwarded_total") == 3)
+        until(lambda: number(server, "spanwise_forwarded_total") == 3)
 
 
 # What happens here
@@ -341,15 +341,15 @@ def free_port() -> int:
 def test_a_target_that_is_away_gets_it_after_a_restart(tmp_path, endpoint, caplog):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with caplog.at_level(logging.WARNING, "assay.collector"), passing_on(tmp_path, url) as server:
+    with caplog.at_level(logging.WARNING, "spanwise.collector"), passing_on(tmp_path, url) as server:
         assert send(server, request(span("a"))).status_code == 200
-        until(lambda: number(server, "assay_forward_failures_total"))
-        assert number(server, "assay_forward_waiting_bytes") > 0
+        until(lambda: number(server, "spanwise_forward_failures_total"))
+        assert number(server, "spanwise_forward_waiting_bytes") > 0
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["forwarding to 't0' (http"]
     to = endpoint(port=port)
     with passing_on(tmp_path, url) as server:
         until(lambda: to.names() == ["a"])
-        until(lambda: number(server, "assay_forward_waiting_bytes") == 0)
+        until(lambda: number(server, "spanwise_forward_waiting_bytes") == 0)
 
 
 def test_what_has_no_room_on_disk_is_dropped_the_oldest_first(tmp_path, endpoint):
@@ -363,7 +363,7 @@ def test_what_has_no_room_on_disk_is_dropped_the_oldest_first(tmp_path, endpoint
             send(server, request(span(f"{name}", attributes=[attribute("a", "x" * 5000)])))
         lost = dropped(server, "disk_full")
         assert lost > 20
-        assert number(server, "assay_forward_waiting_bytes") < 130_000
+        assert number(server, "spanwise_forward_waiting_bytes") < 130_000
         to.open.set()
         until(lambda: "59" in to.names())
         assert len(to.names()) == 60 - lost
@@ -382,7 +382,7 @@ def test_what_is_torn_or_none_of_ours_is_counted_and_the_rest_is_sent(tmp_path, 
     with passing_on(tmp_path, f"http://127.0.0.1:{port}") as server:
         for name in "ab":
             send(server, request(span(name)))
-            until(lambda: number(server, "assay_forward_failures_total"))
+            until(lambda: number(server, "spanwise_forward_failures_total"))
     [*_, last] = sorted(tmp_path.rglob("*.spool"))
     last.write_bytes(last.read_bytes()[:-1])
     (last.parent / "notes.txt").write_text("somebody's")
@@ -401,20 +401,20 @@ def test_two_collectors_that_pass_on_to_each_other_do_so_once(tmp_path):
         a = held.enter_context(passing_on(tmp_path, f"http://127.0.0.1:{port}"))
         b = held.enter_context(passing_on(tmp_path / "b", a.url, port=port))
         send(a, request(span("x")))
-        until(lambda: number(a, "assay_forward_loops_total") == 1)
-        until(lambda: number(b, "assay_forwarded_total") == 1)
-        assert (number(a, "assay_forwarded_total"), number(b, "assay_forward_loops_total")) == (1, 0)
+        until(lambda: number(a, "spanwise_forward_loops_total") == 1)
+        until(lambda: number(b, "spanwise_forwarded_total") == 1)
+        assert (number(a, "spanwise_forwarded_total"), number(b, "spanwise_forward_loops_total")) == (1, 0)
         assert [store.count()["spans"] for store in (a.store, b.store)] == [1, 1]
 
 
 def test_what_has_passed_through_many_goes_no_further(tmp_path, endpoint):
     to = endpoint()
     with passing_on(tmp_path, to.url) as server:
-        assert send(server, request(span("far")), assay_forwarded=",".join("abcdefgh")).status_code == 200
-        assert number(server, "assay_forward_loops_total") == 1
-        send(server, request(span("near")), assay_forwarded="a, b")
+        assert send(server, request(span("far")), spanwise_forwarded=",".join("abcdefgh")).status_code == 200
+        assert number(server, "spanwise_forward_loops_total") == 1
+        send(server, request(span("near")), spanwise_forwarded="a, b")
         until(lambda: to.names() == ["near"])
-    assert to.taken[0][1]["assay-forwarded"].startswith("a,b,")
+    assert to.taken[0][1]["spanwise-forwarded"].startswith("a,b,")
 
 
 # Keys of one project
@@ -465,7 +465,7 @@ def judged(trace_id: str, span_id: str) -> Any:
 
 def test_targets_have_names_and_their_headers_come_from_the_environment():
     given = ["https://a.test/otel/", "my-b=http://127.0.0.1:4318"]
-    found = targets(given, {"ASSAY_FORWARD_HEADERS_MY_B": "Authorization=Basic%20eA==, x-y = z,"})
+    found = targets(given, {"SPANWISE_FORWARD_HEADERS_MY_B": "Authorization=Basic%20eA==, x-y = z,"})
     assert [(one.name, one.url) for one in found] == [
         ("a.test", "https://a.test/otel"),
         ("my-b", "http://127.0.0.1:4318"),
@@ -483,22 +483,22 @@ def test_targets_have_names_and_their_headers_come_from_the_environment():
         (["http://[::1"], "is no address"),
         (["http://a.test?key=1"], "is no address"),
         (["http://a.test/v1/traces"], "without /v1/"),
-        (["http://me:secret@a.test"], "ASSAY_FORWARD_HEADERS_"),
-        (["http://me:secret@a.test:99999"], "ASSAY_FORWARD_HEADERS_"),
-        (["me:secret@a.test"], "ASSAY_FORWARD_HEADERS_"),
-        (["http://me:secret@[::1"], "ASSAY_FORWARD_HEADERS_"),
-        (["http://me:se/secret@a.test:x"], "ASSAY_FORWARD_HEADERS_"),
+        (["http://me:secret@a.test"], "SPANWISE_FORWARD_HEADERS_"),
+        (["http://me:secret@a.test:99999"], "SPANWISE_FORWARD_HEADERS_"),
+        (["me:secret@a.test"], "SPANWISE_FORWARD_HEADERS_"),
+        (["http://me:secret@[::1"], "SPANWISE_FORWARD_HEADERS_"),
+        (["http://me:se/secret@a.test:x"], "SPANWISE_FORWARD_HEADERS_"),
         (["http://a.test?key=secret"], "is no address"),
         (["http://a.test#secret"], "is no address"),
         (["http://a b.test"], "is no address"),
         (["http://a\n.test"], "is no address"),
         (["http://a.test", "http://a.test/b"], "two targets are called 'a.test'"),
-        (["b=http://a.test"], "ASSAY_FORWARD_HEADERS_B: header 1 is not"),
+        (["b=http://a.test"], "SPANWISE_FORWARD_HEADERS_B: header 1 is not"),
     ],
 )
 def test_what_is_no_target_is_refused_and_no_secret_is_told(given: Sequence[str], told):
     with pytest.raises(Refused, match=told) as refused:
-        targets(given, {"ASSAY_FORWARD_HEADERS_B": "secret"})
+        targets(given, {"SPANWISE_FORWARD_HEADERS_B": "secret"})
     assert "secret" not in str(refused.value)
 
 
@@ -511,7 +511,7 @@ def test_a_server_does_not_send_to_itself(tmp_path):
 def test_what_waits_for_a_target_that_is_not_named_any_more_is_found(tmp_path):
     with passing_on(tmp_path, f"http://127.0.0.1:{free_port()}") as server:
         send(server, request(span()))
-        until(lambda: number(server, "assay_forward_failures_total"))
+        until(lambda: number(server, "spanwise_forward_failures_total"))
     [left] = Forwarder([], tmp_path / "forward").left()
     assert left.startswith("t0-")
     for folder in (tmp_path / "forward", tmp_path / "forward" / left):
@@ -546,12 +546,12 @@ def test_one_item_cannot_be_parted():
 
 # As a command
 
-COMMAND = [sys.executable, "-c", "from assay.cli import main; main()", "serve"]
+COMMAND = [sys.executable, "-c", "from spanwise.cli import main; main()", "serve"]
 
 
 @contextmanager
 def command(*arguments: object, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """`assay serve` as a process, whose words come on stderr."""
+    """`spanwise serve` as a process, whose words come on stderr."""
     line = [*COMMAND, *map(str, arguments)]
     with subprocess.Popen(line, env={**environment(), **env}, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -581,7 +581,7 @@ def test_what_was_acknowledged_before_a_kill_is_passed_on(tmp_path, endpoint):
         process.send_signal(signal.SIGKILL)
         process.wait(SECONDS)
     to = endpoint(port=target)
-    with command(*arguments, ASSAY_FORWARD_HEADERS_X="authorization=Bearer%20key") as process:
+    with command(*arguments, SPANWISE_FORWARD_HEADERS_X="authorization=Bearer%20key") as process:
         until(lambda: to.names() == ["a", "b", "c"])
         process.terminate()
         told = process.communicate(timeout=SECONDS)[1]

@@ -13,13 +13,13 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.collector.errors import Unavailable
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._reserve import LEAST, Reserve
 from collector.conformance_traces import eventually
 from collector.making import run
+from spanwise.cli._app import app
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._reserve import LEAST, Reserve
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def fill(store: SQLiteStore, disk: Path) -> int:
     for _ in range(8):
         store.append([run("early", attributes={"x": os.urandom(10_000).hex()}) for _ in range(50)])
         store.checkpoint()
-    assert eventually((disk / "assay.db.reserve").exists, True)
+    assert eventually((disk / "spanwise.db.reserve").exists, True)
     return 400 + until_full(store)
 
 
@@ -74,7 +74,11 @@ def works(write: Callable[[], object]) -> bool:
 
 
 def test_deleting_makes_room_on_a_full_disk(disk: Path) -> None:
-    with SQLiteStore(disk / "assay.db") as store, Server(store) as server, httpx.Client(base_url=server.url) as client:
+    with (
+        SQLiteStore(disk / "spanwise.db") as store,
+        Server(store) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
         kept = fill(store, disk)
         others_fill(disk)
         kept += until_full(store)
@@ -87,19 +91,19 @@ def test_deleting_makes_room_on_a_full_disk(disk: Path) -> None:
 
 
 def test_what_was_acknowledged_before_the_disk_was_full_is_there_and_can_be_deleted_by_a_command(disk: Path) -> None:
-    with SQLiteStore(disk / "assay.db") as store:
+    with SQLiteStore(disk / "spanwise.db") as store:
         kept = fill(store, disk)
     others_fill(disk)
-    shown = CliRunner().invoke(app, ["db", "delete", "name=early", "--yes", "--store", str(disk / "assay.db")])
+    shown = CliRunner().invoke(app, ["db", "delete", "name=early", "--yes", "--store", str(disk / "spanwise.db")])
     assert f"deleted {kept} traces" in shown.stderr
-    with SQLiteStore(disk / "assay.db") as store:
+    with SQLiteStore(disk / "spanwise.db") as store:
         assert eventually(lambda: works(lambda: store.append([run("late")])), True)
         assert store.check(deep=True) == []
 
 
 def test_a_log_that_finds_no_room_in_the_database_is_copied_when_there_is_some(disk: Path) -> None:
-    with SQLiteStore(disk / "assay.db") as store:
-        with closing(sqlite3.connect(disk / "assay.db", isolation_level=None)) as reader:
+    with SQLiteStore(disk / "spanwise.db") as store:
+        with closing(sqlite3.connect(disk / "spanwise.db", isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM traces").fetchone()
             for _ in range(8):  # which the reader keeps in the log
@@ -114,22 +118,22 @@ def test_a_log_that_finds_no_room_in_the_database_is_copied_when_there_is_some(d
 
 
 def test_while_the_reserve_is_given_up_only_what_makes_room_is_written(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run("a"), run("b")])
         reserve = store._file.writer.reserve
         reserve.keep()
-        (tmp_path / "assay.db.reserve").mkdir()  # so that there is no room for it
+        (tmp_path / "spanwise.db.reserve").mkdir()  # so that there is no room for it
         reserve.held = False
         with pytest.raises(Unavailable, match="delete something"):
             store.append([run()])
         assert "delete something" in (store.trouble() or "")
         assert store.delete(name="a") == 1
-        (tmp_path / "assay.db.reserve").rmdir()
+        (tmp_path / "spanwise.db.reserve").rmdir()
         assert eventually(lambda: works(lambda: store.append([run()])), True)
 
 
 def test_a_reserve_is_kept_while_everything_is_in_the_log(tmp_path: Path) -> None:
-    file, log, kept = (tmp_path / f"assay.db{end}" for end in ("", "-wal", ".reserve"))
+    file, log, kept = (tmp_path / f"spanwise.db{end}" for end in ("", "-wal", ".reserve"))
     file.write_bytes(bytes(4096))
     with log.open("wb") as made:
         made.truncate(100 * 2**20)
@@ -139,7 +143,7 @@ def test_a_reserve_is_kept_while_everything_is_in_the_log(tmp_path: Path) -> Non
 
 
 def test_a_reserve_grows_with_its_database_and_is_private(tmp_path: Path) -> None:
-    file, kept = tmp_path / "assay.db", tmp_path / "assay.db.reserve"
+    file, kept = tmp_path / "spanwise.db", tmp_path / "spanwise.db.reserve"
     file.write_bytes(b"")
     reserve = Reserve(str(file))
     assert (reserve.keep(), kept.exists()) == (True, False)

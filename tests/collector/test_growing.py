@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.collector.records import JSON, Run, Usage
-from assay.collector.stores._halves import Gone
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._append import NOTED
-from assay.collector.stores.sqlite._delete import Pace, remove
-from assay.collector.stores.sqlite._known import MOST
-from assay.collector.stores.sqlite._open import open_writable
-from assay.collector.stores.sqlite._resum import Resummer
-from assay.collector.stores.sqlite._rollup import LISTED
-from assay.collector.stores.sqlite._schema import migrate
 from collector.growing import TRACE, Traces
 from collector.making import START, run
+from spanwise.collector.records import JSON, Run, Usage
+from spanwise.collector.stores._halves import Gone
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._append import NOTED
+from spanwise.collector.stores.sqlite._delete import Pace, remove
+from spanwise.collector.stores.sqlite._known import MOST
+from spanwise.collector.stores.sqlite._open import open_writable
+from spanwise.collector.stores.sqlite._resum import Resummer
+from spanwise.collector.stores.sqlite._rollup import LISTED
+from spanwise.collector.stores.sqlite._schema import migrate
 
 T = TypeVar("T")
 
@@ -41,8 +41,10 @@ ids = st.integers(0, 6).map(lambda number: f"{number:016x}")
 parents = st.none() | st.integers(0, 8).map(lambda number: f"{number:016x}")
 few = st.integers(0, 3)
 counted = st.fixed_dictionaries(
-    {"assay.local_root": ids},
-    optional=dict.fromkeys(("assay.spans.started", "assay.spans.open", "assay.spans.dropped", "assay.calls.sent"), few),
+    {"spanwise.local_root": ids},
+    optional=dict.fromkeys(
+        ("spanwise.spans.started", "spanwise.spans.open", "spanwise.spans.dropped", "spanwise.calls.sent"), few
+    ),
 )
 texts = st.none() | st.sampled_from("st")
 
@@ -149,7 +151,7 @@ SHAPES = {
     "a chain from its root": lambda: chain(3000),
     "a chain from its leaf": lambda: chain(3000)[::-1],
     "all parents missing": lambda: many(3000, parent_id=lambda n: f"{n + 5000:016x}"),
-    "each a local root": lambda: many(3000, attributes=lambda n: {"assay.local_root": f"{n:016x}"}),
+    "each a local root": lambda: many(3000, attributes=lambda n: {"spanwise.local_root": f"{n:016x}"}),
     "each a name of its own": lambda: [replace(one, name=f"n{n}") for n, one in enumerate(many(3000))],
     "each a model of its own": lambda: many(3000, model=lambda n: f"m{n}", usage=lambda _: Usage(1, 1)),
     "each its own parent": lambda: many(3000, parent_id=lambda n: f"{n:016x}", usage=lambda _: Usage(1, 1)),
@@ -348,7 +350,7 @@ def test_a_state_that_does_not_fit_its_trace_is_found_out_anew(traces: Traces) -
 
 
 def test_what_no_list_has_room_for_is_found_by_its_span(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append(
             [replace(one, name=f"n{n}", model=f"m{n}", kind=f"k{n}") for n, one in enumerate(many(LISTED + 9))]
         )

@@ -25,18 +25,18 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from assay.collector.api._tries import BURST
-from assay.collector.errors import Refused
-from assay.collector.intake import Limits
-from assay.collector.records import Key
-from assay.collector.rpc import _reads
-from assay.collector.rpc._calls import _address, _encoding
-from assay.collector.rpc._listener import CONNECTIONS, MESSAGE_BYTES
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from collector.otlp import attribute, log_record, logs_request, rejected, request, span
 from integration.serving import ROOT, environment
+from spanwise.collector.api._tries import BURST
+from spanwise.collector.errors import Refused
+from spanwise.collector.intake import Limits
+from spanwise.collector.records import Key
+from spanwise.collector.rpc import _reads
+from spanwise.collector.rpc._calls import _address, _encoding
+from spanwise.collector.rpc._listener import CONNECTIONS, MESSAGE_BYTES
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 SECONDS = 60.0
 TRACES, LOGS, METRICS = "trace.v1.TraceService", "logs.v1.LogsService", "metrics.v1.MetricsService"
@@ -127,7 +127,7 @@ def test_log_records_and_metrics(server):
     metrics = ExportMetricsServiceRequest()
     metrics.resource_metrics.add().scope_metrics.add().metrics.add(name="a")
     assert send(server, metrics.SerializeToString(), METRICS) == b""
-    assert 'assay_passed_over_total{signal="metrics"} 1' in httpx.get(f"{server.url}/metrics").text
+    assert 'spanwise_passed_over_total{signal="metrics"} 1' in httpx.get(f"{server.url}/metrics").text
 
 
 def test_a_bad_span_is_told_in_partial_success(server):
@@ -159,8 +159,8 @@ def test_calls_are_counted_by_their_status(server):
     send(server, request(span()))
     refused(server, b"\xff\xff")
     numbers = httpx.get(f"{server.url}/metrics").text
-    assert 'assay_grpc_calls_total{signal="traces",code="OK"} 1' in numbers
-    assert 'assay_grpc_calls_total{signal="traces",code="INVALID_ARGUMENT"} 1' in numbers
+    assert 'spanwise_grpc_calls_total{signal="traces",code="OK"} 1' in numbers
+    assert 'spanwise_grpc_calls_total{signal="traces",code="INVALID_ARGUMENT"} 1' in numbers
 
 
 @pytest.mark.parametrize(
@@ -346,9 +346,9 @@ def test_half_messages_make_room_for_whole_ones(server):
     with ExitStack() as held:
         for _ in range(_reads.MOST):
             raw(server, held, PREFACE + HALF)
-        until(lambda: number(server, "assay_grpc_calls ") == _reads.MOST)
+        until(lambda: number(server, "spanwise_grpc_calls ") == _reads.MOST)
         assert send(server, request(span())) == b""
-        until(lambda: number(server, 'assay_requests_refused_total{signal="traces",reason="stalled"}') >= 1)
+        until(lambda: number(server, 'spanwise_requests_refused_total{signal="traces",reason="stalled"}') >= 1)
 
 
 def test_more_connections_than_may_be_do_not_touch_http(server):
@@ -387,8 +387,8 @@ def test_what_is_no_grpc_harms_nobody(server, content):
 def test_a_sender_that_goes_away_is_forgotten(server):
     with ExitStack() as held:
         raw(server, held, PREFACE + HALF)
-        until(lambda: number(server, "assay_grpc_calls ") == 1)
-    until(lambda: number(server, "assay_grpc_calls ") == 0)
+        until(lambda: number(server, "spanwise_grpc_calls ") == 1)
+    until(lambda: number(server, "spanwise_grpc_calls ") == 0)
 
 
 # How it ends
@@ -425,8 +425,8 @@ def test_a_call_under_way_is_answered_before_the_end(store):
 
 SERVE = """
 import os, sys
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 with SQLiteStore(sys.argv[1]) as store, Server(store, grpc_port=0) as server:
     if sys.argv[2:] == ["fork"]:
         child = os.fork()
@@ -470,7 +470,7 @@ def test_a_process_that_forks_goes_on_answering(tmp_path):
 
 def test_grpc_is_loaded_only_where_it_is_served(tmp_path):
     program = (
-        "import sys; from assay.collector.server import Server; from assay.collector.stores.sqlite import SQLiteStore\n"
+        "import sys; from spanwise.collector.server import Server; from spanwise.collector.stores.sqlite import SQLiteStore\n"
         "with SQLiteStore(sys.argv[1]) as store, Server(store): print('grpc' in sys.modules)"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "a.db")]

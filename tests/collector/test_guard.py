@@ -16,16 +16,16 @@ import httpx
 import pytest
 from starlette.routing import BaseRoute
 
-from assay.collector.api import Keys, create_app
-from assay.collector.api._app import SCOPES
-from assay.collector.api._keys import Ages
-from assay.collector.api._scopes import OPENS, may
-from assay.collector.api._tries import Tries
-from assay.collector.errors import Refused, Unavailable
-from assay.collector.records import Key
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.otlp import PROTOBUF, request, span
+from spanwise.collector.api import Keys, create_app
+from spanwise.collector.api._app import SCOPES
+from spanwise.collector.api._keys import Ages
+from spanwise.collector.api._scopes import OPENS, may
+from spanwise.collector.api._tries import Tries
+from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.records import Key
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 SECRET = "secret"
 ALWAYS = Ages(fresh=0, patience=60, grace=60, pause=0, apart=0)  # every request waits for a reading of its own
@@ -67,7 +67,7 @@ class Held(SQLiteStore):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Held]:
-    with Held(tmp_path / "assay.db") as made:
+    with Held(tmp_path / "spanwise.db") as made:
         made.save_key(key())
         yield made
 
@@ -441,9 +441,9 @@ def test_what_is_no_key_is_refused(store: Held, headers: dict[str, str | bytes])
 
 
 def test_a_server_without_a_key_of_its_own_asks_the_store(store: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASSAY_API_KEY", raising=False)
+    monkeypatch.delenv("SPANWISE_API_KEY", raising=False)
     with Server(store, host="0.0.0.0") as server:
         assert httpx.get(f"{server.url}/api/count", headers=bearer(SECRET), timeout=60).status_code == 200
     store.delete_key(SECRET)
-    with pytest.raises(Refused, match="set ASSAY_API_KEY"):
+    with pytest.raises(Refused, match="set SPANWISE_API_KEY"):
         Server(store, host="0.0.0.0")

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.records import Document, Event, Usage
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
+from spanwise.collector.records import Document, Event, Usage
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 texts = st.text(st.characters(), max_size=12)  # lone surrogates and NUL included
 numbers = st.integers(-(2**80), 2**80) | st.floats()
@@ -47,7 +47,7 @@ runs = st.builds(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_any_values_are_kept_and_can_be_read(tmp_path: Path, found: list[Any]) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([*found, fine := run("fine", inputs={"a": 1})])
         assert store.trace(fine.trace_id).root == fine
         assert len(store.many([one.trace_id for one in found])) == len(found)

@@ -7,10 +7,10 @@ import socket
 import httpx
 import pytest
 
-from assay.collector import connect
-from assay.collector.hosts import is_loopback, named, network, url_of
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector import connect
+from spanwise.collector.hosts import is_loopback, named, network, url_of
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_a_server_on_an_ipv6_address_is_found_through_its_file(tmp_path, host):
-    path = tmp_path / "assay.db"
+    path = tmp_path / "spanwise.db"
     with SQLiteStore(path) as store, Server(store, host=host) as server:
         assert server.url == f"http://[::1]:{server.port}"
         assert httpx.get(f"{server.url}/healthz").json()["store"] == store.path

@@ -15,18 +15,18 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from assay.collector._lanes import WIDE, Lane, _Caller
-from assay.collector.client import HTTPStore
-from assay.collector.errors import TooSlow
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.endless import Slow
 from collector.making import run
+from spanwise.collector._lanes import WIDE, Lane, _Caller
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.errors import TooSlow
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Slow]:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         yield Slow(store)
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.statistics import percentile
-from assay.collector.stores.sqlite._latencies import (
+from spanwise.collector.statistics import percentile
+from spanwise.collector.stores.sqlite._latencies import (
     NOTHING,
     added,
     all_of,
@@ -19,7 +19,7 @@ from assay.collector.stores.sqlite._latencies import (
     packed,
     unpacked,
 )
-from assay.collector.stores.sqlite._ranks import Ranks
+from spanwise.collector.stores.sqlite._ranks import Ranks
 
 TOP = bin_of(2**63 - 1)
 BINS = st.one_of(st.integers(NOTHING, TOP), st.integers(500, 560), st.sampled_from([NOTHING, 0, TOP]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from assay.collector.intake._link import AHEAD, Link, Reader
+from spanwise.collector.intake._link import AHEAD, Link, Reader
 
 SIZES = [3, 0, AHEAD + 10, 1, 5, AHEAD, 0, 0, 7]
 HEAP = bytes(n % 251 for n in range(sum(SIZES)))

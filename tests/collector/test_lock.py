@@ -11,22 +11,22 @@ from pathlib import Path
 import httpx
 import pytest
 
-from assay.collector import connect
-from assay.collector.errors import Halted, Refused
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore, holder
-from assay.collector.stores.sqlite._lock import _lock
-from assay.collector.stores.sqlite._schema import MIGRATIONS
 from collector.conformance_traces import eventually, names
 from collector.making import run
 from collector.others import HOLDER, holding, outcome
+from spanwise.collector import connect
+from spanwise.collector.errors import Halted, Refused
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore, holder
+from spanwise.collector.stores.sqlite._lock import _lock
+from spanwise.collector.stores.sqlite._schema import MIGRATIONS
 
 SAME_VERSION = f"PRAGMA user_version = {len(MIGRATIONS)}"  # a write that changes nothing
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 def kept(file: Path) -> list[str]:
@@ -62,7 +62,7 @@ def test_a_file_with_two_names_is_refused_for_its_log_has_one(file: Path) -> Non
 
 
 def test_a_second_process_is_refused_after_the_lock_file_was_removed(file: Path) -> None:
-    lock = file.with_name("assay.db.lock")
+    lock = file.with_name("spanwise.db.lock")
     with holding(file) as write:
         lock.unlink()
         assert "is being written by" in outcome(HOLDER, file)
@@ -79,10 +79,10 @@ def test_a_copy_opens_beside_its_original_even_with_the_lock_file(file: Path, tm
     copies.mkdir()
     with holding(file) as write:
         assert write("a") == "kept"
-        for name in ("assay.db", "assay.db-wal", "assay.db.lock"):
+        for name in ("spanwise.db", "spanwise.db-wal", "spanwise.db.lock"):
             shutil.copy(tmp_path / name, copies / name)
-        assert holder(copies / "assay.db") is None
-        assert kept(copies / "assay.db") == ["a"]
+        assert holder(copies / "spanwise.db") is None
+        assert kept(copies / "spanwise.db") == ["a"]
         assert write("b") == "kept"
 
 
@@ -90,7 +90,7 @@ def test_a_copy_opens_though_its_lock_file_is_a_link_to_that_of_a_live_process(f
     SQLiteStore(file).close()
     shutil.copy(file, tmp_path / "copy.db")
     with holding(file) as write:
-        (tmp_path / "copy.db.lock").hardlink_to(tmp_path / "assay.db.lock")
+        (tmp_path / "copy.db.lock").hardlink_to(tmp_path / "spanwise.db.lock")
         assert kept(tmp_path / "copy.db") == []
         assert write("a") == "kept"
 
@@ -98,7 +98,7 @@ def test_a_copy_opens_though_its_lock_file_is_a_link_to_that_of_a_live_process(f
 def test_a_lock_file_that_leads_elsewhere_is_not_followed(file: Path) -> None:
     other = file.with_name("other")
     other.write_text("precious")
-    file.with_name("assay.db.lock").symlink_to(other)
+    file.with_name("spanwise.db.lock").symlink_to(other)
     with SQLiteStore(file) as store:
         store.append([run("a")])
         assert holder(file) == {"pid": os.getpid(), "url": None}
@@ -111,7 +111,7 @@ def test_what_cannot_be_locked_is_not_held_by_another(file: Path) -> None:
         _lock(unlockable.fileno())
 
 
-@pytest.mark.parametrize("moved", ["assay.db", "assay.db-wal"])
+@pytest.mark.parametrize("moved", ["spanwise.db", "spanwise.db-wal"])
 def test_a_file_that_is_taken_away_stops_acknowledging(file: Path, moved: str) -> None:
     with holding(file) as write:
         assert write("a") == "kept"
@@ -171,7 +171,7 @@ def test_a_server_whose_file_was_taken_says_so_everywhere(file: Path) -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
         ready = client.get("/readyz")
         assert (ready.status_code, "removed or replaced" in ready.json()["why"]) == (503, True)
-        assert "assay_store_halted 1" in client.get("/metrics").text
+        assert "spanwise_store_halted 1" in client.get("/metrics").text
 
 
 def test_connect_finds_the_server_through_a_symbolic_link(file: Path) -> None:
@@ -184,17 +184,17 @@ def test_connect_finds_the_server_through_a_symbolic_link(file: Path) -> None:
 
 def test_what_is_beside_a_file_goes_with_its_holder(file: Path, tmp_path: Path) -> None:
     SQLiteStore(file).close()
-    assert os.listdir(tmp_path) == ["assay.db"]
+    assert os.listdir(tmp_path) == ["spanwise.db"]
     (tmp_path / "notes.txt").write_text("no database, but a text of mine")
     with pytest.raises(Refused, match="is damaged"):
         SQLiteStore(tmp_path / "notes.txt")
-    assert sorted(os.listdir(tmp_path)) == ["assay.db", "notes.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["spanwise.db", "notes.txt"]
 
 
 @pytest.mark.parametrize("name", ["", ":memory:", "file:x.db", "file::memory:?cache=shared"])
 def test_names_that_are_no_files_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ASSAY_URL", name or " ")
+    monkeypatch.setenv("SPANWISE_URL", name or " ")
     for opening in (lambda: SQLiteStore(name), lambda: connect(name)):
         with pytest.raises(Refused, match=r"name a file|name its path"):
             opening()
@@ -209,14 +209,14 @@ def test_a_path_goes_on_leading_to_its_file_wherever_the_process_goes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    with SQLiteStore("assay.db") as store:
+    with SQLiteStore("spanwise.db") as store:
         monkeypatch.chdir("elsewhere")
         store.append([run("a")])
-        assert (store.where, names(store.traces())) == ("assay.db", ["a"])
+        assert (store.where, names(store.traces())) == ("spanwise.db", ["a"])
     assert os.listdir() == []
 
 
-SERVE = "import sys; from assay.cli import main; sys.argv[:1] = ['assay', 'serve']; main()"
+SERVE = "import sys; from spanwise.cli import main; sys.argv[:1] = ['spanwise', 'serve']; main()"
 
 
 @pytest.mark.parametrize("there", [True, False])

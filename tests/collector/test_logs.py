@@ -13,15 +13,6 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from assay.collector.dialects import Amendment, RawLog, read_feedback
-from assay.collector.dialects._log import LOG_DIALECTS
-from assay.collector.errors import Refused
-from assay.collector.intake import Receiver
-from assay.collector.intake._http import Route
-from assay.collector.intake._logs import LOGS, read_item
-from assay.collector.records import Feedback, ProcessReport, Run, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from collector.otlp import (
     JSON,
@@ -33,6 +24,15 @@ from collector.otlp import (
     post,
     rejected_logs,
 )
+from spanwise.collector.dialects import Amendment, RawLog, read_feedback
+from spanwise.collector.dialects._log import LOG_DIALECTS
+from spanwise.collector.errors import Refused
+from spanwise.collector.intake import Receiver
+from spanwise.collector.intake._http import Route
+from spanwise.collector.intake._logs import LOGS, read_item
+from spanwise.collector.records import Feedback, ProcessReport, Run, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 ROOT = run()
 EVENT = "gen_ai.evaluation.result"
@@ -40,7 +40,7 @@ EVENT = "gen_ai.evaluation.result"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([ROOT])
         with Server(store) as running:
             yield running
@@ -88,7 +88,7 @@ def test_an_event_in_json(server: Server) -> None:
 
 def test_scores() -> None:
     assert score(0.5).score == 0.5
-    assert score(1.0, assay__feedback__boolean=True).score is True
+    assert score(1.0, spanwise__feedback__boolean=True).score is True
     assert score(False).score is False
     with pytest.raises(ValueError, match="'NaN' is not a finite number"):
         score("NaN")
@@ -104,25 +104,25 @@ def test_an_event_without_a_trace_is_about_the_session_that_it_names() -> None:
 
 
 def test_an_error_is_no_score() -> None:
-    failed = score(0.0, error__type="timeout", assay__feedback__error="Timeout: after 30 s")
+    failed = score(0.0, error__type="timeout", spanwise__feedback__error="Timeout: after 30 s")
     assert (failed.outcome, failed.score, failed.error) == ("error", None, "Timeout: after 30 s")
     assert failed.metadata["error.type"] == "timeout"
     assert read(error__type="timeout").error == "timeout"
 
 
 def test_a_skip_says_why() -> None:
-    skipped = read(assay__feedback__outcome="skip", **{"gen_ai.evaluation.explanation": "no documents"})
+    skipped = read(spanwise__feedback__outcome="skip", **{"gen_ai.evaluation.explanation": "no documents"})
     assert (skipped.outcome, skipped.comment) == ("skip", "no documents")
 
 
 def test_what_the_convention_lacks() -> None:
     found = score(
         1.0,
-        assay__feedback__source="human",
-        assay__feedback__author="ann",
-        assay__feedback__metadata='{"a": 1}',
-        assay__feedback__scope="trace",
-        assay__feedback__id="x1",
+        spanwise__feedback__source="human",
+        spanwise__feedback__author="ann",
+        spanwise__feedback__metadata='{"a": 1}',
+        spanwise__feedback__scope="trace",
+        spanwise__feedback__id="x1",
         vendor__extra="kept",
     )
     assert (found.source, found.author, found.target, found.id) == (
@@ -132,7 +132,7 @@ def test_what_the_convention_lacks() -> None:
         "x1",
     )
     assert found.metadata == {"a": 1, "vendor.extra": "kept"}
-    assert score(1.0, assay__feedback__document=2).target.document == 2
+    assert score(1.0, spanwise__feedback__document=2).target.document == 2
 
 
 # content that comes in log records
@@ -196,14 +196,14 @@ def say(server: Server, event: str, attributes: dict[str, Any], span: Run | None
         record.attributes.append(attribute(name, given))
     headers = {"content-type": PROTOBUF}
     response = httpx.post(f"{server.url}/v1/logs", content=request.SerializeToString(), headers=headers, timeout=60)
-    return response.status_code, response.headers["assay-collector"], rejected_logs(response.content)
+    return response.status_code, response.headers["spanwise-collector"], rejected_logs(response.content)
 
 
 def test_a_run_that_has_started_is_kept_beside_the_runs(server: Server) -> None:
     begun = run()
-    told = {"assay.span.name": "slow", "openinference.span.kind": "TOOL", "assay.span.parent": "ab" * 8}
-    told["assay.local_root"] = "cd" * 8
-    answer = say(server, "assay.span.started", told, begun, service__instance__id="i", service__name="shop")
+    told = {"spanwise.span.name": "slow", "openinference.span.kind": "TOOL", "spanwise.span.parent": "ab" * 8}
+    told["spanwise.local_root"] = "cd" * 8
+    answer = say(server, "spanwise.span.started", told, begun, service__instance__id="i", service__name="shop")
     assert answer == (200, "1", (0, ""))
     [kept] = server.store.running()
     assert (kept.trace_id, kept.span_id, kept.name, kept.kind) == (begun.trace_id, begun.span_id, "slow", "tool")
@@ -212,20 +212,25 @@ def test_a_run_that_has_started_is_kept_beside_the_runs(server: Server) -> None:
 
 
 def test_a_start_without_a_span_and_with_odd_values(server: Server) -> None:
-    assert say(server, "assay.span.started", {})[2][0] == 1
-    request = logs_request(log_record(ROOT.trace_id, "", event_name="assay.span.started"))
+    assert say(server, "spanwise.span.started", {})[2][0] == 1
+    request = logs_request(log_record(ROOT.trace_id, "", event_name="spanwise.span.started"))
     response = httpx.post(f"{server.url}/v1/logs", content=request, headers={"content-type": PROTOBUF}, timeout=60)
     assert rejected_logs(response.content)[0] == 1
-    odd = {"assay.span.name": 7, "openinference.span.kind": 3, "assay.span.parent": "no id", "assay.local_root": 9}
-    assert say(server, "assay.span.started", odd, run())[2] == (0, "")
+    odd = {
+        "spanwise.span.name": 7,
+        "openinference.span.kind": 3,
+        "spanwise.span.parent": "no id",
+        "spanwise.local_root": 9,
+    }
+    assert say(server, "spanwise.span.started", odd, run())[2] == (0, "")
     [kept] = server.store.running()
     assert (kept.name, kept.kind, kept.parent_id, kept.local_root) == ("7", "3", None, None)
 
 
 def test_what_a_process_says_of_its_spans_needs_no_trace(server: Server) -> None:
-    counts = {f"assay.process.{name}": n for n, name in enumerate(("started", "open", "delivered", "spilled"))}
-    told = {**counts, "assay.process.pending": 4, "assay.process.dropped": '{"queue_full": 5, "odd": "x"}'}
-    answer = say(server, "assay.process.report", {**told, "process.pid": 77}, service__instance__id="i")
+    counts = {f"spanwise.process.{name}": n for n, name in enumerate(("started", "open", "delivered", "spilled"))}
+    told = {**counts, "spanwise.process.pending": 4, "spanwise.process.dropped": '{"queue_full": 5, "odd": "x"}'}
+    answer = say(server, "spanwise.process.report", {**told, "process.pid": 77}, service__instance__id="i")
     assert answer == (200, "1", (0, ""))
     [process] = server.store.processes()
     assert process.report == ProcessReport(
@@ -235,19 +240,19 @@ def test_what_a_process_says_of_its_spans_needs_no_trace(server: Server) -> None
 
 
 def test_a_report_of_nobody_is_refused_and_odd_counts_are_none(server: Server) -> None:
-    assert "'service.instance.id' says which process" in say(server, "assay.process.report", {})[2][1]
-    odd = {"assay.process.started": "many", "assay.process.open": -1, "assay.process.dropped": "[1"}
-    assert say(server, "assay.process.report", odd, service__instance__id="i")[2] == (0, "")
+    assert "'service.instance.id' says which process" in say(server, "spanwise.process.report", {})[2][1]
+    odd = {"spanwise.process.started": "many", "spanwise.process.open": -1, "spanwise.process.dropped": "[1"}
+    assert say(server, "spanwise.process.report", odd, service__instance__id="i")[2] == (0, "")
     assert server.store.processes()[0].report == ProcessReport(instance="i", reported_ns=5)
 
 
 def test_every_answer_says_whose_collector_it_is(server: Server) -> None:
     for path in ("traces", "logs"):
         for response in (httpx.post(f"{server.url}/v1/{path}"), httpx.get(f"{server.url}/v1/{path}")):
-            assert (response.status_code >= 400, response.headers["assay-collector"]) == (True, "1")
+            assert (response.status_code >= 400, response.headers["spanwise-collector"]) == (True, "1")
 
 
 def test_a_senders_claim_outranks_nothing() -> None:
-    found = read(gen_ai__evaluation__name="k", gen_ai__evaluation__score__value=1.0, assay__feedback__claim=2**62)
+    found = read(gen_ai__evaluation__name="k", gen_ai__evaluation__score__value=1.0, spanwise__feedback__claim=2**62)
     assert found.claim is None
-    assert found.metadata == {"assay.feedback.claim": 2**62}
+    assert found.metadata == {"spanwise.feedback.claim": 2**62}

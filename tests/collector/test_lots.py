@@ -1,8 +1,8 @@
 """What goes over the wire in several requests is cut where nothing that belongs together is parted."""
 
-from assay.collector.client._lots import lots
-from assay.collector.records import Feedback, Target
 from collector.making import child, run
+from spanwise.collector.client._lots import lots
+from spanwise.collector.records import Feedback, Target
 
 
 def said(root, count=1):

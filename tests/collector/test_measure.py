@@ -8,17 +8,17 @@ from typing import Any
 import httpx
 import pytest
 
-from assay.collector import _wire
-from assay.collector._verbs import PAGE
-from assay.collector.client import HTTPStore
-from assay.collector.client import _transport as transport
-from assay.collector.client._lots import halves
-from assay.collector.errors import Refused, TooLarge
-from assay.collector.filters import MOST, Filter
-from assay.collector.records import Booking, Feedback, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
+from spanwise.collector import _wire
+from spanwise.collector._verbs import PAGE
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.client import _transport as transport
+from spanwise.collector.client._lots import halves
+from spanwise.collector.errors import Refused, TooLarge
+from spanwise.collector.filters import MOST, Filter
+from spanwise.collector.records import Booking, Feedback, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._open import open_writable
-from assay.collector.stores.sqlite._progress import Progress
-from assay.collector.stores.sqlite._schema import MIGRATIONS, _forget_tiny_probabilities
 from collector import version_1
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._open import open_writable
+from spanwise.collector.stores.sqlite._progress import Progress
+from spanwise.collector.stores.sqlite._schema import MIGRATIONS, _forget_tiny_probabilities
 
 NEWEST = len(MIGRATIONS)
 
@@ -30,14 +30,14 @@ class Connection(sqlite3.Connection):
         return super().execute(sql, *rest)
 
 sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import SQLiteStore
 SQLiteStore(sys.argv[1])
 """
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 def version(file: Path) -> int:
@@ -72,28 +72,28 @@ def test_a_file_of_every_older_version_is_brought_up_to_date(file: Path, older: 
 
 
 def test_nothing_is_said_of_what_takes_a_moment(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "assay.collector.migration")
+    caplog.set_level(logging.INFO, "spanwise.collector.migration")
     began = time.monotonic()
-    with Progress("/data/assay.db", 4, 8) as progress:
+    with Progress("/data/spanwise.db", 4, 8) as progress:
         progress.of(5)(1, 2)
     assert not caplog.records or time.monotonic() - began > 1.0
 
 
 def test_what_takes_longer_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "assay.collector.migration")
-    with Progress("/data/assay.db", 4, 8, quiet=0.0) as progress:
+    caplog.set_level(logging.INFO, "spanwise.collector.migration")
+    with Progress("/data/spanwise.db", 4, 8, quiet=0.0) as progress:
         progress.begin(5)
         progress.begin(6)  # too soon after the last word
     said = [record.getMessage() for record in caplog.records]
-    assert said == [f"bringing 'assay.db' from version 4 to 8: {done} %" for done in (25, 100)]
+    assert said == [f"bringing 'spanwise.db' from version 4 to 8: {done} %" for done in (25, 100)]
 
 
 def test_what_fails_says_where(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "assay.collector.migration")
-    with pytest.raises(OSError), Progress("assay.db", 4, 8, quiet=0.0) as progress:
+    caplog.set_level(logging.INFO, "spanwise.collector.migration")
+    with pytest.raises(OSError), Progress("spanwise.db", 4, 8, quiet=0.0) as progress:
         progress.of(6)(1, 2)
         raise OSError
-    assert caplog.records[-1].getMessage() == "bringing 'assay.db' from version 4 to 8: stopped at 62 %"
+    assert caplog.records[-1].getMessage() == "bringing 'spanwise.db' from version 4 to 8: stopped at 62 %"
 
 
 def test_scores_of_an_older_file_belong_to_the_start_of_their_trace(file: Path) -> None:

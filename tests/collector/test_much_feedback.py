@@ -8,9 +8,9 @@ import sys
 import httpx
 import pytest
 
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.otlp import PROTOBUF, attribute, log_record, logs_request, request, span
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 TRACE, SPAN, MANY = "1" * 32, "2" * 16, 1000
 EVENT = "gen_ai.evaluation.result"
@@ -30,8 +30,8 @@ class Connection(sqlite3.Connection):
 
 sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)
 import httpx
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 path, address, body = sys.argv[1:]
 with SQLiteStore(path) as store, Server(store) as server:
     headers = {"content-type": "application/x-protobuf"}

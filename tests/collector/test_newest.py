@@ -7,15 +7,15 @@ import re
 import httpx
 import pytest
 
-from assay.collector.client import HTTPStore
-from assay.collector.errors import Refused
-from assay.collector.filters import Filter
-from assay.collector.pages.traces import _list
-from assay.collector.records import Feedback, Run, Target
-from assay.collector.server import Server
-from assay.collector.stores.project import ProjectStore
-from assay.collector.stores.sqlite import SQLiteStore, _aggregate, _menus
-from assay.collector.stores.sqlite._counted import HOUR_NS
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.pages.traces import _list
+from spanwise.collector.records import Feedback, Run, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.project import ProjectStore
+from spanwise.collector.stores.sqlite import SQLiteStore, _aggregate, _menus
+from spanwise.collector.stores.sqlite._counted import HOUR_NS
 
 NOW = 486_000 * HOUR_NS + 1
 MINUTE = 60 * 10**9
@@ -30,7 +30,7 @@ def later(index: int, **fields) -> Run:
 
 @pytest.fixture
 def store(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 

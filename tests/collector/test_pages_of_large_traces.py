@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 
-from assay.collector.records import Run
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.records import Run
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 LARGE = 1_000_000  # characters
 

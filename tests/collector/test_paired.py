@@ -2,8 +2,8 @@
 
 import pytest
 
-from assay.collector.statistics import paired
-from assay.collector.statistics._student import quantile
+from spanwise.collector.statistics import paired
+from spanwise.collector.statistics._student import quantile
 
 numpy = pytest.importorskip("numpy")
 stats = pytest.importorskip("scipy.stats")

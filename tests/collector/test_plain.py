@@ -4,12 +4,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.dialects import from_readable, read
-from assay.collector.dialects._plain import _KNOWN, plain
-from assay.collector.dialects._readable import raw
-from assay.collector.records import Run
-from assay.tracer import attributes as names
-from assay.tracer.capture import capture
+from spanwise.collector.dialects import from_readable, read
+from spanwise.collector.dialects._plain import _KNOWN, plain
+from spanwise.collector.dialects._readable import raw
+from spanwise.collector.records import Run
+from spanwise.tracer import attributes as names
+from spanwise.tracer.capture import capture
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)

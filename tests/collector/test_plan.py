@@ -4,16 +4,16 @@ import sqlite3
 
 import pytest
 
-from assay.collector.errors import Refused
-from assay.collector.filters import Filter
-from assay.collector.readings import as_text
-from assay.collector.stores._halves import ScoresOf
-from assay.collector.stores.sqlite import SQLiteStore, _menus, encode
-from assay.collector.stores.sqlite._lists import scored_by
-from assay.collector.stores.sqlite._plan import plan
-from assay.collector.stores.sqlite._where import conditions, matching
 from collector.making import child, run
 from collector.outlets import until
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.readings import as_text
+from spanwise.collector.stores._halves import ScoresOf
+from spanwise.collector.stores.sqlite import SQLiteStore, _menus, encode
+from spanwise.collector.stores.sqlite._lists import scored_by
+from spanwise.collector.stores.sqlite._plan import plan
+from spanwise.collector.stores.sqlite._where import conditions, matching
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ from collector.outlets import until
     ],
 )
 def test_a_condition_on_feedback_looks_at_the_traces_own_feedback_only(tmp_path, filter):
-    with SQLiteStore(tmp_path / "assay.db"):
+    with SQLiteStore(tmp_path / "spanwise.db"):
         condition = conditions(filter)[-1]
-        db = sqlite3.connect(tmp_path / "assay.db")
+        db = sqlite3.connect(tmp_path / "spanwise.db")
         plan = db.execute(
             f"EXPLAIN QUERY PLAN SELECT t.id FROM traces t WHERE {condition.sql}", condition.values
         ).fetchall()
@@ -38,8 +38,8 @@ def test_a_condition_on_feedback_looks_at_the_traces_own_feedback_only(tmp_path,
 
 
 def test_traces_with_errors_have_an_index(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db"):
-        db = sqlite3.connect(tmp_path / "assay.db")
+    with SQLiteStore(tmp_path / "spanwise.db"):
+        db = sqlite3.connect(tmp_path / "spanwise.db")
         found = plan(db, Filter(status="error", name="n", project="p"))
         rows = db.execute(f"EXPLAIN QUERY PLAN SELECT t.id FROM {found.source} WHERE {found.where}", found.values)
         way = " ".join(row[-1] for row in rows)
@@ -52,8 +52,8 @@ MENUS = [*_menus.OF_ALL.values(), *_menus.OF_PROJECT.values()]
 
 @pytest.mark.parametrize("sql", MENUS, ids=[*_menus.OF_ALL, *(f"{field} of a project" for field in _menus.OF_PROJECT)])
 def test_no_menu_scans_a_table(tmp_path, sql):
-    with SQLiteStore(tmp_path / "assay.db"):
-        db = sqlite3.connect(tmp_path / "assay.db")
+    with SQLiteStore(tmp_path / "spanwise.db"):
+        db = sqlite3.connect(tmp_path / "spanwise.db")
         steps = [row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", (1, "p")[: 1 + ("?2" in sql)])]
         db.close()
     scans = [step for step in steps if step.startswith("SCAN") and not step.startswith(BOUNDED)]
@@ -80,12 +80,12 @@ BOUNDED = ("SCAN v", "SCAN t", "SCAN j VIRTUAL TABLE", "SCAN (subquery", "SCAN t
 )
 def test_a_text_is_searched_by_its_words(tmp_path, text, words):
     assert matching(text) == words
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert store.traces(text=text).items == ()
 
 
 def test_a_text_of_many_beginnings_is_refused_and_soon(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert store.traces(text="abc* " * 100).items == ()
         for many in (" ".join(f"{letter}bc*" for letter in "abcdefghi"), "-".join(f"{n:x}*" for n in range(20_000))):
             with pytest.raises(Refused, match="more than 8 beginnings"):
@@ -94,7 +94,7 @@ def test_a_text_of_many_beginnings_is_refused_and_soon(tmp_path):
 
 def test_a_text_without_a_word_is_refused(tmp_path):
     assert matching(" - * ") == ""
-    with SQLiteStore(tmp_path / "assay.db") as store, pytest.raises(Refused, match="holds no word"):
+    with SQLiteStore(tmp_path / "spanwise.db") as store, pytest.raises(Refused, match="holds no word"):
         store.traces(text=" - * ")
 
 
@@ -112,9 +112,9 @@ def test_a_text_without_a_word_is_refused(tmp_path):
     ids=str,
 )
 def test_many_judgements_slow_no_list_down(tmp_path, conditions, index):
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run(kind="llm"), run(kind="evaluator")])
-        db = sqlite3.connect(tmp_path / "assay.db")
+        db = sqlite3.connect(tmp_path / "spanwise.db")
         found = plan(db, Filter(**conditions))
         sql = f"SELECT t.id FROM {found.source} WHERE {found.where} ORDER BY t.start_ns DESC, t.id DESC"
         way, *_ = [row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", found.values)]
@@ -124,7 +124,7 @@ def test_many_judgements_slow_no_list_down(tmp_path, conditions, index):
 
 @pytest.fixture
 def store(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 
@@ -184,7 +184,7 @@ def test_conditions_on_one_key_are_asked_of_its_newest_score_together(store):
 @pytest.mark.parametrize("value", [5, -7, 0, True, False, None, "5", "true", "", 0.25, 1e16, 2**60, "a", [1], '"5'])
 def test_metadata_is_found_by_its_text_whatever_it_is(tmp_path, value):
     one, other = run(metadata={"k": value, "j": 5}), run(metadata={"k": 55, "j": "x5"})
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([one, other])
         for text in ("5", "-7", "0", "true", "false", "0.25", "a", "", "55", "x", "1152921504606846976", '"5'):
             found = {trace.trace_id for trace in store.traces(metadata={"k": text}).items}
@@ -209,9 +209,9 @@ def test_a_beginning_that_few_words_have_is_searched(store, text):
 def test_scores_of_a_rule_are_read_in_the_order_of_an_index(tmp_path, monkeypatch, window):
     """However many scores a rule has given, a page of them costs what it holds."""
     asked = []
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.weighted("r")
-        db = sqlite3.connect(tmp_path / "assay.db")
+        db = sqlite3.connect(tmp_path / "spanwise.db")
         db.set_trace_callback(asked.append)
         scored_by(db, ScoresOf("r", "default", **window))
         db.set_trace_callback(None)
@@ -224,8 +224,8 @@ def test_scores_of_a_rule_are_read_in_the_order_of_an_index(tmp_path, monkeypatc
 
 
 def test_the_start_of_a_trace_moves_its_scores_by_the_index_over_traces(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db"):
-        db = sqlite3.connect(tmp_path / "assay.db")
+    with SQLiteStore(tmp_path / "spanwise.db"):
+        db = sqlite3.connect(tmp_path / "spanwise.db")
         [body] = db.execute("SELECT sql FROM sqlite_schema WHERE name = 'trace_start_moved'").fetchone()
         update = body.partition("BEGIN ")[2].partition(";")[0].replace("new.start_ns", "1").replace("new.id", "1")
         way = " ".join(row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {update}"))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector._asking import Question, asked
-from assay.collector.errors import Closed, StoreError, TooSlow, Unavailable
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._pool import READERS, Readers
 from collector.making import run
+from spanwise.collector._asking import Question, asked
+from spanwise.collector.errors import Closed, StoreError, TooSlow, Unavailable
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._pool import READERS, Readers
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT {} FROM n"
 SORTED = ENDLESS.format("x") + " ORDER BY hex(x) DESC"
@@ -24,7 +24,7 @@ PREFIX = "SELECT count(*) FROM (SELECT rowid FROM words WHERE words MATCH 'w* OR
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 

@@ -13,7 +13,7 @@ from genai_prices import Usage, calc_price
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.dialects import RawSpan, known_prices, read
+from spanwise.collector.dialects import RawSpan, known_prices, read
 
 T = 1_760_000_000_000_000_000  # 2025-10-09
 
@@ -34,7 +34,7 @@ def test_a_call_costs_its_tokens() -> None:
 
 ELSEWHERE = """
 import pickle, sys
-from assay.collector.dialects import learn_prices, read
+from spanwise.collector.dialects import learn_prices, read
 learn, spans = pickle.loads(bytes.fromhex(sys.argv[1]))
 learn_prices(learn)
 print([read(span).cost for span in spans], "genai_prices" in sys.modules)
@@ -71,7 +71,7 @@ def test_openinference_with_tokens_from_the_cache() -> None:
     assert found.cost == pytest.approx(500 * 0.15e-6 + 500 * 0.075e-6 + 100 * 0.6e-6)
 
 
-@pytest.mark.parametrize("name", ["assay__cost", "llm__cost__total"])
+@pytest.mark.parametrize("name", ["spanwise__cost", "llm__cost__total"])
 def test_a_cost_that_was_given_stays(name: str) -> None:
     assert read(genai("gpt-4o-mini", 10, 10, **{name: 1.5})).cost == 1.5
 

@@ -11,32 +11,32 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.stores.sqlite import SQLiteStore
 from collector import version_1
 from collector.making import run
 from collector.others import outcome
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 # Whoever is root may write everything, unless it gives that up
 pytestmark = pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="needs setpriv for root")
 PLAIN_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--") if os.geteuid() == 0 else ()
 COMMAND = """
 import sys
-from assay.cli import main
-sys.argv[:1] = ["assay"]
+from spanwise.cli import main
+sys.argv[:1] = ["spanwise"]
 main()
 """
 LOOK = """
 import sys
 from typer.testing import CliRunner
-from assay.cli._app import app
+from spanwise.cli._app import app
 for command in (["traces", "list"], ["db", "stats"], ["db", "check"], ["db", "sql"]):
     found = CliRunner().invoke(app, [*command, "--store", sys.argv[1]])
     print(found.exit_code, found.exception)
 """
 VERBS = """
 import sys
-from assay.collector import connect
-from assay.collector.errors import StoreError
+from spanwise.collector import connect
+from spanwise.collector.errors import StoreError
 from collector.making import run
 with connect(sys.argv[1]) as store:
     print([one.name for one in store.traces()], store.check(), store.health()["writable"])
@@ -61,19 +61,19 @@ def shut(folder: Path) -> Path:
     for file in folder.iterdir():
         file.chmod(0o444)
     folder.chmod(0o555)
-    return folder / "assay.db"
+    return folder / "spanwise.db"
 
 
 @pytest.fixture
 def copy(folder: Path) -> Path:
-    with SQLiteStore(folder / "assay.db") as store:
+    with SQLiteStore(folder / "spanwise.db") as store:
         store.append([run("a", inputs="xylophone")])
     return shut(folder)
 
 
 def test_a_copy_that_nobody_may_write_can_be_looked_at(copy: Path) -> None:
     assert outcome(LOOK, copy, before=PLAIN_USER).splitlines() == ["0 None"] * 4
-    assert os.listdir(copy.parent) == ["assay.db"]
+    assert os.listdir(copy.parent) == ["spanwise.db"]
 
 
 def test_what_would_write_it_is_refused_with_the_right_advice(copy: Path) -> None:
@@ -83,21 +83,21 @@ def test_what_would_write_it_is_refused_with_the_right_advice(copy: Path) -> Non
 
 def test_a_server_on_it_is_refused(copy: Path) -> None:
     said = outcome(COMMAND, "serve", "--port", "0", "--store", copy, before=PLAIN_USER)
-    assert said == f"assay: cannot write {str(copy)!r}: Permission denied"
+    assert said == f"spanwise: cannot write {str(copy)!r}: Permission denied"
 
 
 def test_a_copy_with_a_log_says_what_it_takes(folder: Path, tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run()])
         for end in ("", "-wal"):
-            (folder / f"assay.db{end}").write_bytes((tmp_path / f"assay.db{end}").read_bytes())
+            (folder / f"spanwise.db{end}").write_bytes((tmp_path / f"spanwise.db{end}").read_bytes())
     said = outcome(COMMAND, "traces", "list", "--store", shut(folder), before=PLAIN_USER)
     assert "takes a folder in which this user may write" in said
 
 
 def test_an_older_copy_says_where_it_can_be_brought_up_to_date(folder: Path) -> None:
-    version_1.build(folder / "assay.db")
-    with closing(sqlite3.connect(folder / "assay.db")) as db:
+    version_1.build(folder / "spanwise.db")
+    with closing(sqlite3.connect(folder / "spanwise.db")) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     said = outcome(COMMAND, "traces", "list", "--store", shut(folder), before=PLAIN_USER)
     assert "file version 1" in said

@@ -15,9 +15,6 @@ import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from assay.collector.intake import Limits
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.otlp import (
     JSON,
     PROTOBUF,
@@ -30,13 +27,16 @@ from collector.otlp import (
     request_nested,
     span,
 )
+from spanwise.collector.intake import Limits
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 LIMITS = Limits(request_bytes=2 * 1024 * 1024, value_bytes=1024 * 1024, spans=500)
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SQLiteStore]:
-    path: Path = tmp_path_factory.mktemp("receiver") / "assay.db"
+    path: Path = tmp_path_factory.mktemp("receiver") / "spanwise.db"
     with SQLiteStore(path) as store:
         yield store
 
@@ -372,7 +372,7 @@ def test_a_body_that_stalls_is_given_up(tmp_path, path):
             answer = stalled.recv(1000).lower()
         assert answer.startswith(b"http/1.1 503")
         assert b"retry-after: 1" in answer
-        assert "assay_pending_bytes 0" in httpx.get(f"{server.url}/metrics", timeout=60).text
+        assert "spanwise_pending_bytes 0" in httpx.get(f"{server.url}/metrics", timeout=60).text
 
 
 def test_the_numbers_of_what_happened(tmp_path):
@@ -384,9 +384,9 @@ def test_the_numbers_of_what_happened(tmp_path):
         send(client, request(span(), span(), span(trace_id=bytes(16)), span(end_time_unix_nano=2**64 - 1)))
         send(client, b"\xff")
         numbers = client.get("/metrics").text.splitlines()
-    assert 'assay_received_total{signal="traces"} 4' in numbers
-    assert 'assay_stored_total{signal="traces"} 3' in numbers  # a time that cannot be is no reason to refuse
-    assert 'assay_refused_total{signal="traces",reason="ids"} 1' in numbers
-    assert 'assay_requests_refused_total{signal="traces",reason="malformed"} 1' in numbers
-    assert "assay_acknowledgement_seconds_count 1" in numbers
-    assert "assay_pending_bytes 0" in numbers
+    assert 'spanwise_received_total{signal="traces"} 4' in numbers
+    assert 'spanwise_stored_total{signal="traces"} 3' in numbers  # a time that cannot be is no reason to refuse
+    assert 'spanwise_refused_total{signal="traces",reason="ids"} 1' in numbers
+    assert 'spanwise_requests_refused_total{signal="traces",reason="malformed"} 1' in numbers
+    assert "spanwise_acknowledgement_seconds_count 1" in numbers
+    assert "spanwise_pending_bytes 0" in numbers

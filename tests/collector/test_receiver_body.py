@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.intake import Limits
-from assay.collector.intake._body import Body, Disconnected, Inflated, Pending, Plain, Receive, sink
-from assay.collector.intake._errors import Permanent, Retryable
-from assay.collector.intake._large import LARGE
+from spanwise.collector.intake import Limits
+from spanwise.collector.intake._body import Body, Disconnected, Inflated, Pending, Plain, Receive, sink
+from spanwise.collector.intake._errors import Permanent, Retryable
+from spanwise.collector.intake._large import LARGE
 
 LIMIT = 1000
 LIMITS = Limits(request_bytes=LIMIT, stall_seconds=0.05)

@@ -17,22 +17,22 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from assay.collector._metrics import Metrics
-from assay.collector.dialects import Draft, RawSpan, read
-from assay.collector.dialects._log import LOG_DIALECTS
-from assay.collector.dialects._read import DIALECTS
-from assay.collector.errors import Closed, Refused, Unavailable
-from assay.collector.intake import Limits, Receiver
-from assay.collector.intake._http import Route
-from assay.collector.intake._logs import LOGS, read_item
-from assay.collector.intake._signal import Signal
-from assay.collector.intake._traces import TRACES
-from assay.collector.records import Run
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._writer import Job
 from collector.making import run
 from collector.otlp import altered, attribute, log_record, logs_request, post, rejected, rejected_logs, request, span
 from collector.outlets import until
+from spanwise.collector._metrics import Metrics
+from spanwise.collector.dialects import Draft, RawSpan, read
+from spanwise.collector.dialects._log import LOG_DIALECTS
+from spanwise.collector.dialects._read import DIALECTS
+from spanwise.collector.errors import Closed, Refused, Unavailable
+from spanwise.collector.intake import Limits, Receiver
+from spanwise.collector.intake._http import Route
+from spanwise.collector.intake._logs import LOGS, read_item
+from spanwise.collector.intake._signal import Signal
+from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.records import Run
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._writer import Job
 
 ROOT = run()
 
@@ -69,7 +69,7 @@ def test_a_dialect_that_fails_loses_no_span(tmp_path):
     signal = altered(TRACES, read=partial(read, dialects=[*DIALECTS, vendor]))
     found = outcome(tmp_path, signal, request(span(), span(attributes=[attribute("vendor.list", "s")])))
     assert (found.answer.status_code, found.answer.content, found.stored["spans"]) == (200, b"", 2)
-    assert 'assay_dialect_errors_total{dialect="vendor"} 1' in found.numbers
+    assert 'spanwise_dialect_errors_total{dialect="vendor"} 1' in found.numbers
 
 
 def test_a_span_on_which_we_fail_is_told_and_its_neighbours_are_kept(tmp_path):
@@ -79,7 +79,7 @@ def test_a_span_on_which_we_fail_is_told_and_its_neighbours_are_kept(tmp_path):
     found = outcome(tmp_path, altered(TRACES, raw=raw_span), request(span("bad"), span(), span("bad")))
     assert rejected(found.answer.content) == (2, "2 × the collector failed: KeyError('ours')")
     assert (found.answer.status_code, found.stored["spans"]) == (200, 1)
-    assert 'assay_refused_total{signal="traces",reason="internal"} 2' in found.numbers
+    assert 'spanwise_refused_total{signal="traces",reason="internal"} 2' in found.numbers
 
 
 def test_a_resource_on_which_we_fail_costs_its_own_spans(tmp_path):
@@ -119,7 +119,7 @@ def test_a_request_on_which_we_fail_as_a_whole_is_not_to_be_sent_again(tmp_path,
     found = outcome(tmp_path, altered(TRACES, parse=fails), request(span()))
     assert (found.answer.status_code, found.answer.headers.get("retry-after")) == (500, None)
     assert Status.FromString(found.answer.content).code == 13
-    assert 'assay_requests_refused_total{signal="traces",reason="decoding"} 1' in found.numbers
+    assert 'spanwise_requests_refused_total{signal="traces",reason="decoding"} 1' in found.numbers
     assert [record.exc_info[0] for record in caplog.records] == [KeyError]
 
 
@@ -130,7 +130,7 @@ def test_a_reader_of_log_records_that_fails_leaves_them_to_the_others(tmp_path):
     found = outcome(tmp_path, signal, logs_request(good, log_record(ROOT.trace_id, ROOT.span_id)), ROOT)
     assert rejected_logs(found.answer.content) == (1, "1 × the collector failed: KeyError('ours')")
     assert found.stored["feedbacks"] == 1
-    assert 'assay_dialect_errors_total{dialect="fails"} 2' in found.numbers
+    assert 'spanwise_dialect_errors_total{dialect="fails"} 2' in found.numbers
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.dialects import Dialect, Draft, RawSpan, read
-from assay.collector.dialects._read import DIALECTS
-from assay.collector.intake import _logs, _traces
-from assay.collector.intake._decode import Codec, decode
-from assay.collector.intake._errors import Permanent
-from assay.collector.intake._limits import Limits
-from assay.collector.records import Event
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.tracer import attributes as names
 from collector.otlp import attribute, json_request, json_span, nested, request, request_nested, span
+from spanwise.collector.dialects import Dialect, Draft, RawSpan, read
+from spanwise.collector.dialects._read import DIALECTS
+from spanwise.collector.intake import _logs, _traces
+from spanwise.collector.intake._decode import Codec, decode
+from spanwise.collector.intake._errors import Permanent
+from spanwise.collector.intake._limits import Limits
+from spanwise.collector.records import Event
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.tracer import attributes as names
 
 LIMITS = Limits(depth=5, attributes=20, value_bytes=1000, spans=50)
 VALID = request(
@@ -167,7 +167,7 @@ def fails_after(dialect: Dialect, wrecks: bool) -> Dialect:
     return failing
 
 
-scopes = st.sampled_from(["", "assay.tracer", "lib"])
+scopes = st.sampled_from(["", "spanwise.tracer", "lib"])
 spans = st.builds(
     lambda attributes, event, scope, status: RawSpan(
         trace_id="1" * 32,
@@ -218,10 +218,10 @@ def test_depth_is_bounded_in_both_encodings() -> None:
 
 FUZZ = """
 import sys, atheris
-from assay.collector.intake import _logs, _traces
-from assay.collector.intake._decode import decode
-from assay.collector.intake._errors import Permanent
-from assay.collector.intake._limits import Limits
+from spanwise.collector.intake import _logs, _traces
+from spanwise.collector.intake._decode import decode
+from spanwise.collector.intake._errors import Permanent
+from spanwise.collector.intake._limits import Limits
 
 def one(data):
     for codec in (_traces.PROTOBUF, _traces.JSON_, _logs.PROTOBUF, _logs.JSON_):

@@ -10,23 +10,23 @@ from typing import Any
 import httpx
 import pytest
 
-from assay.collector._metrics import Metrics
-from assay.collector.dialects import RawSpan, read
-from assay.collector.errors import Refused, Unavailable
-from assay.collector.intake import Limits
-from assay.collector.intake._beside import Beside
-from assay.collector.intake._decode import decode
-from assay.collector.intake._decoded import Decoded, check_ids
-from assay.collector.intake._errors import ItemRefused, Permanent, Retryable
-from assay.collector.intake._intake import LARGE, Intake
-from assay.collector.intake._keep import MANY, StoreKeeper
-from assay.collector.intake._signal import Request
-from assay.collector.intake._traces import TRACES
-from assay.collector.records import Run
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from collector.otlp import PROTOBUF, altered, attribute, request, span
+from spanwise.collector._metrics import Metrics
+from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.intake import Limits
+from spanwise.collector.intake._beside import Beside
+from spanwise.collector.intake._decode import decode
+from spanwise.collector.intake._decoded import Decoded, check_ids
+from spanwise.collector.intake._errors import ItemRefused, Permanent, Retryable
+from spanwise.collector.intake._intake import LARGE, Intake
+from spanwise.collector.intake._keep import MANY, StoreKeeper
+from spanwise.collector.intake._signal import Request
+from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.records import Run
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 class Kept:
@@ -83,7 +83,7 @@ def test_a_request_of_nothing_is_handed_to_nobody():
     kept, metrics = Kept(), Metrics()
     assert take(request(span(trace_id=b"")), kept, metrics=metrics).refused_count == 1
     assert kept.requests == []
-    assert "assay_commit_seconds_count" not in metrics.text()
+    assert "spanwise_commit_seconds_count" not in metrics.text()
 
 
 @pytest.mark.parametrize(
@@ -103,22 +103,22 @@ def test_what_a_keeper_cannot_do_is_permanent_or_retryable(error, kind, reason, 
 def test_what_is_kept_and_refused_is_counted_once():
     metrics = Metrics()
     take(request(span(), span(), span(trace_id=b"")), Kept(ItemRefused("no_span", "x")), Kept(), metrics=metrics)
-    assert metrics.value("assay_received_total") == 3
-    assert metrics.value("assay_refused_total", signal="traces", reason="ids") == 1
-    assert metrics.value("assay_refused_total", signal="traces", reason="no_span") == 1
-    assert metrics.value("assay_stored_total") == 1
+    assert metrics.value("spanwise_received_total") == 3
+    assert metrics.value("spanwise_refused_total", signal="traces", reason="ids") == 1
+    assert metrics.value("spanwise_refused_total", signal="traces", reason="no_span") == 1
+    assert metrics.value("spanwise_stored_total") == 1
     timed = {line for line in metrics.text().splitlines() if "_seconds_count" in line}
-    assert timed == {"assay_commit_seconds_count 1", "assay_acknowledgement_seconds_count 1"}
+    assert timed == {"spanwise_commit_seconds_count 1", "spanwise_acknowledgement_seconds_count 1"}
 
 
 def test_what_was_refused_is_counted_although_the_rest_could_not_be_kept():
     metrics = Metrics()
     with pytest.raises(Retryable):
         take(request(span(), span(trace_id=b"")), Failing(OSError()), metrics=metrics)
-    assert (metrics.value("assay_refused_total"), metrics.value("assay_stored_total")) == (1, 0)
+    assert (metrics.value("spanwise_refused_total"), metrics.value("spanwise_stored_total")) == (1, 0)
 
 
-@pytest.mark.parametrize(("size", "thread"), [(LARGE - 1, "MainThread"), (LARGE, "assay-large_0")])
+@pytest.mark.parametrize(("size", "thread"), [(LARGE - 1, "MainThread"), (LARGE, "spanwise-large_0")])
 def test_large_bodies_are_decoded_beside_the_event_loop(size, thread):
     threads = []
 
@@ -147,7 +147,7 @@ class Encoding:
         return self.store.append_async(runs)
 
 
-@pytest.mark.parametrize(("many", "thread"), [(MANY - 1, "MainThread"), (MANY, "assay-large_0")])
+@pytest.mark.parametrize(("many", "thread"), [(MANY - 1, "MainThread"), (MANY, "spanwise-large_0")])
 def test_many_runs_are_encoded_beside_the_event_loop(tmp_path, many, thread):
     beside = Beside()
     with SQLiteStore(tmp_path / "a.db") as store:
@@ -171,7 +171,7 @@ def test_a_store_that_only_waits_is_waited_for_beside_the_event_loop():
 
 
 def large_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("assay-large")}
+    return {thread for thread in threading.enumerate() if thread.name.startswith("spanwise-large")}
 
 
 def test_the_thread_for_large_bodies_ends_with_the_server(tmp_path):
@@ -216,4 +216,4 @@ def test_an_item_that_two_keepers_refuse_is_refused_once():
     metrics, refusal = Metrics(), ItemRefused("refused", "not this one")
     decoded = take(request(span()) * 3, Kept(refusal), Kept(refusal), metrics=metrics)
     assert decoded.refused_count == 1
-    assert metrics.value("assay_stored_total", signal="traces") == 2
+    assert metrics.value("spanwise_stored_total", signal="traces") == 2

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 import orjson
 import pytest
 
-from assay.collector import _wire
-from assay.collector.records import Document, Feedback, Retention, Run, Target, Trace, scored
+from spanwise.collector import _wire
+from spanwise.collector.records import Document, Feedback, Retention, Run, Target, Trace, scored
 
 TARGET = Target(trace_id="1" * 32)
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.records import Run, TraceSummary, Usage
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._codec import facts
-from assay.collector.stores.sqlite._rollup import RollUp, roll_up
-from assay.collector.stores.sqlite._values import loads
 from collector.making import START, child, run
+from spanwise.collector.records import Run, TraceSummary, Usage
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._codec import facts
+from spanwise.collector.stores.sqlite._rollup import RollUp, roll_up
+from spanwise.collector.stores.sqlite._values import loads
 
 _numbers = itertools.count(1)
 
@@ -26,9 +26,9 @@ def rolled(*runs: Run) -> RollUp:
 
 
 def own(one: Run, root: Run, calls: int = 0, **counts: int) -> Run:
-    names = {f"assay.spans.{name}": value for name, value in counts.items()}
-    sent = {"assay.calls.sent": calls} if calls else {}
-    return replace(one, attributes={"assay.local_root": root.span_id, **names, **sent})
+    names = {f"spanwise.spans.{name}": value for name, value in counts.items()}
+    sent = {"spanwise.calls.sent": calls} if calls else {}
+    return replace(one, attributes={"spanwise.local_root": root.span_id, **names, **sent})
 
 
 # strategies: a tree as the position of each span's parent (-1: none; one that never comes: 99), and an order of arrival
@@ -66,8 +66,8 @@ def said(position: int) -> st.SearchStrategy[dict[str, Any]]:
     """Counts, as a local root has them or a span that ends after one."""
     few = st.integers(0, 3)
     root = st.sampled_from([f"{position:016x}", f"{0:016x}"])
-    names = ("assay.spans.started", "assay.spans.open", "assay.spans.dropped", "assay.calls.sent")
-    return st.fixed_dictionaries({"assay.local_root": root}, optional=dict.fromkeys(names, few))
+    names = ("spanwise.spans.started", "spanwise.spans.open", "spanwise.spans.dropped", "spanwise.calls.sent")
+    return st.fixed_dictionaries({"spanwise.local_root": root}, optional=dict.fromkeys(names, few))
 
 
 @given(found=traces(), data=st.data())
@@ -226,9 +226,9 @@ def test_an_open_span_tells_more_than_a_call_that_was_not_answered() -> None:
 
 @pytest.mark.parametrize("odd", [-1, 2**70, True, "3", None, 1.5])
 def test_odd_counts_do_no_harm(tmp_path: Path, odd: object) -> None:
-    names = ("assay.spans.started", "assay.spans.open", "assay.spans.dropped", "assay.calls.sent")
+    names = ("spanwise.spans.started", "spanwise.spans.open", "spanwise.spans.dropped", "spanwise.calls.sent")
     root = run()
-    root = replace(root, attributes={"assay.local_root": root.span_id, **dict.fromkeys(names, odd)})
+    root = replace(root, attributes={"spanwise.local_root": root.span_id, **dict.fromkeys(names, odd)})
     with SQLiteStore(tmp_path / "odd.db") as store:
         store.append([root])
         [summary] = store.traces()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fastapi.testclient import TestClient
 
-from assay.collector.api import create_app
-from assay.collector.api._rule_metrics import RULES
-from assay.collector.records import Booking, RuleSettings
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.deciding import ruled
 from collector.ruled import monitored
+from spanwise.collector.api import create_app
+from spanwise.collector.api._rule_metrics import RULES
+from spanwise.collector.records import Booking, RuleSettings
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 def metrics(store):
@@ -18,45 +18,45 @@ def metrics(store):
 
 
 def test_a_rule_has_its_queue_lag_and_evaluators(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         monitored(store)
         text = metrics(store)
     own = 'project="default",rule="short"'
     for line in (
-        f'assay_rule_targets{{{own},verdict="waiting"}} 1.0',
-        f'assay_rule_targets{{{own},verdict="sampled_out"}} 3.0',
-        f"assay_rule_behind_changes{{{own}}} 5.0",
-        f"assay_rule_rate{{{own}}} 1.0",
-        f"assay_rule_workers{{{own}}} 1.0",
-        "assay_monitor_finished_per_second 2.5",
-        f'assay_rule_evaluator_failed{{{own},evaluator="concise"}} 1.0',
-        f'assay_rule_evaluator_p95_seconds{{{own},evaluator="concise"}} 0.2',
+        f'spanwise_rule_targets{{{own},verdict="waiting"}} 1.0',
+        f'spanwise_rule_targets{{{own},verdict="sampled_out"}} 3.0',
+        f"spanwise_rule_behind_changes{{{own}}} 5.0",
+        f"spanwise_rule_rate{{{own}}} 1.0",
+        f"spanwise_rule_workers{{{own}}} 1.0",
+        "spanwise_monitor_finished_per_second 2.5",
+        f'spanwise_rule_evaluator_failed{{{own},evaluator="concise"}} 1.0',
+        f'spanwise_rule_evaluator_p95_seconds{{{own},evaluator="concise"}} 0.2',
     ):
         assert f"{line}\n" in text
-    assert text.count("# TYPE assay_rule_targets gauge") == 1
+    assert text.count("# TYPE spanwise_rule_targets gauge") == 1
 
 
 def test_what_is_spent(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         ruled(store, name="short", settings=RuleSettings(budget={"usd_per_day": 5.0}))
         store.book(Booking(id="1", budget="default/short/usd_per_day", amount=0.5, limit=5.0))
         text = metrics(store)
     own = 'project="default",rule="short",budget="usd_per_day"'
-    assert f"assay_rule_budget{{{own}}} 5.0\n" in text
-    assert f'assay_rule_spend{{{own},state="reserved"}} 0.5\n' in text
+    assert f"spanwise_rule_budget{{{own}}} 5.0\n" in text
+    assert f'spanwise_rule_spend{{{own},state="reserved"}} 0.5\n' in text
 
 
 def test_names_are_escaped_and_rules_bounded(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         for number in range(RULES + 5):
             ruled(store, name=f'"\n{number:03}')
         text = metrics(store)
-    assert text.count("\nassay_rule_rate{") == RULES
+    assert text.count("\nspanwise_rule_rate{") == RULES
     assert 'rule="\\"\\n000"' in text
 
 
 def test_the_store_is_asked_once_in_a_while(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as store, TestClient(create_app(store)) as client:
-        assert "assay_rule_rate{" not in client.get("/metrics").text
+    with SQLiteStore(tmp_path / "spanwise.db") as store, TestClient(create_app(store)) as client:
+        assert "spanwise_rule_rate{" not in client.get("/metrics").text
         ruled(store, name="late")
-        assert "assay_rule_rate{" not in client.get("/metrics").text
+        assert "spanwise_rule_rate{" not in client.get("/metrics").text

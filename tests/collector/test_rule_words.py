@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import get_args
 
-from assay.collector import verdicts
-from assay.collector.records import (
+from spanwise.collector import verdicts
+from spanwise.collector.records import (
     Booked,
     Condition,
     Decision,

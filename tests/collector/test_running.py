@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.errors import Refused
-from assay.collector.records import OpenRun, ProcessReport
-from assay.collector.stores.sqlite import SQLiteStore, _running
 from collector.making import run
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import OpenRun, ProcessReport
+from spanwise.collector.stores.sqlite import SQLiteStore, _running
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from assay.collector import senders
-from assay.collector._metrics import HELP
-from assay.collector.dialects import RawSpan, read
-from assay.collector.filters import Filter
-from assay.collector.records import Document, ProcessReport, Rule, Run, Usage
-from assay.collector.remedies import CONTENT, advised
-from assay.collector.senders import Share, look
-from assay.collector.stores import Store
-from assay.collector.troubles import COUNTERS, troubles
+from spanwise.collector import senders
+from spanwise.collector._metrics import HELP
+from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Document, ProcessReport, Rule, Run, Usage
+from spanwise.collector.remedies import CONTENT, advised
+from spanwise.collector.senders import Share, look
+from spanwise.collector.stores import Store
+from spanwise.collector.troubles import COUNTERS, troubles
 
 
 def now() -> int:
@@ -68,7 +68,7 @@ def test_each_sender_is_counted_by_itself(store: Store) -> None:
 
 def test_unread_attributes_are_counted_without_their_indices(store: Store) -> None:
     store.append(
-        [span(n, attributes={"doc.0.text": "a", "doc.1.text": "b", "assay.x": 1, "once": n}) for n in range(1, 4)]
+        [span(n, attributes={"doc.0.text": "a", "doc.1.text": "b", "spanwise.x": 1, "once": n}) for n in range(1, 4)]
     )
     [sender] = look(store).senders
     assert sender.unread == {"doc.N.text": 3, "once": 3}
@@ -172,7 +172,7 @@ def test_drops_that_processes_report_are_told(store: Store) -> None:
 
 
 def test_clocks_that_cannot_be_are_told(store: Store) -> None:
-    store.append([span(1, attributes={"assay.sent.start_ns": 2**62})])
+    store.append([span(1, attributes={"spanwise.sent.start_ns": 2**62})])
     assert any("1 spans bore times that cannot be" in one for one in troubles(store, look(store), {}))
 
 
@@ -184,9 +184,9 @@ def test_a_rule_that_nobody_carries_out_is_told(store: Store) -> None:
 def test_what_a_collector_counts_is_told_where_it_is_not_zero(store: Store) -> None:
     assert set(COUNTERS) <= set(HELP)
     numbers = {
-        'assay_dialect_errors_total{dialect="genai"}': 2.0,
-        "assay_refused_total": 0.0,
-        "assay_received_total": 9.0,
+        'spanwise_dialect_errors_total{dialect="genai"}': 2.0,
+        "spanwise_refused_total": 0.0,
+        "spanwise_received_total": 9.0,
     }
     [told] = troubles(store, look(store), numbers)
     assert told.startswith("2 spans or log records read without a dialect")

@@ -7,11 +7,11 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from assay.collector.dialects import RawSpan, read
-from assay.collector.intake._settled import Settled
-from assay.collector.records import Run
-from assay.collector.stores.sqlite import SQLiteStore, encode
-from assay.collector.stores.sqlite._writer import Job
+from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.intake._settled import Settled
+from spanwise.collector.records import Run
+from spanwise.collector.stores.sqlite import SQLiteStore, encode
+from spanwise.collector.stores.sqlite._writer import Job
 
 
 class Counting(asyncio.SelectorEventLoop):

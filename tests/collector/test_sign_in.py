@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector._sign_ins import LASTS, MOST_OF_ONE, SignIns, cookie_of, is_token, signed, token
-from assay.collector.api import Door, Guard, Keys, create_app
-from assay.collector.api._keys import Ages
-from assay.collector.api._scopes import Scopes
-from assay.collector.api._sign_in import onward
-from assay.collector.api._tries import BURST, Tries
-from assay.collector.records import Key
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
+from spanwise.collector._sign_ins import LASTS, MOST_OF_ONE, SignIns, cookie_of, is_token, signed, token
+from spanwise.collector.api import Door, Guard, Keys, create_app
+from spanwise.collector.api._keys import Ages
+from spanwise.collector.api._scopes import Scopes
+from spanwise.collector.api._sign_in import onward
+from spanwise.collector.api._tries import BURST, Tries
+from spanwise.collector.records import Key
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 READER = {"accept": "text/html"}
 KEYS = {
@@ -37,7 +37,7 @@ KEYS = {
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         for name, fields in KEYS.items():
             digest = sha256(name.encode()).hexdigest()
             made.save_key(Key(id=f"id-{name}", name=f"key {name}", sha256=digest, **fields))  # type: ignore[arg-type]
@@ -98,23 +98,23 @@ def test_the_form_and_its_style_need_no_key_and_nothing_else_is_told(browser: ht
     assert "Traces</a>" not in page.text
     for address in re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text):
         assert browser.get(address).status_code == 200
-    assert browser.get("/static/../assay.db").status_code != 200
+    assert browser.get("/static/../spanwise.db").status_code != 200
 
 
 def test_the_cookie_is_for_this_server_alone(browser: httpx.Client) -> None:
     given = sign_in(browser, "reads").headers["set-cookie"]
     parts = given.split("; ")
-    assert re.fullmatch(rf"assay-session-{browser.base_url.port}=[\w-]{{43}}", parts[0])
+    assert re.fullmatch(rf"spanwise-session-{browser.base_url.port}=[\w-]{{43}}", parts[0])
     assert set(parts[1:]) == {"Path=/", "HttpOnly", "SameSite=Lax", f"Max-Age={LASTS}"}
     assert "reads" not in given
 
 
 @pytest.mark.parametrize(
-    "headers", [{"x-forwarded-proto": "https"}, {"host": "assay.test", "origin": "https://assay.test"}]
+    "headers", [{"x-forwarded-proto": "https"}, {"host": "spanwise.test", "origin": "https://spanwise.test"}]
 )
 def test_behind_tls_it_is_secure_and_of_this_host(browser: httpx.Client, headers: dict[str, str]) -> None:
     given = sign_in(browser, "reads", **headers).headers["set-cookie"]
-    assert given.startswith("__Host-assay-session")
+    assert given.startswith("__Host-spanwise-session")
     assert "; Secure" in given
     assert "Domain" not in given
 
@@ -152,7 +152,7 @@ def test_two_servers_of_one_host_leave_each_others_readers_signed_in(store: SQLi
         client.cookies = browser.cookies  # one jar for all ports, as browsers have it
         sign_in(client, "all")
         assert {one.name for one in client.cookies.jar} == {
-            f"assay-session-{number}" for number in (other.port, browser.base_url.port)
+            f"spanwise-session-{number}" for number in (other.port, browser.base_url.port)
         }
         assert "key all" in client.get("/").text
         assert "key reads" in browser.get("/", headers={"cookie": cookie(client)}).text
@@ -287,7 +287,7 @@ def test_a_browser_is_not_asked_for_a_password(browser: httpx.Client) -> None:
 
 
 def test_nobody_chooses_the_session_of_another(browser: httpx.Client) -> None:
-    name = f"assay-session-{browser.base_url.port}"
+    name = f"spanwise-session-{browser.base_url.port}"
     form = {"key": "reads", "next": "/", "token": token_in(browser.get("/sign-in").text)}
     answer = browser.post("/sign-in", data=form, headers={"cookie": f"{name}=chosen"})
     assert "chosen" not in answer.headers["set-cookie"]
@@ -305,7 +305,7 @@ def test_of_two_cookies_of_one_name_none_counts(browser: httpx.Client, locked: S
     """One of them was put there by another host of the domain."""
     sign_in(browser, "reads")
     own = cookie(browser)
-    tossed = f"assay-session-{locked.port}=x; {own}"
+    tossed = f"spanwise-session-{locked.port}=x; {own}"
     assert httpx.get(f"{locked.url}/", headers={**READER, "cookie": tossed}, timeout=60).status_code == 303
 
 
@@ -375,7 +375,7 @@ def test_a_session_of_tls_is_none_in_a_cookie_that_others_could_have_set() -> No
     id = sign_ins.begin(b"k", secure=True)
     assert sign_ins.key_of(id) is None
     assert sign_ins.key_of(id, secure=True) == b"k"
-    assert signed([(b"cookie", b"__Host-assay-session=a; assay-session=b")], "h") == ("a", True)
+    assert signed([(b"cookie", b"__Host-spanwise-session=a; spanwise-session=b")], "h") == ("a", True)
 
 
 def test_sessions_are_bounded() -> None:
@@ -396,7 +396,7 @@ def test_no_secret_lies_in_memory_beside_the_hashes() -> None:
 
 @pytest.mark.parametrize("host", ["a;b", "a:99999999", "[::1", "a:x", "a: 1", "a:1;Domain=evil", "", "a:80\r\nx: y"])
 def test_no_host_writes_more_than_its_port_into_the_cookie(host: str) -> None:
-    assert re.fullmatch(r"assay-session(-\d{1,5})?", cookie_of(host, secure=False).name)
+    assert re.fullmatch(r"spanwise-session(-\d{1,5})?", cookie_of(host, secure=False).name)
 
 
 @given(st.text(), st.binary(min_size=1))

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.otlp import request, span
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 LIMIT = 60.0  # seconds, for a machine with much else to do
 CONNECTIONS = min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3)  # both ends of each are in this process
@@ -106,15 +106,15 @@ def test_of_a_body_that_is_longer_than_was_said_the_rest_is_no_request(server):
         asked.sendall(head(len(body(1))) + body(1) + b"\x00and more\r\n\r\n")
         answers = heard(asked, answers=2)
         assert statuses(answers) in ([b"200", b"400"], [b"400"])
-    assert until(lambda: names(server) <= {"s1"} and number(server, "assay_pending_bytes") == 0)
+    assert until(lambda: names(server) <= {"s1"} and number(server, "spanwise_pending_bytes") == 0)
 
 
 def test_who_leaves_in_the_middle_of_a_body_leaves_nothing_behind(server):
     with connected(server) as asked:
         asked.sendall(head(len(body(1))) + body(1)[:-3])
-        assert until(lambda: number(server, "assay_pending_bytes") > 0)
-    assert until(lambda: number(server, 'assay_requests_refused_total{signal="traces",reason="disconnected"}') == 1)
-    assert number(server, "assay_pending_bytes") == 0
+        assert until(lambda: number(server, "spanwise_pending_bytes") > 0)
+    assert until(lambda: number(server, 'spanwise_requests_refused_total{signal="traces",reason="disconnected"}') == 1)
+    assert number(server, "spanwise_pending_bytes") == 0
     assert names(server) == set()
 
 
@@ -123,7 +123,7 @@ def test_what_was_sent_whole_is_kept_although_its_sender_did_not_wait(server):
         with connected(server) as asked:
             asked.sendall(head(len(body(one + 1))) + body(one + 1))
     assert until(lambda: names(server) == {f"s{one + 1}" for one in range(20)})
-    assert until(lambda: number(server, "assay_pending_bytes") == 0)
+    assert until(lambda: number(server, "spanwise_pending_bytes") == 0)
 
 
 def test_requests_in_a_row_are_each_answered_in_order(server):
@@ -143,5 +143,5 @@ def test_many_connections_are_all_answered_and_counted(server):
             asked[-1].sendall(head(len(body(one + 1))) + body(one + 1))
         assert all(heard(each).startswith(b"HTTP/1.1 200 ") for each in asked)
     assert server.store.count()["traces"] == CONNECTIONS
-    assert number(server, "assay_stored_total") == number(server, "assay_received_total") == CONNECTIONS
-    assert number(server, "assay_acknowledgement_seconds_count") == CONNECTIONS
+    assert number(server, "spanwise_stored_total") == number(server, "spanwise_received_total") == CONNECTIONS
+    assert number(server, "spanwise_acknowledgement_seconds_count") == CONNECTIONS

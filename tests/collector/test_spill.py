@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from assay.collector.stores.sqlite import _spill
-from assay.collector.stores.sqlite._spill import Place, Spill
+from spanwise.collector.stores.sqlite import _spill
+from spanwise.collector.stores.sqlite._spill import Place, Spill
 
 QUARTER = _spill.BLOCK // 4
 MUCH = 4 * (_spill.IN_MEMORY + 3)  # pieces of a quarter, with which some blocks are in the file

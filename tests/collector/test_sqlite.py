@@ -19,9 +19,12 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from assay.collector.errors import Closed, Halted, NotFound, Refused, Unavailable
-from assay.collector.filters import Filter
-from assay.collector.records import (
+from collector import version_1
+from collector.conformance_traces import FULL, eventually, names
+from collector.making import SECOND, START, child, run
+from spanwise.collector.errors import Closed, Halted, NotFound, Refused, Unavailable
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import (
     Example,
     Experiment,
     Feedback,
@@ -32,19 +35,16 @@ from assay.collector.records import (
     Target,
     Usage,
 )
-from assay.collector.stores._halves import Gone
-from assay.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
-from assay.collector.stores.sqlite._pool import Readers
-from collector import version_1
-from collector.conformance_traces import FULL, eventually, names
-from collector.making import SECOND, START, child, run
+from spanwise.collector.stores._halves import Gone
+from spanwise.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
+from spanwise.collector.stores.sqlite._pool import Readers
 
 DAY = 86_400 * SECOND
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_what_is_queued_is_written_before_closing(file: Path) -> None:
 
 def test_a_damaged_file_is_named(file: Path) -> None:
     file.write_bytes(b"this is no database" * 1000)
-    with pytest.raises(Refused, match=r"assay\.db.*is damaged.*assay db check"):
+    with pytest.raises(Refused, match=r"spanwise\.db.*is damaged.*spanwise db check"):
         SQLiteStore(file)
     assert holder(file) is None
 
@@ -148,7 +148,7 @@ def test_a_newer_file_is_refused(file: Path) -> None:
     with sqlite3.connect(file) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(Refused, match=r"newer Assay.*99"):
+    with pytest.raises(Refused, match=r"newer Spanwise.*99"):
         SQLiteStore(file)
 
 
@@ -156,14 +156,14 @@ def test_somebody_elses_file_is_refused(file: Path) -> None:
     with sqlite3.connect(file) as db:
         db.execute("CREATE TABLE mine (x)")
     db.close()
-    with pytest.raises(Refused, match="not one of Assay's"):
+    with pytest.raises(Refused, match="not one of Spanwise's"):
         SQLiteStore(file)
     assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="missing"):
-        SQLiteStore(tmp_path / "missing" / "assay.db")
+        SQLiteStore(tmp_path / "missing" / "spanwise.db")
 
 
 # versions
@@ -213,7 +213,7 @@ def save_one_of_each(store: SQLiteStore) -> None:
 
 
 @pytest.mark.parametrize("table", RECORDS)
-def test_a_record_of_an_older_or_newer_assay_is_read(store: SQLiteStore, file: Path, table: str) -> None:
+def test_a_record_of_an_older_or_newer_spanwise_is_read(store: SQLiteStore, file: Path, table: str) -> None:
     read, record = RECORDS[table]
     save_one_of_each(store)
     needed = [one.name for one in fields(record) if one.default is one.default_factory is MISSING] + ["id"]
@@ -237,7 +237,7 @@ def test_what_could_not_be_read_again_is_refused_when_it_is_saved(store: SQLiteS
 
 WRITER = """
 import sys
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 store = SQLiteStore(sys.argv[1])
 while True:
@@ -281,8 +281,8 @@ def test_what_was_not_indexed_before_a_crash_is_indexed_after(file: Path) -> Non
 
 FULL_DISK = """
 import resource, sys
-from assay.collector.errors import Unavailable
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 import secrets
 store = SQLiteStore(sys.argv[1])
@@ -312,8 +312,8 @@ def test_a_full_disk_stops_acknowledging_serves_reads_and_recovers(file: Path) -
 
 ROOM_AGAIN = """
 import resource, sys
-from assay.collector.errors import Unavailable
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.stores.sqlite import SQLiteStore
 from collector.conformance_traces import eventually
 from collector.making import run
 store = SQLiteStore(sys.argv[1])
@@ -534,7 +534,7 @@ def test_health_says_what_waits(store: SQLiteStore) -> None:
 
 CROWD = """
 import sys, threading
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
 store = SQLiteStore(sys.argv[1])
 lock = threading.Lock()

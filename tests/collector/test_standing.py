@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.records import Feedback, Target
-from assay.collector.statistics import newest
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.statistics import newest
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 def counts(store):
@@ -64,7 +64,7 @@ def test_labels_are_counted_apart_from_scores(store, target):
 @pytest.mark.parametrize("target", [Target(experiment_id="e"), Target(session_id="s")], ids=["experiment", "session"])
 def test_of_experiments_and_sessions_the_same_counts(tmp_path, target):
     said = [{"rule": "a"}, {"rule": "b"}, {"source": "human", "id": "x"}, {"source": "human", "id": "y"}]
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         for version in (1, 2):
             store.add_feedback(
                 [
@@ -72,7 +72,7 @@ def test_of_experiments_and_sessions_the_same_counts(tmp_path, target):
                     for one in said
                 ]
             )
-    with closing(sqlite3.connect(tmp_path / "assay.db")) as db:
+    with closing(sqlite3.connect(tmp_path / "spanwise.db")) as db:
         rows = db.execute("SELECT coalesce(rule, id), standing FROM feedback ORDER BY 1, created_ns")
         assert list(rows) == [("a", 1), ("b", 1), ("x", 1), ("y", 1)]
 
@@ -113,7 +113,7 @@ SAID = st.builds(
 
 @pytest.fixture(scope="module")
 def shared_file(tmp_path_factory):
-    with SQLiteStore(tmp_path_factory.mktemp("standing") / "assay.db") as store:
+    with SQLiteStore(tmp_path_factory.mktemp("standing") / "spanwise.db") as store:
         yield store
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Feedback, Target
-from assay.collector.statistics import (
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.statistics import (
     boolean_family,
     databricks_results,
     databricks_table,

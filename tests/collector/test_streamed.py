@@ -14,23 +14,23 @@ from typing import Any
 import httpx
 import pytest
 
-from assay.collector import _wire
-from assay.collector._lanes import HELD, Lanes
-from assay.collector.api._streamed import Streamed
-from assay.collector.client import HTTPStore
-from assay.collector.errors import NotFound, StoreError, TooLarge
-from assay.collector.records import OpenRun, Run
-from assay.collector.server import Server
-from assay.collector.stores.project import ProjectStore
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._large import LARGE, MOST
-from assay.collector.stores.sqlite._pool import READERS
 from collector.making import child, run
+from spanwise.collector import _wire
+from spanwise.collector._lanes import HELD, Lanes
+from spanwise.collector.api._streamed import Streamed
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.errors import NotFound, StoreError, TooLarge
+from spanwise.collector.records import OpenRun, Run
+from spanwise.collector.server import Server
+from spanwise.collector.stores.project import ProjectStore
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._large import LARGE, MOST
+from spanwise.collector.stores.sqlite._pool import READERS
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 

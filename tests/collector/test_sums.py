@@ -19,22 +19,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.errors import NotFound, Refused
-from assay.collector.filters import Filter
-from assay.collector.records import Bucket, Feedback, FeedbackStats, Run, Target, Usage
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore, _cells, _days, _hours, _rest
-from assay.collector.stores.sqlite._aggregate import _Aggregate
-from assay.collector.stores.sqlite._counted import HOUR_NS, MOST_ROWS
-from assay.collector.stores.sqlite._days import added_up, in_order, names
-from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._open import open_writable
-from assay.collector.stores.sqlite._plan import plan
-from assay.collector.stores.sqlite._recount import Recount
-from assay.collector.stores.sqlite._rest import Rest
-from assay.collector.stores.sqlite._schema import MIGRATIONS, SUMS, _add_up, _add_up_hours
-from assay.collector.stores.sqlite._summed import asked
-from assay.collector.stores.sqlite._traces import SQLiteTraces
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Bucket, Feedback, FeedbackStats, Run, Target, Usage
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore, _cells, _days, _hours, _rest
+from spanwise.collector.stores.sqlite._aggregate import _Aggregate
+from spanwise.collector.stores.sqlite._counted import HOUR_NS, MOST_ROWS
+from spanwise.collector.stores.sqlite._days import added_up, in_order, names
+from spanwise.collector.stores.sqlite._file import File
+from spanwise.collector.stores.sqlite._open import open_writable
+from spanwise.collector.stores.sqlite._plan import plan
+from spanwise.collector.stores.sqlite._recount import Recount
+from spanwise.collector.stores.sqlite._rest import Rest
+from spanwise.collector.stores.sqlite._schema import MIGRATIONS, SUMS, _add_up, _add_up_hours
+from spanwise.collector.stores.sqlite._summed import asked
+from spanwise.collector.stores.sqlite._traces import SQLiteTraces
 
 NOW = 486_000 * HOUR_NS + 1
 GROUPS = (None, "project", "environment", "name", "model")
@@ -78,7 +78,7 @@ class Held:
 @contextmanager
 def held() -> Iterator[Held]:
     with tempfile.TemporaryDirectory() as folder:
-        made = Held(Path(folder) / "assay.db")
+        made = Held(Path(folder) / "spanwise.db")
         try:
             yield made
         finally:
@@ -546,7 +546,7 @@ def test_latencies_that_are_damaged_come_from_rows(here, damage):
 
 def test_a_store_makes_ready_what_is_at_rest(tmp_path, monkeypatch):
     monkeypatch.setattr(_rest, "EVERY", 0.05)
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([later(i, start_ns=NOW + i * HOUR_NS) for i in range(30)])
         until(lambda: days_of(store) == 2)
         assert store._file.check() == []
@@ -779,11 +779,11 @@ def test_a_trace_deleted_twice_counts_once(here):
 
 
 def test_an_older_file_answers_at_once_and_is_counted_behind(tmp_path):
-    with closing(open_writable(str(tmp_path / "assay.db"), MIGRATIONS.index(_add_up))) as db:
+    with closing(open_writable(str(tmp_path / "spanwise.db"), MIGRATIONS.index(_add_up))) as db:
         names = "trace_id, span_count, project, environment, name, kind, status, start_ns, end_ns"
         rows = [(f"{i:032x}", 1, "p", "e", "a", "llm", "ok", NOW + i * HOUR_NS, NOW + i * HOUR_NS) for i in range(20)]
         db.executemany(f"INSERT INTO traces ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert store.aggregate()[0].traces == 20
         until(lambda: counted(store))
         assert store.aggregate()[0].traces == 20
@@ -808,7 +808,7 @@ def test_a_check_finds_sums_that_are_wrong(here):
 
 
 def test_pages_say_that_percentiles_of_many_are_approximate(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as server:
+    with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as server:
         store.append([later(i) for i in range(10_001)])
         hours = {"since": NOW - 46 * HOUR_NS, "until": NOW + HOUR_NS}
         page = httpx.get(f"{server.url}/charts", params=hours, timeout=60).text

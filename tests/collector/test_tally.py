@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Feedback, FeedbackStats, Target
-from assay.collector.statistics import Tally, newest, percentile, place_of
-from assay.collector.statistics._sum import FULL, Sum, expansion
+from spanwise.collector.records import Feedback, FeedbackStats, Target
+from spanwise.collector.statistics import Tally, newest, percentile, place_of
+from spanwise.collector.statistics._sum import FULL, Sum, expansion
 
 TARGET = Target(trace_id="1" * 32)
 SCORES = st.floats(-1e12, 1e12) | st.booleans()

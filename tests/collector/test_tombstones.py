@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.records import Feedback, Retention, Target
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.collector.stores.sqlite._tombstones import Tombstones
 from collector.making import SECOND, child, run
+from spanwise.collector.records import Feedback, Retention, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite._tombstones import Tombstones
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_judgements_go_with_their_trace_and_stay_away(store: SQLiteStore) -> Non
 
 
 def test_a_judgement_that_is_still_on_its_way_does_not_come_after_its_trace_has_gone(store: SQLiteStore) -> None:
-    store.append([root := run(), marked := run(kind="llm", resource={"assay.monitor": True})])
+    store.append([root := run(), marked := run(kind="llm", resource={"spanwise.monitor": True})])
     on, judge = Target(trace_id=root.trace_id), run(kind="evaluator")
     for key, id in (("k", judge.trace_id), ("l", marked.trace_id)):
         store.add_feedback([Feedback(target=on, key=key, score=1, source="model", judge_trace_id=id)])

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.filters import Filter
-from assay.collector.stores.sqlite import SQLiteStore, inspect
-from assay.collector.stores.sqlite._schema import PAGE_SIZE
 from collector import version_1
 from collector.making import run
+from spanwise.collector.filters import Filter
+from spanwise.collector.stores.sqlite import SQLiteStore, inspect
+from spanwise.collector.stores.sqlite._schema import PAGE_SIZE
 
 A, B, C = ({"service.name": name} for name in "ABC")
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ class Connection(sqlite3.Connection):
         return super().execute(sql, *rest)
 
 sqlite3.connect = functools.partial(sqlite3.connect, factory=Connection)
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import SQLiteStore
 SQLiteStore(sys.argv[1]).vacuum()
 """
 
@@ -117,7 +117,7 @@ def test_a_vacuum_that_is_killed_changes_nothing(store: SQLiteStore, file: Path,
 def test_an_older_files_pages_are_made_anew_as_the_docs_say(tmp_path: Path) -> None:
     version_1.build(file := tmp_path / "older.db")
     docs = (Path(__file__).parents[2] / "docs/store.md").read_text()
-    [statements] = re.findall(r'sqlite3 assay.db "(PRAGMA [^"]*VACUUM)"', docs)
+    [statements] = re.findall(r'sqlite3 spanwise.db "(PRAGMA [^"]*VACUUM)"', docs)
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         for statement in statements.split("; "):
             db.execute(statement).fetchall()

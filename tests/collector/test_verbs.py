@@ -13,19 +13,19 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from assay.collector._lanes import Lanes
-from assay.collector._verbs import Call, Control, Traces, calls, verb
-from assay.collector._verbs._forms import REQUIRED
-from assay.collector.api._http import map_errors
-from assay.collector.api._routes import beside, install, verbs
-from assay.collector.client import HTTPStore
-from assay.collector.client._ask import ask
-from assay.collector.client._transport import Transport
-from assay.collector.errors import NotFound, Refused, Unavailable
-from assay.collector.filters import Filter
-from assay.collector.intake import Limits, Receiver
-from assay.collector.records import Key, Rule, Target
-from assay.collector.stores import ControlStore, TraceStore
+from spanwise.collector._lanes import Lanes
+from spanwise.collector._verbs import Call, Control, Traces, calls, verb
+from spanwise.collector._verbs._forms import REQUIRED
+from spanwise.collector.api._http import map_errors
+from spanwise.collector.api._routes import beside, install, verbs
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.client._ask import ask
+from spanwise.collector.client._transport import Transport
+from spanwise.collector.errors import NotFound, Refused, Unavailable
+from spanwise.collector.filters import Filter
+from spanwise.collector.intake import Limits, Receiver
+from spanwise.collector.records import Key, Rule, Target
+from spanwise.collector.stores import ControlStore, TraceStore
 
 
 class Shop(Protocol):

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Feedback, Target
-from assay.collector.stores._halves import Verdicts
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import child, run
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.stores._halves import Verdicts
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 TRACE = Target(trace_id="1" * 32)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         made.append([root := run(trace_id="1" * 32, span_id="a" * 16), child(root, span_id="b" * 16)])
         yield made
 

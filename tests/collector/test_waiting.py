@@ -12,20 +12,20 @@ from typing import Any
 import httpx
 import pytest
 
-from assay.collector.errors import Refused
-from assay.collector.records import Amendment, Retention, Run
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore, _responses
-from assay.collector.stores.sqlite._numbers import number_of
-from assay.collector.stores.sqlite._schema import migrate
-from assay.collector.stores.sqlite._waiting import Waiting
 from collector import version_1
 from collector.making import child, run
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Amendment, Retention, Run
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore, _responses
+from spanwise.collector.stores.sqlite._numbers import number_of
+from spanwise.collector.stores.sqlite._schema import migrate
+from spanwise.collector.stores.sqlite._waiting import Waiting
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "assay.db"
+    return tmp_path / "spanwise.db"
 
 
 @pytest.fixture
@@ -157,8 +157,8 @@ def test_a_server_says_what_waits_and_what_was_given_up(store: SQLiteStore) -> N
         given = {"trace_id": "a" * 32, "span_id": "b" * 16, "fields": {"outputs": "here"}}
         assert httpx.post(f"{server.url}/api/amendments", json=[given]).json() == [False]
         text = httpx.get(f"{server.url}/metrics").text
-    assert "assay_store_amendments_waiting 1" in text
-    assert "assay_store_amendments_given_up_total 0" in text
+    assert "spanwise_store_amendments_waiting 1" in text
+    assert "spanwise_store_amendments_given_up_total 0" in text
 
 
 def test_another_answer_with_the_same_number_is_not_taken_for_it(store: SQLiteStore) -> None:

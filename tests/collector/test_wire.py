@@ -9,8 +9,8 @@ from integration.serving import ROOT, environment
 
 RACE = """
 import sys, threading
-from assay.collector import _wire
-from assay.collector.records import Run
+from spanwise.collector import _wire
+from spanwise.collector.records import Run
 
 sys.setswitchinterval(1e-6)
 BODY = b'[{"trace_id":"a","span_id":"b","name":"n","usage":{"input_tokens":7},"documents":[{"content":"x"}]}]'

@@ -21,22 +21,22 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Retention, Run
-from assay.collector.stores.sqlite import SQLiteStore, _behind, _spill, _words, encode
-from assay.collector.stores.sqlite._behind import LONG
-from assay.collector.stores.sqlite._file import File
-from assay.collector.stores.sqlite._held import BYTES, MEMORY, Held
-from assay.collector.stores.sqlite._texts import CHARACTERS, add_leaves, leaves
-from assay.collector.stores.sqlite._values import loads
-from assay.collector.stores.sqlite._words import LOT, PIECE
-from assay.collector.stores.sqlite._writer import Job
 from collector.conformance_traces import eventually
 from collector.making import child, run
+from spanwise.collector.records import Retention, Run
+from spanwise.collector.stores.sqlite import SQLiteStore, _behind, _spill, _words, encode
+from spanwise.collector.stores.sqlite._behind import LONG
+from spanwise.collector.stores.sqlite._file import File
+from spanwise.collector.stores.sqlite._held import BYTES, MEMORY, Held
+from spanwise.collector.stores.sqlite._texts import CHARACTERS, add_leaves, leaves
+from spanwise.collector.stores.sqlite._values import loads
+from spanwise.collector.stores.sqlite._words import LOT, PIECE
+from spanwise.collector.stores.sqlite._writer import Job
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 
@@ -275,7 +275,7 @@ def test_a_file_of_before_merges_as_a_new_one_does_and_one_without_that_table_op
 
 KILLED = """
 import os, sys
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 store = SQLiteStore(sys.argv[1])
 with store._behind._lock:
@@ -285,10 +285,10 @@ with store._behind._lock:
 
 
 def test_words_that_waited_in_memory_survive_a_kill(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "assay.db")]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "spanwise.db")]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     assert subprocess.run(command, env=environment, timeout=120, check=False).returncode == 9
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert words(store) == "survivor"
 
 
@@ -520,7 +520,7 @@ def test_a_burst_that_went_to_the_disk_has_the_words_that_are_in_its_spans(
     monkeypatch.setattr(_spill, "BLOCK", 4_000)
     monkeypatch.setattr(_spill, "IN_MEMORY", 1)
     monkeypatch.setattr(_spill, "SPARE", 0)
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         with waiting(store) as file:
             runs = [run(inputs=f"word{number} " * 9, outputs=f"answer{number}") for number in range(400)]
             store.append(runs)
@@ -551,9 +551,9 @@ def test_a_trace_that_grows_while_it_is_held_is_indexed_once_and_whole(store: SQ
 
 
 def test_nothing_of_what_is_held_is_lost_when_the_store_is_closed(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store, waiting(store):
+    with SQLiteStore(tmp_path / "spanwise.db") as store, waiting(store):
         store.append([run(inputs=f"word{number}") for number in range(300)])
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert len(indexed(store)) == 300
 
 

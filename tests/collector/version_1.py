@@ -1,4 +1,4 @@
-"""Builds a file as Assay's first file version had it, with one trace, to try the migrations on."""
+"""Builds a file as Spanwise's first file version had it, with one trace, to try the migrations on."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from assay.collector.records import Case, Document, Example, Run, Target, Trace
-from assay.collector.stores.sqlite import SQLiteStore
 from evaluators.tiny_models import tiny_hhem, tiny_nli, tiny_relevance, tiny_toxicity  # noqa: F401
+from spanwise.collector.records import Case, Document, Example, Run, Target, Trace
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # the oracle must not call home
 settings.register_profile(  # oracles load slowly the first time, and machines may be busy
@@ -67,5 +67,5 @@ def run(target):
 
 @pytest.fixture
 def store(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as opened:
+    with SQLiteStore(tmp_path / "spanwise.db") as opened:
         yield opened

@@ -11,9 +11,9 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 
-from assay.cli._evaluator_pages import run_example
-from assay.evaluators import get, names, score
-from assay.evaluators.protocol import spec
+from spanwise.cli._evaluator_pages import run_example
+from spanwise.evaluators import get, names, score
+from spanwise.evaluators.protocol import spec
 
 FILE = Path(__file__).parent.parent / "fixtures" / "evaluators" / "recorded.json"
 TEXTS = [

@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from assay.collector.records import Run, Trace
-from assay.evaluators import as_evaluator, evaluate, score
+from spanwise.collector.records import Run, Trace
+from spanwise.evaluators import as_evaluator, evaluate, score
 
 
 def of(module):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Run, Trace
-from assay.evaluators import get, score
-from assay.evaluators.builtin.agents import _assigned
+from spanwise.collector.records import Run, Trace
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin.agents import _assigned
 
 
 def trace_of(*steps, kind="tool"):

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from assay.evaluators import get, score
-from assay.evaluators.builtin._below import Below
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin._below import Below
 
 SECRET = "the secret"
 

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from assay.collector.records import Case, Document, Example
-from assay.evaluators import as_evaluator, evaluate, evaluator, score
-from assay.evaluators.protocol import BindingError, value_of
-from assay.evaluators.protocol._binding import FIELDS, asked_by, bind
+from spanwise.collector.records import Case, Document, Example
+from spanwise.evaluators import as_evaluator, evaluate, evaluator, score
+from spanwise.evaluators.protocol import BindingError, value_of
+from spanwise.evaluators.protocol._binding import FIELDS, asked_by, bind
 
 EXAMPLE = Example(inputs="of the example", reference_outputs="expected", guidelines="short", metadata={"city": "Bonn"})
 

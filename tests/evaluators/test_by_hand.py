@@ -12,9 +12,9 @@ import pandas as pd
 import pydantic
 import pytest
 
-from assay.collector.records import Case, Example
-from assay.evaluators import evaluate, evaluator, get, score
-from assay.evaluators.protocol import plain
+from spanwise.collector.records import Case, Example
+from spanwise.evaluators import evaluate, evaluator, get, score
+from spanwise.evaluators.protocol import plain
 
 
 class Answer(pydantic.BaseModel):

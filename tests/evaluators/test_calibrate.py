@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Feedback, Target
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import calibrate, judge
-from assay.evaluators.judges import scripted
 from collector.making import run
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import calibrate, judge
+from spanwise.evaluators.judges import scripted
 
 
 def target(n: int) -> Target:
@@ -34,7 +34,7 @@ def both(pairs: Sequence[tuple[Any, Any]]) -> tuple[list[Feedback], list[Feedbac
 
 
 def filled(folder: Path, count: int, **fields: Any) -> SQLiteStore:
-    store = SQLiteStore(folder / "assay.db")
+    store = SQLiteStore(folder / "spanwise.db")
     store.append([run(trace_id=f"{n + 1:032x}", outputs="word " * (n + 1), **fields) for n in range(count)])
     return store
 
@@ -155,7 +155,7 @@ def test_what_is_missing_can_be_judged_now_and_is_kept(tmp_path: Path) -> None:
 
 
 def test_no_votes_at_all_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with filled(tmp_path, 1) as store, pytest.raises(ValueError, match="assay judges label"):
+    with filled(tmp_path, 1) as store, pytest.raises(ValueError, match="spanwise judges label"):
         calibrate("polite", store=store)
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from haystack import Document as HaystackDocument
 
-from assay.collector.records import Case, Document, Example, Run, Trace
-from assay.collector.statistics import boolean_family
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import as_evaluator, ascore, case_of, evaluate, evaluator, get, score
-from assay.evaluators.builtin._verdicts import family, unparsed, verdict
-from assay.evaluators.engine import Recorder
-from assay.evaluators.protocol import documents_of
-from assay.tracer import trace as trace_calls
 from collector.making import child, run
+from spanwise.collector.records import Case, Document, Example, Run, Trace
+from spanwise.collector.statistics import boolean_family
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import as_evaluator, ascore, case_of, evaluate, evaluator, get, score
+from spanwise.evaluators.builtin._verdicts import family, unparsed, verdict
+from spanwise.evaluators.engine import Recorder
+from spanwise.evaluators.protocol import documents_of
+from spanwise.tracer import trace as trace_calls
 
 
 @dataclass
@@ -83,7 +83,7 @@ def makers_of_cases():
         for file in (ROOT / folder).rglob("*.py"):
             called = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
             if any(getattr(one, "id", getattr(one, "attr", "")) == "Case" for one in called):
-                yield file.relative_to(ROOT / "evaluators/assay/evaluators").as_posix()
+                yield file.relative_to(ROOT / "evaluators/spanwise/evaluators").as_posix()
 
 
 def test_one_place_makes_cases():

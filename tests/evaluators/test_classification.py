@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Case
-from assay.evaluators import get
-from assay.evaluators.builtin.classification import report
+from spanwise.collector.records import Case
+from spanwise.evaluators import get
+from spanwise.evaluators.builtin.classification import report
 
 LABELS = st.sampled_from(["yes", "no", "maybe", "北"])
 PAIRS = st.lists(st.tuples(LABELS, LABELS), min_size=1, max_size=30)

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 from starlette.testclient import TestClient
 
-from assay.collector.api import create_app
-from assay.evaluators import compare, evaluate, evaluator
+from spanwise.collector.api import create_app
+from spanwise.evaluators import compare, evaluate, evaluator
 
 DATASET = [{"inputs": {"q": n}} for n in range(4)]
 

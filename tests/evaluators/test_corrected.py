@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Feedback, Target
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import corrected
 from collector.making import run
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import corrected
 
 
 def target(n: int) -> Target:
@@ -88,7 +88,7 @@ def test_labels_have_no_mean() -> None:
 
 
 def test_it_reads_all_scores_of_the_newest_version_and_votes_from_the_store(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run(trace_id=f"{n + 1:032x}") for n in range(50)])
         store.add_feedback([said(n, False, version="0", created_ns=1) for n in range(50)])
         store.add_feedback([said(n, n % 5 > 0) for n in range(50)] + [vote(n, n % 5 > 1) for n in range(20)])

@@ -5,9 +5,9 @@ import json
 import pandas
 import pytest
 
-from assay.collector.records import Case, Document
-from assay.evaluators import evaluate, from_dict, get, protocol, score
-from assay.evaluators.judges import scripted
+from spanwise.collector.records import Case, Document
+from spanwise.evaluators import evaluate, from_dict, get, protocol, score
+from spanwise.evaluators.judges import scripted
 
 YES = {"rationale": "It does.", "rating": "yes"}
 NO = {"rationale": "It does not.", "rating": "no"}

@@ -6,9 +6,9 @@ import sys
 import pandas
 import pytest
 
-from assay.collector.records import Document
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import datasets, evaluate
+from spanwise.collector.records import Document
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import datasets, evaluate
 
 ROWS = "question,expected\nWo wäre es?,Straße\n"
 
@@ -103,7 +103,7 @@ def test_what_is_not_installed_is_named_with_its_extra(tmp_path, name, monkeypat
     (tmp_path / name).write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"reading '{name}' needs .*: pip install 'assay\[files\]'"):
+    with pytest.raises(ModuleNotFoundError, match=rf"reading '{name}' needs .*: pip install 'spanwise\[files\]'"):
         datasets.read(tmp_path / name)
 
 

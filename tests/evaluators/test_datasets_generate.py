@@ -5,11 +5,11 @@ import asyncio
 import openai
 import pytest
 
-from assay.collector.records import Document, Example
-from assay.evaluators import Judge, datasets
-from assay.evaluators.judges import scripted
-from assay.evaluators.protocol import Unjudged
 from evaluators.judge_server import Reply, completion, error, serving
+from spanwise.collector.records import Document, Example
+from spanwise.evaluators import Judge, datasets
+from spanwise.evaluators.judges import scripted
+from spanwise.evaluators.protocol import Unjudged
 
 REPLY = 'Sure: ```json\n[{"question": "Where is Paris?", "answer": "In France"}, {"question": "How big?", "answer": "Big"}]\n```'
 
@@ -59,7 +59,7 @@ def test_a_judge_writes_them_and_is_named():
 
 def test_a_name_is_a_model_where_judges_are(monkeypatch):
     with serving([REPLY]) as server:
-        monkeypatch.setenv("ASSAY_JUDGE_URL", server.url)
+        monkeypatch.setenv("SPANWISE_JUDGE_URL", server.url)
         (first, _) = datasets.generate(["text"], "small")
     assert (first.metadata["model"], server.bodies[0]["model"]) == ("small", "small")
     assert not {"temperature", "seed", "response_format"} & server.bodies[0].keys()

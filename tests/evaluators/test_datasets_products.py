@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pandas
 import pytest
 
-from assay.collector.records import Document
-from assay.evaluators import datasets
+from spanwise.collector.records import Document
+from spanwise.evaluators import datasets
 
 MADE = Path(__file__).parents[1] / "fixtures" / "products"
 PARCEL = {"question": "Where is my parcel?"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.collector.records import Document, Example, Run, Trace, example_id
-from assay.evaluators import datasets
-from assay.evaluators.datasets._columns import FIELDS
+from spanwise.collector.records import Document, Example, Run, Trace, example_id
+from spanwise.evaluators import datasets
+from spanwise.evaluators.datasets._columns import FIELDS
 
 EXAMPLE = {"inputs": {"question": "Q?"}, "reference_outputs": "A", "metadata": {"level": 2}, "split": "test"}
 

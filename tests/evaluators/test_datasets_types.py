@@ -4,9 +4,9 @@ import numpy
 import pandas
 import pytest
 
-from assay.collector.records import Example
-from assay.evaluators import datasets, evaluate, get, score
-from assay.evaluators.builtin.text import exact
+from spanwise.collector.records import Example
+from spanwise.evaluators import datasets, evaluate, get, score
+from spanwise.evaluators.builtin.text import exact
 
 
 def outcomes(store, rows, task, evaluators=("exact",)):

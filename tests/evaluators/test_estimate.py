@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from assay.collector.records import Case, Example
-from assay.evaluators import Judge, estimate, get, judge, score
-from assay.evaluators.judges import NoJudge, scripted
-from assay.evaluators.judges._rehearsal import Rehearsal, made
+from spanwise.collector.records import Case, Example
+from spanwise.evaluators import Judge, estimate, get, judge, score
+from spanwise.evaluators.judges import NoJudge, scripted
+from spanwise.evaluators.judges._rehearsal import Rehearsal, made
 
 CASES = [{"inputs": f"question {n}?", "outputs": "an answer"} for n in range(4)]
 
@@ -92,7 +92,7 @@ def test_an_example_is_judged_by_its_reference():
 
 
 def test_without_a_judge_there_is_nothing_to_estimate(monkeypatch):
-    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     with pytest.raises(NoJudge):
         estimate(get("relevance_to_query"), CASES)
 
@@ -106,7 +106,7 @@ def test_several_questions_of_one_evaluator_are_all_counted():
     asking = scripted("x")
 
     async def twice(inputs):
-        from assay.evaluators.judges import Ask
+        from spanwise.evaluators.judges import Ask
 
         first = await asking.ask(Ask(messages=({"role": "user", "content": inputs},)))
         return bool((await asking.ask(Ask(messages=({"role": "user", "content": first.text},)))).text)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from assay.evaluators import Judge, estimate, get
-from assay.evaluators.judges import NoJudge
+from spanwise.evaluators import Judge, estimate, get
+from spanwise.evaluators.judges import NoJudge
 
 CASE = {"inputs": "The capital of France?", "outputs": "It is Paris.", "reference_outputs": "Paris"}
 
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ASSAY_JUDGE", "ASSAY_JUDGE_URL", "ASSAY_JUDGE_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
+    for name in ("SPANWISE_JUDGE", "SPANWISE_JUDGE_URL", "SPANWISE_JUDGE_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from assay.collector.errors import NotFound, StoreError
-from assay.collector.records import Document, Example
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment, aevaluate, evaluate, evaluator, get
-from assay.evaluators.engine import TaskError
-from assay.tracer import current_run, span, trace
+from spanwise.collector.errors import NotFound, StoreError
+from spanwise.collector.records import Document, Example
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment, aevaluate, evaluate, evaluator, get
+from spanwise.evaluators.engine import TaskError
+from spanwise.tracer import current_run, span, trace
 
 QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(5)]
 
@@ -396,7 +396,7 @@ def test_what_an_experiment_was_made_with_is_recorded(store):
     experiment = evaluate(QUESTIONS, answer, [get("exact")], store=store, metadata={"k": 3}, seed=1, progress=False)
     record = store.experiment(experiment.id)
     assert record.metadata["k"] == 3
-    assert {"task", "task_code", "seed", "python", "assay", "dataset", "dataset_version"} <= record.metadata[
+    assert {"task", "task_code", "seed", "python", "spanwise", "dataset", "dataset_version"} <= record.metadata[
         "setup"
     ].keys()
     assert record.metadata["totals"]["runs"] == 5
@@ -553,8 +553,8 @@ FROZEN_FIRST = """
 import gc
 gc.freeze()
 frozen = gc.get_freeze_count()
-from assay.collector import connect
-from assay.evaluators import evaluate
+from spanwise.collector import connect
+from spanwise.evaluators import evaluate
 evaluate([{"inputs": 1}], lambda inputs: inputs, store=connect("runs.db"), progress=False)
 print(gc.get_freeze_count() - frozen)
 """
@@ -597,7 +597,7 @@ def test_a_file_that_evaluate_opened_is_free_when_it_raises(tmp_path):
 
 
 def test_a_file_that_a_script_left_open_is_whole_when_the_script_has_ended(tmp_path):
-    script = "from assay.collector import connect\nfrom collector.making import run\nconnect('x.db').append([run()])"
+    script = "from spanwise.collector import connect\nfrom collector.making import run\nconnect('x.db').append([run()])"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, check=True)
     shutil.copy(tmp_path / "x.db", tmp_path / "copy.db")

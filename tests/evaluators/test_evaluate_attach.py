@@ -2,12 +2,12 @@
 
 import pytest
 
-from assay.collector import connect
-from assay.collector.errors import NotFound
-from assay.collector.filters import Filter
-from assay.collector.records import Run, Trace, Usage
-from assay.collector.server import Server
-from assay.evaluators import evaluate, evaluator, get
+from spanwise.collector import connect
+from spanwise.collector.errors import NotFound
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Run, Trace, Usage
+from spanwise.collector.server import Server
+from spanwise.evaluators import evaluate, evaluator, get
 
 COUNT = 5
 

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from assay.collector.records import Example
-from assay.evaluators import Experiment, evaluate, get
-from assay.evaluators.scoring import case_of
-from assay.tracer import attributes, current_run, trace
+from spanwise.collector.records import Example
+from spanwise.evaluators import Experiment, evaluate, get
+from spanwise.evaluators.scoring import case_of
+from spanwise.tracer import attributes, current_run, trace
 
 
 class Busy(Exception):

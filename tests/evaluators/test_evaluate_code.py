@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from assay.evaluators import evaluate, evaluator, get
-from assay.evaluators.engine import CannotResume
-from assay.evaluators.protocol.fingerprint import code_of, unknown_to
+from spanwise.evaluators import evaluate, evaluator, get
+from spanwise.evaluators.engine import CannotResume
+from spanwise.evaluators.protocol.fingerprint import code_of, unknown_to
 
 TASK = """
 import json
@@ -81,7 +81,7 @@ def test_a_change_is_noticed_where_it_matters(shop, module, before, after, names
 
 def test_the_digests_are_the_same_in_every_process(shop, tmp_path):
     shop()
-    script = "import json, shop_task; from assay.evaluators.protocol.fingerprint import code_of as c; print(json.dumps(c(shop_task.answer)))"
+    script = "import json, shop_task; from spanwise.evaluators.protocol.fingerprint import code_of as c; print(json.dumps(c(shop_task.answer)))"
     found = [
         json.loads(
             subprocess.run(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from assay.evaluators import Experiment, datasets, evaluate
-from assay.evaluators.engine import CannotResume
+from spanwise.evaluators import Experiment, datasets, evaluate
+from spanwise.evaluators.engine import CannotResume
 
 
 def rows(count, start=0):

@@ -4,11 +4,11 @@ import contextvars
 
 import pytest
 
-from assay.evaluators import Experiment, evaluate, evaluator
-from assay.evaluators.engine import run_again
-from assay.evaluators.engine._summary import summarise
-from assay.evaluators.engine._tally import Tallies
-from assay.tracer import current_run
+from spanwise.evaluators import Experiment, evaluate, evaluator
+from spanwise.evaluators.engine import run_again
+from spanwise.evaluators.engine._summary import summarise
+from spanwise.evaluators.engine._tally import Tallies
+from spanwise.tracer import current_run
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(20)]
 
@@ -91,5 +91,5 @@ def test_the_way_to_run_only_what_failed_is_said(store):
 
 
 def _as_command(failed, id):
-    run_again.set("assay eval check.py")
-    assert f"run that example alone: assay eval check.py --only {id} --pdb" in str(failed)
+    run_again.set("spanwise eval check.py")
+    assert f"run that example alone: spanwise eval check.py --only {id} --pdb" in str(failed)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from assay.collector.records import Example
-from assay.evaluators import evaluate
-from assay.evaluators.engine._fresh import Copies
-from assay.tracer import trace
+from spanwise.collector.records import Example
+from spanwise.evaluators import evaluate
+from spanwise.evaluators.engine._fresh import Copies
+from spanwise.tracer import trace
 
 DATA = [{"inputs": {"messages": [{"role": "user", "content": "hi"}]}, "reference_outputs": 1}]
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.format import SILENCE_NS, standing, to_the_second
-from assay.collector.records import Experiment as Record
-from assay.evaluators import Experiment, evaluate
-from assay.evaluators.engine import Recorder
-from assay.evaluators.engine._heartbeat import Heartbeat
+from spanwise.collector.format import SILENCE_NS, standing, to_the_second
+from spanwise.collector.records import Experiment as Record
+from spanwise.evaluators import Experiment, evaluate
+from spanwise.evaluators.engine import Recorder
+from spanwise.evaluators.engine._heartbeat import Heartbeat
 
 HOUR = 3_600 * 10**9
 
@@ -77,7 +77,7 @@ def test_a_store_that_fails_ends_no_heartbeat(store):
 def test_no_thread_is_left(store):
     before, seen = set(threading.enumerate()), set()
     evaluate([{"q": 1}], lambda q: seen.update(threading.enumerate()), store=store, progress=False)
-    (ours,) = (thread for thread in seen - before if thread.name == "assay-heartbeat")
+    (ours,) = (thread for thread in seen - before if thread.name == "spanwise-heartbeat")
     ours.join(60)
     assert not ours.is_alive()
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import evaluate, evaluator
-from assay.evaluators.engine import _html
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import evaluate, evaluator
+from spanwise.evaluators.engine import _html
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.errors import NotFound, Unavailable
-from assay.collector.filters import Filter
-from assay.collector.records import Example, Feedback, Run, Usage
-from assay.evaluators import Experiment, evaluate, evaluator, get, score
-from assay.evaluators.engine import Recorder, finish_stored
-from assay.evaluators.judges import Completion, Judge, scripted
-from assay.evaluators.protocol import as_evaluator
-from assay.tracer import current_run
 from evaluators.judge_server import serving
+from spanwise.collector.errors import NotFound, Unavailable
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Example, Feedback, Run, Usage
+from spanwise.evaluators import Experiment, evaluate, evaluator, get, score
+from spanwise.evaluators.engine import Recorder, finish_stored
+from spanwise.evaluators.judges import Completion, Judge, scripted
+from spanwise.evaluators.protocol import as_evaluator
+from spanwise.tracer import current_run
 
 ID = "relevance_to_query"
 YES = Completion(text='{"rationale": "It is.", "rating": "yes"}', model="scripted", usage=Usage(100, 10))
@@ -108,7 +108,7 @@ def test_a_judgement_that_gives_several_keys_is_counted_once(store):
 
     @evaluator(key="both")
     async def both(case):
-        from assay.evaluators.judges import Judgement, prompt
+        from spanwise.evaluators.judges import Judgement, prompt
 
         async with Judgement("both", judge, case) as judgement:
             await judgement.ask(prompt(ID), {"inputs": "q", "outputs": "a"})
@@ -120,7 +120,7 @@ def test_a_judgement_that_gives_several_keys_is_counted_once(store):
 
 
 def test_an_evaluator_without_a_judge_is_refused_before_any_task_runs(store, monkeypatch):
-    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     with pytest.raises(ValueError, match="no judge is named"):
         run(store, [get(ID)])
     assert store.count()["traces"] == 0
@@ -174,7 +174,7 @@ def test_a_store_that_refuses_judgements_gets_them_later_with_their_feedback(sto
 
 
 def test_what_a_store_never_takes_waits_with_its_feedback(store, tmp_path):
-    from assay.evaluators.engine import deliver_spool
+    from spanwise.evaluators.engine import deliver_spool
 
     experiment = run(Away(store, 10**9, OSError("full")), [relevance()])
     assert store.count()["traces"] == 0
@@ -231,8 +231,8 @@ def test_a_judge_of_the_whole_set_is_kept_with_what_it_said(store):
 
     @evaluator(summary=True)
     async def overall(outputs):
-        from assay.collector.records import Case
-        from assay.evaluators.judges import Judgement, prompt
+        from spanwise.collector.records import Case
+        from spanwise.evaluators.judges import Judgement, prompt
 
         async with Judgement("overall", judge, Case()) as judgement:
             await judgement.ask(prompt(ID), {"inputs": "q", "outputs": "a"})
@@ -257,5 +257,5 @@ def test_metadata_that_only_look_like_a_judges_harm_nobody(store):
 
 
 def test_a_judge_without_a_model_is_not_ready():
-    with pytest.raises(ValueError, match="ASSAY_JUDGE"):
+    with pytest.raises(ValueError, match="SPANWISE_JUDGE"):
         Judge(model="").check()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment
 
 KILLS = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 SCRIPT = """
 import sys, time
-from assay.collector import connect
-from assay.evaluators import evaluate
+from spanwise.collector import connect
+from spanwise.evaluators import evaluate
 
 EXAMPLES = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(200)]
 
@@ -28,7 +28,7 @@ def task(q):
 def length(outputs):
     return float(len(outputs))
 
-evaluate(EXAMPLES, task, ["exact", length], name="killed", resume=True, concurrency=4, store="assay.db", progress=False)
+evaluate(EXAMPLES, task, ["exact", length], name="killed", resume=True, concurrency=4, store="spanwise.db", progress=False)
 """
 
 
@@ -56,7 +56,7 @@ def killed(folder, after):
 
 
 def stored(folder):
-    with SQLiteStore(folder / "assay.db") as store:
+    with SQLiteStore(folder / "spanwise.db") as store:
         return {row.inputs["q"] for row in Experiment.load(store, "killed").rows()}
 
 
@@ -74,7 +74,7 @@ def test_kills_at_random_points_and_resume_give_the_rows_of_one_clean_run(tmp_pa
     process = started(tmp_path)
     assert process.wait(240) == 0, process.stderr.read()
     process.stderr.close()
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         (record,) = store.experiments()
         rows = [(row.inputs["q"], row.outputs, dict(row.scores)) for row in Experiment.load(store, "killed").rows()]
     assert record.status == "finished"

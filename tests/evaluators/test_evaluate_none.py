@@ -2,10 +2,10 @@
 
 import pytest
 
-from assay.collector.records import Run, Trace
-from assay.evaluators import Experiment, evaluate, evaluator, get, score
-from assay.evaluators.scoring import case_of
-from assay.tracer import configure, trace
+from spanwise.collector.records import Run, Trace
+from spanwise.evaluators import Experiment, evaluate, evaluator, get, score
+from spanwise.evaluators.scoring import case_of
+from spanwise.tracer import configure, trace
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": "y"} for n in range(10)]
 

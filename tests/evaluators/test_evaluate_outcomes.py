@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from assay.evaluators import aevaluate, ascore, evaluate, evaluator, score
+from spanwise.evaluators import aevaluate, ascore, evaluate, evaluator, score
 
 DATA = [{"inputs": str(n)} for n in range(6)]
 

@@ -10,9 +10,9 @@ import types
 import pytest
 from rich.console import Console
 
-from assay.evaluators import evaluate
-from assay.evaluators.engine._progress import NotebookBar, Quiet, RichBar, bar
-from assay.evaluators.engine._waiting import under_way
+from spanwise.evaluators import evaluate
+from spanwise.evaluators.engine._progress import NotebookBar, Quiet, RichBar, bar
+from spanwise.evaluators.engine._waiting import under_way
 
 DATA = [{"q": n} for n in range(3)]
 

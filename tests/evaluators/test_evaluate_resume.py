@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from assay.collector import connect
-from assay.collector.errors import Refused, Unavailable
-from assay.collector.records import Feedback, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment, compare, evaluate, evaluator, get
-from assay.evaluators.engine import CannotResume
-from assay.tracer import current_run
+from spanwise.collector import connect
+from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment, compare, evaluate, evaluator, get
+from spanwise.evaluators.engine import CannotResume
+from spanwise.tracer import current_run
 
 QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(8)]
 
@@ -125,7 +125,7 @@ def test_a_failing_store_costs_no_run(store, tmp_path, monkeypatch, error):
     again = run(task, failing, resume=True)
     assert (len(task.asked), again.summary()["exact"].n) == (8, 8)
     assert [row.outputs for row in again.rows()] == [f"a q{n}" for n in range(8)]
-    assert list(tmp_path.glob("assay-spool*")) == []
+    assert list(tmp_path.glob("spanwise-spool*")) == []
 
 
 def test_what_a_task_says_of_its_run_is_stored_with_the_run(store):

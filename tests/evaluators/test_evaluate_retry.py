@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from assay.collector import connect
-from assay.collector.errors import Unavailable
-from assay.collector.server import Server
-from assay.evaluators import Experiment, compare, evaluate, evaluator
-from assay.tracer import current_run
+from spanwise.collector import connect
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.server import Server
+from spanwise.evaluators import Experiment, compare, evaluate, evaluator
+from spanwise.tracer import current_run
 
 QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(6)]
 

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from assay.collector.dialects import from_readable
-from assay.collector.records import Trace
-from assay.evaluators import Experiment, compare, evaluate, get, score
-from assay.tracer import _runtime, _settings, current_run, span, trace
-from assay.tracer.capture import is_traced
-from assay.tracer.testing import capture_spans
+from spanwise.collector.dialects import from_readable
+from spanwise.collector.records import Trace
+from spanwise.evaluators import Experiment, compare, evaluate, get, score
+from spanwise.tracer import _runtime, _settings, current_run, span, trace
+from spanwise.tracer.capture import is_traced
+from spanwise.tracer.testing import capture_spans
 
 DATA = [{"inputs": {"q": "Why?"}}]
 JUDGES = [

@@ -7,8 +7,8 @@ from typing import get_type_hints
 
 import pytest
 
-from assay.evaluators import Experiment, aevaluate, evaluate
-from assay.evaluators.engine._settings import _ELSEWHERE, Options, Settings
+from spanwise.evaluators import Experiment, aevaluate, evaluate
+from spanwise.evaluators.engine._settings import _ELSEWHERE, Options, Settings
 
 DATA = [{"inputs": "a"}]
 
@@ -101,7 +101,7 @@ def test_no_option_of_ours_is_taken_for_another_product_s():
 def test_what_takes_options_stays_what_it_was():
     assert inspect.iscoroutinefunction(aevaluate)
     assert not inspect.iscoroutinefunction(evaluate)
-    assert (evaluate.__name__, evaluate.__module__) == ("evaluate", "assay.evaluators.engine._evaluate")
+    assert (evaluate.__name__, evaluate.__module__) == ("evaluate", "spanwise.evaluators.engine._evaluate")
 
 
 def test_all_differences_to_langsmiths_evaluate_are_named_at_once():

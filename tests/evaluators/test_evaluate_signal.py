@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment
 
 SCRIPT = """
 import asyncio, sys, time
-from assay.evaluators import evaluate
+from spanwise.evaluators import evaluate
 
 def plain(q):
     print(q, flush=True)
@@ -24,7 +24,7 @@ async def waiting(q):
     return q
 
 task = waiting if sys.argv[1] == "async" else plain
-evaluate([{"q": f"Q{n}"} for n in range(3000)], task, name="x", concurrency=2, store="assay.db")
+evaluate([{"q": f"Q{n}"} for n in range(3000)], task, name="x", concurrency=2, store="spanwise.db")
 """
 
 
@@ -40,7 +40,7 @@ def test_ctrl_c(tmp_path, kind):
     _, said = process.communicate(timeout=240)
     assert process.returncode == -signal.SIGINT
     assert "go on with evaluate(…, resume=" in said
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         experiment = Experiment.load(store, "x")
         assert experiment.record.status == "interrupted"
         assert experiment.summary().runs >= 10
@@ -48,12 +48,12 @@ def test_ctrl_c(tmp_path, kind):
 
 def test_an_interrupted_command_says_its_own_flag(tmp_path):
     (tmp_path / "check.py").write_text(EVALUATION)
-    command = [sys.executable, "-c", "from assay.cli import main; main()", "eval", "check.py", "--store", "a.db"]
+    command = [sys.executable, "-c", "from spanwise.cli import main; main()", "eval", "check.py", "--store", "a.db"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=240)
-    assert "go on with assay eval check.py --store a.db --resume\n" in said
+    assert "go on with spanwise eval check.py --store a.db --resume\n" in said
 
 
 EVALUATION = """

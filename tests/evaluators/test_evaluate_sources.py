@@ -6,10 +6,10 @@ import functools
 import pandas
 import pytest
 
-from assay.collector.errors import NotFound
-from assay.collector.filters import Filter
-from assay.collector.records import Document, Example, Run
-from assay.evaluators import Experiment, aevaluate, datasets, evaluate, evaluator, get
+from spanwise.collector.errors import NotFound
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Document, Example, Run
+from spanwise.evaluators import Experiment, aevaluate, datasets, evaluate, evaluator, get
 
 EXAMPLES = [
     Example(inputs={"q": f"Q{n}"}, reference_outputs=f"a q{n}", split="test" if n % 2 else "train") for n in range(6)

@@ -6,16 +6,16 @@ import resource
 import msgspec
 import pytest
 
-from assay.collector import connect
-from assay.collector.errors import Refused, Unavailable
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment, evaluate
-from assay.evaluators.engine import _write, deliver_spool
-from assay.evaluators.engine._spool import Parcel, Spool, spool_of
-from assay.evaluators.engine._spooled import with_spool
-from assay.tracer.spans import current as tracing
 from collector.making import run
+from spanwise.collector import connect
+from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment, evaluate
+from spanwise.evaluators.engine import _write, deliver_spool
+from spanwise.evaluators.engine._spool import Parcel, Spool, spool_of
+from spanwise.evaluators.engine._spooled import with_spool
+from spanwise.tracer.spans import current as tracing
 
 QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"Q{n}"} for n in range(6)]
 
@@ -45,7 +45,7 @@ def go(store, asked=None, **options):
 
 
 def spooled(folder):
-    return sorted(folder.glob("assay-spool-*"))
+    return sorted(folder.glob("spanwise-spool-*"))
 
 
 def test_a_spool_lies_beside_the_stores_file_and_is_found_from_any_folder(tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_what_is_no_json_is_kept_too(store, tmp_path):
 
 
 def test_a_line_that_a_kill_cut_off_is_passed_over_and_any_other_is_told(store, tmp_path):
-    file = tmp_path / "assay-spool-x.jsonl"
+    file = tmp_path / "spanwise-spool-x.jsonl"
     line = msgspec.json.encode(Parcel([run()], [])) + b"\n"
     file.write_bytes(line + line[:-30])
     assert deliver_spool(file, store) == 1
@@ -128,7 +128,7 @@ def test_a_line_that_a_kill_cut_off_is_passed_over_and_any_other_is_told(store, 
 
 def test_what_another_process_is_writing_is_left_alone(store, tmp_path, capfd):
     experiment = go(store)
-    path = tmp_path / f"assay-spool-{experiment.id[:12]}-abc.jsonl"
+    path = tmp_path / f"spanwise-spool-{experiment.id[:12]}-abc.jsonl"
     path.write_bytes(msgspec.json.encode(Parcel([run()], [])) + b"\n")
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -190,7 +190,7 @@ def test_a_spool_that_is_too_large_is_not_read(store, tmp_path):
     spool = Spool("e" * 32, [tmp_path])
     spool.add(Parcel([run()], []))
     spool.close()
-    with pytest.raises(Refused, match=r"assay-spool-.*too much to be read there"):
+    with pytest.raises(Refused, match=r"spanwise-spool-.*too much to be read there"):
         with_spool(store, spool, largest=100).many(["1" * 32])
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from assay.evaluators import evaluate
-from assay.evaluators.engine import CannotResume
-from assay.evaluators.protocol.fingerprint import code_of, unknown_to
+from spanwise.evaluators import evaluate
+from spanwise.evaluators.engine import CannotResume
+from spanwise.evaluators.protocol.fingerprint import code_of, unknown_to
 
 
 @dataclass

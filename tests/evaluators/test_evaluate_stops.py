@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from assay.collector.errors import NotFound
-from assay.evaluators import Experiment, datasets, evaluate, evaluator, get
-from assay.evaluators.engine import go_on
-from assay.tracer import current_run, trace
+from spanwise.collector.errors import NotFound
+from spanwise.evaluators import Experiment, datasets, evaluate, evaluator, get
+from spanwise.evaluators.engine import go_on
+from spanwise.tracer import current_run, trace
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(200)]
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment, aevaluate, evaluate
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment, aevaluate, evaluate
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(6)]
 LONG = 60  # seconds; nobody waits for so long
@@ -121,7 +121,7 @@ def test_a_bounded_task_sees_the_callers_loop_and_context(store):
 
 SCRIPT = """
 import asyncio, sys
-from assay.evaluators import evaluate
+from spanwise.evaluators import evaluate
 
 async def swallows(q):
     print("begun", flush=True)
@@ -140,7 +140,7 @@ async def judge(outputs):
 kind, bound = sys.argv[1], float(sys.argv[2]) or None
 task = {"async": swallows, "awaited": awaited, "judge": lambda q: q}[kind]
 judges = [judge] if kind == "judge" else []
-evaluate([{"q": n} for n in range(4)], task, judges, name="x", timeout=bound, store="assay.db", progress=False)
+evaluate([{"q": n} for n in range(4)], task, judges, name="x", timeout=bound, store="spanwise.db", progress=False)
 """
 
 
@@ -154,5 +154,5 @@ def test_one_ctrl_c_is_enough(tmp_path, kind, bound):
     _, said = process.communicate(timeout=240)
     assert process.returncode == -signal.SIGINT
     assert "go on with evaluate(…, resume=" in said
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert store.experiment("x").status == "interrupted"

@@ -1,7 +1,7 @@
 """Evaluators called on a thread without an event loop."""
 
-from assay.collector.records import Case, Target
-from assay.evaluators import as_evaluator, evaluator
+from spanwise.collector.records import Case, Target
+from spanwise.evaluators import as_evaluator, evaluator
 
 TARGET = Target(trace_id="a" * 32)
 

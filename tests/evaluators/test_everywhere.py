@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.records import Example, Feedback, FeedbackStats, Run, Target
-from assay.collector.records import Experiment as Record
-from assay.collector.statistics import newest, summarise
-from assay.evaluators import Experiment, evaluate, evaluator, get, score
-from assay.evaluators.engine._tally import Tallies
-from assay.tracer import trace
+from spanwise.collector.records import Example, Feedback, FeedbackStats, Run, Target
+from spanwise.collector.records import Experiment as Record
+from spanwise.collector.statistics import newest, summarise
+from spanwise.evaluators import Experiment, evaluate, evaluator, get, score
+from spanwise.evaluators.engine._tally import Tallies
+from spanwise.tracer import trace
 
 DATASET = [
     Example(inputs={"q": f"question {n}"}, reference_outputs=f"answer {n}", expected_documents=()) for n in range(3)

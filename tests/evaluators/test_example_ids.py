@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.collector.errors import Refused
-from assay.collector.records import Document, Example, canonical, distinct
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import compare, datasets, evaluate
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Document, Example, canonical, distinct
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import compare, datasets, evaluate
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_a_value_that_holds_itself_is_refused_by_a_store(store):
 
 
 def test_foreign_objects_have_the_same_id_in_every_process():
-    code = "from assay.collector.records import Example\nclass A: pass\nprint(Example(inputs={'a': A(), 's': {'x', 'yy', 'z'}}).id)"
+    code = "from spanwise.collector.records import Example\nclass A: pass\nprint(Example(inputs={'a': A(), 's': {'x', 'yy', 'z'}}).id)"
     said = {subprocess.check_output([sys.executable, "-c", code], env=None, text=True) for _ in range(2)}
     assert len(said) == 1
 

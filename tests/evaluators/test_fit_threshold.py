@@ -8,11 +8,11 @@ from random import Random
 import pytest
 from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
-from assay.collector.records import Case, Feedback, Target
-from assay.collector.statistics import cut
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import evaluator, fit_threshold, get
 from collector.making import run
+from spanwise.collector.records import Case, Feedback, Target
+from spanwise.collector.statistics import cut
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import evaluator, fit_threshold, get
 
 APART = [(score / 10, score > 5) for score in range(11)] * 2  # bad up to 0.5, good from 0.6 on
 
@@ -177,7 +177,7 @@ def test_the_threshold_is_the_evaluators_from_then_on():
 
 
 def test_what_a_store_holds_is_read_and_what_is_missing_is_scored(tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run(trace_id=f"{n + 1:032x}", outputs="a" * (n + 1)) for n in range(16)])
         store.add_feedback([vote(n, n >= 8, key="fine") for n in range(16)])
         assert fit_threshold(length, "fine", store=store).unjudged == 16

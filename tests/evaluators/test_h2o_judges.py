@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from assay.collector.records import Case
-from assay.collector.statistics import boolean_family
-from assay.evaluators import compare, evaluate, from_dict, get, score
-from assay.evaluators.builtin._verdicts import SUFFIXES
-from assay.evaluators.judges import scripted
-from assay.evaluators.protocol import Unjudged, spec
 from evaluators.judge_server import serving
+from spanwise.collector.records import Case
+from spanwise.collector.statistics import boolean_family
+from spanwise.evaluators import compare, evaluate, from_dict, get, score
+from spanwise.evaluators.builtin._verdicts import SUFFIXES
+from spanwise.evaluators.judges import scripted
+from spanwise.evaluators.protocol import Unjudged, spec
 
 YES, NO = {"rationale": "It does.", "rating": "yes"}, {"rationale": "It does not.", "rating": "no"}
 OF_QUESTION = {"question_rationale": "It names no gender.", "question_rating": "no"}
@@ -220,7 +220,7 @@ def test_a_language_is_told_without_a_judge_unless_one_is_given():
 
 
 def test_a_judge_for_the_language_is_checked_before_any_case(store, monkeypatch):
-    for name in ("ASSAY_JUDGE_KEY", "OPENAI_API_KEY", "ASSAY_JUDGE_URL", "OPENAI_BASE_URL"):
+    for name in ("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY", "SPANWISE_JUDGE_URL", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="needs a key"):
         evaluate([{"inputs": "q"}], lambda inputs: "a", [get("language_mismatch", judge="m")], store=store)

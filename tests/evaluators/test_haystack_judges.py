@@ -14,11 +14,11 @@ from haystack.dataclasses import ChatMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.evaluators import Judge, get, score
-from assay.evaluators import haystack as ours
-from assay.evaluators.judges import NoJudge, scripted
-from assay.evaluators.judges._task import Task
-from assay.evaluators.judges.haystack import CONTEXT_RELEVANCE, FAITHFULNESS
+from spanwise.evaluators import Judge, get, score
+from spanwise.evaluators import haystack as ours
+from spanwise.evaluators.judges import NoJudge, scripted
+from spanwise.evaluators.judges._task import Task
+from spanwise.evaluators.judges.haystack import CONTEXT_RELEVANCE, FAITHFULNESS
 
 EXAMPLE = {"inputs": {"predicted_answers": "Damn!"}, "outputs": {"score": 1}}
 OTHER = {"inputs": {"predicted_answers": "Football is popular."}, "outputs": {"score": 0}}
@@ -177,7 +177,7 @@ def test_a_row_that_failed_is_none_or_raises(reply, caplog):
 
 
 def test_nobody_is_asked_where_no_judge_is_named(monkeypatch):
-    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     evaluator = ours.ContextRelevanceEvaluator(raise_on_failure=False, progress_bar=False)
     with pytest.raises(NoJudge, match="no judge is named"):
         evaluator.run(questions=["?"], contexts=[["a"]])
@@ -264,7 +264,7 @@ def test_evaluators_survive_the_way_through_a_dict(generator):
     for evaluator in (llm_evaluator, ours.FaithfulnessEvaluator([], False, False, generator)):
         data = json.loads(json.dumps(evaluator.to_dict()))
         assert type(evaluator).from_dict(data).to_dict() == data
-        assert data["type"] == f"assay.evaluators.haystack.{type(evaluator).__name__}"
+        assert data["type"] == f"spanwise.evaluators.haystack.{type(evaluator).__name__}"
 
 
 def test_a_judges_key_is_not_written_down():
@@ -293,7 +293,7 @@ def test_a_judge_works_in_a_pipeline_also_after_its_way_through_yaml():
     data = {"search": {"questions": questions}, "judge": {"questions": questions}}
     first = pipeline.run(data)["judge"]
     assert (first["score"], first["individual_scores"]) == (0.5, [1, 0])
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["assay.evaluators.haystack", __name__])
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", __name__])
     assert again.run(data)["judge"] == first
 
 
@@ -302,7 +302,7 @@ def test_a_task_of_ones_own_works_in_a_pipeline():
         "Rude?", INPUTS, ["score"], [EXAMPLE], False, chat_generator=Scribe({"a": '{"score": 1}'})
     )
     pipeline = Pipeline().add_component("judge", evaluator)
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["assay.evaluators.haystack", __name__])
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", __name__])
     assert again.run({"judge": {"predicted_answers": ["a"]}})["judge"]["results"] == [{"score": 1}]
 
 
@@ -379,8 +379,8 @@ def test_what_is_no_verdict_is_a_parse_failure_and_no_zero(reply):
 WITHOUT = """
 import sys
 sys.modules["haystack"] = None  # as where it is not installed
-from assay.evaluators.haystack import LLMEvaluator
-from assay.evaluators.judges import scripted
+from spanwise.evaluators.haystack import LLMEvaluator
+from spanwise.evaluators.judges import scripted
 one = LLMEvaluator("?", [("a", list[str])], ["score"], [], False, chat_generator="m")
 assert LLMEvaluator.from_dict(one.to_dict()).to_dict() == one.to_dict()
 one = LLMEvaluator("?", [("a", list[str])], ["score"], [], False, chat_generator=scripted({"score": 1}))

@@ -10,8 +10,8 @@ from haystack import Pipeline, component
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Document
-from assay.evaluators import haystack as ours
+from spanwise.collector.records import Document
+from spanwise.evaluators import haystack as ours
 
 NAMES = ["DocumentMAPEvaluator", "DocumentMRREvaluator", "DocumentNDCGEvaluator", "DocumentRecallEvaluator"]
 LISTS = st.lists(st.sampled_from("abcd"), max_size=5)
@@ -135,7 +135,7 @@ def test_evaluators_work_in_a_pipeline_also_after_its_way_through_yaml(name):
     data = {"search": {"questions": ["?"]}, "judge": {"ground_truth_documents": documents([["a"]])}}
     theirs_say = getattr(theirs, name)().run(documents([["a"]]), documents([["b", "a"]]))
     assert pipeline.run(data)["judge"] == theirs_say
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["assay.evaluators.haystack", Search.__module__])
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["spanwise.evaluators.haystack", Search.__module__])
     assert again.run(data)["judge"] == theirs_say
 
 
@@ -148,7 +148,7 @@ def test_exact_match_works_in_a_pipeline():
 WITHOUT = """
 import sys
 sys.modules["haystack"] = None  # as where it is not installed
-from assay.evaluators.haystack import DocumentRecallEvaluator
+from spanwise.evaluators.haystack import DocumentRecallEvaluator
 print(DocumentRecallEvaluator("multi_hit").run([["a", "b"]], [["b"]]))
 """
 

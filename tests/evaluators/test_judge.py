@@ -8,18 +8,18 @@ import sys
 
 import pytest
 
-from assay.evaluators import Judge, as_evaluator, from_dict, get
-from assay.evaluators.judges import Ask, judge_of, scripted
-from assay.evaluators.judges._ask import NoJudge
-from assay.evaluators.testing import scripted as public
 from evaluators.judge_server import serving
+from spanwise.evaluators import Judge, as_evaluator, from_dict, get
+from spanwise.evaluators.judges import Ask, judge_of, scripted
+from spanwise.evaluators.judges._ask import NoJudge
+from spanwise.evaluators.testing import scripted as public
 
 ASK = Ask(messages=({"role": "user", "content": "?"},))
 
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch):
-    for name in ("ASSAY_JUDGE", "ASSAY_JUDGE_URL", "ASSAY_JUDGE_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
+    for name in ("SPANWISE_JUDGE", "SPANWISE_JUDGE_URL", "SPANWISE_JUDGE_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -33,8 +33,8 @@ def test_what_is_given_wins_over_the_judges_variables_and_these_over_openais(mon
     monkeypatch.setenv("OPENAI_BASE_URL", "http://one/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "first")
     assert (judge_of("m").base_url, judge_of("m").api_key) == ("http://one/v1", "first")
-    monkeypatch.setenv("ASSAY_JUDGE_URL", "http://two/v1/")
-    monkeypatch.setenv("ASSAY_JUDGE_KEY", "second")
+    monkeypatch.setenv("SPANWISE_JUDGE_URL", "http://two/v1/")
+    monkeypatch.setenv("SPANWISE_JUDGE_KEY", "second")
     assert (judge_of("m").base_url, judge_of("m").api_key) == ("http://two/v1", "second")
     given = Judge(model="m", base_url="http://three/v1", api_key="third")
     assert (given.base_url, given.api_key) == ("http://three/v1", "third")
@@ -54,7 +54,7 @@ def test_what_is_given_wins_over_the_judges_variables_and_these_over_openais(mon
 def test_the_environments_key_goes_to_the_environments_address_alone(url, key, monkeypatch):
     for name, value in {"OPENAI_BASE_URL": "http://one/v1", "OPENAI_API_KEY": "first"}.items():
         monkeypatch.setenv(name, value)
-    for name, value in {"ASSAY_JUDGE_URL": "http://two/v1", "ASSAY_JUDGE_KEY": "second"}.items():
+    for name, value in {"SPANWISE_JUDGE_URL": "http://two/v1", "SPANWISE_JUDGE_KEY": "second"}.items():
         monkeypatch.setenv(name, value)
     assert Judge(model="m", base_url=url).api_key == judge_of({"model": "m", "base_url": url}).api_key == key
 
@@ -68,9 +68,9 @@ def test_an_address_in_data_is_asked_without_the_environments_key(monkeypatch):
 
 def test_a_model_comes_from_the_environment_or_from_nowhere(monkeypatch):
     assert judge_of().where == "nobody (no judge is named)"
-    with pytest.raises(NoJudge, match=r"no judge is named: .*ASSAY_JUDGE.*never guessed"):
+    with pytest.raises(NoJudge, match=r"no judge is named: .*SPANWISE_JUDGE.*never guessed"):
         asyncio.run(judge_of().ask(ASK))
-    monkeypatch.setenv("ASSAY_JUDGE", "llama")
+    monkeypatch.setenv("SPANWISE_JUDGE", "llama")
     assert judge_of().model == "llama"
 
 
@@ -139,7 +139,7 @@ def test_equal_judges_are_equal_and_can_be_pickled():
         ({"model": "  "}, "model is the name of a model, not '  '"),
         (
             {"model": "m", "base_url": "localhost:8000"},
-            "base_url (or ASSAY_JUDGE_URL, OPENAI_BASE_URL) is an address such as",
+            "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL) is an address such as",
         ),
         ({"model": "m", "base_url": "http://"}, "is an address such as http://localhost:8000/v1, not"),
         ({"model": "m", "base_url": "http://h:x/v1"}, "is an address such as http://localhost:8000/v1, not"),
@@ -197,8 +197,8 @@ def test_the_public_names():
 
 def test_judges_load_no_client_before_they_are_asked():
     script = (
-        "import sys, assay.evaluators; assert 'assay.evaluators.judges' not in sys.modules; "
-        "from assay.evaluators import Judge; Judge(model='m', base_url='http://h/v1'); "
+        "import sys, spanwise.evaluators; assert 'spanwise.evaluators.judges' not in sys.modules; "
+        "from spanwise.evaluators import Judge; Judge(model='m', base_url='http://h/v1'); "
         "print(sorted({'openai', 'httpx', 'httpx2', 'jsonschema', 'json_repair', 'genai_prices', 'tenacity'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

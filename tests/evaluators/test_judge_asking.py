@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from assay.collector.records import Usage
-from assay.evaluators.judges import Ask, Completion, Judge, ParseFailure, _limits, scripted
-from assay.evaluators.judges._question import Question
-from assay.evaluators.protocol import Unjudged
 from evaluators.judge_server import Reply, completion, serving
+from spanwise.collector.records import Usage
+from spanwise.evaluators.judges import Ask, Completion, Judge, ParseFailure, _limits, scripted
+from spanwise.evaluators.judges._question import Question
+from spanwise.evaluators.protocol import Unjudged
 
 SCHEMA = {"type": "object", "properties": {"rating": {"enum": ["yes", "no"]}}, "required": ["rating"]}
 ASK = Ask(messages=({"role": "user", "content": "good?"},), schema=SCHEMA)
@@ -242,7 +242,7 @@ def test_a_judge_that_cannot_be_reached_is_given_up_soon_and_that_is_logged_at_o
         assert "calls" not in error.metadata
     [said] = [record.getMessage() for record in caplog.records if "cannot be reached" in record.getMessage()]
     assert said == (
-        f"assay: the judge m at {nowhere} cannot be reached: connection refused; it is tried for up to 0.4 s"
+        f"spanwise: the judge m at {nowhere} cannot be reached: connection refused; it is tried for up to 0.4 s"
     )
 
 

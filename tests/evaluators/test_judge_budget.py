@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 
-from assay.collector.records import Usage
-from assay.evaluators.judges import Ask, Completion, CutOff, Judge, ParseFailure, scripted
-from assay.evaluators.judges._budget import Amount, Budget, most
-from assay.evaluators.judges._prices import cost_of, price_of
-from assay.evaluators.protocol import Skip, Unjudged
 from evaluators.judge_server import Reply, completion, error, serving
+from spanwise.collector.records import Usage
+from spanwise.evaluators.judges import Ask, Completion, CutOff, Judge, ParseFailure, scripted
+from spanwise.evaluators.judges._budget import Amount, Budget, most
+from spanwise.evaluators.judges._prices import cost_of, price_of
+from spanwise.evaluators.protocol import Skip, Unjudged
 
 OK = Completion(text="yes", usage=Usage(1_000, 100))
 

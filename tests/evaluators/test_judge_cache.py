@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.records import Usage
-from assay.evaluators.judges import Ask, Completion, Judge, Token, scripted
-from assay.evaluators.judges._cache import Cache, default_path, key_of, path_of
-from assay.evaluators.protocol import Skip, Unjudged
 from evaluators.judge_server import Reply, completion, error, serving
+from spanwise.collector.records import Usage
+from spanwise.evaluators.judges import Ask, Completion, Judge, Token, scripted
+from spanwise.evaluators.judges._cache import Cache, default_path, key_of, path_of
+from spanwise.evaluators.protocol import Skip, Unjudged
 
 OK = Completion(text="yes", model="m-1", usage=Usage(5, 1, {"cache_read": 2}), finish="stop")
 
@@ -178,7 +178,7 @@ def test_a_file_that_is_held_holds_up_one_thread_and_not_each_question(path):
         most = 0
         while not asking.done():
             ours = set(threading.enumerate()) - of_others
-            most = max(most, sum(thread.name == "assay-evaluator" for thread in ours))
+            most = max(most, sum(thread.name == "spanwise-evaluator" for thread in ours))
             await asyncio.sleep(0.001)
         return most
 
@@ -218,12 +218,12 @@ def test_functions_and_scripts_are_asked_each_time():
 
 
 def test_where_it_is(monkeypatch, tmp_path):
-    monkeypatch.delenv("ASSAY_CACHE")
+    monkeypatch.delenv("SPANWISE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "assay" / "judges.db"
-    monkeypatch.setenv("ASSAY_CACHE", "off")
+    assert default_path() == tmp_path / "spanwise" / "judges.db"
+    monkeypatch.setenv("SPANWISE_CACHE", "off")
     assert default_path() is None
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "mine.db"))
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "mine.db"))
     assert path_of(Judge(model="m")) == tmp_path / "mine.db"
     assert path_of(Judge(model="m", cache=False)) is None
 
@@ -249,7 +249,7 @@ def test_a_file_that_cannot_be_used_breaks_no_judgement(spoil, tmp_path, caplog)
     spoil(path)
     before = path.read_bytes() if path.is_file() else None
     cache = Cache(path)
-    with caplog.at_level(logging.WARNING, "assay.evaluators"):
+    with caplog.at_level(logging.WARNING, "spanwise.evaluators"):
         assert cache.get(b"key", 60.0) is None
         cache.put(b"key", OK)
         assert cache.get(b"key", 60.0) is None
@@ -260,7 +260,7 @@ def test_a_file_that_cannot_be_used_breaks_no_judgement(spoil, tmp_path, caplog)
 
 
 def test_a_file_that_somebody_holds_breaks_no_judgement(path, monkeypatch):
-    monkeypatch.setattr("assay.evaluators.models._cache_file.PATIENCE", 0.05)
+    monkeypatch.setattr("spanwise.evaluators.models._cache_file.PATIENCE", 0.05)
     with closing(Cache(path)) as other:
         other.put(b"other", OK)
     with closing(sqlite3.connect(path)) as holder:
@@ -336,8 +336,8 @@ def test_a_wave_of_questions_is_written_in_few_transactions(path, monkeypatch):
 
 def test_many_processes_share_one_file(path):
     program = (
-        "import sys; from pathlib import Path; from assay.evaluators.judges import Completion\n"
-        "from assay.evaluators.judges._cache import Cache\n"
+        "import sys; from pathlib import Path; from spanwise.evaluators.judges import Completion\n"
+        "from spanwise.evaluators.judges._cache import Cache\n"
         "cache = Cache(Path(sys.argv[1]))\n"
         "for n in range(50): cache.put(bytes([int(sys.argv[2]), n]), Completion(text='yes'))\n"
         "assert cache.failures == 0; cache.close()"
@@ -350,7 +350,7 @@ def test_many_processes_share_one_file(path):
 
 RUN = """
 import asyncio, sys
-from assay.evaluators import Judge, evaluate, get
+from spanwise.evaluators import Judge, evaluate, get
 examples = [{"inputs": f"question {n}?", "reference_outputs": "x"} for n in range(40)]
 judge = Judge(model="m", base_url=sys.argv[1], api_key=sys.argv[4], cache=sys.argv[2], concurrency=4)
 experiment = evaluate(examples, lambda inputs: "an answer", [get("relevance_to_query", judge=judge)], store=sys.argv[3],

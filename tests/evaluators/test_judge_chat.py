@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.evaluators.judges._chat import as_text, completion_of, in_words
-from assay.evaluators.judges._schemas import is_strict, response_format, typed
+from spanwise.evaluators.judges._chat import as_text, completion_of, in_words
+from spanwise.evaluators.judges._schemas import is_strict, response_format, typed
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),

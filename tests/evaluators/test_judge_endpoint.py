@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from assay.evaluators.judges import Ask, Judge, Token
-from assay.evaluators.judges._ask import CutOff
-from assay.evaluators.judges._endpoint import LARGEST
-from assay.evaluators.judges._habits import forget
-from assay.evaluators.judges._rating import YES_NO
-from assay.evaluators.protocol import Unjudged, may_pass
 from evaluators.judge_server import Reply, completion, error, serving
+from spanwise.evaluators.judges import Ask, Judge, Token
+from spanwise.evaluators.judges._ask import CutOff
+from spanwise.evaluators.judges._endpoint import LARGEST
+from spanwise.evaluators.judges._habits import forget
+from spanwise.evaluators.judges._rating import YES_NO
+from spanwise.evaluators.protocol import Unjudged, may_pass
 
 YES = {"rationale": "It is.", "rating": "yes"}
 

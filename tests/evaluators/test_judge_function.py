@@ -8,9 +8,9 @@ import pytest
 from haystack.components.generators.chat import MockChatGenerator
 from haystack.dataclasses import ChatMessage
 
-from assay.evaluators.judges import Ask, Completion, judge_of, scripted
-from assay.evaluators.judges._rating import YES_NO
-from assay.evaluators.protocol import Unjudged
+from spanwise.evaluators.judges import Ask, Completion, judge_of, scripted
+from spanwise.evaluators.judges._rating import YES_NO
+from spanwise.evaluators.protocol import Unjudged
 
 YES = {"rationale": "It is.", "rating": "yes"}
 ASK = Ask(messages=({"role": "system", "content": "You judge."}, {"role": "user", "content": "Is it?"}), schema=YES_NO)

@@ -12,13 +12,13 @@ from email.utils import formatdate
 
 import pytest
 
-from assay.evaluators.judges import Ask, Judge, scripted
-from assay.evaluators.judges._headers import seconds, wait_asked
-from assay.evaluators.judges._limits import MOST, Limiter, limiter_of
-from assay.evaluators.judges._loop import kept, on_judges_loop
-from assay.evaluators.judges._pace import Pace
-from assay.evaluators.protocol import headers_of
 from evaluators.judge_server import Reply, serving
+from spanwise.evaluators.judges import Ask, Judge, scripted
+from spanwise.evaluators.judges._headers import seconds, wait_asked
+from spanwise.evaluators.judges._limits import MOST, Limiter, limiter_of
+from spanwise.evaluators.judges._loop import kept, on_judges_loop
+from spanwise.evaluators.judges._pace import Pace
+from spanwise.evaluators.protocol import headers_of
 
 RATE = 20
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from assay.evaluators.judges import Ask, Completion, Judge, scripted
-from assay.evaluators.judges._loop import kept, on_judges_loop
+from spanwise.evaluators.judges import Ask, Completion, Judge, scripted
+from spanwise.evaluators.judges._loop import kept, on_judges_loop
 
 ASK = Ask(messages=({"role": "user", "content": "good?"},))
 
@@ -35,7 +35,7 @@ async def where_am_i():
 def test_callers_of_many_loops_share_one():
     with ThreadPoolExecutor(8) as pool:
         places = list(pool.map(lambda _: asyncio.run(on_judges_loop(where_am_i)), range(16)))
-    assert set(places) == {("assay-judges", places[0][1])}
+    assert set(places) == {("spanwise-judges", places[0][1])}
 
 
 def test_questions_from_eight_threads_are_all_answered():
@@ -49,7 +49,7 @@ def test_from_the_loop_itself_it_is_an_ordinary_await():
     async def nested():
         return await on_judges_loop(where_am_i)
 
-    assert asyncio.run(on_judges_loop(nested))[0] == "assay-judges"
+    assert asyncio.run(on_judges_loop(nested))[0] == "spanwise-judges"
 
 
 def test_context_variables_of_the_caller_are_seen():
@@ -115,7 +115,7 @@ def test_a_backend_that_cancels_itself_is_no_judgement_and_ends_nobody_else():
 def test_a_forked_child_has_a_loop_of_its_own():
     program = """
 import asyncio, os, sys
-from assay.evaluators.judges import Ask, scripted
+from spanwise.evaluators.judges import Ask, scripted
 ask = Ask(messages=({"role": "user", "content": "good?"},))
 judge = scripted(lambda ask: "yes")
 assert asyncio.run(judge.ask(ask)).text == "yes"
@@ -130,7 +130,7 @@ if child:
 def test_a_process_ends_at_once_while_questions_are_under_way():
     program = """
 import asyncio, threading
-from assay.evaluators.judges import Ask, Completion, Judge
+from spanwise.evaluators.judges import Ask, Completion, Judge
 started = threading.Event()
 class Backend:
     model = where = "mine"

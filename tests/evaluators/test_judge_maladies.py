@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from assay.evaluators import Judge, get, score
-from assay.evaluators.judges._habits import forget
 from evaluators.judge_server import Reply, completion, error, serving
+from spanwise.evaluators import Judge, get, score
+from spanwise.evaluators.judges._habits import forget
 
 YES = {"rationale": "It is.", "rating": "yes"}
 NO = {"rationale": "It is not.", "rating": "no"}
@@ -139,7 +139,7 @@ def test_a_host_without_an_address_is_an_error_at_once():
 
 
 def test_nobody_to_ask_is_an_error(monkeypatch):
-    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     (feedback,) = score(get("relevance_to_query"), inputs="?", outputs="!")
     assert feedback.error.startswith("no judge is named: give judge=")
 

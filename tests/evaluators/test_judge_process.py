@@ -13,9 +13,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from assay.evaluators import Judge
-from assay.evaluators.judges import Ask, judge_of
 from evaluators.judge_server import serving
+from spanwise.evaluators import Judge
+from spanwise.evaluators.judges import Ask, judge_of
 
 ASK = Ask(messages=({"role": "user", "content": "Is it?"},))
 
@@ -23,7 +23,7 @@ ASK = Ask(messages=({"role": "user", "content": "Is it?"},))
 def run_alone(code, url):
     """A script with an address, in a process of its own."""
     folders = [str(Path(__file__).parents[2] / folder) for folder in ("tracer", "collector", "evaluators", "cli")]
-    environment = {**os.environ, "ASSAY_CACHE": "off", "PYTHONPATH": os.pathsep.join(folders)}
+    environment = {**os.environ, "SPANWISE_CACHE": "off", "PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code, url]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
 
@@ -60,8 +60,8 @@ def test_nor_of_a_call_that_a_function_makes_for_a_judge(spans):
 
 FORKED = """
 import asyncio, os, sys
-from assay.evaluators import Judge
-from assay.evaluators.judges import Ask
+from spanwise.evaluators import Judge
+from spanwise.evaluators.judges import Ask
 judge = Judge(model="m", base_url=sys.argv[1])
 ask = lambda: asyncio.run(judge.ask(Ask(messages=({"role": "user", "content": "?"},)))).value
 said = [ask()]
@@ -98,8 +98,8 @@ def test_as_many_endpoints_as_you_like_keep_a_bounded_number_of_connections():
 
 SLOWLY = """
 import asyncio, sys, time
-from assay.evaluators import Judge
-from assay.evaluators.judges import Ask
+from spanwise.evaluators import Judge
+from spanwise.evaluators.judges import Ask
 class Slow:
     def find_spec(self, name, *args):
         if name == "openai":

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Usage
-from assay.evaluators.judges._ask import Ask, Completion, CutOff, ParseFailure
-from assay.evaluators.judges._rating import YES_NO, rating_schema
-from assay.evaluators.judges._reading import reading
-from assay.evaluators.protocol import Unjudged
+from spanwise.collector.records import Usage
+from spanwise.evaluators.judges._ask import Ask, Completion, CutOff, ParseFailure
+from spanwise.evaluators.judges._rating import YES_NO, rating_schema
+from spanwise.evaluators.judges._reading import reading
+from spanwise.evaluators.protocol import Unjudged
 
 LEVELS = rating_schema((1, 2, 3, 4, 5))
 NO = {"rationale": "It lacks the date.", "rating": "no"}

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from assay.collector.records import Case, Run, Trace, Usage
-from assay.evaluators import aevaluate, ascore, evaluate, get, score
-from assay.evaluators.judges import Completion, Judge, Judgement, ParseFailure, prompt, scripted
-from assay.evaluators.protocol import Judgements, Skip, Untraced, judging
-from assay.tracer import session, span, tags, trace, user
-from assay.tracer.testing import capture_spans
+from spanwise.collector.records import Case, Run, Trace, Usage
+from spanwise.evaluators import aevaluate, ascore, evaluate, get, score
+from spanwise.evaluators.judges import Completion, Judge, Judgement, ParseFailure, prompt, scripted
+from spanwise.evaluators.protocol import Judgements, Skip, Untraced, judging
+from spanwise.tracer import session, span, tags, trace, user
+from spanwise.tracer.testing import capture_spans
 
 YES = {"rationale": "It is.", "rating": "yes"}
 ID = "relevance_to_query"
@@ -96,9 +96,9 @@ def test_by_hand_it_is_delivered_like_any_span_and_the_link_is_true():
 def test_by_hand_without_a_collector_judged_texts_stay_in_the_process(tmp_path):
     code = """
 import os
-from assay.evaluators import get, score
-from assay.evaluators.testing import scripted
-from assay.tracer import capture, configure, flush
+from spanwise.evaluators import get, score
+from spanwise.evaluators.testing import scripted
+from spanwise.tracer import capture, configure, flush
 capture.DEFAULT_URL = "http://127.0.0.1:9"
 configure(url=os.environ["COLLECTOR"], spill_dir=os.environ["SPOOL"])
 judge = scripted({"rationale": "r", "rating": "yes"})
@@ -304,7 +304,7 @@ def test_an_answer_that_was_known_is_marked_and_costs_nothing(tmp_path):
 
 
 def test_a_panels_votes_are_parts_of_one_trace():
-    from assay.evaluators.judges import panel
+    from spanwise.evaluators.judges import panel
 
     members = panel(relevance(key="a"), relevance({"rationale": "No.", "rating": "no"}), relevance(), key="several")
     [feedback], runs = judged(members, **CASE)
@@ -317,7 +317,7 @@ def test_a_panels_votes_are_parts_of_one_trace():
 
 
 def test_a_panel_is_counted_once_and_goes_with_what_it_judged(store):
-    from assay.evaluators.judges import panel
+    from spanwise.evaluators.judges import panel
 
     members = panel(relevance(key="a"), relevance(), key="several")
     experiment = evaluate(ROWS, answer, [members], store=store, progress=False)
@@ -328,22 +328,22 @@ def test_a_panel_is_counted_once_and_goes_with_what_it_judged(store):
 
 
 def test_a_panel_with_a_member_that_nobody_named_is_refused(store, monkeypatch):
-    from assay.evaluators.judges import panel
+    from spanwise.evaluators.judges import panel
 
-    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     with pytest.raises(ValueError, match="no judge is named"):
         evaluate(ROWS, answer, [panel(relevance(), get(ID), key="several")], store=store, progress=False)
 
 
 def test_all_votes_that_fail_lead_to_the_trace_of_the_panel():
-    from assay.evaluators.judges import panel
+    from spanwise.evaluators.judges import panel
 
     [feedback], runs = judged(panel(relevance("no"), relevance("none"), key="several"), **CASE)
     assert (feedback.outcome, feedback.judge_trace_id) == ("error", root_of(runs).trace_id)
 
 
 def test_an_experiment_inside_a_judgement_has_judgements_of_its_own(store):
-    from assay.evaluators.judges._traced import together
+    from spanwise.evaluators.judges._traced import together
 
     judgements = Judgements()
     with judging(judgements=judgements), together("outer", Case(inputs="q")):

@@ -13,13 +13,13 @@ import pytest
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import TracerProvider
 
-from assay.collector.records import Run, Target
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment, ascore, evaluate, evaluator, get, score
-from assay.evaluators.judges import Completion, Judge
-from assay.evaluators.protocol import Judgements, judging
-from assay.tracer import current_run, span, trace
-from assay.tracer.testing import capture_spans
+from spanwise.collector.records import Run, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment, ascore, evaluate, evaluator, get, score
+from spanwise.evaluators.judges import Completion, Judge
+from spanwise.evaluators.protocol import Judgements, judging
+from spanwise.tracer import current_run, span, trace
+from spanwise.tracer.testing import capture_spans
 
 ID = "relevance_to_query"
 YES = '{"rationale": "It is.", "rating": "yes"}'
@@ -37,7 +37,7 @@ def answer(question):
 
 KILLED = """
 import time
-from assay.evaluators import evaluate, get
+from spanwise.evaluators import evaluate, get
 
 def judge(prompt: str) -> str:
     with open("asked.txt", "a") as asked:
@@ -47,7 +47,7 @@ def judge(prompt: str) -> str:
     return '{"rationale": "It is.", "rating": "yes"}'
 
 rows = [{"inputs": {"q": f"Q{n}?"}} for n in range(8)]
-evaluate(rows, lambda q: q, [get("relevance_to_query", judge=judge)], name="e", store="assay.db", progress=False)
+evaluate(rows, lambda q: q, [get("relevance_to_query", judge=judge)], name="e", store="spanwise.db", progress=False)
 """
 
 
@@ -59,7 +59,7 @@ def test_a_kill_in_the_middle_of_a_judgement_leaves_no_feedback_that_leads_nowhe
         time.sleep(0.02)
     process.kill()
     process.wait()
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         links = {feedback.judge_trace_id for feedback in store.feedbacks()}
         assert len(links) == 7
         assert links == {trace.trace_id for trace in store.traces(kind="evaluator")}
@@ -71,7 +71,7 @@ def _stored(folder, count):
     import sqlite3
 
     try:
-        db = sqlite3.connect(f"file:{folder / 'assay.db'}?mode=ro", uri=True)
+        db = sqlite3.connect(f"file:{folder / 'spanwise.db'}?mode=ro", uri=True)
         try:
             return db.execute("SELECT count(*) FROM feedback").fetchone()[0] >= count
         finally:
@@ -161,7 +161,7 @@ def test_a_judgement_beside_somebody_elses_opentelemetry_is_in_neither_trace():
     runs = judgements.take()
     assert spans.names() == []
     assert {run.trace_id for run in runs}.isdisjoint({f"{outer.get_span_context().trace_id:032x}"})
-    assert all("assay.foreign.trace_id" not in run.attributes for run in runs)
+    assert all("spanwise.foreign.trace_id" not in run.attributes for run in runs)
 
 
 class _Instrumented:

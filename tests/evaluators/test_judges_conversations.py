@@ -2,9 +2,9 @@
 
 import pytest
 
-from assay.collector.records import Run, Trace
-from assay.evaluators import case_of, get, protocol, score
-from assay.evaluators.judges import scripted
+from spanwise.collector.records import Run, Trace
+from spanwise.evaluators import case_of, get, protocol, score
+from spanwise.evaluators.judges import scripted
 
 YES = {"rationale": "Because.", "rating": "yes"}
 ROOT = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", inputs={"q": "cats"}, outputs="None found.", end_ns=9)
@@ -99,6 +99,6 @@ def test_which_tools_there_were_is_said_and_changes_the_version():
 
 @pytest.mark.parametrize("id", ["goal_reached", "tool_choice", "conversation_complete", "user_frustrated"])
 def test_they_can_be_made_and_shown_without_a_judge(id, monkeypatch):
-    monkeypatch.delenv("ASSAY_JUDGE", raising=False)
+    monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     assert get(id).function.prompts[0].id == id
     assert protocol.spec(id).judge

@@ -2,8 +2,8 @@
 
 import pytest
 
-from assay.evaluators import evaluate, get, judge, score
-from assay.evaluators.testing import scripted
+from spanwise.evaluators import evaluate, get, judge, score
+from spanwise.evaluators.testing import scripted
 
 YES = {"rationale": "It is fine.", "rating": "yes"}
 NO = {"rationale": "It is not.", "rating": "no"}

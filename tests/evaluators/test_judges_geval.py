@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Case
-from assay.evaluators.judges import Answer, Completion, Token, scripted
-from assay.evaluators.judges._geval import NOTE, expected, noted, probabilities
-from assay.evaluators.judges._prompts import Prompt
-from assay.evaluators.judges._rating import yes_or_no
+from spanwise.collector.records import Case
+from spanwise.evaluators.judges import Answer, Completion, Token, scripted
+from spanwise.evaluators.judges._geval import NOTE, expected, noted, probabilities
+from spanwise.evaluators.judges._prompts import Prompt
+from spanwise.evaluators.judges._rating import yes_or_no
 
 SCALE = (1, 2, 3, 4, 5)
 

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from assay.evaluators import Judge, get, judge, score
-from assay.evaluators.judges import Prompt, scripted
-from assay.evaluators.judges._fences import cut, harmless, mark_of
 from evaluators.injections import INJECTIONS
 from evaluators.judge_server import serving
+from spanwise.evaluators import Judge, get, judge, score
+from spanwise.evaluators.judges import Prompt, scripted
+from spanwise.evaluators.judges._fences import cut, harmless, mark_of
 
 QUESTION = Prompt("q", "Is it good?\n\nAsked:\n{inputs}\n\nAnswer:\n{outputs}\n\nSay yes or no.", bound=50_000)
 MARK = re.compile(r"between <data-([0-9a-f]{16}) …>")

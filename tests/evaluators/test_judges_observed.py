@@ -10,14 +10,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from assay.collector import aio, connect
-from assay.collector.server import Server
-from assay.evaluators import evaluate, get, score
-from assay.evaluators.judges import Judge
-from assay.evaluators.models import Embedder
-from assay.tracer import instrument, trace, uninstrument
-from assay.tracer.testing import capture_spans
 from evaluators.judge_server import Reply, serving
+from spanwise.collector import aio, connect
+from spanwise.collector.server import Server
+from spanwise.evaluators import evaluate, get, score
+from spanwise.evaluators.judges import Judge
+from spanwise.evaluators.models import Embedder
+from spanwise.tracer import instrument, trace, uninstrument
+from spanwise.tracer.testing import capture_spans
 
 ID = "relevance_to_query"
 YES = '{"rationale": "It is.", "rating": "yes"}'

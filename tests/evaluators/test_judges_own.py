@@ -6,10 +6,10 @@ import json
 import pytest
 import yaml
 
-from assay.collector.records import Case, Run, Trace
-from assay.evaluators import Metric, as_evaluator, evaluate, from_dict, get, judge, score
-from assay.evaluators.judges import Completion, Judge, Token, scripted
-from assay.evaluators.judges._rating import scale_of
+from spanwise.collector.records import Case, Run, Trace
+from spanwise.evaluators import Metric, as_evaluator, evaluate, from_dict, get, judge, score
+from spanwise.evaluators.judges import Completion, Judge, Token, scripted
+from spanwise.evaluators.judges._rating import scale_of
 
 POLITE = "Is it polite?\n{outputs}"
 SHOT = {"outputs": "Go away.", "rationale": "That is rude.", "rating": "no"}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Feedback
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import calibrate, evaluate, pairwise, scripted
-from assay.evaluators.judges import Ask
-from assay.evaluators.protocol import Unjudged
-from assay.evaluators.scoring._pairwise import Pairwise
+from spanwise.collector.records import Feedback
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import calibrate, evaluate, pairwise, scripted
+from spanwise.evaluators.judges import Ask
+from spanwise.evaluators.protocol import Unjudged
+from spanwise.evaluators.scoring._pairwise import Pairwise
 
 
 def better(*replies: Any) -> Pairwise:
@@ -66,7 +66,7 @@ def test_an_answer_that_names_places_of_the_prompt_stays_as_it_is() -> None:
 
 def test_two_experiments_are_compared_and_both_runs_told(tmp_path: Path) -> None:
     rows = [{"inputs": {"q": str(n)}} for n in range(4)]
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         short = evaluate(rows, lambda q: "z" * int(q), store=store, name="short")
         long = evaluate(rows, lambda q: "z" * (2 * int(q)), store=store, name="long")
         found = pairwise("better", "Which is longer?", judge=scripted(by_length)).compare(short, long)
@@ -79,7 +79,7 @@ def test_two_experiments_are_compared_and_both_runs_told(tmp_path: Path) -> None
 def test_a_judge_that_likes_what_is_shown_first_has_only_ties_and_that_is_reported(tmp_path: Path) -> None:
     rows = [{"inputs": {"q": str(n)}} for n in range(3)]
     first = pairwise("better", "Which?", judge=scripted(lambda ask: {"rationale": "r", "rating": "A"}))
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         one, two = (evaluate(rows, lambda q: "an answer", store=store, name=name) for name in ("one", "two"))
         found = first.compare(one, two)
         said = list(store.feedbacks(key="better", experiment=one.id))
@@ -95,7 +95,7 @@ def _vote(row: Any) -> Any:
 
 
 def test_pairs_that_fail_are_counted_and_runs_without_a_counterpart_too(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         one = evaluate([{"inputs": {"q": str(n)}} for n in range(3)], lambda q: q, store=store, name="one")
         two = evaluate([{"inputs": {"q": str(n)}} for n in range(2)], lambda q: q, store=store, name="two")
         failing = pairwise("better", "Which?", judge=scripted(lambda ask: Unjudged("away")))
@@ -107,7 +107,7 @@ def test_pairs_that_fail_are_counted_and_runs_without_a_counterpart_too(tmp_path
 
 def test_judgements_of_pairs_that_are_kept_lie_where_their_feedback_does(tmp_path: Path) -> None:
     rows = [{"inputs": {"q": n}} for n in range(2)]
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         both = [evaluate(rows, lambda q, w=w: w, store=store, progress=False, name=w) for w in ("a", "b")]
         better(*["A"] * 4).compare(*both)
         links = {one.judge_trace_id for one in store.feedbacks(key="better")}
@@ -117,7 +117,7 @@ def test_judgements_of_pairs_that_are_kept_lie_where_their_feedback_does(tmp_pat
 
 def outcomes(folder: Path, judge: Any) -> list[Feedback]:
     """Feedback on the two runs of one pair."""
-    with SQLiteStore(folder / "assay.db") as store:
+    with SQLiteStore(folder / "spanwise.db") as store:
         both = [evaluate([{"inputs": {"q": "x"}}], lambda q, w=w: w, store=store, name=w) for w in ("a", "b")]
         pairwise("better", "Which?", judge=judge).compare(*both)
         return list(store.feedbacks(key="better"))

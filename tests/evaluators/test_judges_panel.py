@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Feedback
-from assay.evaluators import judge, score
-from assay.evaluators.judges import Ask, panel, scripted
+from spanwise.collector.records import Feedback
+from spanwise.evaluators import judge, score
+from spanwise.evaluators.judges import Ask, panel, scripted
 
 
 def saying(*ratings: Any, **options: Any) -> Any:

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from assay.evaluators import get, judge, score
-from assay.evaluators.judges import Prompt, prompt, scripted
-from assay.evaluators.judges._prompts import ARGUMENTS
-from assay.evaluators.judges._values import text_of
+from spanwise.evaluators import get, judge, score
+from spanwise.evaluators.judges import Prompt, prompt, scripted
+from spanwise.evaluators.judges._prompts import ARGUMENTS
+from spanwise.evaluators.judges._values import text_of
 
 YES = {"rationale": "Because.", "rating": "yes"}
 
@@ -102,7 +102,7 @@ def test_a_text_takes_the_place_of_a_prompt_and_changes_the_version():
 
 def test_a_folder_of_the_environment_takes_the_place_of_ours_and_an_argument_of_both(tmp_path, monkeypatch):
     (tmp_path / "relevance_to_query.txt").write_text("# version: 9\nFits?\n{outputs}")
-    monkeypatch.setenv("ASSAY_PROMPTS", str(tmp_path))
+    monkeypatch.setenv("SPANWISE_PROMPTS", str(tmp_path))
     assert get("relevance_to_query").function.prompts[0].text == "Fits?\n{outputs}"
     assert get("relevance_to_query", prompt="{inputs}").function.prompts[0].text == "{inputs}"
     assert get("goal_reached").function.prompts[0].version == "1"  # none there
@@ -138,7 +138,7 @@ def test_the_bound_is_a_parameter():
 
 def test_a_question_is_the_same_in_every_process():
     code = (
-        "from assay.evaluators.judges import Prompt; from assay.evaluators.judges._values import text_of;"
+        "from spanwise.evaluators.judges import Prompt; from spanwise.evaluators.judges._values import text_of;"
         "print(Prompt('q', '{inputs}{outputs}').messages({'outputs': text_of({'b', 'a', 'c'}), 'inputs': 'x'}))"
     )
     around = {"PYTHONHASHSEED": "77", "PYTHONPATH": ":".join(sys.path)}

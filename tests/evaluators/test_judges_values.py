@@ -2,12 +2,12 @@
 
 import pytest
 
-from assay.collector.records import Case, Document, Run, Trace
-from assay.evaluators import case_of
-from assay.evaluators.judges._fences import bounded
-from assay.evaluators.judges._trajectory import trajectory
-from assay.evaluators.judges._values import said, text_of, texts_of, whole
-from assay.evaluators.protocol import Skip
+from spanwise.collector.records import Case, Document, Run, Trace
+from spanwise.evaluators import case_of
+from spanwise.evaluators.judges._fences import bounded
+from spanwise.evaluators.judges._trajectory import trajectory
+from spanwise.evaluators.judges._values import said, text_of, texts_of, whole
+from spanwise.evaluators.protocol import Skip
 
 TALK = [
     {"role": "user", "content": "Hello"},

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.evaluators import get, score
-from assay.evaluators.builtin.language import Told, language, one_language, tell
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin.language import Told, language, one_language, tell
 
 TEXTS = [
     ("en", "The weather is nice today and we are going to the park."),

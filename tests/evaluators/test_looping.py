@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.evaluators import get, score
-from assay.evaluators.builtin._repeats import longest_repeat
-from assay.evaluators.builtin._sentences import sentences
-from assay.evaluators.builtin.text import compression_ratio, repeated_share, unique_sentences
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin._repeats import longest_repeat
+from spanwise.evaluators.builtin._sentences import sentences
+from spanwise.evaluators.builtin.text import compression_ratio, repeated_share, unique_sentences
 
 
 def brute_force(text):

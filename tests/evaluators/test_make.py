@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from assay.evaluators import Metric, as_evaluator, evaluator, get, protocol
-from assay.evaluators.protocol import Options
+from spanwise.evaluators import Metric, as_evaluator, evaluator, get, protocol
+from spanwise.evaluators.protocol import Options
 
 
 def of_this_module(outputs, documents=None, case=None):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from assay.evaluators import Experiment, evaluate, evaluator, get, judge
-from assay.evaluators.monitors import monitor
-from assay.evaluators.protocol import specs
-from assay.evaluators.testing import scripted
+from spanwise.evaluators import Experiment, evaluate, evaluator, get, judge
+from spanwise.evaluators.monitors import monitor
+from spanwise.evaluators.protocol import specs
+from spanwise.evaluators.testing import scripted
 
 SIX = dict.fromkeys(("toxicity", "severe_toxicity", "obscene", "threat", "insult", "identity_attack"), 0.1)
 ROWS = [{"inputs": {"q": str(n)}} for n in range(4)]

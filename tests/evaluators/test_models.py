@@ -10,11 +10,11 @@ import threading
 import numpy
 import pytest
 
-from assay.collector.records import Case, Target
-from assay.evaluators import evaluate, get, score
-from assay.evaluators.models import PRESETS, Embedder, NoModel, embedder
-from assay.evaluators.models._encoding import Encoding
-from assay.evaluators.models._find import find, loading
+from spanwise.collector.records import Case, Target
+from spanwise.evaluators import evaluate, get, score
+from spanwise.evaluators.models import PRESETS, Embedder, NoModel, embedder
+from spanwise.evaluators.models._encoding import Encoding
+from spanwise.evaluators.models._find import find, loading
 
 
 class Counting:
@@ -194,7 +194,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
     made = get("semantic_similarity", model="no/such-model-either")
     [found] = score(made, outputs="a", reference_outputs="b")
-    assert "needs 'sentence_transformers', which is not installed: pip install 'assay[models]'" in found.error
+    assert "needs 'sentence_transformers', which is not installed: pip install 'spanwise[models]'" in found.error
 
 
 def test_what_names_no_embedder_is_refused():
@@ -242,7 +242,7 @@ def test_a_child_forked_while_a_text_is_encoded_encodes_its_own():
 
 
 def test_where_a_model_is_is_looked_up_once(monkeypatch):
-    from assay.evaluators.models import _embedder
+    from spanwise.evaluators.models import _embedder
 
     asked = []
     find = _embedder.find

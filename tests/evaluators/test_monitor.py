@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from assay.collector.statistics import u
-from assay.collector.stores import Store
 from evaluators.watched import decisions, rule, scores, span, trace_id, verdicts, watching, whole
+from spanwise.collector.statistics import u
+from spanwise.collector.stores import Store
 
 
 def test_a_trace_is_scored_once(store: Store) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Feedback
-from assay.collector.stores import Store
-from assay.evaluators import evaluator
-from assay.evaluators.monitors import Monitor, Stuck, _pauses
-from assay.evaluators.monitors._memory import Memory, is_lack_of_memory, used
 from evaluators.watched import decisions, length, rule, scores, trace_id, until, verdicts, watching, whole
+from spanwise.collector.records import Feedback
+from spanwise.collector.stores import Store
+from spanwise.evaluators import evaluator
+from spanwise.evaluators.monitors import Monitor, Stuck, _pauses
+from spanwise.evaluators.monitors._memory import Memory, is_lack_of_memory, used
 
 
 class TooMany(Exception):
@@ -292,7 +292,7 @@ def test_a_monitor_that_ends_with_work_under_way_leaves_no_coroutine_behind(
     assert begun.wait(60)
     monitor.stop(0.0)
     thread.join()
-    until(lambda: not any(one.name == "assay-monitor-slot" for one in threading.enumerate()))
+    until(lambda: not any(one.name == "spanwise-monitor-slot" for one in threading.enumerate()))
     gc.collect()
     assert [str(one.message) for one in recwarn if issubclass(one.category, RuntimeWarning)] == []
     assert "running" not in verdicts(store).values()

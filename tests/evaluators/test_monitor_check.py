@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from assay.collector.filters import Filter
-from assay.collector.records import Document, Run
-from assay.collector.statistics import u
-from assay.evaluators import evaluator, get, judge, monitor, scripted
-from assay.evaluators.monitors import check
 from evaluators.watched import decisions, span, watching, whole
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Document, Run
+from spanwise.collector.statistics import u
+from spanwise.evaluators import evaluator, get, judge, monitor, scripted
+from spanwise.evaluators.monitors import check
 
 HOUR = 3_600_000_000_000
 
@@ -72,7 +72,7 @@ def test_calls_are_counted_where_there_is_no_price(store):
 
 
 def test_a_budget_in_dollars_lowers_the_rate(store):
-    from assay.evaluators import Judge
+    from spanwise.evaluators import Judge
 
     polite = judge("polite", "Polite? {outputs}", judge=Judge(model="m", base_url="http://127.0.0.1:9", price=(1, 1)))
     store.append([run() for _ in range(10)])
@@ -111,7 +111,7 @@ def test_an_empty_store_has_nothing_to_say(store):
 
 
 def test_more_than_can_be_looked_at_is_extrapolated(store, monkeypatch):
-    monkeypatch.setattr("assay.evaluators.monitors._check.LOOKED", 20)
+    monkeypatch.setattr("spanwise.evaluators.monitors._check.LOOKED", 20)
     store.append([run() for _ in range(80)])
     found = check(monitor("r", evaluators=[short], sample_rate=0.5), store)
     assert (found.matched, found.exact) == (80, False)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.errors import NotFound, Refused
-from assay.collector.records import Claim, Decided, Decision, Feedback, Finish, Run, Target
-from assay.evaluators import get, monitor
-from assay.evaluators.monitors import diff
-from assay.evaluators.monitors._outcome import SHADOW
 from evaluators.watched import rule, scores, watching, whole
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.records import Claim, Decided, Decision, Feedback, Finish, Run, Target
+from spanwise.evaluators import get, monitor
+from spanwise.evaluators.monitors import diff
+from spanwise.evaluators.monitors._outcome import SHADOW
 
 
 def record(name, **options):
@@ -90,8 +90,8 @@ def test_an_unknown_rule_names_those_that_there_are(store):
 
 
 def test_beyond_chance_is_an_interval_without_zero(store):
-    from assay.collector.statistics import SampledMean
-    from assay.evaluators.monitors import Difference
+    from spanwise.collector.statistics import SampledMean
+    from spanwise.evaluators.monitors import Difference
 
     mean = SampledMean(key="k", mean=0.2, low=0.1, high=0.3, n=5, effective=5.0)
     made = Difference(key="k", old=mean, new=mean, change=mean)

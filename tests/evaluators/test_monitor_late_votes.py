@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from assay.collector import connect
-from assay.collector.records import Decision, Feedback, Target
-from assay.collector.server import Server
-from assay.collector.statistics import u
-from assay.collector.stores import Store
-from assay.collector.stores import summary as read
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators.monitors import Monitor, Monitored, summary
 from evaluators.watched import rule, trace_id, until, watching, whole
+from spanwise.collector import connect
+from spanwise.collector.records import Decision, Feedback, Target
+from spanwise.collector.server import Server
+from spanwise.collector.statistics import u
+from spanwise.collector.stores import Store
+from spanwise.collector.stores import summary as read
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators.monitors import Monitor, Monitored, summary
 
 NUMBERS, RATE = range(1, 60), 0.2
 DISLIKED = ("feedback=thumbs_up=0", 1.0)
@@ -45,7 +45,7 @@ def running(store: Store, made: Monitored) -> Iterator[None]:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Any]:
     """A server with traffic of which a fifth was scored."""
-    with SQLiteStore(tmp_path / "assay.db") as kept, Server(kept) as server:
+    with SQLiteStore(tmp_path / "spanwise.db") as kept, Server(kept) as server:
         store = connect(server.url)
         with running(store, rule(sample_rate=RATE, strata=[DISLIKED])):
             store.append([whole(number) for number in NUMBERS])
@@ -89,7 +89,7 @@ def test_a_vote_that_is_taken_back_leaves_the_sample_as_it_was(store: Store) -> 
 def test_a_dislike_that_arrives_late_counts_for_the_day_of_its_trace(tmp_path: Path) -> None:
     """The votes on day 1 arrive on day 2: the mean of day 2 is that of the traces that started on day 2."""
     day, first, second = 86_400 * 10**9, range(1, 41), range(41, 81)
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         made = rule(sample_rate=0.5, strata=[DISLIKED])
         monitor = Monitor(store, [made])
         for at, numbers in ((day, first), (2 * day, second)):
@@ -111,7 +111,7 @@ def test_a_dislike_that_arrives_late_counts_for_the_day_of_its_trace(tmp_path: P
 
 
 def test_a_trace_that_a_vote_has_decided_again_counts_once(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store, watching(store, rule(sample_rate=0.5)) as monitor:
+    with SQLiteStore(tmp_path / "spanwise.db") as store, watching(store, rule(sample_rate=0.5)) as monitor:
         store.append([whole(number) for number in NUMBERS])
         while monitor.step():
             pass

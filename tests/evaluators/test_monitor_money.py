@@ -16,14 +16,14 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from assay.collector.records import Booking
-from assay.collector.server import Server
-from assay.collector.stores import Store
-from assay.evaluators import Judge, judge
-from assay.evaluators.monitors import Monitor, _pauses
-from assay.evaluators.monitors._money import budget_of
 from evaluators.judge_server import Reply, serving
 from evaluators.watched import decisions, rule, scores, trace_id, until, verdicts, watching, whole
+from spanwise.collector.records import Booking
+from spanwise.collector.server import Server
+from spanwise.collector.stores import Store
+from spanwise.evaluators import Judge, judge
+from spanwise.evaluators.monitors import Monitor, _pauses
+from spanwise.evaluators.monitors._money import budget_of
 
 VERDICT = {"rationale": "short", "rating": "yes"}
 
@@ -92,7 +92,7 @@ def test_a_call_whose_connection_breaks_stays_booked_as_cost_unknown(
         store.append([whole(1)])
         monitor.step()
     assert scores(store, 1) == {"polite": True}
-    monkeypatch.setattr("assay.collector.stores.sqlite._money.UNKNOWN", 0)
+    monkeypatch.setattr("spanwise.collector.stores.sqlite._money.UNKNOWN", 0)
     (booked,) = store.booked(budget_of("default", "r", "calls_per_day"))
     assert (booked.settled, booked.reserved, booked.unknown) == (1.0, 0.0, 1.0)
 
@@ -255,7 +255,7 @@ def test_a_judgement_is_a_trace_that_no_rule_takes(store: Store) -> None:
             pass
     (given,) = store.feedbacks(key="polite").items
     judgement = store.trace(given.judge_trace_id or "")
-    assert judgement.root.resource["assay.monitor"] is True
+    assert judgement.root.resource["spanwise.monitor"] is True
     assert verdicts(store) == {"1": "scored"}
     assert Reply
     store.delete(trace_ids=[trace_id(1)])

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from assay.collector.records import Booking
-from assay.collector.rules import LEAST_PACED
-from assay.collector.stores import Store
-from assay.evaluators.monitors import _pace
-from assay.evaluators.monitors._money import budget_of
-from assay.evaluators.monitors._pace import APART, DAY, LOOK, Pacer
 from evaluators.watched import rule, until, watching
+from spanwise.collector.records import Booking
+from spanwise.collector.rules import LEAST_PACED
+from spanwise.collector.stores import Store
+from spanwise.evaluators.monitors import _pace
+from spanwise.evaluators.monitors._money import budget_of
+from spanwise.evaluators.monitors._pace import APART, DAY, LOOK, Pacer
 
 
 def a_day(

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from assay.collector.records import Rule
-from assay.evaluators.monitors import _deaths
-from assay.evaluators.monitors._data import of_data
-from assay.evaluators.monitors._reload import Watch
-from assay.evaluators.monitors._report import Listener, Teller
-from assay.evaluators.monitors._rest import Rest
+from spanwise.collector.records import Rule
+from spanwise.evaluators.monitors import _deaths
+from spanwise.evaluators.monitors._data import of_data
+from spanwise.evaluators.monitors._reload import Watch
+from spanwise.evaluators.monitors._report import Listener, Teller
+from spanwise.evaluators.monitors._rest import Rest
 
 
 @pytest.mark.parametrize(
@@ -164,14 +164,14 @@ def test_two_evaluators_of_one_key_are_refused():
 
 
 def test_a_judge_in_data_is_at_an_address_of_the_environment(monkeypatch):
-    monkeypatch.setenv("ASSAY_JUDGE_URL", "http://elsewhere/v1/")
-    monkeypatch.setenv("ASSAY_JUDGE_KEY", "sk-mine")
+    monkeypatch.setenv("SPANWISE_JUDGE_URL", "http://elsewhere/v1/")
+    monkeypatch.setenv("SPANWISE_JUDGE_KEY", "sk-mine")
     (evaluator,) = of("correctness", judge={"model": "m", "base_url": "http://elsewhere/v1"}).evaluators
     assert evaluator.function._judge.api_key == "sk-mine"
 
 
 def test_an_embedder_in_data_is_at_an_address_of_the_environment(monkeypatch):
-    monkeypatch.setenv("ASSAY_EMBEDDINGS_URL", "http://elsewhere/v1")
+    monkeypatch.setenv("SPANWISE_EMBEDDINGS_URL", "http://elsewhere/v1")
     (evaluator,) = of("groundedness", model={"model": "m", "base_url": "http://elsewhere/v1"}).evaluators
     assert evaluator.function._embedder.name == "m"
 

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators.monitors import Plan, Supervisor
 from evaluators.watched import span, trace_id, whole
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators.monitors import Plan, Supervisor
 
 RULES = """
 import ctypes, os, signal
-from assay.evaluators import evaluator, monitor
+from spanwise.evaluators import evaluator, monitor
 
 @evaluator
 def fine(outputs):
@@ -117,7 +117,7 @@ def test_a_trace_of_20_000_spans_is_skipped_with_its_size_and_all_else_is_scored
 
 STALLING = """
 import os, pathlib, time
-from assay.evaluators import evaluator, monitor
+from spanwise.evaluators import evaluator, monitor
 
 here = pathlib.Path(__file__).parent
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from assay.collector.filters import Filter
-from assay.collector.records import Document, Head, RuleSettings
-from assay.collector.stores import Store
-from assay.evaluators.monitors import Monitor
-from assay.evaluators.monitors._ready import ready
-from assay.tracer import attributes as names
 from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, until, verdicts, watching, whole
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Document, Head, RuleSettings
+from spanwise.collector.stores import Store
+from spanwise.evaluators.monitors import Monitor
+from spanwise.evaluators.monitors._ready import ready
+from spanwise.tracer import attributes as names
 
 HEAD = Head(
     trace_id=trace_id(1),

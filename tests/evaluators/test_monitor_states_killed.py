@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from assay.collector.server import Server
-from assay.collector.stores import Store
-from assay.evaluators.monitors import Monitor, load
-from assay.evaluators.monitors._money import budget_of
 from evaluators.judge_server import serving
 from evaluators.watched import decisions, until, whole
 from integration.serving import environment
+from spanwise.collector.server import Server
+from spanwise.collector.stores import Store
+from spanwise.evaluators.monitors import Monitor, load
+from spanwise.evaluators.monitors._money import budget_of
 
 TRACES = 4
 RULES = """
 from pathlib import Path
-from assay.evaluators import Judge, Skip, evaluator, judge, monitor
+from spanwise.evaluators import Judge, Skip, evaluator, judge, monitor
 
 class Busy(Exception):
     status_code = 429
@@ -48,8 +48,8 @@ monitor("r", evaluators=[chosen, polite], budget={{"calls_per_day": {calls}}}, r
 """
 VICTIM = """
 import os, signal, sys
-from assay.collector import connect
-from assay.evaluators.monitors import Monitor, load
+from spanwise.collector import connect
+from spanwise.evaluators.monitors import Monitor, load
 
 file, url, state, moment = sys.argv[1:]
 

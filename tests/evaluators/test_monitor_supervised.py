@@ -10,16 +10,16 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-from assay.collector import verdicts
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators.monitors import Plan, Supervisor, load
 from evaluators.watched import decisions, trace_id, whole
 from integration.serving import environment
+from spanwise.collector import verdicts
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators.monitors import Plan, Supervisor, load
 
 RULES = """
 import ctypes, os, re, signal, threading, time
-from assay.evaluators import evaluator, monitor
+from spanwise.evaluators import evaluator, monitor
 
 @evaluator
 def fine(outputs):
@@ -159,7 +159,7 @@ def test_a_file_whose_rules_belong_to_another_file_says_that_nothing_runs_and_en
 
 def test_a_budget_in_dollars_needs_the_price_of_every_judge(url, tmp_path):
     more = (
-        "from assay.evaluators import Judge, judge\n"
+        "from spanwise.evaluators import Judge, judge\n"
         "j = judge('polite', 'Polite?\\n{outputs}', judge=Judge(model='own', base_url='http://127.0.0.1:9/v1'))\n"
         "monitor('paid', evaluators=[j], budget={'usd_per_day': 1})\n"
     )
@@ -203,7 +203,7 @@ def test_a_broken_file_keeps_the_rules_from_before_and_is_told_once(url, tmp_pat
 PROGRAM = """
 import sys, threading
 from pathlib import Path
-from assay.evaluators.monitors import Plan, Supervisor, load
+from spanwise.evaluators.monitors import Plan, Supervisor, load
 plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], grace=3.5)
 Supervisor(plan, lambda line: print(line, flush=True), lambda loaded: print("shown", flush=True)).run(threading.Event())
 """

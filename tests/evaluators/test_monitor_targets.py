@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from assay.collector.records import Document
-from assay.collector.statistics import u
-from assay.collector.stores import Store
 from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, verdicts, watching, whole
+from spanwise.collector.records import Document
+from spanwise.collector.statistics import u
+from spanwise.collector.stores import Store
 
 
 def words(outputs: str) -> float:

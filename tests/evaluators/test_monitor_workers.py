@@ -17,20 +17,20 @@ from typing import Any
 
 import pytest
 
-from assay.collector import connect
-from assay.collector import verdicts as verdicts_in_words
-from assay.collector.errors import Refused
-from assay.collector.records import Finish
-from assay.collector.server import Server
-from assay.collector.stores import Store
-from assay.evaluators.monitors import Monitor
-from assay.evaluators.monitors._job import claim_of
-from assay.tracer import attributes as names
-from assay.tracer import inject, session
-from assay.tracer import span as traced_span
-from assay.tracer.spans import apart, marked
-from assay.tracer.testing import capture_spans
 from evaluators.watched import decisions, rule, scores, until, verdicts, watching, whole
+from spanwise.collector import connect
+from spanwise.collector import verdicts as verdicts_in_words
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Finish
+from spanwise.collector.server import Server
+from spanwise.collector.stores import Store
+from spanwise.evaluators.monitors import Monitor
+from spanwise.evaluators.monitors._job import claim_of
+from spanwise.tracer import attributes as names
+from spanwise.tracer import inject, session
+from spanwise.tracer import span as traced_span
+from spanwise.tracer.spans import apart, marked
+from spanwise.tracer.testing import capture_spans
 
 
 @contextmanager
@@ -212,15 +212,15 @@ def test_what_evaluators_trace_and_call_bears_the_mark() -> None:
         with traced_span("below"):
             pass
     assert [one.attributes[names.MONITOR] for one in spans.ended] == [True, True]
-    assert headers["tracestate"].partition("assay=")[2].split(",")[0].split("-")[2] == "03"
+    assert headers["tracestate"].partition("spanwise=")[2].split(",")[0].split("-")[2] == "03"
     assert names.MONITOR in headers["baggage"]
 
 
 KILLED = """
     import sys, time
-    from assay.collector import connect
-    from assay.evaluators import monitor
-    from assay.evaluators.monitors import Monitor
+    from spanwise.collector import connect
+    from spanwise.evaluators import monitor
+    from spanwise.evaluators.monitors import Monitor
 
     def slow(outputs):
         time.sleep(0.002)

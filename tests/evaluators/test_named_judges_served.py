@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from assay.evaluators import Judge, evaluate, get, score
-from assay.evaluators.haystack import FaithfulnessEvaluator
-from assay.evaluators.judges._habits import forget
 from evaluators.judge_server import Reply, completion, serving
+from spanwise.evaluators import Judge, evaluate, get, score
+from spanwise.evaluators.haystack import FaithfulnessEvaluator
+from spanwise.evaluators.judges._habits import forget
 
 CASE = {
     "inputs": "When was it built?",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Run, Trace, Usage
-from assay.evaluators import get, score
-from assay.evaluators.builtin.numbers import close, numbers_in
+from spanwise.collector.records import Run, Trace, Usage
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin.numbers import close, numbers_in
 
 FINITE = st.floats(-1e6, 1e6)
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from assay.collector.records import Case, Example, Feedback, Run, Target, Trace
-from assay.evaluators import Metric, evaluator, get, score
-from assay.evaluators.protocol import Maker, Nonsense, missing_needs
+from spanwise.collector.records import Case, Example, Feedback, Run, Target, Trace
+from spanwise.evaluators import Metric, evaluator, get, score
+from spanwise.evaluators.protocol import Maker, Nonsense, missing_needs
 
 TARGET = Target(trace_id="1" * 32)
 MAKER = Maker(key="judge", keys=("judge",), name="tests.judge", version="3", source="llm")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.evaluators import Skip, get, score
-from assay.evaluators.builtin import _treebank
-from assay.evaluators.builtin._tokens import tokenizer
-from assay.evaluators.builtin.text import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
+from spanwise.evaluators import Skip, get, score
+from spanwise.evaluators.builtin import _treebank
+from spanwise.evaluators.builtin._tokens import tokenizer
+from spanwise.evaluators.builtin.text import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
 
 WORDS = st.lists(
     st.sampled_from(["the", "cat", "sat", "on", "mat", "don't", "3.5", "(yes)", "No.", "naïve", "北京"]), max_size=14
@@ -230,7 +230,7 @@ def test_the_treebank_patterns_are_those_of_the_nltk_that_is_installed():
 
 FIRST_CALL = """
 import sys
-from assay.evaluators import get, score
+from spanwise.evaluators import get, score
 score(get("bleu"), outputs="(the cat's) mat", reference_outputs="the cat\\x1f")
 assert not {"nltk", "numpy", "scipy"} & sys.modules.keys(), sorted(sys.modules)
 """

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from assay.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
-from assay.evaluators.models._shared import loaded
 from evaluators.tiny_models import read_classifier, relabel
+from spanwise.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
+from spanwise.evaluators.models._shared import loaded
 
 pytest.importorskip("sentence_transformers")
 TEXTS = {

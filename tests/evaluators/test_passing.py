@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from assay.collector.errors import NotFound, Unavailable
-from assay.evaluators import Skip
-from assay.evaluators.protocol import may_pass, retries_on, wait_before
+from spanwise.collector.errors import NotFound, Unavailable
+from spanwise.evaluators import Skip
+from spanwise.evaluators.protocol import may_pass, retries_on, wait_before
 
 REQUEST = httpx.Request("POST", "http://judge")
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Feedback, Target, Trace
-from assay.evaluators import get, score
-from assay.evaluators.builtin.pipeline import parse_number
+from spanwise.collector.records import Feedback, Target, Trace
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin.pipeline import parse_number
 
 
 @pytest.mark.parametrize(

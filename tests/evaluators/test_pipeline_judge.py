@@ -2,8 +2,8 @@
 
 import pytest
 
-from assay.evaluators import get, score
-from assay.evaluators.judges import scripted
+from spanwise.evaluators import get, score
+from spanwise.evaluators.judges import scripted
 
 NODES = {"question": "When was it built?", "search": ["Built in 1912."], "answer": "In 1912.", "cost": 3}
 GOOD = {"reasoning": "It says when.", "score": 5}

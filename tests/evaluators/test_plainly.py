@@ -7,9 +7,9 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.evaluators import get, score
-from assay.evaluators.builtin._detectors import find_pii, find_secrets
-from assay.evaluators.builtin._plainly import Places, plainly, seen
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin._detectors import find_pii, find_secrets
+from spanwise.evaluators.builtin._plainly import Places, plainly, seen
 
 EVERY = "".join(map(chr, range(0x110000)))
 UNSEEN = regex.findall(r"\p{Default_Ignorable_Code_Point}", EVERY)

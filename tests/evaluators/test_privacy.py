@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Case, Document, Example
-from assay.evaluators import get, score
-from assay.evaluators.builtin._decoding import decoded
-from assay.evaluators.builtin._detectors import Finding, _without_overlaps, find_pii, find_secrets, luhn
+from spanwise.collector.records import Case, Document, Example
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin._decoding import decoded
+from spanwise.evaluators.builtin._detectors import Finding, _without_overlaps, find_pii, find_secrets, luhn
 
 CARDS = [
     "4111 1111 1111 1111",

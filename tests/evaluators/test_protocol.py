@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Case, Document, Example, Feedback, Target
-from assay.evaluators import Metric, Skip, as_evaluator, evaluator, score
+from spanwise.collector.records import Case, Document, Example, Feedback, Target
+from spanwise.evaluators import Metric, Skip, as_evaluator, evaluator, score
 
 FULL = Case(
     example=Example(inputs={"q": "?"}, reference_outputs="ref", metadata={"m": 1}),
@@ -314,7 +314,7 @@ def test_a_slow_plain_function_moves_to_a_thread(target):
         return [await wrapped.evaluate(FULL, target) for _ in range(2)]
 
     (first,), (second,) = asyncio.run(twice())
-    assert (first.label, second.label) == ("MainThread", "assay-evaluator")
+    assert (first.label, second.label) == ("MainThread", "spanwise-evaluator")
 
 
 def test_batch_is_used_where_it_is_offered(target):

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.records import Case, Document
-from assay.evaluators import evaluate, get, score
-from assay.evaluators.judges import scripted
-from assay.evaluators.judges._rag import matched
-from assay.evaluators.protocol import Unjudged
 from evaluators.judge_server import serving
+from spanwise.collector.records import Case, Document
+from spanwise.evaluators import evaluate, get, score
+from spanwise.evaluators.judges import scripted
+from spanwise.evaluators.judges._rag import matched
+from spanwise.evaluators.protocol import Unjudged
 
 PARIS = {
     "inputs": "Where is the tower?",
@@ -229,7 +229,7 @@ def test_arrays_are_vectors():
 def test_without_the_extra_an_experiment_is_refused_and_a_score_by_hand_is_an_error(id, store, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     one = get(id, judge=scripted(), embed="no/such-model-yet")
-    with pytest.raises(ValueError, match=r"needs 'sentence_transformers', .*: pip install 'assay\[models\]'"):
+    with pytest.raises(ValueError, match=r"needs 'sentence_transformers', .*: pip install 'spanwise\[models\]'"):
         evaluate([{"inputs": "q", "reference_outputs": "r"}], lambda inputs: "a", [one], store=store)
     found = score(one, **PARIS, reference_outputs="Paris.")[0]
     assert found.outcome == "error"

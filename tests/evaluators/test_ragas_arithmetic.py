@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.evaluators import get, score
-from assay.evaluators.judges import scripted
+from spanwise.evaluators import get, score
+from spanwise.evaluators.judges import scripted
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ragas"
 CASES = json.loads((FIXTURES / "cases.json").read_text("utf-8"))

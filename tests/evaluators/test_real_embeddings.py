@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy
 import pytest
 
-from assay.collector.records import Case, Target
-from assay.collector.stores import Store
-from assay.evaluators import ascore, evaluate, get, score
-from assay.evaluators.models import Embedder, NoModel, embedder
-from assay.evaluators.models._shared import loaded
 from evaluators.watched import rule, until, watching, whole
+from spanwise.collector.records import Case, Target
+from spanwise.collector.stores import Store
+from spanwise.evaluators import ascore, evaluate, get, score
+from spanwise.evaluators.models import Embedder, NoModel, embedder
+from spanwise.evaluators.models._shared import loaded
 
 TEXTS = [
     "",

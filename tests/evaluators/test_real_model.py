@@ -1,4 +1,4 @@
-"""A real model judges, behind an endpoint that somebody serves: ASSAY_REAL_MODEL=http://… pytest -m real_model
+"""A real model judges, behind an endpoint that somebody serves: SPANWISE_REAL_MODEL=http://… pytest -m real_model
 
 docs/judges.md says how to serve a small one on a machine without a GPU; benchmarks/real_judge.py measures it.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from assay.evaluators import get, judge, score
-from assay.evaluators.judges import Answer, Ask, Judge
+from spanwise.evaluators import get, judge, score
+from spanwise.evaluators.judges import Answer, Ask, Judge
 
 pytestmark = pytest.mark.real_model
 
@@ -27,9 +27,9 @@ SCHEMA = {
 @pytest.fixture
 def real() -> Judge:
     """The judge that answers, nothing cached, with time for a model on a busy CPU."""
-    url = os.environ.get("ASSAY_REAL_MODEL")
+    url = os.environ.get("SPANWISE_REAL_MODEL")
     if not url:
-        pytest.skip("ASSAY_REAL_MODEL names no endpoint, as http://127.0.0.1:8080/v1")
+        pytest.skip("SPANWISE_REAL_MODEL names no endpoint, as http://127.0.0.1:8080/v1")
     return Judge(model="real", base_url=url, deadline=600, concurrency=1, max_tokens=512, cache=False)
 
 

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from assay.collector.records import Case, Document
-from assay.evaluators import Metric, as_evaluator, evaluator, from_dict, get, names, protocol, score
-from assay.evaluators.builtin.text import Exact, Regex
-from assay.evaluators.protocol.standards import OUTCOMES
+from spanwise.collector.records import Case, Document
+from spanwise.evaluators import Metric, as_evaluator, evaluator, from_dict, get, names, protocol, score
+from spanwise.evaluators.builtin.text import Exact, Regex
+from spanwise.evaluators.protocol.standards import OUTCOMES
 
 PARAMETERS = {
     "regex": {"pattern": "a"},
@@ -159,7 +159,7 @@ def test_a_decorated_function_is_found_by_its_dotted_name():
     assert tiny.version == "7"
 
 
-@pytest.mark.parametrize("name", ["os.system", "assay.nowhere.x", f"{__name__}.plain"])
+@pytest.mark.parametrize("name", ["os.system", "spanwise.nowhere.x", f"{__name__}.plain"])
 def test_data_cannot_name_any_callable_it_likes(name):
     with pytest.raises(ValueError, match=r"no evaluator"):
         from_dict({"type": name})
@@ -177,7 +177,7 @@ def test_a_function_without_a_name_has_no_dict():
 
 
 THEIRS = """
-from assay.evaluators import evaluator
+from spanwise.evaluators import evaluator
 
 NOTHING = 5
 
@@ -204,7 +204,7 @@ def their_package(monkeypatch, tmp_path):
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: their-evaluators\nVersion: 1\n")
     points = "shouting = their_module:shouting\nlonger = their_module:Longer\nfinished = their_module:finished\n"
     points += "broken = no_module_of_theirs:thing\nnothing = their_module:NOTHING\n"
-    (package / "entry_points.txt").write_text(f"[assay.evaluators]\n{points}")
+    (package / "entry_points.txt").write_text(f"[spanwise.evaluators]\n{points}")
     (tmp_path / "their_module.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(str(tmp_path))
 

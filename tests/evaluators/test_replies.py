@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.evaluators import get, score
-from assay.evaluators.builtin._replies import number_in, objects_in
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin._replies import number_in, objects_in
 
 QUOTING = st.sampled_from(
     [

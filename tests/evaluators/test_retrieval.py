@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Document
-from assay.evaluators import Skip, get, score
-from assay.evaluators.builtin import retrieval
+from spanwise.collector.records import Document
+from spanwise.evaluators import Skip, get, score
+from spanwise.evaluators.builtin import retrieval
 
 IDS = st.lists(st.sampled_from("abcdefgh"), max_size=8)
 SOME = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6)

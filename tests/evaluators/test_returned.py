@@ -13,9 +13,9 @@ import pandas as pd
 import pydantic
 import pytest
 
-from assay.collector.records import Target
-from assay.evaluators import score
-from assay.evaluators.protocol import Maker, Nonsense
+from spanwise.collector.records import Target
+from spanwise.evaluators import score
+from spanwise.evaluators.protocol import Maker, Nonsense
 
 TARGET = Target(trace_id="1" * 32)
 MAKER = Maker(key="judge", keys=("judge",), name="tests.judge", version="3")

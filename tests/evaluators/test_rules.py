@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from assay.collector.filters import Filter, normal_form
-from assay.collector.rules import filter_of
-from assay.evaluators import get, monitor
-from assay.evaluators.monitors import BrokenRules, load
-from assay.evaluators.monitors._version import version_of
+from spanwise.collector.filters import Filter, normal_form
+from spanwise.collector.rules import filter_of
+from spanwise.evaluators import get, monitor
+from spanwise.evaluators.monitors import BrokenRules, load
+from spanwise.evaluators.monitors._version import version_of
 
 MIXED = {"name": "answer", "tags": "a", "untried": ["j"], "metadata": {"tenant": "t1", "n": 1, "flag": True}}
 
@@ -23,7 +23,7 @@ def concise(outputs: str) -> bool:
 
 def rules(folder: Path, text: str) -> Path:
     file = folder / "rules.py"
-    file.write_text("from assay.evaluators import get, monitor\n" + text)
+    file.write_text("from spanwise.evaluators import get, monitor\n" + text)
     return file
 
 

@@ -9,12 +9,12 @@ import sys
 import numpy
 import pytest
 
-from assay.collector.records import Case
-from assay.evaluators import get, score
-from assay.evaluators import haystack as ours
-from assay.evaluators.haystack._similarity import _scores
-from assay.evaluators.models import NoModel, PairScorer
-from assay.evaluators.models._alike import Comparer, _is_cross
+from spanwise.collector.records import Case
+from spanwise.evaluators import get, score
+from spanwise.evaluators import haystack as ours
+from spanwise.evaluators.haystack._similarity import _scores
+from spanwise.evaluators.models import NoModel, PairScorer
+from spanwise.evaluators.models._alike import Comparer, _is_cross
 
 pytest.importorskip("sentence_transformers")
 theirs = pytest.importorskip("haystack.components.evaluators")
@@ -137,7 +137,7 @@ def test_it_is_written_down_and_read_as_theirs():
         "token": Secret.from_env_var("T"),
     }
     plain = ours.SASEvaluator(**given).to_dict()
-    assert plain["type"] == "assay.evaluators.haystack.SASEvaluator"
+    assert plain["type"] == "spanwise.evaluators.haystack.SASEvaluator"
     assert plain["init_parameters"] == theirs.SASEvaluator(**given).to_dict()["init_parameters"]
     assert ours.SASEvaluator.from_dict(json.loads(json.dumps(plain))).to_dict() == plain
     assert ours.SASEvaluator().to_dict()["init_parameters"] == theirs.SASEvaluator().to_dict()["init_parameters"]
@@ -188,7 +188,7 @@ def test_a_model_that_is_not_here_is_said_in_one_line():
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     [found] = score(get("sas", model="no/such-model-either"), outputs="a", reference_outputs="b")
-    assert "needs 'transformers', which is not installed: pip install 'assay[models]'" in found.error
+    assert "needs 'transformers', which is not installed: pip install 'spanwise[models]'" in found.error
 
 
 def test_the_name_of_haystack_has_its_model():

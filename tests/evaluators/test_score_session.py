@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from assay.collector.errors import NotFound
-from assay.collector.records import Run
-from assay.evaluators import evaluator, get, score
-from assay.evaluators.judges import scripted
-from assay.evaluators.protocol import Judgements, judging
-from assay.evaluators.scoring._sessions import MOST_TURNS, turns_of
+from spanwise.collector.errors import NotFound
+from spanwise.collector.records import Run
+from spanwise.evaluators import evaluator, get, score
+from spanwise.evaluators.judges import scripted
+from spanwise.evaluators.protocol import Judgements, judging
+from spanwise.evaluators.scoring._sessions import MOST_TURNS, turns_of
 
 YES = {"rationale": "Twice.", "rating": "yes"}
 
@@ -28,10 +28,10 @@ def told(history, inputs, outputs, trace):
 def test_it_is_read_from_the_store_that_is_meant(store, tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)
     store.append([turn(2), turn(1), Run(trace_id="f" * 32, span_id="1" * 16, parent_id=None, name="other")])
-    where = {"store": store, "path": tmp_path / "assay.db", "environment": None}[place]
+    where = {"store": store, "path": tmp_path / "spanwise.db", "environment": None}[place]
     if place != "store":
         store.close()
-        monkeypatch.delenv("ASSAY_URL", raising=False)
+        monkeypatch.delenv("SPANWISE_URL", raising=False)
     [feedback] = score(told, session="s", store=where)
     assert feedback.target.session_id == "s"
     assert feedback.comment == "['Question 1?', 'Answer 1.', 'Question 2?', 'Answer 2.'] Question 2? Answer 2."
@@ -50,7 +50,7 @@ def test_of_a_very_long_one_the_latest_turns_are_read(store):
 
 
 def test_a_session_that_there_is_not_is_told(store):
-    with pytest.raises(NotFound, match=r"session 'none' has no traces in .*assay\.db"):
+    with pytest.raises(NotFound, match=r"session 'none' has no traces in .*spanwise\.db"):
         score(told, session="none", store=store)
 
 

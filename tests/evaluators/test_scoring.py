@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.records import Case, Target
-from assay.evaluators import as_evaluator, evaluator
-from assay.evaluators.protocol._threads import waiting_on
-from assay.evaluators.scoring._batcher import Batcher
-from assay.evaluators.scoring._scoring import Scoring
+from spanwise.collector.records import Case, Target
+from spanwise.evaluators import as_evaluator, evaluator
+from spanwise.evaluators.protocol._threads import waiting_on
+from spanwise.evaluators.scoring._batcher import Batcher
+from spanwise.evaluators.scoring._scoring import Scoring
 
 CASES = [Case(outputs=n) for n in range(5)]
 TARGET = Target(trace_id="1" * 32)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.evaluators.builtin._sentences import sentences
+from spanwise.evaluators.builtin._sentences import sentences
 
 TOLD = {
     "abbreviations": [

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
-from assay.evaluators import get, score
-from assay.evaluators.builtin._steps import steps
-from assay.evaluators.testing import scripted
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin._steps import steps
+from spanwise.evaluators.testing import scripted
 
 NAMES = ("edits", "insertions", "deletions", "mismatches", "context_steps", "answer_steps")
 
@@ -163,7 +163,7 @@ def test_more_steps_than_can_be_aligned_are_refused():
 
 
 def test_a_bad_case_does_not_spoil_its_batch():
-    from assay.collector.records import Case, Document
+    from spanwise.collector.records import Case, Document
 
     good = Case(outputs=numbered("ab"), documents=(Document(content=numbered("ab")),))
     bad = Case(outputs={"a": 1, "b": 2}, documents=good.documents)

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from assay.collector import connect
-from assay.collector.errors import NotFound
-from assay.collector.server import Server
-from assay.evaluators import Experiment, compare, datasets, evaluate
-from assay.evaluators.monitors import diff
+from spanwise.collector import connect
+from spanwise.collector.errors import NotFound
+from spanwise.collector.server import Server
+from spanwise.evaluators import Experiment, compare, datasets, evaluate
+from spanwise.evaluators.monitors import diff
 
 ROWS = [{"inputs": {"q": "a"}, "reference_outputs": "a"}]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from assay.evaluators import get, score
-from assay.evaluators.models import NoModel, PairScorer
-from assay.evaluators.models._summac import Conv, zero_shot
+from spanwise.evaluators import get, score
+from spanwise.evaluators.models import NoModel, PairScorer
+from spanwise.evaluators.models._summac import Conv, zero_shot
 
 TEXT = "Mont Blanc is a high mountain. It is in the Alps of France. Nobody lives there at all."
 SUMMARY = "Mont Blanc is high up. It is in Paris, I think."

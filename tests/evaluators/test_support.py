@@ -10,10 +10,10 @@ from functools import cache
 import numpy
 import pytest
 
-from assay.collector.records import Case, Document, Target
-from assay.evaluators import get, score
-from assay.evaluators.models import Embedder, NoModel, PairScorer
 from evaluators.tiny_models import read_classifier
+from spanwise.collector.records import Case, Document, Target
+from spanwise.evaluators import get, score
+from spanwise.evaluators.models import Embedder, NoModel, PairScorer
 
 pytest.importorskip("sentence_transformers")
 TEXTS = {
@@ -241,7 +241,7 @@ def test_without_the_extra_it_says_what_to_install(id, monkeypatch):
     found = score(get(id, model=PairScorer("no/such-model")), inputs="a b", outputs="a", documents=["b"])
     assert {one.error for one in found} == {
         "scoring pairs with no/such-model needs 'sentence_transformers', which is not installed: "
-        "pip install 'assay[models]'"
+        "pip install 'spanwise[models]'"
     }
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from assay.evaluators import evaluate
+from spanwise.evaluators import evaluate
 
 ROWS = [{"inputs": {"question": "?"}, "reference_outputs": "Paris"}]
 

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from assay.evaluators.protocol import _telling
-from assay.evaluators.protocol._telling import telling, told_to, tracked
+from spanwise.evaluators.protocol import _telling
+from spanwise.evaluators.protocol._telling import telling, told_to, tracked
 
 
 def test_who_draws_already_is_told_and_told_when_it_is_over():
@@ -60,7 +60,7 @@ def test_a_name_is_shown_as_it_is_and_steers_no_terminal():
 
 def in_a_terminal(*lines: str) -> str:
     """What a program that runs these lines shows."""
-    script = "\n".join(("from assay.evaluators.protocol import _telling as t", "t.PATIENCE = -1.0", *lines))
+    script = "\n".join(("from spanwise.evaluators.protocol import _telling as t", "t.PATIENCE = -1.0", *lines))
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env=environment) as program:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.records import Case, Run, Trace
-from assay.evaluators import evaluator, get, score
-from assay.evaluators.builtin import text
+from spanwise.collector.records import Case, Run, Trace
+from spanwise.evaluators import evaluator, get, score
+from spanwise.evaluators.builtin import text
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_text_contains_its_parts(a, b, c):
 
 
 def test_texts_of_chat_messages_and_completions():
-    from assay.evaluators.builtin._texts import question_of, text_of
+    from spanwise.evaluators.builtin._texts import question_of, text_of
 
     assert text_of([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]) == "a"
     assert text_of({"choices": [{"message": {"content": "hi"}}]}) == "hi"

@@ -8,10 +8,10 @@ import shutil
 
 import pytest
 
-from assay.collector.records import Case, Target
-from assay.evaluators import get, score
-from assay.evaluators.models import NoModel, TextClassifier, text_classifier
 from evaluators.tiny_models import read_classifier, relabel
+from spanwise.collector.records import Case, Target
+from spanwise.evaluators import get, score
+from spanwise.evaluators.models import NoModel, TextClassifier, text_classifier
 
 TEXTS = {
     "empty": "",
@@ -162,7 +162,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     found = score(get("toxicity", model="no/such-classifier"), outputs="a")
     assert {one.error for one in found} == {
-        "classifying with no/such-classifier needs 'transformers', which is not installed: pip install 'assay[models]'"
+        "classifying with no/such-classifier needs 'transformers', which is not installed: pip install 'spanwise[models]'"
     }
 
 
@@ -203,7 +203,7 @@ def test_profanity_gives_the_numbers_of_its_package():
 def test_without_its_package_profanity_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "profanity_check", None)
     [found] = score(get("profanity", pickle=True), outputs="a")
-    assert "which is not installed: pip install 'assay[profanity]'" in found.error
+    assert "which is not installed: pip install 'spanwise[profanity]'" in found.error
 
 
 def test_an_embedding_model_classifies_nothing(tiny_toxicity, tmp_path):

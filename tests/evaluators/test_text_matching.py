@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.evaluators import get, score
-from assay.evaluators.builtin.text_matching import matches
+from spanwise.evaluators import get, score
+from spanwise.evaluators.builtin.text_matching import matches
 
 BRAZIL = "Brazil revenue was 15,969 million"
 

@@ -8,22 +8,22 @@ from math import inf
 import orjson
 import pytest
 
-from assay.collector.client import HTTPStore
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment, Metric, evaluate, evaluator, from_dict, get, monitor
-from assay.evaluators.monitors._data import of_data
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment, Metric, evaluate, evaluator, from_dict, get, monitor
+from spanwise.evaluators.monitors._data import of_data
 
 
 @contextmanager
 def sqlite(folder):
-    with SQLiteStore(folder / "assay.db") as store:
+    with SQLiteStore(folder / "spanwise.db") as store:
         yield store
 
 
 @contextmanager
 def http(folder):
-    with SQLiteStore(folder / "assay.db") as kept, Server(kept) as server, HTTPStore(server.url) as store:
+    with SQLiteStore(folder / "spanwise.db") as kept, Server(kept) as server, HTTPStore(server.url) as store:
         yield store
 
 
@@ -92,7 +92,7 @@ def test_how_many_it_takes_is_a_whole_number(least):
 
 
 def modelled():
-    from assay.evaluators import protocol
+    from spanwise.evaluators import protocol
 
     return [spec for spec in protocol.specs() if spec.model and not spec.judge]  # judges embed by `embed=`
 
@@ -109,7 +109,7 @@ def test_with_another_model_than_the_documents_nothing_passes_until_a_threshold_
 
 @pytest.mark.parametrize("id", ["answer_semantic_similarity", "answer_sem_sent_similarity", "groundedness"])
 def test_the_documents_thresholds_are_those_of_its_model(id):
-    from assay.evaluators import protocol
+    from spanwise.evaluators import protocol
 
     document = protocol.factory(id).DOCUMENT
     assert {metric.threshold for metric in get(id, model=document).metrics} == {0.75}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.records import Run, Trace
-from assay.evaluators import get, score
-from assay.evaluators.protocol.tool_calls import tool_calls
+from spanwise.collector.records import Run, Trace
+from spanwise.evaluators import get, score
+from spanwise.evaluators.protocol.tool_calls import tool_calls
 
 sys.path.append(str(Path(__file__).parent.parent / "collector" / "dialects"))
 

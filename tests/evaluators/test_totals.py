@@ -2,10 +2,10 @@
 
 import pytest
 
-from assay.collector.records import Feedback, Run, Target, Usage
-from assay.evaluators.engine._summary import summarise
-from assay.evaluators.engine._tally import Tallies
-from assay.evaluators.protocol._metric import Metric
+from spanwise.collector.records import Feedback, Run, Target, Usage
+from spanwise.evaluators.engine._summary import summarise
+from spanwise.evaluators.engine._tally import Tallies
+from spanwise.evaluators.protocol._metric import Metric
 
 TARGET = Target(trace_id="1" * 32, span_id="2" * 16)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import Experiment, compare, evaluate, get, judge
-from assay.evaluators.judges import scripted
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import Experiment, compare, evaluate, get, judge
+from spanwise.evaluators.judges import scripted
 
 ROWS = [{"inputs": {"q": str(n)}, "reference_outputs": str(n)} for n in range(4)]
 
@@ -23,14 +23,14 @@ def made(store: SQLiteStore, name: str) -> Experiment:
 
 
 def test_a_judge_that_nobody_has_checked_says_so_and_code_does_not(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         lines = str(made(store, "one")).splitlines()
     assert "never checked" in next(line for line in lines if "polite" in line)
     assert "never checked" not in next(line for line in lines if "exact" in line)
 
 
 def test_votes_stand_beside_the_mean_everywhere_and_do_not_change_it(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         first, second = made(store, "one"), made(store, "two")
         for row in first.rows():
             store.feedback(row.trace.trace_id, "polite", row.inputs != {"q": "0"}, author="ann")
@@ -44,20 +44,20 @@ def test_votes_stand_beside_the_mean_everywhere_and_do_not_change_it(tmp_path: P
 
 
 def test_a_summary_can_be_printed_when_the_store_is_closed(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         experiment = made(store, "one")
     assert "polite" in str(experiment)
 
 
 def test_an_experiment_without_judges_has_no_such_column(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         text = str(evaluate(ROWS, lambda q: q, [get("exact")], store=store, name="plain"))
     assert "people" not in text
 
 
 @pytest.mark.parametrize("votes", [0, 1])
 def test_one_vote_is_a_vote(tmp_path: Path, votes: int) -> None:
-    with SQLiteStore(tmp_path / "assay.db") as store:
+    with SQLiteStore(tmp_path / "spanwise.db") as store:
         experiment = made(store, "one")
         for row in list(experiment.rows())[:votes]:
             store.feedback(row.trace.trace_id, "polite", True, author="ann")

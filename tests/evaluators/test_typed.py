@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from assay.evaluators.protocol._typed import check, fits
+from spanwise.evaluators.protocol._typed import check, fits
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from functools import partial
 import numpy
 import pytest
 
-from assay.evaluators import get, score
-from assay.evaluators.models import Embedder, _kept
-from assay.evaluators.models._encoding import Encoding
-from assay.evaluators.models._find import find
-from assay.evaluators.models._kept import KeptVectors, VectorFile, default_path, digest_of, path_for
-from assay.evaluators.models._shared import loaded
 from evaluators.judge_server import Reply, serving
+from spanwise.evaluators import get, score
+from spanwise.evaluators.models import Embedder, _kept
+from spanwise.evaluators.models._encoding import Encoding
+from spanwise.evaluators.models._find import find
+from spanwise.evaluators.models._kept import KeptVectors, VectorFile, default_path, digest_of, path_for
+from spanwise.evaluators.models._shared import loaded
 
 
 class Counting:
@@ -86,7 +86,7 @@ def damaged(path):
 )
 def test_a_file_that_cannot_be_used_costs_no_score(spoil, path, caplog):
     spoil(path)
-    with caplog.at_level(logging.WARNING, "assay.evaluators"):
+    with caplog.at_level(logging.WARNING, "spanwise.evaluators"):
         assert encoded(path, ["a", "bb"]) == (["a", "bb"], [[2.0, 2.0], [3.0, 3.0]])
         encoded(path, ["ccc"])
     assert len(caplog.records) == 1
@@ -139,7 +139,7 @@ def test_many_texts_are_found_at_once(path):
 
 def test_processes_share_one_file(path):
     script = (
-        "import sys; from assay.evaluators.models import Embedder\n"
+        "import sys; from spanwise.evaluators.models import Embedder\n"
         "made = Embedder(lambda texts: [[len(text), 1] for text in texts], name='lengths', cache=sys.argv[1])\n"
         "for n in range(30): made.embed([f'{sys.argv[2]} {n}'])\n"
     )
@@ -186,12 +186,12 @@ def test_a_forked_child_has_its_own_connection(path):
 
 
 def test_where_it_is(monkeypatch, tmp_path):
-    monkeypatch.delenv("ASSAY_VECTORS")
+    monkeypatch.delenv("SPANWISE_VECTORS")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert (path_for(None, paid=False), path_for(None, paid=True)) == (None, tmp_path / "assay" / "vectors.db")
+    assert (path_for(None, paid=False), path_for(None, paid=True)) == (None, tmp_path / "spanwise" / "vectors.db")
     assert path_for(True, paid=False) == default_path()
     assert path_for(False, paid=True) is None
-    monkeypatch.setenv("ASSAY_VECTORS", str(tmp_path / "mine.db"))
+    monkeypatch.setenv("SPANWISE_VECTORS", str(tmp_path / "mine.db"))
     assert path_for(None, paid=False) == tmp_path / "mine.db"
 
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from assay.collector.filters import Filter
-from assay.collector.records import Feedback, Run, Target
-from assay.evaluators import Judge, evaluate, evaluator, get, score
-from assay.evaluators.protocol import PARAMETERS, as_evaluator, specs
 from evaluators.recorded import FILE, recorded_ids, results
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Feedback, Run, Target
+from spanwise.evaluators import Judge, evaluate, evaluator, get, score
+from spanwise.evaluators.protocol import PARAMETERS, as_evaluator, specs
 
 RECORDED = json.loads(FILE.read_text())
 
@@ -120,7 +120,7 @@ def test_a_counter_of_a_closure_changes_no_version():
 def test_a_version_is_the_same_in_another_process_and_as_main(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from assay.evaluators import as_evaluator, get\nLIMIT = {'b', 'a'}\n"
+        "from spanwise.evaluators import as_evaluator, get\nLIMIT = {'b', 'a'}\n"
         "def mine(outputs): return outputs in LIMIT\n"
         "print(as_evaluator(mine).version, get('regex', pattern='a').version)\n"
     )

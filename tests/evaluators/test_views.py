@@ -10,10 +10,10 @@ import msgspec
 import orjson
 import pytest
 
-from assay.collector.records import Case, Document, Event, Example, Feedback, Run, Target, Trace, Usage
-from assay.evaluators import as_evaluator, evaluate, evaluator, get, score
-from assay.evaluators.protocol._views import RunView, case_view, copied
-from assay.tracer import trace as traced
+from spanwise.collector.records import Case, Document, Event, Example, Feedback, Run, Target, Trace, Usage
+from spanwise.evaluators import as_evaluator, evaluate, evaluator, get, score
+from spanwise.evaluators.protocol._views import RunView, case_view, copied
+from spanwise.tracer import trace as traced
 
 DATA = [
     Example(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from assay.evaluators.models._windows import spans_with, windows
+from spanwise.evaluators.models._windows import spans_with, windows
 
 TEXTS = {
     "words": " ".join(f"word{number}" for number in range(1000)),

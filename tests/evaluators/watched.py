@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from assay.collector.records import Decision, Run
-from assay.collector.stores import Store
-from assay.evaluators import monitor
-from assay.evaluators.monitors import Monitor
-from assay.tracer import attributes as names
+from spanwise.collector.records import Decision, Run
+from spanwise.collector.stores import Store
+from spanwise.evaluators import monitor
+from spanwise.evaluators.monitors import Monitor
+from spanwise.tracer import attributes as names
 
 DEADLINE = 60.0  # seconds after which a test gives up
 

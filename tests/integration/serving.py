@@ -1,4 +1,4 @@
-"""`assay serve` as a process of its own, for tests that kill it."""
+"""`spanwise serve` as a process of its own, for tests that kill it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from assay.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from spanwise.cli import main; main()"]
 
 
 def environment() -> dict[str, str]:
     """This one's, with the repository's folders on the path, and nothing that says where things go but the spool."""
     folders = [str(ROOT / name) for name in ("tracer", "collector", "evaluators", "cli")]
-    ours = {key for key in os.environ if key.startswith(("ASSAY_", "OTEL_"))} - {"ASSAY_SPILL_DIR"}
+    ours = {key for key in os.environ if key.startswith(("SPANWISE_", "OTEL_"))} - {"SPANWISE_SPILL_DIR"}
     kept = {key: value for key, value in os.environ.items() if key not in ours}
     return kept | {"PYTHONPATH": os.pathsep.join(folders)}
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from integration.serving import environment
+from spanwise.cli._app import app
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 PROGRAM = """
 import time
-from assay.tracer import configure, trace
+from spanwise.tracer import configure, trace
 
 configure(project="shop")
 
@@ -43,7 +43,7 @@ answer("never", 600)
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with SQLiteStore(tmp_path / "assay.db") as store, Server(store) as running:
+    with SQLiteStore(tmp_path / "spanwise.db") as store, Server(store) as running:
         yield running
 
 
@@ -56,7 +56,7 @@ def until(condition: Callable[[], object], seconds: float = 40) -> None:
 
 @pytest.mark.slow  # a run is told of after a second
 def test_a_process_that_is_killed_leaves_its_open_runs(server: Server) -> None:
-    store, given = server.store, {**environment(), "ASSAY_URL": server.url}
+    store, given = server.store, {**environment(), "SPANWISE_URL": server.url}
     with subprocess.Popen([sys.executable, "-c", PROGRAM], env=given) as process:
         until(lambda: len(store.running()) == 2 and store.processes() and store.processes()[0].report)
         os.kill(process.pid, signal.SIGKILL)

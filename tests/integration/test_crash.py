@@ -15,11 +15,11 @@ import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from assay.collector.client import HTTPStore
-from assay.collector.stores.sqlite._open import open_writable
 from collector.growing import Traces
 from collector.otlp import PROTOBUF, attribute, request, span
 from integration.serving import Process
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.stores.sqlite._open import open_writable
 
 HEADERS = {"content-type": PROTOBUF}
 
@@ -81,7 +81,7 @@ def sound(path: Path) -> list[str]:
 
 
 def killed_again_and_again(folder: Path, kills: int) -> None:
-    path, random_ = folder / "assay.db", random.Random(7)
+    path, random_ = folder / "spanwise.db", random.Random(7)
     acknowledged: set[str] = set()
     for round_ in range(kills):
         with Process(path) as server:
@@ -156,7 +156,7 @@ def stored(path: Path) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_traces_that_grow_when_the_server_is_killed_add_up(tmp_path: Path, kills: int) -> None:
-    path, random_ = tmp_path / "assay.db", random.Random(7)
+    path, random_ = tmp_path / "spanwise.db", random.Random(7)
     acknowledged: set[tuple[str, str]] = set()
     for round_ in range(kills):
         with Process(path) as server:
@@ -170,7 +170,7 @@ def test_traces_that_grow_when_the_server_is_killed_add_up(tmp_path: Path, kills
 
 
 def test_what_is_summed_up_behind_when_the_server_is_killed_is_found_again(tmp_path: Path) -> None:
-    path, trace_id = tmp_path / "assay.db", b"t" * 16
+    path, trace_id = tmp_path / "spanwise.db", b"t" * 16
     ids = [number.to_bytes(8, "big") for number in range(1, 3002)]
     chain = [
         span(trace_id=trace_id, span_id=one, parent_span_id=above) for above, one in zip([b"", *ids], ids, strict=False)
@@ -195,29 +195,29 @@ def due(path: Path) -> int:
 
 
 def test_a_server_that_is_told_to_stop_loses_nothing(tmp_path: Path) -> None:
-    with Process(tmp_path / "assay.db") as server:
+    with Process(tmp_path / "spanwise.db") as server:
         load = Load(server.url, 1)
         until(lambda: len(load.acknowledged) >= 20)
         assert "everything that was acknowledged is kept" in server.stop()
     acknowledged = load.join()
-    assert not (tmp_path / "assay.db-wal").exists()  # the last one out has put everything into the file
-    with Process(tmp_path / "assay.db") as again:
+    assert not (tmp_path / "spanwise.db-wal").exists()  # the last one out has put everything into the file
+    with Process(tmp_path / "spanwise.db") as again:
         assert lost(again.url, acknowledged) == set()
         again.stop()
 
 
 def test_a_span_is_kept_although_the_server_dies_right_after_its_answer(tmp_path: Path) -> None:
     one = span("last words")
-    with Process(tmp_path / "assay.db") as server:
+    with Process(tmp_path / "spanwise.db") as server:
         told = httpx.post(f"{server.url}/v1/traces", content=request(one), headers=HEADERS, timeout=60)
     assert told.status_code == 200  # and that was its end
-    with Process(tmp_path / "assay.db", server.port) as again, HTTPStore(again.url) as store:
+    with Process(tmp_path / "spanwise.db", server.port) as again, HTTPStore(again.url) as store:
         assert store.trace(one.trace_id.hex()).root.name == "last words"
 
 
 def test_a_port_that_is_taken_is_named_with_its_holder(tmp_path: Path) -> None:
     with Process(tmp_path / "a.db") as server:
-        with pytest.raises(AssertionError, match=r"held by an Assay server \(process \d+, store '.*a.db'\).*--port"):
+        with pytest.raises(AssertionError, match=r"held by a Spanwise server \(process \d+, store '.*a.db'\).*--port"):
             Process(tmp_path / "b.db", server.port)
         with pytest.raises(AssertionError, match=f"written by process .* answers at {server.url}"):
             Process(tmp_path / "a.db")

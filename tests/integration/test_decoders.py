@@ -1,4 +1,4 @@
-"""`assay serve` with processes that decode: its end, and many senders at once, leave and lose nothing."""
+"""`spanwise serve` with processes that decode: its end, and many senders at once, leave and lose nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_server_that_ends_leaves_no_process(tmp_path, number, answer):
         [pid] = decoders(server.process.pid)
         os.kill(pid, signal.SIGSTOP)
         sent = aside.submit(post, server, whole)
-        until(lambda: f"assay_pending_bytes {len(whole)}" in httpx.get(f"{server.url}/metrics", timeout=60).text)
+        until(lambda: f"spanwise_pending_bytes {len(whole)}" in httpx.get(f"{server.url}/metrics", timeout=60).text)
         server.process.send_signal(number)
         until(lambda: gone([pid]) if number == signal.SIGKILL else os.kill(pid, signal.SIGCONT) is None)
         assert sent.result() == answer

@@ -1,13 +1,13 @@
-"""`assay serve --feedback-to`, killed and started again."""
+"""`spanwise serve --feedback-to`, killed and started again."""
 
 from __future__ import annotations
 
 import pytest
 
-from assay.collector.client import HTTPStore
-from assay.collector.records import Feedback, Target
 from collector.outlets import Scripted, attributes, until
 from integration.serving import Process
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.records import Feedback, Target
 
 ROWS = [Feedback(target=Target(trace_id="1" * 32), key=f"k{number}", score=0.5) for number in range(9)]
 
@@ -27,7 +27,7 @@ def test_a_server_that_was_killed_goes_on_with_what_it_had_acknowledged(tmp_path
             (outlet,) = until(lambda: [one for one in store.outlets() if not one.waiting])
             assert f"sends feedback on to hub: {other.url}" in last.stop()
     assert (outlet.name, outlet.dropped) == ("hub", 0)
-    assert {attributes(record)["assay.feedback.id"] for record in other.taken} == {one.id for one in ROWS}
+    assert {attributes(record)["spanwise.feedback.id"] for record in other.taken} == {one.id for one in ROWS}
 
 
 def add(process: Process, rows: list[Feedback]) -> None:

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli._app import app
-from assay.collector.client import HTTPStore
-from assay.collector.querystring import parse
-from assay.collector.records import Experiment, Feedback, Target, Usage
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.conformance_traces import eventually
 from collector.making import SECOND, START, run
+from spanwise.cli._app import app
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.querystring import parse
+from spanwise.collector.records import Experiment, Feedback, Target, Usage
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 # What a term says, and how the form of the pages says it
 CONDITIONS = {
@@ -73,7 +73,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         user_id="u-1",
         experiment_id="e1",
     )
-    file = tmp_path_factory.mktemp("filters") / "assay.db"
+    file = tmp_path_factory.mktemp("filters") / "spanwise.db"
     with SQLiteStore(file) as store, Server(store) as server:
         store.append([wanted, run("other", trace_id=OTHER, start_ns=START - SECOND)])
         store.save_experiment(Experiment(id="e1", name="n", dataset="numbers"))

@@ -16,22 +16,22 @@ import httpx
 import pytest
 
 import fixtures.golden
-from assay.collector.exchange import take
-from assay.collector.records import Feedback, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.evaluators import evaluate, monitor, score
-from assay.evaluators.engine import deliver_spool
-from assay.evaluators.models import Embedder
-from assay.evaluators.monitors import Monitor, load
-from assay.tracer import spool
 from fixtures.golden.reading import everything_in, plain
+from spanwise.collector.exchange import take
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.evaluators import evaluate, monitor, score
+from spanwise.evaluators.engine import deliver_spool
+from spanwise.evaluators.models import Embedder
+from spanwise.evaluators.monitors import Monitor, load
+from spanwise.tracer import spool
 
 GOLDEN = Path(next(iter(fixtures.golden.__path__)))
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_bytes())
 PRODUCT = monitor.__module__.partition(".")[0]
 ATTRIBUTE = re.compile(
-    r"assay\.(?=(attempt|awaits|calls\.sent|cancelled|cost\.unknown|derived|example|foreign\.(trace|span)_id|local_root"
+    r"spanwise\.(?=(attempt|awaits|calls\.sent|cancelled|cost\.unknown|derived|example|foreign\.(trace|span)_id|local_root"
     r"|monitor|partial|sample_rate|sent\.\w+|spans\.(dropped|open|started)|stream\.closed|usage\.estimated|via)$)"
 )
 QUESTION = {"inputs": {"question": "When is the delivery?"}, "reference_outputs": "Parcels arrive within 3 days."}
@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     for name in ("application.py", "rules.py"):
         file = tmp_path / "golden" / name
-        file.write_text(re.sub(r"^(\s*from) assay\.", rf"\1 {PRODUCT}.", file.read_text(), flags=re.MULTILINE))
+        file.write_text(re.sub(r"^(\s*from) spanwise\.", rf"\1 {PRODUCT}.", file.read_text(), flags=re.MULTILINE))
     monkeypatch.chdir(tmp_path / "golden")
     monkeypatch.syspath_prepend(tmp_path / "golden")
     yield tmp_path / "golden"
@@ -93,7 +93,7 @@ def test_a_database_takes_new_records(store):
 
 def test_a_secret_that_was_handed_out_still_opens_the_server(store):
     with Server(store, require_key=True) as server:
-        sent = httpx.post(f"{server.url}/v1/traces", json={}, headers={"authorization": "Bearer assay_golden"})
+        sent = httpx.post(f"{server.url}/v1/traces", json={}, headers={"authorization": "Bearer spanwise_golden"})
     assert sent.status_code == 200
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from assay.collector.client import HTTPStore
-from assay.collector.records import Key
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from integration.serving import COMMAND, environment, free_port
+from spanwise.collector.client import HTTPStore
+from spanwise.collector.records import Key
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 MASTER, SECRET, WRONG = "master-SECRET-1", "stored-SECRET-2", "wrong-SECRET-3"
 
@@ -72,7 +72,7 @@ def hidden(text: str) -> None:
 def serving(path: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     port = free_port()
     command = [*COMMAND, "serve", "--host", "0.0.0.0", "--port", str(port), "--store", str(path)]
-    env = environment() | {"ASSAY_API_KEY": MASTER}
+    env = environment() | {"SPANWISE_API_KEY": MASTER}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 240
     try:
@@ -90,7 +90,7 @@ def serving(path: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 @pytest.mark.slow
 def test_a_server_tells_no_key_to_anybody(tmp_path: Path) -> None:
-    path = tmp_path / "assay.db"
+    path = tmp_path / "spanwise.db"
     with SQLiteStore(path) as store:
         store.save_key(Key(id="k", name="n", sha256=sha256(SECRET.encode()).hexdigest(), scopes=("read",)))
     with serving(path) as (url, process):
@@ -109,7 +109,7 @@ def test_a_server_tells_no_key_to_anybody(tmp_path: Path) -> None:
     assert made.status_code == 200
     assert "wrong API key(s) from 127.0.0.1" in said
     (line,) = [line for line in said.splitlines() if line.startswith("{")]
-    assert (json.loads(line)["audit"], json.loads(line)["key"]) == ("save_key", "ASSAY_API_KEY")
+    assert (json.loads(line)["audit"], json.loads(line)["key"]) == ("save_key", "SPANWISE_API_KEY")
     for file in tmp_path.iterdir():
         for secret in (MASTER, SECRET, WRONG):
             assert secret.encode() not in file.read_bytes()
@@ -125,7 +125,7 @@ class Broken(SQLiteStore):
 def test_a_traceback_holds_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.DEBUG),
-        Broken(tmp_path / "assay.db") as store,
+        Broken(tmp_path / "spanwise.db") as store,
         Server(store, host="0.0.0.0", api_key=MASTER) as server,
     ):
         answers = [httpx.get(f"{server.url}/api/count", headers=sent, timeout=60) for sent in spelled(MASTER)]

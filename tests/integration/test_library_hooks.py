@@ -19,10 +19,10 @@ from pydantic_ai import Agent
 from pydantic_ai.models.test import TestModel
 from tiktoken.registry import ENCODINGS
 
-from assay.collector.dialects import from_readable
-from assay.tracer import instrument, token_estimates, trace, uninstrument
-from assay.tracer.testing import Spans
-from assay.tracer.testing import traced as traced
+from spanwise.collector.dialects import from_readable
+from spanwise.tracer import instrument, token_estimates, trace, uninstrument
+from spanwise.tracer.testing import Spans
+from spanwise.tracer.testing import traced as traced
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_stream_without_usage_has_estimated_counts(instrumented: str, traced: 
     assert run.usage is not None
     assert run.usage.output_tokens == len("sunny")
     assert run.usage.input_tokens == len("weather?") + 7
-    assert run.attributes["assay.usage.estimated"] is True
+    assert run.attributes["spanwise.usage.estimated"] is True
 
 
 @pytest.mark.usefixtures("no_vocabulary")
@@ -156,7 +156,7 @@ def test_a_stream_without_usage_has_estimated_counts(instrumented: str, traced: 
 def test_without_a_vocabulary_there_are_no_counts_and_nothing_is_downloaded(instrumented: str, traced: Spans) -> None:
     stream_a_reply()
     [run] = [from_readable(span) for span in traced.spans]
-    assert (run.usage, "assay.usage.estimated" in run.attributes) == (None, False)
+    assert (run.usage, "spanwise.usage.estimated" in run.attributes) == (None, False)
     assert "o200k_base" not in ENCODINGS
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import openai
 import pytest
 
-from assay.collector.records import Run, Trace, Usage
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
-from assay.tracer import _runtime, configure, flush, instrument, session, trace, uninstrument
+from spanwise.collector.records import Run, Trace, Usage
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.tracer import _runtime, configure, flush, instrument, session, trace, uninstrument
 
 KEY = "sk-0123456789abcdef"
 MODEL = "gpt-4o-mini-2024-07-18"
@@ -73,7 +73,7 @@ def client() -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
     """The store behind a collector that our spans and those of the instrumentation go to."""
-    kept, previous = SQLiteStore(tmp_path / "assay.db"), _runtime.replace(None)
+    kept, previous = SQLiteStore(tmp_path / "spanwise.db"), _runtime.replace(None)
     instrument("openai")  # before `configure`, as an application may have it
     try:
         with Server(kept, host="127.0.0.1", port=0) as server:

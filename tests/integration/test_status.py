@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from assay.collector.dialects import from_readable
-from assay.tracer import _runtime, configure, current_run, span, trace
-from assay.tracer.capture import capture
-from assay.tracer.testing import Spans
-from assay.tracer.testing import traced as traced
+from spanwise.collector.dialects import from_readable
+from spanwise.tracer import _runtime, configure, current_run, span, trace
+from spanwise.tracer.capture import capture
+from spanwise.tracer.testing import Spans
+from spanwise.tracer.testing import traced as traced
 
 
 def status(traced: Spans, name: str) -> str:

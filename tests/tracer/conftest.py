@@ -13,8 +13,8 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.tracer import _delivery, _errors, _runtime, _spool
-from assay.tracer.testing import traced  # noqa: F401
+from spanwise.tracer import _delivery, _errors, _runtime, _spool
+from spanwise.tracer.testing import traced  # noqa: F401
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def sink() -> Iterator[Sink]:
 @pytest.fixture(autouse=True)
 def own_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     """Each test has its own set-up, spills into its own directory, and sees our own errors raised."""
-    monkeypatch.setenv("ASSAY_SPILL_DIR", str(tmp_path / "spill"))
+    monkeypatch.setenv("SPANWISE_SPILL_DIR", str(tmp_path / "spill"))
     previous = _runtime.replace(None)
     if previous is not None:
         previous.delivery.close(0.2)  # what tests elsewhere have left in its queue is no business of these

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.tracer.backoff import pause
+from spanwise.tracer.backoff import pause
 
 
 def test_pauses_double_from_a_quarter_of_a_second():

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.tracer import current_run, span, trace
-from assay.tracer.testing import Spans
+from spanwise.tracer import current_run, span, trace
+from spanwise.tracer.testing import Spans
 
 
 class Bot:
@@ -134,7 +134,7 @@ def test_a_run_describes_itself(traced: Spans) -> None:
         assert current_run().span_id == run.span_id
     attributes = dict(traced.one("renamed").attributes or {})
     assert (attributes["tag.tags"], attributes["metadata"]) == (("a", "b"), '{"x":1,"y":[2]}')
-    assert (attributes["gen_ai.usage.input_tokens"], attributes["assay.cost"]) == (10, 0.25)
+    assert (attributes["gen_ai.usage.input_tokens"], attributes["spanwise.cost"]) == (10, 0.25)
     assert attributes["retrieval.documents.1.document.id"] == "7"
 
 
@@ -159,7 +159,7 @@ def test_a_handle_outside_of_any_run_does_nothing(traced: Spans) -> None:
 TYPED = """
 from collections.abc import AsyncIterator
 from typing import assert_type
-from assay.tracer import trace, span
+from spanwise.tracer import trace, span
 
 @trace
 def plain(x: int, *, y: str = "") -> float: return 1.0

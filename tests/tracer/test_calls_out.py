@@ -15,9 +15,9 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import TracerProvider
 from tests.tracer.conftest import Sink
 
-from assay.tracer import attributes as names
-from assay.tracer import carry, configure, extract, flush, inject, span, tracer_provider
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer import attributes as names
+from spanwise.tracer import carry, configure, extract, flush, inject, span, tracer_provider
+from spanwise.tracer.testing import Spans, capture_spans
 
 
 def sent(traced: Spans, name: str = "root") -> Any:
@@ -34,7 +34,7 @@ def test_each_carrier_is_a_call(traced: Spans, calls: int) -> None:
 
 def test_instrumentations_put_our_context_in_by_opentelemetrys_own_propagator(traced: Spans) -> None:
     headers = called("http://a.internal/x", "http://b.internal/x")
-    assert "assay=" in headers["tracestate"]
+    assert "spanwise=" in headers["tracestate"]
     assert sent(traced) is None
     with capture_spans(propagate_to=["a.internal"]) as configured:
         called("http://a.internal/x", "http://b.internal/x")
@@ -65,7 +65,7 @@ def test_a_context_can_be_pickled_and_copied_as_any_other(traced: Spans, again: 
     with span("root") as run:
         context = run.span.get_span_context()
         made = again(context)
-    assert (made, made.trace_state.to_header()) == (context, f"assay={run.trace_id}-{run.span_id}-01,ot=th:0")
+    assert (made, made.trace_state.to_header()) == (context, f"spanwise={run.trace_id}-{run.span_id}-01,ot=th:0")
     assert sent(traced) is None
 
 

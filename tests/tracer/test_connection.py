@@ -17,10 +17,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from assay.tracer import _errors, configure, flush, stats, trace
-from assay.tracer._settings import resolve
-from assay.tracer.addresses import is_loopback, url_problem
-from assay.tracer.certificates import VARIABLES
+from spanwise.tracer import _errors, configure, flush, stats, trace
+from spanwise.tracer._settings import resolve
+from spanwise.tracer.addresses import is_loopback, url_problem
+from spanwise.tracer.certificates import VARIABLES
 
 from .conftest import Sink
 
@@ -126,10 +126,10 @@ def test_another_reason_is_logged_once_more(sink: Sink, unused_port: int, caplog
 def test_without_a_spool_the_reason_is_in_the_line_about_drops(
     unused_port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("ASSAY_SPILL_DIR", "off")
+    monkeypatch.setenv("SPANWISE_SPILL_DIR", "off")
     configure(url=f"http://127.0.0.1:{unused_port}")
     work()
-    from assay.tracer import shutdown
+    from spanwise.tracer import shutdown
 
     shutdown()
     assert "connection refused" in caplog.text
@@ -149,7 +149,7 @@ def test_a_private_authority_is_trusted(
 ) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     monkeypatch.setenv(variable, str(tmp_path / "ca.pem"))
-    monkeypatch.setenv("ASSAY_URL", https)
+    monkeypatch.setenv("SPANWISE_URL", https)
     assert delivered() == 1
 
 
@@ -183,7 +183,7 @@ def test_a_malformed_address_is_reported_and_flush_does_not_raise(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _errors.strict = False
-    monkeypatch.setenv("ASSAY_URL", url)
+    monkeypatch.setenv("SPANWISE_URL", url)
     work()
     assert flush(0.1).delivered == 0
     assert (
@@ -196,7 +196,7 @@ def test_a_malformed_address_of_opentelemetry_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _errors.strict = False
-    monkeypatch.delenv("ASSAY_URL", raising=False)
+    monkeypatch.delenv("SPANWISE_URL", raising=False)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:port")
     assert resolve().url == "http://127.0.0.1:4318"
     assert "OTEL_EXPORTER_OTLP_ENDPOINT is 'http://collector:port'" in caplog.text

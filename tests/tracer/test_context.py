@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from assay.tracer import (
+from spanwise.tracer import (
     carry,
     configure,
     current_run,
@@ -38,8 +38,8 @@ from assay.tracer import (
     tracer_provider,
     uninstrument,
 )
-from assay.tracer.capture import capture
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer.capture import capture
+from spanwise.tracer.testing import Spans, capture_spans
 
 from .conftest import Sink, until
 
@@ -89,7 +89,7 @@ def test_200_threads_of_200_calls_keep_every_link(traced: Spans) -> None:
             thread.join()
         assert shapes(spans) == {("middle",): 40_000, ("middle", "leaf"): 80_000}
         roots = [dict(s.attributes or {}) for s in spans.spans if s.name == "middle"]
-        assert {(a["assay.spans.started"], a["assay.spans.open"]) for a in roots} == {(3, 0)}
+        assert {(a["spanwise.spans.started"], a["spanwise.spans.open"]) for a in roots} == {(3, 0)}
 
 
 def test_1000_concurrent_tasks_keep_every_link(traced: Spans) -> None:
@@ -116,7 +116,7 @@ def test_threads_and_pools_get_the_context(sink: Sink) -> None:
 FIRST = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from assay.tracer import extract, flush, session, trace
+from spanwise.tracer import extract, flush, session, trace
 leaf = trace(name="leaf")(lambda: 1)
 with eval(sys.argv[1]), ThreadPoolExecutor(1) as pool:
     pool.submit(leaf).result()
@@ -124,9 +124,9 @@ assert flush(60)
 """
 
 
-@pytest.mark.parametrize("around", ["session('s')", "extract({'baggage': 'assay.session=s'})"])
+@pytest.mark.parametrize("around", ["session('s')", "extract({'baggage': 'spanwise.session=s'})"])
 def test_a_pool_used_before_the_first_span_gets_the_context(sink: Sink, around: str) -> None:
-    environment = {**os.environ, "ASSAY_URL": sink.url}
+    environment = {**os.environ, "SPANWISE_URL": sink.url}
     subprocess.run([sys.executable, "-c", FIRST, around], check=True, env=environment)
     (leaf_span,) = sink.spans()
     assert {a.key: a.value.string_value for a in leaf_span.attributes}["session.id"] == "s"
@@ -139,7 +139,7 @@ def work_elsewhere(n: int) -> int:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_process_pools_carry_the_context(sink: Sink, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_URL", sink.url)
+    monkeypatch.setenv("SPANWISE_URL", sink.url)
     configure()
     with span("root") as root, tags("t"):
         task = carry(work_elsewhere)
@@ -172,7 +172,7 @@ def many_elsewhere(n: int) -> None:
 def test_threads_and_tasks_of_other_processes_keep_every_link(
     sink: Sink, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ASSAY_URL", sink.url)
+    monkeypatch.setenv("SPANWISE_URL", sink.url)
     configure()
     with span("root") as root, ProcessPoolExecutor(4, mp_context=multiprocessing.get_context(method)) as pool:
         list(pool.map(carry(many_elsewhere), range(4)))
@@ -205,7 +205,7 @@ def test_a_forked_child_continues_the_trace_and_delivers_for_itself(sink: Sink) 
     (child,) = (s for s in spans.values() if s.name == "middle")
     counts = {a.key: a.value.int_value for a in child.attributes}
     assert spans[child.parent_span_id].name == "root"
-    assert (counts["assay.spans.started"], counts["assay.spans.open"]) == (3, 0)
+    assert (counts["spanwise.spans.started"], counts["spanwise.spans.open"]) == (3, 0)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -213,7 +213,7 @@ def test_a_forked_child_continues_the_trace_and_delivers_for_itself(sink: Sink) 
 def test_a_process_that_ends_by_itself_delivers_what_it_has(
     sink: Sink, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ASSAY_URL", sink.url)
+    monkeypatch.setenv("SPANWISE_URL", sink.url)
     configure()
     process = multiprocessing.get_context(method).Process(target=middle, args=(1,))
     process.start()
@@ -225,7 +225,7 @@ def test_a_process_that_ends_by_itself_delivers_what_it_has(
 def test_inject_and_extract_carry_session_and_tags(traced: Spans) -> None:
     with span("caller"), session("s 1"), tags("a;b", "ü"):
         headers = inject()
-    assert headers["tracestate"].startswith("assay=")
+    assert headers["tracestate"].startswith("spanwise=")
     with extract(headers):
         middle(1)
     attributes = dict(traced.one("middle").attributes or {})
@@ -246,7 +246,7 @@ def test_inside_an_application_that_is_traced_already(traced: Spans, sampled: bo
         run.set_outputs(1)
     attributes = dict(traced.one("ours").attributes or {})
     assert shapes(traced) == {("ours",): 1, ("ours", "leaf"): 1}
-    assert attributes["assay.foreign.span_id"] == f"{server.get_span_context().span_id:016x}"
+    assert attributes["spanwise.foreign.span_id"] == f"{server.get_span_context().span_id:016x}"
     assert traced.one("ours").links[0].context.span_id == server.get_span_context().span_id
     their_parents = {s.name: s.parent and s.parent.span_id for s in theirs.get_finished_spans()}
     expected = {"GET /": None, "SELECT": server.get_span_context().span_id}
@@ -258,8 +258,8 @@ def test_another_sets_global_provider_is_left_alone(traced: Spans) -> None:
 import sys
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import TracerProvider
-from assay.tracer import span, current_run
-from assay.tracer.testing import capture_spans
+from spanwise.tracer import span, current_run
+from spanwise.tracer.testing import capture_spans
 otel.set_tracer_provider(TracerProvider())
 with capture_spans() as spans, span("ours"):
     assert otel.get_current_span() is otel.INVALID_SPAN
@@ -286,7 +286,7 @@ def test_a_foreign_traceparent_is_linked_not_obeyed(traced: Spans) -> None:
     with extract({"Traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-00"}):
         leaf(1)
     attributes = dict(traced.one("leaf").attributes or {})
-    assert (attributes["assay.foreign.trace_id"], traced.one("leaf").parent) == ("a" * 32, None)
+    assert (attributes["spanwise.foreign.trace_id"], traced.one("leaf").parent) == ("a" * 32, None)
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -374,7 +374,7 @@ def test_joining_an_existing_provider(sink: Sink) -> None:
     assert {s.name for s in theirs.get_finished_spans()} == set(sent) == {"GET /", "middle", "leaf"}
     assert sent["middle"].parent_span_id == sent["GET /"].span_id
     counts = {a.key: a.value.int_value for a in sent["GET /"].attributes}
-    assert (counts["assay.spans.started"], counts["assay.spans.open"]) == (4, 0)
+    assert (counts["spanwise.spans.started"], counts["spanwise.spans.open"]) == (4, 0)
 
 
 def test_head_sampling_takes_whole_traces_and_agrees_across_processes() -> None:

@@ -23,16 +23,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from assay.tracer import FlushResult, _errors, _runtime, _spool, configure, flush, shutdown, span, stats, trace
-from assay.tracer._delivery import Delivery
-from assay.tracer._encode import FeedbackEvent
-from assay.tracer._exporter import Batch, batches
-from assay.tracer._post import Answer
-from assay.tracer._queue import Queue
-from assay.tracer._settings import Settings, salvaged
-from assay.tracer._span import open_local
-from assay.tracer._spool import Spool
-from assay.tracer.testing import capture_spans
+from spanwise.tracer import FlushResult, _errors, _runtime, _spool, configure, flush, shutdown, span, stats, trace
+from spanwise.tracer._delivery import Delivery
+from spanwise.tracer._encode import FeedbackEvent
+from spanwise.tracer._exporter import Batch, batches
+from spanwise.tracer._post import Answer
+from spanwise.tracer._queue import Queue
+from spanwise.tracer._settings import Settings, salvaged
+from spanwise.tracer._span import open_local
+from spanwise.tracer._spool import Spool
+from spanwise.tracer.testing import capture_spans
 
 from .conftest import Sink, somewhere, spooled, until
 
@@ -149,8 +149,8 @@ def test_what_one_process_leaves_the_next_one_sends(sink: Sink, tmp_path: Path) 
     configure(url=sink.url, spill_dir=folder)
     url, answer = sink.url, sink.answer
     sink.answer = lambda path, body: (503, {}, b"")
-    script = "from assay.tracer import trace\n@trace\ndef earlier(): pass\nearlier()"
-    env = {**os.environ, "ASSAY_URL": url, "ASSAY_SPILL_DIR": folder}
+    script = "from spanwise.tracer import trace\n@trace\ndef earlier(): pass\nearlier()"
+    env = {**os.environ, "SPANWISE_URL": url, "SPANWISE_SPILL_DIR": folder}
     subprocess.run([sys.executable, "-c", script], env=env, check=True)
     sink.answer = answer
     work()
@@ -193,7 +193,7 @@ def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
     assert runtime.delivery.queue.dropped == {"queue_full": 4}
     root = runtime.delivery.finisher.span(items[0])  # type: ignore[arg-type]
     assert root is not None
-    assert dict(root.attributes or {})["assay.spans.dropped"] == 4
+    assert dict(root.attributes or {})["spanwise.spans.dropped"] == 4
     runtime.delivery._thread = None
 
 
@@ -249,13 +249,13 @@ def test_feedback_travels_as_a_log_event(sink: Sink) -> None:
     assert flush(60)
     first, second = ({a.key: a.value for a in log.attributes} for log in sink.logs())
     assert first["gen_ai.evaluation.score.value"].double_value == 4.5
-    assert first["assay.feedback.author"].string_value == "ann"
+    assert first["spanwise.feedback.author"].string_value == "ann"
     assert second["gen_ai.evaluation.score.label"].string_value == "friendly"
 
 
 SCRIPT = """
 import os, signal, sys, time
-from assay.tracer import trace
+from spanwise.tracer import trace
 @trace
 def work(n): return n
 for i in range(1000): work(i)
@@ -269,7 +269,7 @@ for i in range(1000): work(i)
     ids=["end", "exit", "exception", "sigterm"],
 )
 def test_a_process_that_ends_delivers_what_it_has(sink: Sink, tmp_path: Path, ending: str) -> None:
-    env = {**os.environ, "ASSAY_URL": sink.url}
+    env = {**os.environ, "SPANWISE_URL": sink.url}
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(ending=ending)], env=env, stderr=subprocess.DEVNULL)
     assert len(somewhere(sink, tmp_path / "spill")) == 1000
     assert done.returncode == {"pass": 0, "sys.exit(3)": 3, "raise ValueError": 1}.get(ending, -signal.SIGTERM)
@@ -277,14 +277,14 @@ def test_a_process_that_ends_delivers_what_it_has(sink: Sink, tmp_path: Path, en
 
 def test_an_application_that_handles_sigterm_keeps_its_handler(sink: Sink, tmp_path: Path) -> None:
     own = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(7))\nos.kill(os.getpid(), signal.SIGTERM)"
-    env = {**os.environ, "ASSAY_URL": sink.url}
+    env = {**os.environ, "SPANWISE_URL": sink.url}
     assert subprocess.run([sys.executable, "-c", SCRIPT.format(ending=own)], env=env).returncode == 7
     assert len(somewhere(sink, tmp_path / "spill")) == 1000
 
 
 def test_a_collector_that_hangs_does_not_hold_up_the_end_of_the_process(sink: Sink, tmp_path: Path) -> None:
     sink.answer = lambda path, body: time.sleep(300) or (200, {}, b"")  # type: ignore[func-returns-value]
-    env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "kept")}
+    env = {**os.environ, "SPANWISE_URL": sink.url, "SPANWISE_SPILL_DIR": str(tmp_path / "kept")}
     subprocess.run([sys.executable, "-c", SCRIPT.format(ending="pass")], env=env, check=True, timeout=240)
     assert sum(count for _, _, count in spooled(tmp_path / "kept")) >= 1000
 
@@ -321,20 +321,20 @@ def test_a_late_span_carries_the_counts_of_then(sink: Sink) -> None:
     thread.join()
     assert flush(60)
     counts = {s.name: {a.key: a.value.int_value for a in s.attributes} for s in sink.spans()}
-    assert (counts["root"]["assay.spans.started"], counts["root"]["assay.spans.open"]) == (2, 1)
-    assert (counts["late"]["assay.spans.started"], counts["late"]["assay.spans.open"]) == (2, 0)
+    assert (counts["root"]["spanwise.spans.started"], counts["root"]["spanwise.spans.open"]) == (2, 1)
+    assert (counts["late"]["spanwise.spans.started"], counts["late"]["spanwise.spans.open"]) == (2, 0)
 
 
 def test_what_ends_after_the_exit_handlers_goes_to_disk(tmp_path: Path) -> None:
     script = """
 import atexit
-from assay.tracer import trace
+from spanwise.tracer import trace
 @trace
 def work(): pass
 atexit.register(work)
 work()
 """
-    env = {**os.environ, "ASSAY_URL": "http://127.0.0.1:9", "ASSAY_SPILL_DIR": str(tmp_path)}
+    env = {**os.environ, "SPANWISE_URL": "http://127.0.0.1:9", "SPANWISE_SPILL_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=env, check=True)
     assert sum(count for _, _, count in spooled(tmp_path)) == 2
 
@@ -346,31 +346,36 @@ def test_drops_are_said_once(sink: Sink, caplog: pytest.LogCaptureFixture) -> No
         work()
         flush(60)
     assert [r.message for r in caplog.records if "http_400" in r.message] == [
-        f"assay: spans or feedback are dropped: http_400 ({sink.url}) (said once; see assay.tracer.stats())"
+        f"spanwise: spans or feedback are dropped: http_400 ({sink.url}) (said once; see spanwise.tracer.stats())"
     ]
 
 
 @pytest.mark.parametrize(
     ("bad", "capture"),
     [
-        ({"ASSAY_SAMPLE_RATE": "abc"}, "full"),
-        ({"ASSAY_REDACT": "/(/"}, "metadata"),
-        ({"ASSAY_CAPTURE": "nun"}, "metadata"),
+        ({"SPANWISE_SAMPLE_RATE": "abc"}, "full"),
+        ({"SPANWISE_REDACT": "/(/"}, "metadata"),
+        ({"SPANWISE_CAPTURE": "nun"}, "metadata"),
     ],
 )
 def test_one_bad_variable_costs_no_other(bad: dict[str, str], capture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = {"ASSAY_URL": "http://127.0.0.1:9", "ASSAY_REDACT": "password", "ASSAY_PROJECT": "p", "ASSAY_SPILL_DIR": "s"}
+    good = {
+        "SPANWISE_URL": "http://127.0.0.1:9",
+        "SPANWISE_REDACT": "password",
+        "SPANWISE_PROJECT": "p",
+        "SPANWISE_SPILL_DIR": "s",
+    }
     for name, value in {**good, **bad}.items():
         monkeypatch.setenv(name, value)
     kept = salvaged()
     assert (kept.url, kept.project, kept.spill_dir) == ("http://127.0.0.1:9", "p", Path("s"))
-    assert kept.redact == (() if "ASSAY_REDACT" in bad else ("password",))
+    assert kept.redact == (() if "SPANWISE_REDACT" in bad else ("password",))
     assert kept.capture == capture
 
 
 def test_one_bad_variable_leaves_the_rest_of_the_set_up() -> None:
-    code = "import signal, assay.tracer as t; t.current_run(); t.stats(); print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
-    environment = {**os.environ, "ASSAY_SAMPLE_RATE": "abc", "ASSAY_SPILL_DIR": "off"}
+    code = "import signal, spanwise.tracer as t; t.current_run(); t.stats(); print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
+    environment = {**os.environ, "SPANWISE_SAMPLE_RATE": "abc", "SPANWISE_SPILL_DIR": "off"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -16,8 +16,8 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import TracerProvider
 
-from assay.tracer import attributes as names
-from assay.tracer import (
+from spanwise.tracer import attributes as names
+from spanwise.tracer import (
     carry,
     configure,
     extract,
@@ -31,8 +31,8 @@ from assay.tracer import (
     uninstrument,
     user,
 )
-from assay.tracer.destinations import destination_of
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer.destinations import destination_of
+from spanwise.tracer.testing import Spans, capture_spans
 
 from .conftest import Sink
 
@@ -105,7 +105,7 @@ def test_session_user_and_tags_go_to_configured_hosts_alone(
     [headers] = third.headers
     assert "traceparent" in headers
     sent = dict(pair.split("=") for pair in headers["baggage"].split(","))
-    ours = {"assay.session": "s-1", "assay.user": "u-1", "assay.tags": "t-1"}
+    ours = {"spanwise.session": "s-1", "spanwise.user": "u-1", "spanwise.tags": "t-1"}
     assert sent == {"theirs": "1", **(ours if configured else {})}
     assert (traced.one("root").attributes or {}).get(names.CALLS_SENT) == (1 if configured else None)
 
@@ -115,7 +115,7 @@ def test_ids_that_came_with_a_request_are_not_passed_on_to_unknown_hosts(
 ) -> None:
     with session("s-1"), span("caller"):
         headers = inject()
-    assert headers["baggage"] == "assay.session=s-1"
+    assert headers["baggage"] == "spanwise.session=s-1"
     with extract(headers), span("work"):
         get_by_httpx(third.url)
     incoming = propagate.extract(headers)  # as an instrumentation of a server does
@@ -137,13 +137,13 @@ def test_another_set_ups_instrumentation_sends_no_ids_to_unknown_hosts(traced: S
         with tracer.start_as_current_span("POST", kind=otel.SpanKind.CLIENT, attributes=attributes):
             propagate.inject(headers)
         propagate.inject(headers)
-    assert "assay.session" not in headers.get("baggage", "")
+    assert "spanwise.session" not in headers.get("baggage", "")
 
 
 def test_what_is_injected_or_carried_on_purpose_has_all(traced: Spans) -> None:
     with session("s-1"), span("root"):
-        assert inject()["baggage"] == "assay.session=s-1"
-        assert carry(print)._carrier["baggage"] == "assay.session=s-1"
+        assert inject()["baggage"] == "spanwise.session=s-1"
+        assert carry(print)._carrier["baggage"] == "spanwise.session=s-1"
 
 
 def test_entries_of_the_application_beside_ours_change_nothing(traced: Spans) -> None:
@@ -152,8 +152,8 @@ def test_entries_of_the_application_beside_ours_change_nothing(traced: Spans) ->
         headers: dict[str, str] = {}
         propagate.inject(headers)
         assert headers["baggage"] == "theirs=1"
-        assert baggage.get_baggage("assay.session") == "s-1"
-        assert inject()["baggage"] == "assay.session=s-1,theirs=1"
+        assert baggage.get_baggage("spanwise.session") == "s-1"
+        assert inject()["baggage"] == "spanwise.session=s-1,theirs=1"
         otel_context.detach(token)
 
 
@@ -245,7 +245,7 @@ def test_what_is_no_host_is_refused(given: Any) -> None:
 
 
 def test_the_variable_names_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_PROPAGATE_TO", "a.internal, *.b.internal")
+    monkeypatch.setenv("SPANWISE_PROPAGATE_TO", "a.internal, *.b.internal")
     with capture_spans() as traced:
         assert traced.settings.propagate_to == ("a.internal", "*.b.internal")
 

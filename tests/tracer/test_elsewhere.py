@@ -6,10 +6,10 @@ import inspect
 
 import pytest
 
-from assay.tracer import attributes, span, trace
-from assay.tracer._elsewhere import OPTIONS
-from assay.tracer._run import _OPTIONS
-from assay.tracer.hints import no_option
+from spanwise.tracer import attributes, span, trace
+from spanwise.tracer._elsewhere import OPTIONS
+from spanwise.tracer._run import _OPTIONS
+from spanwise.tracer.hints import no_option
 
 
 @pytest.mark.parametrize("name", ["run_type", "as_type", "span_type"])
@@ -53,7 +53,7 @@ def test_what_is_said_to_be_ours_exists() -> None:
 
 
 def trace_options() -> set[str]:
-    from assay.tracer._decorate import _decorate
+    from spanwise.tracer._decorate import _decorate
 
     return set(_decorate.__kwdefaults__ or {})
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from assay.tracer import _errors
-from assay.tracer._errors import ours
+from spanwise.tracer import _errors
+from spanwise.tracer._errors import ours
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_an_error_of_ours_ends_with_its_block(caplog: pytest.LogCaptureFixture) 
             raise ValueError("no")
     assert _errors.counts == {"place": 2}
     assert [r.message for r in caplog.records] == [
-        "assay: place failed: ValueError: no (said once; see assay.tracer.stats())"
+        "spanwise: place failed: ValueError: no (said once; see spanwise.tracer.stats())"
     ]
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import assay.tracer
-from assay.tracer import capture, spans, testing
+import spanwise.tracer
+from spanwise.tracer import capture, spans, testing
 
 
 def test_all_is_sorted_and_true() -> None:
-    for module in (assay.tracer, capture, spans, testing):
+    for module in (spanwise.tracer, capture, spans, testing):
         assert list(module.__all__) == sorted(module.__all__, key=lambda name: (not name.isupper(), name))
         assert all(hasattr(module, name) for name in module.__all__)
 
 
 def test_the_import_is_light() -> None:
-    code = "import sys; from assay.tracer import *; print(*sys.modules)"
+    code = "import sys; from spanwise.tracer import *; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"requests", "asyncio", "wrapt", "pytest", "numpy", "google.protobuf", "opentelemetry.exporter", "fastapi"}
     assert heavy.isdisjoint(modules)
-    assert not [name for name in modules if name.startswith("assay.") and not name.startswith("assay.tracer")]
+    assert not [name for name in modules if name.startswith("spanwise.") and not name.startswith("spanwise.tracer")]

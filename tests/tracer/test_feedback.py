@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from assay.tracer import configure, current_run, feedback, flush, span, stats
-from assay.tracer.testing import Spans
+from spanwise.tracer import configure, current_run, feedback, flush, span, stats
+from spanwise.tracer.testing import Spans
 
 from .conftest import Sink
 
@@ -26,9 +26,15 @@ def test_a_thumb_reaches_the_collector(sink: Sink) -> None:
     feedback(TRACE, "thumbs_up", True, comment="great", author="ann")
     log, said = sent(sink)
     assert (log.trace_id.hex(), log.span_id) == (TRACE, b"")
-    assert (said["gen_ai.evaluation.score.value"].double_value, said["assay.feedback.boolean"].bool_value) == (1, True)
-    assert (said["assay.feedback.scope"].string_value, said["assay.feedback.source"].string_value) == ("trace", "human")
-    assert (said["assay.feedback.author"].string_value, said["gen_ai.evaluation.explanation"].string_value) == (
+    assert (said["gen_ai.evaluation.score.value"].double_value, said["spanwise.feedback.boolean"].bool_value) == (
+        1,
+        True,
+    )
+    assert (said["spanwise.feedback.scope"].string_value, said["spanwise.feedback.source"].string_value) == (
+        "trace",
+        "human",
+    )
+    assert (said["spanwise.feedback.author"].string_value, said["gen_ai.evaluation.explanation"].string_value) == (
         "ann",
         "great",
     )
@@ -39,7 +45,7 @@ def test_a_span_s_feedback_names_it(sink: Sink) -> None:
     feedback(str(uuid.UUID(TRACE)).upper(), "tone", "friendly", span_id="00f067aa0ba902b7")
     log, said = sent(sink)
     assert (log.trace_id.hex(), log.span_id.hex()) == (TRACE, "00f067aa0ba902b7")
-    assert "assay.feedback.scope" not in said
+    assert "spanwise.feedback.scope" not in said
     assert said["gen_ai.evaluation.score.label"].string_value == "friendly"
 
 

@@ -12,11 +12,11 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from assay.tracer import _errors, span
-from assay.tracer._finish import Finisher
-from assay.tracer._settings import Settings
-from assay.tracer._span import span_context
-from assay.tracer.testing import Spans
+from spanwise.tracer import _errors, span
+from spanwise.tracer._finish import Finisher
+from spanwise.tracer._settings import Settings
+from spanwise.tracer._span import span_context
+from spanwise.tracer.testing import Spans
 
 ATTRIBUTES: dict[str, Any] = {"n": 1}
 
@@ -121,7 +121,7 @@ def test_metadata_only_leaves_out_long_texts_under_any_name() -> None:
         ("gen_ai.prompt.0.content", True),
         ("gen_ai.input.messages", True),
         ("retrieval.documents.0.document.content", True),
-        ("assay.documents", True),
+        ("spanwise.documents", True),
         ("exception.stacktrace", True),
         ("exception.type", False),
         ("llm.model_name", False),
@@ -132,7 +132,7 @@ def test_metadata_only_leaves_out_long_texts_under_any_name() -> None:
 )
 def test_metadata_only_knows_content_by_its_name(name: str, is_content: bool) -> None:
     assert (name not in left(Settings(capture="metadata"), **{name: "x"})) == is_content
-    assert name in left(Settings(), **{name: "x"}) or name == "assay.documents"
+    assert name in left(Settings(), **{name: "x"}) or name == "spanwise.documents"
 
 
 def test_metadata_only_keeps_the_type_of_an_error() -> None:
@@ -152,7 +152,7 @@ def test_documents_are_flattened_once_and_only_where_there_are_some() -> None:
     flat = "retrieval.documents.0.document.content"
     retriever = {"openinference.span.kind": "RETRIEVER", "output.value": '["d"]'}
     assert left(Settings(), **retriever)[flat] == "d"
-    assert left(Settings(), **{"assay.documents": '["d"]'}) == {flat: "d"}
+    assert left(Settings(), **{"spanwise.documents": '["d"]'}) == {flat: "d"}
     assert left(Settings(), **{**retriever, flat: "their own"})[flat] == "their own"
     assert flat not in left(Settings(), **{**retriever, "openinference.span.kind": "CHAIN"})
 

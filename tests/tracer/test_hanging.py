@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.tracer import _errors, configure, flush, shutdown, span, stats, trace
-from assay.tracer._spool import Spool
+from spanwise.tracer import _errors, configure, flush, shutdown, span, stats, trace
+from spanwise.tracer._spool import Spool
 
 from .conftest import Sink, spooled, until
 
@@ -51,7 +51,7 @@ def waiting(folder: Path) -> int:
 
 SCRIPT = """
 import time
-from assay.tracer import trace
+from spanwise.tracer import trace
 @trace
 def work(n): return n
 work(0)
@@ -67,8 +67,8 @@ def test_a_process_that_is_killed_while_a_request_hangs_has_its_spans_on_disk(
 ) -> None:
     env = {
         **os.environ,
-        "ASSAY_URL": sink.url,
-        "ASSAY_SPILL_DIR": str(tmp_path),
+        "SPANWISE_URL": sink.url,
+        "SPANWISE_SPILL_DIR": str(tmp_path),
         "OTEL_EXPORTER_OTLP_TIMEOUT": "100000",
     }
     program = subprocess.Popen([sys.executable, "-c", SCRIPT], env=env)

@@ -12,9 +12,9 @@ import requests
 from opentelemetry.instrumentation.wsgi import OpenTelemetryMiddleware
 from opentelemetry.sdk.trace import TracerProvider
 
-from assay.tracer import configure, flush, instrument, session, span, trace, tracer_provider, uninstrument
-from assay.tracer.capture import capture
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer import configure, flush, instrument, session, span, trace, tracer_provider, uninstrument
+from spanwise.tracer.capture import capture
+from spanwise.tracer.testing import Spans, capture_spans
 
 from .conftest import Sink, until
 

@@ -19,8 +19,8 @@ from unittest.mock import MagicMock
 import pytest
 from opentelemetry.trace import StatusCode
 
-from assay.tracer import _errors, current_run, span, trace
-from assay.tracer.testing import Spans
+from spanwise.tracer import _errors, current_run, span, trace
+from spanwise.tracer.testing import Spans
 
 
 class Chunks:
@@ -89,7 +89,7 @@ def ask(chunks: list[Any], kind: Any = Chunks) -> Any:
 
 
 def closed(traced: Spans) -> Any:
-    return (traced.one("ask").attributes or {}).get("assay.stream.closed")
+    return (traced.one("ask").attributes or {}).get("spanwise.stream.closed")
 
 
 @pytest.mark.parametrize("kind", [Chunks, Counting, iter, lambda chunks: map(str, chunks)])

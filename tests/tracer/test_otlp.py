@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from assay.tracer import configure, flush, stats, trace
-from assay.tracer._settings import DEFAULT_URL, resolve
+from spanwise.tracer import configure, flush, stats, trace
+from spanwise.tracer._settings import DEFAULT_URL, resolve
 
 from .conftest import Sink
 
@@ -22,9 +22,9 @@ def work(text: str = "") -> str:
 
 
 def setting(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
-    monkeypatch.delenv("ASSAY_URL", raising=False)
+    monkeypatch.delenv("SPANWISE_URL", raising=False)
     for name, value in variables.items():
-        monkeypatch.setenv(name if name.startswith(("ASSAY", "OTEL")) else OTLP + name, value)
+        monkeypatch.setenv(name if name.startswith(("SPANWISE", "OTEL")) else OTLP + name, value)
 
 
 @pytest.mark.usefixtures("only_when_asked")
@@ -46,7 +46,7 @@ def test_spans_go_where_otlp_goes_and_that_is_said(
         ({"ENDPOINT": "http://a"}, "http://a", None),
         ({"TRACES_ENDPOINT": "http://b/api/otel/v1/traces", "ENDPOINT": "http://a"}, "http://b/api/otel", None),
         ({"TRACES_ENDPOINT": "http://b/spans", "ENDPOINT": "http://a"}, "http://a", "http://b/spans"),
-        ({"ENDPOINT": "http://a", "ASSAY_URL": "http://c"}, "http://c", None),
+        ({"ENDPOINT": "http://a", "SPANWISE_URL": "http://c"}, "http://c", None),
     ],
 )
 def test_which_address_counts(
@@ -60,7 +60,7 @@ def test_which_address_counts(
 def test_headers_of_another_address_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
     setting(monkeypatch, ENDPOINT="http://a", HEADERS="authorization=secret")
     assert resolve(url="http://mine").headers == {}
-    monkeypatch.setenv("ASSAY_URL", "http://mine")
+    monkeypatch.setenv("SPANWISE_URL", "http://mine")
     assert resolve().headers == {}
 
 
@@ -93,7 +93,7 @@ def test_what_is_for_others_is_said_and_left(
 
 
 def test_a_header_that_cannot_be_costs_no_other_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting(monkeypatch, ENDPOINT="http://a", HEADERS="x=“y”", ASSAY_PROJECT="p")
+    setting(monkeypatch, ENDPOINT="http://a", HEADERS="x=“y”", SPANWISE_PROJECT="p")
     assert (resolve().project, resolve().headers) == ("p", {})
     with pytest.raises(ValueError, match="no HTTP header can be 'x'"):
         resolve(headers={"x": "“y”"})
@@ -151,5 +151,5 @@ def test_the_authorities_of_the_environment_are_trusted_for_every_address(monkey
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/their/ca.pem")
     assert resolve().certificate == "/their/ca.pem"
     assert resolve(url="https://ours").certificate == "/their/ca.pem"
-    monkeypatch.setenv("ASSAY_URL", "https://ours")
+    monkeypatch.setenv("SPANWISE_URL", "https://ours")
     assert resolve().certificate == "/their/ca.pem"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from assay.tracer import FlushResult, _errors, _runtime, configure, flush, shutdown, span, stats, trace
-from assay.tracer._exporter import Exporter
-from assay.tracer._queue import Queue
+from spanwise.tracer import FlushResult, _errors, _runtime, configure, flush, shutdown, span, stats, trace
+from spanwise.tracer._exporter import Exporter
+from spanwise.tracer._queue import Queue
 
 from .conftest import Sink, spooled, until
 
@@ -117,7 +117,7 @@ def test_a_restarted_collector_gets_what_was_left_at_the_end(sink: Sink, no_spoo
 
 SMALL = """
 import resource
-from assay.tracer import flush, stats, trace
+from spanwise.tracer import flush, stats, trace
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 echo = trace(lambda text: text)
 for _ in range(500): echo("x" * 400)
@@ -127,7 +127,7 @@ print(flush(60), dict(stats().dropped))
 
 def test_a_batch_that_is_larger_than_the_free_space_is_split(sink: Sink, tmp_path: Path) -> None:
     sink.answer = refuse
-    env: dict[str, Any] = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path)}
+    env: dict[str, Any] = {**os.environ, "SPANWISE_URL": sink.url, "SPANWISE_SPILL_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", SMALL], env=env, capture_output=True, text=True, check=True)
     kept = sum(count for _, _, count in spooled(tmp_path))
     largest = max(path.stat().st_size for path in tmp_path.glob("*/*.spool"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from assay.tracer import _runtime, _settings, configure, flush, trace
+from spanwise.tracer import _runtime, _settings, configure, flush, trace
 
 from .conftest import Sink
 

@@ -1,4 +1,4 @@
-"""What Assay's collectors hear beside spans: runs that go on for long, and what has become of all spans of a process."""
+"""What Spanwise's collectors hear beside spans: runs that go on for long, and what has become of all spans of a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 
-from assay.tracer import (
+from spanwise.tracer import (
     _account,
     _delivery,
     _presence,
@@ -28,19 +28,19 @@ from assay.tracer import (
     stats,
     trace,
 )
-from assay.tracer import attributes as names
-from assay.tracer.capture import capture
-from assay.tracer.spans import current
+from spanwise.tracer import attributes as names
+from spanwise.tracer.capture import capture
+from spanwise.tracer.spans import current
 
 from .conftest import Sink, until
 
-ASSAY = {names.COLLECTOR_HEADER: "1"}
+SPANWISE = {names.COLLECTOR_HEADER: "1"}
 
 
 @pytest.fixture
-def assay(sink: Sink) -> Sink:
-    """A collector that calls itself Assay's."""
-    sink.answer = lambda path, body: (200, ASSAY, b"")
+def spanwise(sink: Sink) -> Sink:
+    """A collector that calls itself Spanwise's."""
+    sink.answer = lambda path, body: (200, SPANWISE, b"")
     return sink
 
 
@@ -78,14 +78,14 @@ def report(sink: Sink) -> dict[str, Any]:
     return {**counts, "dropped": json.loads(counts["dropped"])}
 
 
-def test_runs_that_go_on_are_told_of_while_they_do(assay: Sink) -> None:
-    configure(url=assay.url)
+def test_runs_that_go_on_are_told_of_while_they_do(spanwise: Sink) -> None:
+    configure(url=spanwise.url)
     with span("root", kind="agent") as root, span("long", kind="tool") as long:
         with span("short"):
             pass
-        until(lambda: {"root", "long"} <= set(started(assay)))  # "short" as well, where the machine is slow
-        assert {s.name for s in assay.spans()} <= {"short"}
-    found = events(assay, names.STARTED_EVENT)
+        until(lambda: {"root", "long"} <= set(started(spanwise)))  # "short" as well, where the machine is slow
+        assert {s.name for s in spanwise.spans()} <= {"short"}
+    found = events(spanwise, names.STARTED_EVENT)
     [(record, attributes)] = [(r, a) for r, a, _ in found if a[names.STARTED_NAME] == "long"]
     assert (record.trace_id.hex(), record.span_id.hex()) == (long.trace_id, long.span_id)
     assert record.time_unix_nano == long.span._start_time  # type: ignore[attr-defined]
@@ -97,14 +97,14 @@ def test_runs_that_go_on_are_told_of_while_they_do(assay: Sink) -> None:
     }
 
 
-def test_each_is_told_once_and_is_neither_a_span_nor_feedback(assay: Sink) -> None:
-    configure(url=assay.url)
+def test_each_is_told_once_and_is_neither_a_span_nor_feedback(spanwise: Sink) -> None:
+    configure(url=spanwise.url)
     with span("root"):
-        until(lambda: started(assay))
+        until(lambda: started(spanwise))
         flush(60)
         flush(60)
     assert flush(60)
-    assert started(assay) == ["root"]
+    assert started(spanwise) == ["root"]
     assert stats().delivered == 1
 
 
@@ -117,29 +117,29 @@ def test_other_collectors_hear_nothing_of_it(sink: Sink) -> None:
     assert [(path, bool(body)) for path, _, body in sink.requests] == [("/v1/traces", False), ("/v1/traces", True)]
 
 
-def test_while_the_collector_is_away_nothing_of_it_goes_to_the_disk(assay: Sink, tmp_path: Path) -> None:
-    assay.answer = lambda path, body: (503, {}, b"")
-    configure(url=assay.url, spill_dir=str(tmp_path))
+def test_while_the_collector_is_away_nothing_of_it_goes_to_the_disk(spanwise: Sink, tmp_path: Path) -> None:
+    spanwise.answer = lambda path, body: (503, {}, b"")
+    configure(url=spanwise.url, spill_dir=str(tmp_path))
     with span("root"):
         time.sleep(0.06)
         assert flush(60).spilled == 0
-        assay.answer = lambda path, body: (200, ASSAY, b"")
+        spanwise.answer = lambda path, body: (200, SPANWISE, b"")
         flush(60)  # does not wait for the back-off
-        until(lambda: started(assay) == ["root"])
+        until(lambda: started(spanwise) == ["root"])
     assert list(tmp_path.glob("*/*.spool")) == []
 
 
-def test_the_name_is_redacted(assay: Sink) -> None:
+def test_the_name_is_redacted(spanwise: Sink) -> None:
     import re
 
-    configure(url=assay.url, redact=[re.compile("secret")])
+    configure(url=spanwise.url, redact=[re.compile("secret")])
     with span("a secret \ud800"):
-        until(lambda: started(assay))
-    assert b"secret" not in assay.bytes()
+        until(lambda: started(spanwise))
+    assert b"secret" not in spanwise.bytes()
 
 
-def test_captured_and_unsampled_traces_are_not_told_of(assay: Sink) -> None:
-    configure(url=assay.url, sample_rate=0.0)
+def test_captured_and_unsampled_traces_are_not_told_of(spanwise: Sink) -> None:
+    configure(url=spanwise.url, sample_rate=0.0)
     with capture("experiment"), span("unsampled"):
         time.sleep(0.06)
     with span("unsampled"):
@@ -147,26 +147,26 @@ def test_captured_and_unsampled_traces_are_not_told_of(assay: Sink) -> None:
         current().delivery.begin()
         flush(60)
     assert not current().delivery.account.young
-    assert assay.requests == []
+    assert spanwise.requests == []
 
 
-def test_spans_that_nobody_ends_are_told_of_and_let_go(assay: Sink) -> None:
-    configure(url=assay.url)
+def test_spans_that_nobody_ends_are_told_of_and_let_go(spanwise: Sink) -> None:
+    configure(url=spanwise.url)
     tracer = current().provider.get_tracer("x")
     for _ in range(5):
         tracer.start_span("never ended")
-    until(lambda: len(started(assay)) == 5)
+    until(lambda: len(started(spanwise)) == 5)
     until(lambda: not current().delivery.account.young)
 
 
-def test_a_joined_provider_s_runs_are_told_of_too(assay: Sink) -> None:
-    configure(url=assay.url, provider=TracerProvider())
+def test_a_joined_provider_s_runs_are_told_of_too(spanwise: Sink) -> None:
+    configure(url=spanwise.url, provider=TracerProvider())
     with span("root"), span("child"):
-        until(lambda: len(started(assay)) == 2)
+        until(lambda: len(started(spanwise)) == 2)
     assert flush(60)
-    assert report(assay)["started"] == 2
-    [(_, _, resource)] = events(assay, names.REPORT_EVENT)[-1:]
-    with_spans = [body for path, _, body in assay.requests if path == "/v1/traces" and body]
+    assert report(spanwise)["started"] == 2
+    [(_, _, resource)] = events(spanwise, names.REPORT_EVENT)[-1:]
+    with_spans = [body for path, _, body in spanwise.requests if path == "/v1/traces" and body]
     assert resource[names.INSTANCE].encode() in with_spans[-1]
 
 
@@ -179,92 +179,92 @@ def leaf(x: int) -> int:
     return 1 // x
 
 
-def test_a_flush_tells_what_has_become_of_all_spans(assay: Sink) -> None:
-    configure(url=assay.url)
+def test_a_flush_tells_what_has_become_of_all_spans(spanwise: Sink) -> None:
+    configure(url=spanwise.url)
     for _ in range(10):
         leaf(1)
     feedback("1" * 32, "thumb", True)
     with span("open"):
         assert flush(60)
     expected = {"started": 11, "open": 1, "delivered": 10, "spilled": 0, "pending": 0, "dropped": {}}
-    assert report(assay) == {**expected, "pid": os.getpid()}
-    [(record, _, resource)] = events(assay, names.REPORT_EVENT)[-1:]
+    assert report(spanwise) == {**expected, "pid": os.getpid()}
+    [(record, _, resource)] = events(spanwise, names.REPORT_EVENT)[-1:]
     assert (record.trace_id, record.span_id, len(resource[names.INSTANCE])) == (b"", b"", 36)
 
 
-def test_nothing_new_is_nothing_to_tell(assay: Sink) -> None:
-    configure(url=assay.url)
+def test_nothing_new_is_nothing_to_tell(spanwise: Sink) -> None:
+    configure(url=spanwise.url)
     leaf(1)
     flush(60)
-    said = len(events(assay, names.REPORT_EVENT))
+    said = len(events(spanwise, names.REPORT_EVENT))
     flush(60)
-    assert len(events(assay, names.REPORT_EVENT)) == said
+    assert len(events(spanwise, names.REPORT_EVENT)) == said
 
 
-def test_reports_come_by_themselves_at_most_every_so_often(assay: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_come_by_themselves_at_most_every_so_often(spanwise: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_presence, "PERIOD", 1000.0)
-    configure(url=assay.url)
+    configure(url=spanwise.url)
     leaf(1)
-    until(lambda: events(assay, names.REPORT_EVENT))
+    until(lambda: events(spanwise, names.REPORT_EVENT))
     leaf(1)
     until(lambda: stats().delivered == 4)
-    assert len(events(assay, names.REPORT_EVENT)) == 1
+    assert len(events(spanwise, names.REPORT_EVENT)) == 1
     current().delivery.exporter._presence._next_report = 0.0
-    until(lambda: report(assay)["started"] == 2)
+    until(lambda: report(spanwise)["started"] == 2)
 
 
-def test_drops_are_told_by_reason(assay: Sink) -> None:
-    assay.answer = lambda path, body: (400 if path == "/v1/traces" else 200, ASSAY, b"")
-    configure(url=assay.url)
+def test_drops_are_told_by_reason(spanwise: Sink) -> None:
+    spanwise.answer = lambda path, body: (400 if path == "/v1/traces" else 200, SPANWISE, b"")
+    configure(url=spanwise.url)
     leaf(1)
     flush(60)
-    assert report(assay)["dropped"] == {"http_400": 1}
+    assert report(spanwise)["dropped"] == {"http_400": 1}
 
 
-def test_what_waited_on_disk_and_was_sent_adds_up(assay: Sink) -> None:
-    assay.answer = lambda path, body: (503, ASSAY, b"")
-    configure(url=assay.url)
+def test_what_waited_on_disk_and_was_sent_adds_up(spanwise: Sink) -> None:
+    spanwise.answer = lambda path, body: (503, SPANWISE, b"")
+    configure(url=spanwise.url)
     for _ in range(3):
         with span("root"):
             pass
     assert flush(60).spilled == 3
-    assay.answer = lambda path, body: (200, ASSAY, b"")
+    spanwise.answer = lambda path, body: (200, SPANWISE, b"")
     assert flush(60)
-    told = report(assay)
+    told = report(spanwise)
     assert [told[key] for key in ("started", "delivered", "spilled")] == [3, 3, 0]
 
 
-def test_set_ups_of_one_process_for_one_address_report_together(assay: Sink) -> None:
-    configure(url=assay.url, project="a")
+def test_set_ups_of_one_process_for_one_address_report_together(spanwise: Sink) -> None:
+    configure(url=spanwise.url, project="a")
     leaf(1)
     assert flush(60)
-    configure(url=assay.url, project="b")
+    configure(url=spanwise.url, project="b")
     leaf(1)
     flush(60)
-    assert [report(assay)[key] for key in ("started", "delivered")] == [2, 2]
+    assert [report(spanwise)[key] for key in ("started", "delivered")] == [2, 2]
 
 
-def test_of_an_unsampled_trace_that_is_kept_all_spans_count(assay: Sink) -> None:
-    configure(url=assay.url, sample_rate=0.0)
+def test_of_an_unsampled_trace_that_is_kept_all_spans_count(spanwise: Sink) -> None:
+    configure(url=spanwise.url, sample_rate=0.0)
     with span("fine"):
         leaf(1)
     with span("fails"), pytest.raises(ZeroDivisionError):
         leaf(0)
     flush(60)
-    assert [report(assay)[key] for key in ("started", "open", "delivered")] == [2, 0, 2]
+    assert [report(spanwise)[key] for key in ("started", "open", "delivered")] == [2, 0, 2]
 
 
-def test_the_end_of_a_process_reports(assay: Sink) -> None:
-    configure(url=assay.url)
+def test_the_end_of_a_process_reports(spanwise: Sink) -> None:
+    configure(url=spanwise.url)
     with span("root"):
         pass
     current().delivery.close(30)  # as at exit, but with the patience of a busy machine
-    assert [report(assay)[key] for key in ("started", "delivered", "open")] == [1, 1, 0]
+    assert [report(spanwise)[key] for key in ("started", "delivered", "open")] == [1, 1, 0]
 
 
 FORKED = """
 import os
-from assay.tracer import flush, span
+from spanwise.tracer import flush, span
 with span("parent"):
     if os.fork() == 0:
         with span("child"):
@@ -276,36 +276,36 @@ flush(60)
 """
 
 
-def test_forked_children_report_themselves(assay: Sink, tmp_path: Path) -> None:
-    run(FORKED, assay, tmp_path)
-    told = {r[names.INSTANCE]: a for _, a, r in events(assay, names.REPORT_EVENT)}
+def test_forked_children_report_themselves(spanwise: Sink, tmp_path: Path) -> None:
+    run(FORKED, spanwise, tmp_path)
+    told = {r[names.INSTANCE]: a for _, a, r in events(spanwise, names.REPORT_EVENT)}
     assert [a[names.REPORT_STARTED] for a in told.values()] == [1, 1]
     assert len({a[names.REPORT_PID] for a in told.values()}) == 2
 
 
 @pytest.mark.parametrize("way", ["variable", "argument"])
-def test_the_users_own_name_of_a_process_stays(assay: Sink, tmp_path: Path, way: str) -> None:
+def test_the_users_own_name_of_a_process_stays(spanwise: Sink, tmp_path: Path, way: str) -> None:
     own = f'"{names.INSTANCE}": "pod-7"' if way == "argument" else ""
-    script = f"import os\nfrom assay.tracer import configure\nconfigure(resource={{{own}}})\n{FORKED}"
-    run(script, assay, tmp_path, OTEL_RESOURCE_ATTRIBUTES=f"{names.INSTANCE}=pod-7" if way == "variable" else "")
-    assert {r[names.INSTANCE] for _, _, r in events(assay, names.REPORT_EVENT)} == {"pod-7"}
+    script = f"import os\nfrom spanwise.tracer import configure\nconfigure(resource={{{own}}})\n{FORKED}"
+    run(script, spanwise, tmp_path, OTEL_RESOURCE_ATTRIBUTES=f"{names.INSTANCE}=pod-7" if way == "variable" else "")
+    assert {r[names.INSTANCE] for _, _, r in events(spanwise, names.REPORT_EVENT)} == {"pod-7"}
 
 
 def run(script: str, sink: Sink, tmp_path: Path, **more: str) -> None:
-    environment = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path), **more}
+    environment = {**os.environ, "SPANWISE_URL": sink.url, "SPANWISE_SPILL_DIR": str(tmp_path), **more}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=240)
 
 
-def test_a_report_that_nobody_answers_holds_nothing_up(assay: Sink) -> None:
+def test_a_report_that_nobody_answers_holds_nothing_up(spanwise: Sink) -> None:
     hang = threading.Event()
 
     def answer(path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         if path == "/v1/logs":
             hang.wait(60)
-        return 200, ASSAY, b""
+        return 200, SPANWISE, b""
 
-    assay.answer = answer
-    configure(url=assay.url)
+    spanwise.answer = answer
+    configure(url=spanwise.url)
     with span("root"):
         pass
     shutdown()

@@ -12,7 +12,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Link
 
-from assay.tracer import (
+from spanwise.tracer import (
     configure,
     current_run,
     flush,
@@ -24,7 +24,7 @@ from assay.tracer import (
     tracer_provider,
     uninstrument,
 )
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer.testing import Spans, capture_spans
 
 from .conftest import Sink
 
@@ -187,15 +187,15 @@ def test_metadata_only_captures_no_content(sink: Sink) -> None:
 
 
 def test_capture_none_records_nothing(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_CAPTURE", "none")
-    monkeypatch.setenv("ASSAY_URL", sink.url)
+    monkeypatch.setenv("SPANWISE_CAPTURE", "none")
+    monkeypatch.setenv("SPANWISE_URL", sink.url)
     assert work("q", Login("p"), {})["answer"].startswith("charged")
     flush(60)
     assert sink.requests == []
 
 
 def test_redaction_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASSAY_REDACT", r"password, /\d{4}-\d{4}-\d{4}/")
+    monkeypatch.setenv("SPANWISE_REDACT", r"password, /\d{4}-\d{4}-\d{4}/")
     with capture_spans() as traced:
         with span("s", inputs={"password": 1, "card": NUMBER}):
             pass

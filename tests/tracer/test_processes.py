@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from tests.tracer.conftest import Sink, somewhere
 
-from assay.tracer import configure
+from spanwise.tracer import configure
 
 
 def run(script: str, sink: Sink, tmp_path: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """A program of its own; it has long to end."""
-    env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "spool"), **more}
+    env = {**os.environ, "SPANWISE_URL": sink.url, "SPANWISE_SPILL_DIR": str(tmp_path / "spool"), **more}
     return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=240)
 
 
@@ -32,7 +32,7 @@ def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 FORK = """
 import os, sys, time
-from assay.tracer import flush, trace
+from spanwise.tracer import flush, trace
 @trace
 def work(n): return n
 work(0)
@@ -56,7 +56,7 @@ def test_a_child_forked_while_delivery_imports_delivers(module: str, sink: Sink,
 
 
 LEFT_OPEN = """
-from assay.tracer import trace
+from spanwise.tracer import trace
 @trace
 def numbers():
     yield 1
@@ -74,7 +74,7 @@ def test_a_generator_left_open_does_not_hold_up_the_end(sink: Sink, tmp_path: Pa
 
 AFTER_MAIN = """
 import threading, time
-from assay.tracer import trace
+from spanwise.tracer import trace
 @trace
 def work(n): return n
 def later():
@@ -95,13 +95,13 @@ def test_a_key_that_no_header_can_hold_is_refused() -> None:
 
 
 def test_such_a_key_in_the_environment_costs_no_span(sink: Sink, tmp_path: Path) -> None:
-    done = run("from assay.tracer import trace\ntrace(print)(1)", sink, tmp_path, ASSAY_API_KEY="“sk-abc”")
+    done = run("from spanwise.tracer import trace\ntrace(print)(1)", sink, tmp_path, SPANWISE_API_KEY="“sk-abc”")
     assert traced(sink, tmp_path) == 1
     assert "cannot hold '“”'" in done.stderr
 
 
 ENDING = """
-from assay.tracer import configure, flush, stats, trace
+from spanwise.tracer import configure, flush, stats, trace
 def redactor(key, value):
     if value == "bad": raise SystemExit
     return value
@@ -123,7 +123,7 @@ def test_a_redactor_that_ends_threads_does_not_end_delivery(sink: Sink, tmp_path
 
 HANDLER = """
 import faulthandler, signal, threading, time
-from assay.tracer import configure, trace
+from spanwise.tracer import configure, trace
 faulthandler.dump_traceback_later(200, exit=True)
 work = trace(lambda n: n)
 configure()
@@ -132,7 +132,7 @@ signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
 end = time.monotonic() + 1.5
 while time.monotonic() < end: work(0)
 signal.setitimer(signal.ITIMER_REAL, 0)
-print([thread.name for thread in threading.enumerate()].count("assay-delivery"))
+print([thread.name for thread in threading.enumerate()].count("spanwise-delivery"))
 """
 
 
@@ -143,7 +143,7 @@ def test_a_signal_handler_may_trace_whatever_it_interrupts(sink: Sink, tmp_path:
 
 STUCK = """
 import time
-from assay.tracer import _delivery, configure, flush, trace
+from spanwise.tracer import _delivery, configure, flush, trace
 _delivery._PATIENCE = _delivery._LONGEST_EXIT = 0.5
 configure(redact=[lambda key, value: time.sleep(1000) if value == "bad" else value])
 echo = trace(lambda value: value)
@@ -161,7 +161,7 @@ def test_a_redactor_that_hangs_is_told_of_and_holds_up_no_end(sink: Sink, tmp_pa
 
 OWN_HANDLER = """
 import os, signal, time
-from assay.tracer import _delivery, stats, trace
+from spanwise.tracer import _delivery, stats, trace
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 work = trace(lambda n: n)
@@ -186,7 +186,7 @@ def test_after_an_applications_own_handler_of_sigterm_delivery_hurries(sink: Sin
 
 IMPORTED = """
 import sys
-from assay.tracer import _post, configure, flush, span, trace
+from spanwise.tracer import _post, configure, flush, span, trace
 configure(redact=["x"])
 _post.load()
 loaded = set(sys.modules)
@@ -206,7 +206,7 @@ def test_delivery_imports_nothing_while_a_fork_may_come_in_between(sink: Sink, t
 
 INTERRUPTED = """
 import signal
-from assay.tracer import _delivery, flush, stats, trace
+from spanwise.tracer import _delivery, flush, stats, trace
 @trace
 def work(n): return n
 calls = []
@@ -230,7 +230,7 @@ def test_signals_amid_the_first_call_make_no_second_set_up(sink: Sink, tmp_path:
 
 TERMINATED = """
 import os, signal, threading, time
-from assay.tracer import trace
+from spanwise.tracer import trace
 @trace
 def work(n): return n
 thread = threading.Thread(target=work, args=(0,))

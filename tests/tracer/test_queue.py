@@ -13,9 +13,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from assay.tracer._encode import FeedbackEvent
-from assay.tracer._queue import Queue
-from assay.tracer._span import LiveSpan, Local, span_context
+from spanwise.tracer._encode import FeedbackEvent
+from spanwise.tracer._queue import Queue
+from spanwise.tracer._span import LiveSpan, Local, span_context
 
 LOCAL = Local(1, lambda span: None, Resource({}))
 

@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from assay.tracer import trace
-from assay.tracer._documents import flatten
-from assay.tracer._finish import Finisher
-from assay.tracer._settings import Settings
-from assay.tracer.testing import capture_spans
+from spanwise.tracer import trace
+from spanwise.tracer._documents import flatten
+from spanwise.tracer._finish import Finisher
+from spanwise.tracer._settings import Settings
+from spanwise.tracer.testing import capture_spans
 
 LLAMA_INDEX = Path(__file__).parents[1] / "fixtures/documents/llama_index.json"  # see make.py beside it
 PREFIX = "retrieval.documents.0.document."

@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.span import TraceState
 from tests.tracer.conftest import Sink
 
-from assay.tracer import (
+from spanwise.tracer import (
     _sampling,
     _undecided,
     configure,
@@ -35,8 +35,8 @@ from assay.tracer import (
     trace,
     tracer_provider,
 )
-from assay.tracer import attributes as names
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer import attributes as names
+from spanwise.tracer.testing import Spans, capture_spans
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 ids = st.integers(1, 2**128 - 1)
@@ -103,7 +103,7 @@ def test_only_sampled_traces_bear_a_threshold_on_the_way() -> None:
 
 def entered(ot: str, flag: str = "01", trace_id: str = TRACE) -> str:
     """The member `ot` of a span that continues such a trace of ours."""
-    state = f"assay={trace_id}-00f067aa0ba902b7-{flag},ot={ot}"
+    state = f"spanwise={trace_id}-00f067aa0ba902b7-{flag},ot={ot}"
     carrier = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-{flag}", "tracestate": state}
     with capture_spans(sample_rate=0.5), extract(carrier), span("remote") as run:
         return str(run.span.local.ot)  # type: ignore[attr-defined]
@@ -274,7 +274,7 @@ def test_threads_that_end_spans_while_it_is_decided_lose_none() -> None:
 
 FORKED = """
 import os
-from assay.tracer import flush, span
+from spanwise.tracer import flush, span
 with span("parent"):
     if (child := os.fork()) == 0:
         try:
@@ -287,7 +287,7 @@ with span("parent"):
 
 
 def test_a_forked_child_decides_of_its_own_part(sink: Sink, tmp_path: Path) -> None:
-    environment = {"ASSAY_URL": sink.url, "ASSAY_SAMPLE_RATE": "0", "ASSAY_SPILL_DIR": str(tmp_path)}
+    environment = {"SPANWISE_URL": sink.url, "SPANWISE_SAMPLE_RATE": "0", "SPANWISE_SPILL_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", FORKED], env={**os.environ, **environment}, check=True, timeout=60)
     [child] = sink.spans()
     assert (child.name, child.trace_state, len(child.parent_span_id)) == ("child", "ot=th:0", 8)

@@ -21,7 +21,7 @@ UVICORN = [sys.executable, "-m", "uvicorn", "--workers", "2", "--log-level", "er
 GUNICORN = [sys.executable, "-m", "gunicorn", "--preload", "-w", "3", "-b", "127.0.0.1:{port}", "app:wsgi"]
 APP = """
 import time
-from assay.tracer import trace
+from spanwise.tracer import trace
 
 @trace
 def answer(path):
@@ -74,7 +74,7 @@ def test_all_of_300_requests_are_delivered(command: list[str], sink: Sink, tmp_p
         pytest.skip(f"{command[2]} is not installed")
     (tmp_path / "app.py").write_text(APP)
     port = free_port()
-    env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path / "spool")}
+    env = {**os.environ, "SPANWISE_URL": sink.url, "SPANWISE_SPILL_DIR": str(tmp_path / "spool")}
     server = subprocess.Popen([part.format(port=port) for part in command], cwd=tmp_path, env=env)
     try:
         until(lambda: answers(f"http://127.0.0.1:{port}/ready"), 240)

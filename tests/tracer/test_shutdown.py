@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from assay.tracer import FlushResult, _runtime, configure, flush, shutdown, span, stats, trace
+from spanwise.tracer import FlushResult, _runtime, configure, flush, shutdown, span, stats, trace
 
 from .conftest import Sink, somewhere, spooled, until
 
@@ -111,10 +111,10 @@ def test_what_is_put_while_draining_is_queued_and_starts_no_second_thread(sink: 
     delivery.drain(IN_TIME)
     for _ in range(600):  # more than a batch
         work()
-    assert (named("assay-delivery"), stats().queued) == (1, 601)
+    assert (named("spanwise-delivery"), stats().queued) == (1, 601)
     go_on.set()
     delivery.close()
-    assert (len(sink.spans()), named("assay-delivery"), stats().dropped) == (601, 0, {})
+    assert (len(sink.spans()), named("spanwise-delivery"), stats().dropped) == (601, 0, {})
 
 
 def test_after_the_end_a_span_is_dropped_and_counted_and_no_thread_starts(sink: Sink) -> None:
@@ -123,7 +123,7 @@ def test_after_the_end_a_span_is_dropped_and_counted_and_no_thread_starts(sink: 
     shutdown()
     with span("late"):
         work()
-    assert (stats().dropped, stats().queued, named("assay-delivery")) == ({"closed": 2}, 0, 0)
+    assert (stats().dropped, stats().queued, named("spanwise-delivery")) == ({"closed": 2}, 0, 0)
     assert flush(60) == FlushResult()
 
 
@@ -225,13 +225,13 @@ def test_a_child_that_is_forked_at_the_end_of_its_parent_delivers(sink: Sink, st
 
 
 def run(script: str, sink: Sink, tmp_path: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "ASSAY_URL": sink.url, "ASSAY_SPILL_DIR": str(tmp_path), **more}
+    env = {**os.environ, "SPANWISE_URL": sink.url, "SPANWISE_SPILL_DIR": str(tmp_path), **more}
     return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=IN_TIME)
 
 
 BUSY = """
 import asyncio, os, signal, sys, threading, time
-from assay.tracer import stats, trace
+from spanwise.tracer import stats, trace
 @trace
 def work(n=0): return n
 def run():
@@ -256,7 +256,7 @@ def test_a_process_ends_in_time_while_its_threads_trace(sink: Sink, tmp_path: Pa
 
 FROZEN = """
 import threading, time
-from assay.tracer import _runtime, _span, trace
+from spanwise.tracer import _runtime, _span, trace
 @trace
 def work(n=0): return n
 class Last:
@@ -268,7 +268,7 @@ def freeze():
     with _span._lock, queue._put_lock, queue._take_lock:
         taken.set()
         time.sleep(100)
-import atexit, assay.tracer._delivery as delivery
+import atexit, spanwise.tracer._delivery as delivery
 atexit.unregister(delivery._exit)  # so that the thread stops in between
 def end():
     delivery._exit()
@@ -285,7 +285,7 @@ def test_a_finalizer_waits_for_no_lock_of_a_thread_that_has_stopped_for_ever(sin
 
 NO_THREAD = """
 import _thread, os, signal, time
-from assay.tracer import configure
+from spanwise.tracer import configure
 configure()
 def start(*arguments): raise RuntimeError("can't start new thread")
 _thread.start_new_thread = start
@@ -299,7 +299,7 @@ def test_sigterm_ends_a_process_that_can_start_no_thread(sink: Sink, tmp_path: P
 
 
 def test_exit_handlers_that_trace_are_delivered(sink: Sink, tmp_path: Path) -> None:
-    script = "import atexit\nfrom assay.tracer import trace\nwork = trace(lambda: 1)\natexit.register(work)\nwork()"
+    script = "import atexit\nfrom spanwise.tracer import trace\nwork = trace(lambda: 1)\natexit.register(work)\nwork()"
     run(script, sink, tmp_path)
     assert len(somewhere(sink, tmp_path)) == 2
 
@@ -310,7 +310,7 @@ def late():
     work()
     print(dict(stats().dropped))
 atexit.register(late)  # before the tracer registers its own, so that it runs after that
-from assay.tracer import stats, trace
+from spanwise.tracer import stats, trace
 work = trace(lambda: 1)
 work()
 """

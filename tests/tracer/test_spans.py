@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, Status, StatusCode
 
-from assay.tracer import stats, tracer_provider
-from assay.tracer._span import (
+from spanwise.tracer import stats, tracer_provider
+from spanwise.tracer._span import (
     MAX_ATTRIBUTES,
     MAX_EVENTS,
     Clock,
@@ -24,7 +24,7 @@ from assay.tracer._span import (
     open_local,
     span_context,
 )
-from assay.tracer.testing import Spans, fixed
+from spanwise.tracer.testing import Spans, fixed
 
 ended: list[ReadableSpan] = []
 
@@ -171,7 +171,7 @@ def test_spans_of_others_count_on_the_trace_like_ours() -> None:
     assert (local.root_id, local.started, local.open) == (7, 2, 2)
     assert count_ended(local, 8) == {}
     assert open_local(1) is local
-    counts = {"assay.local_root": f"{7:016x}", "assay.spans.started": 2, "assay.spans.open": 0}
+    counts = {"spanwise.local_root": f"{7:016x}", "spanwise.spans.started": 2, "spanwise.spans.open": 0}
     assert count_ended(local, 7) == counts
     assert open_local(1) is None
 
@@ -182,8 +182,8 @@ def test_only_the_root_and_what_ends_after_it_carry_counts() -> None:
     for span in (early, root, late):
         span.end()
     counts = [dict(s.attributes or {}) for s in ended]
-    assert [c.get("assay.spans.open") for c in counts] == [None, 1, 0]
-    assert {c.get("assay.local_root") for c in counts[1:]} == {f"{root.span_id:016x}"}
+    assert [c.get("spanwise.spans.open") for c in counts] == [None, 1, 0]
+    assert {c.get("spanwise.local_root") for c in counts[1:]} == {f"{root.span_id:016x}"}
 
 
 def test_roots_that_never_end_do_not_fill_the_memory() -> None:
@@ -206,11 +206,11 @@ def test_a_trace_whose_root_has_ended_takes_no_room() -> None:
 def test_contexts_bear_our_tracestate_and_the_sampled_flag() -> None:
     span = live(parent_id=5)
     entry = f"{span.local.trace_id:032x}-{span.span_id:016x}-01"
-    assert span.get_span_context().trace_state["assay"] == entry
+    assert span.get_span_context().trace_state["spanwise"] == entry
     assert span.parent is not None
     assert (span.parent.span_id, span.parent.is_remote, live().parent) == (5, False, None)
     assert (span.context.trace_flags, span_context(1, 2, sampled=False).trace_flags) == (1, 0)
-    assert span_context(1, 2, sampled=False).trace_state["assay"].endswith("-00")
+    assert span_context(1, 2, sampled=False).trace_state["spanwise"].endswith("-00")
 
 
 def test_an_application_that_seeds_random_repeats_none_of_our_ids() -> None:

@@ -25,10 +25,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from assay.tracer import _errors
-from assay.tracer._encode import LOGS, TRACES
-from assay.tracer._settings import Settings
-from assay.tracer._spool import ABOUT, MAX_AGE_S, Spool, about, folder_of, held, opened, records, segments
+from spanwise.tracer import _errors
+from spanwise.tracer._encode import LOGS, TRACES
+from spanwise.tracer._settings import Settings
+from spanwise.tracer._spool import ABOUT, MAX_AGE_S, Spool, about, folder_of, held, opened, records, segments
 
 MAX_BYTES = 2_000
 
@@ -60,7 +60,7 @@ class Spools(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="assay-spools-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="spanwise-spools-"))
         self.spools = [Spool(self.folder, MAX_BYTES), Spool(self.folder, MAX_BYTES)]
         self.waiting: set[Body] = set()
         self.made = 0
@@ -186,7 +186,7 @@ def test_what_another_process_still_writes_is_left_to_it(tmp_path: Path) -> None
 
 def test_what_a_killed_process_holds_is_taken_over(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys; from pathlib import Path; from assay.tracer._spool import Spool; "
+        "import os, signal, sys; from pathlib import Path; from spanwise.tracer._spool import Spool; "
         "Spool(Path(sys.argv[1])).keep('/v1/traces', b'last', 1); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)

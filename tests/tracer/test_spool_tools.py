@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from assay.tracer import _spool, spool
-from assay.tracer._encode import LOGS, TRACES
-from assay.tracer._settings import Settings
-from assay.tracer._spool import Spool, about, folder_of
+from spanwise.tracer import _spool, spool
+from spanwise.tracer._encode import LOGS, TRACES
+from spanwise.tracer._settings import Settings
+from spanwise.tracer._spool import Spool, about, folder_of
 
 from .conftest import Sink
 
@@ -85,15 +85,15 @@ def test_what_a_collector_is_away_for_stays_and_what_it_refuses_is_lost(sink: Si
 def test_the_key_goes_where_the_environment_says_and_where_it_is_told_to(
     sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ASSAY_API_KEY", "secret")
-    monkeypatch.setenv("ASSAY_URL", "http://elsewhere:1")
+    monkeypatch.setenv("SPANWISE_API_KEY", "secret")
+    monkeypatch.setenv("SPANWISE_URL", "http://elsewhere:1")
     left_by(sink.url, (TRACES, b"", 1))
     [waiting] = spool.waiting()
     spool.send(waiting)
     left_by(sink.url, (TRACES, b"", 1))
     spool.send(waiting, with_key=True)
     left_by(sink.url, (TRACES, b"", 1))
-    monkeypatch.setenv("ASSAY_URL", sink.url)
+    monkeypatch.setenv("SPANWISE_URL", sink.url)
     spool.send(waiting)
     keys = [headers.get("Authorization") for _, headers, _ in sink.requests]
     assert keys == [None, "Bearer secret", "Bearer secret"]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from opentelemetry.trace import StatusCode
 
-from assay.tracer import current_run, span, stats, trace
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer import current_run, span, stats, trace
+from spanwise.tracer.testing import Spans, capture_spans
 
 
 @trace
@@ -32,7 +32,7 @@ async def acount(n: int) -> AsyncIterator[int]:
 
 
 def closed(traced: Spans, name: str) -> Any:
-    return (traced.one(name).attributes or {}).get("assay.stream.closed")
+    return (traced.one(name).attributes or {}).get("spanwise.stream.closed")
 
 
 def test_exhausted(traced: Spans) -> None:
@@ -57,7 +57,7 @@ def test_closed_early(traced: Spans) -> None:
     assert traced.outputs("count") == [0]
     assert closed(traced, "count") is True
     assert traced.one("count").status.status_code is StatusCode.UNSET
-    assert (traced.one("count").attributes or {})["assay.cancelled"] is True
+    assert (traced.one("count").attributes or {})["spanwise.cancelled"] is True
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -266,7 +266,7 @@ def test_cancelled_while_iterating(traced: Spans) -> None:
 
     asyncio.run(main())
     span = traced.one("slow")
-    assert (span.status.status_code, (span.attributes or {}).get("assay.cancelled")) == (StatusCode.UNSET, True)
+    assert (span.status.status_code, (span.attributes or {}).get("spanwise.cancelled")) == (StatusCode.UNSET, True)
     assert (span.attributes or {}).get("output.value") == "[1]"
 
 

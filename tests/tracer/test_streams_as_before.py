@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.trace import StatusCode
 
-from assay.tracer import current_run, trace
-from assay.tracer._context import get_current
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer import current_run, trace
+from spanwise.tracer._context import get_current
+from spanwise.tracer.testing import Spans, capture_spans
 
 
 class Boom(Exception):
@@ -216,7 +216,7 @@ def told(spans: Spans) -> tuple[list[Any], str | None, bool]:
     return (
         json.loads(str(attributes["output.value"])),
         span.status.description if failed else None,
-        attributes.get("assay.stream.closed", False) is True,
+        attributes.get("spanwise.stream.closed", False) is True,
     )
 
 

@@ -22,9 +22,9 @@ from opentelemetry.instrumentation.threading import ThreadingInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from tests.tracer.conftest import Sink, until
 
-from assay.tracer import _threads, configure, flush, inject, session, span, tags, trace, tracer_provider, user
-from assay.tracer.spans import marked
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer import _threads, configure, flush, inject, session, span, tags, trace, tracer_provider, user
+from spanwise.tracer.spans import marked
+from spanwise.tracer.testing import Spans, capture_spans
 
 
 @trace
@@ -36,7 +36,7 @@ def leaf(*_: Any) -> int:
 def _as_before() -> Iterator[None]:
     yield
     _threads.restore()
-    assert "assay" not in threading.Thread.start.__module__
+    assert "spanwise" not in threading.Thread.start.__module__
     assert _threads._wrapped == {}
 
 
@@ -300,13 +300,13 @@ def test_what_a_worker_sets_for_its_job_counts_and_what_the_ended_request_had_se
     def job() -> None:
         with session("mine"):
             leaf()
-            assert "assay.user" not in inject()["baggage"]
+            assert "spanwise.user" not in inject()["baggage"]
 
     def nested() -> None:
         with span("job"):
             leaf()
             headers = inject()
-            assert "assay.user" not in headers.get("baggage", "")
+            assert "spanwise.user" not in headers.get("baggage", "")
 
     with session("s"), user("u"), span("request"):
         end = in_thread(worker.run)
@@ -442,13 +442,13 @@ def test_a_thread_pool_made_before_the_first_trace_is_followed(sink: Sink) -> No
     code = """
 from multiprocessing.pool import ThreadPool
 pool = ThreadPool(1)
-from assay.tracer import flush, span, trace
+from spanwise.tracer import flush, span, trace
 leaf = trace(name="leaf")(lambda _: 1)
 with span("root"):
     pool.map(leaf, [1])
 assert flush(60)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "ASSAY_URL": sink.url})
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "SPANWISE_URL": sink.url})
     ids = {s.name: s for s in sink.spans()}
     assert ids["leaf"].parent_span_id == ids["root"].span_id
 
@@ -474,7 +474,7 @@ def test_what_a_monitor_leaves_running_keeps_its_mark(traced: Spans) -> None:
     worker.jobs.put(None)
     end()
     assert traced.parent("leaf") is None
-    assert (of(traced, "leaf", "assay.monitor"), of(traced, "leaf", "session.id")) == ([True], [None])
+    assert (of(traced, "leaf", "spanwise.monitor"), of(traced, "leaf", "session.id")) == ([True], [None])
 
 
 def test_a_context_that_an_instrumentation_gives_explicitly_is_taken_as_it_is(traced: Spans) -> None:

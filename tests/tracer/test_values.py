@@ -21,10 +21,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.tracer import _errors, span, trace
-from assay.tracer._documents import document, flatten, readable
-from assay.tracer._json import cut_text, to_json
-from assay.tracer.testing import Spans, capture_spans
+from spanwise.tracer import _errors, span, trace
+from spanwise.tracer._documents import document, flatten, readable
+from spanwise.tracer._json import cut_text, to_json
+from spanwise.tracer.testing import Spans, capture_spans
 
 MIB = 1 << 20
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from assay.tracer import configure, current_run, flush, session, span, stats, tags, trace, user
-from assay.tracer.capture import capture
-from assay.tracer.testing import Spans
+from spanwise.tracer import configure, current_run, flush, session, span, stats, tags, trace, user
+from spanwise.tracer.capture import capture
+from spanwise.tracer.testing import Spans
 
 
 @trace(kind="retriever")
@@ -106,8 +106,8 @@ def test_capture_waits_for_open_spans_and_counts_them(traced: Spans) -> None:
 def test_local_root_carries_the_counts(traced: Spans) -> None:
     answer("q")
     root = dict(traced.one("answer").attributes or {})
-    assert (root["assay.spans.started"], root["assay.spans.open"]) == (2, 0)
-    assert root["assay.local_root"] == f"{traced.one('answer').context.span_id:016x}"
+    assert (root["spanwise.spans.started"], root["spanwise.spans.open"]) == (2, 0)
+    assert root["spanwise.local_root"] == f"{traced.one('answer').context.span_id:016x}"
 
 
 def test_a_stack_trace_begins_in_the_users_code(traced: Spans) -> None:

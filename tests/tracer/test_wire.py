@@ -14,9 +14,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.span import TraceState
 
-from assay.tracer import span
-from assay.tracer._wire import encode
-from assay.tracer.testing import Spans
+from spanwise.tracer import span
+from spanwise.tracer._wire import encode
+from spanwise.tracer.testing import Spans
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 scalars = texts | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.binary(max_size=9)

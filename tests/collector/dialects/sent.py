@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from assay.collector.records import Run, Trace
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from fixtures.dialects.capture import replay
+from spanwise.collector.records import Run, Trace
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dialects"
 

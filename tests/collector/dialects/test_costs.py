@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.collector.dialects import RawSpan, cost, read
-from assay.collector.dialects.token_counts import token_usage
-from assay.collector.records import Run, Usage
-from assay.tracer.usage import usage_attributes
+from spanwise.collector.dialects import RawSpan, cost, read
+from spanwise.collector.dialects.token_counts import token_usage
+from spanwise.collector.records import Run, Usage
+from spanwise.tracer.usage import usage_attributes
 
 T = 1_760_000_000_000_000_000  # 2025-10-09
 
@@ -213,10 +213,10 @@ SENDERS: dict[str, tuple[Price, Any, str]] = {
     "Langfuse": (CLAUDE, lambda p, c: langfuse(p, {"input": c.plain, "output": c.text, "input_cached_tokens": c.cached, "input_cache_creation": c.written, "output_reasoning_tokens": c.reasoning, "total": c.input + c.output}), ""),
     "Langfuse, Anthropic's names": (CLAUDE, lambda p, c: langfuse(p, {"input": c.plain, "output": c.output, "cache_read_input_tokens": c.cached, "cache_creation_input_tokens": c.written}), ""),
     "Langfuse, OpenAI's names": (GPT, lambda p, c: langfuse(p, openai(c)), ""),
-    "set_usage of OpenAI's": (GPT, lambda p, c: tracer(p, openai(c)), "assay"),
-    "set_usage of Anthropic's": (CLAUDE, lambda p, c: tracer(p, anthropic(c)), "assay"),
-    "set_usage of Gemini's": (GEMINI, lambda p, c: tracer(p, without_none({"prompt_token_count": c.input, "candidates_token_count": c.text, "thoughts_token_count": c.reasoning, "cached_content_token_count": c.cached, "total_token_count": c.input + c.output})), "assay"),
-    "set_usage": (CLAUDE, lambda p, c: tracer(p, without_none({"input_tokens": c.input, "output_tokens": c.output, "cache_read": c.cached, "cache_creation": c.written})), "assay"),
+    "set_usage of OpenAI's": (GPT, lambda p, c: tracer(p, openai(c)), "spanwise"),
+    "set_usage of Anthropic's": (CLAUDE, lambda p, c: tracer(p, anthropic(c)), "spanwise"),
+    "set_usage of Gemini's": (GEMINI, lambda p, c: tracer(p, without_none({"prompt_token_count": c.input, "candidates_token_count": c.text, "thoughts_token_count": c.reasoning, "cached_content_token_count": c.cached, "total_token_count": c.input + c.output})), "spanwise"),
+    "set_usage": (CLAUDE, lambda p, c: tracer(p, without_none({"input_tokens": c.input, "output_tokens": c.output, "cache_read": c.cached, "cache_creation": c.written})), "spanwise"),
 }  # fmt: skip
 NO_WRITES = {name for name in SENDERS if SENDERS[name][0].written is None} | {"AI SDK 5, Anthropic"}
 
@@ -281,7 +281,7 @@ def test_a_total_says_what_the_counts_leave_out(total: int | None, expected: tup
     assert (found.input_tokens, found.output_tokens) == expected
 
 
-REPORTED = ["llm.cost.total", "gen_ai.usage.cost", "gen_ai.usage.total_cost", "operation.cost", "assay.cost"]
+REPORTED = ["llm.cost.total", "gen_ai.usage.cost", "gen_ai.usage.total_cost", "operation.cost", "spanwise.cost"]
 
 
 @pytest.mark.parametrize("scope", ["", "gateway", "pydantic-ai", "logfire.openai"])

@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from assay.collector.dialects import RawLog, RawSpan, read_feedback, read_whole
-from assay.collector.records import Event, Feedback, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.otlp import attribute, request, span
+from spanwise.collector.dialects import RawLog, RawSpan, read_feedback, read_whole
+from spanwise.collector.records import Event, Feedback, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 NAME = "gen_ai.evaluation.result"
 ZERO = {"gen_ai.evaluation.name": "ok", "gen_ai.evaluation.score.value": 0.0}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from assay.collector.dialects import RawLog, RawSpan, read, read_log
-from assay.collector.records import Amendment, Event, Run, Usage
+from spanwise.collector.dialects import RawLog, RawSpan, read, read_log
+from spanwise.collector.records import Amendment, Event, Run, Usage
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER, SAID = {"role": "user", "content": "When?"}, {"role": "assistant", "content": "Soon."}

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from assay.collector.dialects import RawSpan, read
-from assay.collector.records import Document, Run, Trace, Usage
 from collector.dialects.sent import runs, stored, tokens, traces
+from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.records import Document, Run, Trace, Usage
 
 QUESTION, ANSWER = "When does my parcel arrive?", "Parcels arrive within three days [1]."
 ASKED = {"retriever": {"query": QUESTION}, "prompt": {"question": QUESTION}}

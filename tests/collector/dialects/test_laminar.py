@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from assay.collector.records import Document, Usage
 from collector.dialects.vendors import ANSWER, QUESTION, Kept, kept, run
+from spanwise.collector.records import Document, Usage
 
 
 @pytest.fixture(scope="module")

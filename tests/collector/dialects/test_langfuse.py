@@ -9,13 +9,13 @@ from hashlib import sha256
 import httpx
 import pytest
 
-from assay.collector.intake import Limits
-from assay.collector.records import Document, Key, Usage
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.dialects.vendors import ANSWER, QUESTION, SENT, Kept, kept, run
 from collector.otlp import JSON, PROTOBUF, rejected, request, span
 from fixtures.dialects.capture import load
+from spanwise.collector.intake import Limits
+from spanwise.collector.records import Document, Key, Usage
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 PATH = "/api/public/otel/v1/traces"
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.collector.dialects import langfuse_score
-from assay.collector.records import Feedback, Key, Target
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
 from fixtures.dialects.capture import replay
+from spanwise.collector.dialects import langfuse_score
+from spanwise.collector.records import Feedback, Key, Target
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 SENT = Path(__file__).parents[2] / "fixtures" / "dialects" / "langfuse_scores"
 TRACE, SPAN = "0123456789abcdef0123456789abcdef", "fedcba9876543210"

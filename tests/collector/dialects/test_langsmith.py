@@ -7,8 +7,8 @@ import base64
 import orjson
 import pytest
 
-from assay.collector.records import Document, Usage
 from collector.dialects.vendors import ANSWER, QUESTION, Kept, kept, run
+from spanwise.collector.records import Document, Usage
 
 
 @pytest.fixture(scope="module", params=["langsmith/rag.jsonl.gz", "langsmith/old.jsonl.gz"])

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.collector.dialects import Draft, RawSpan, read, read_whole
-from assay.collector.dialects import _keys as keys
-from assay.collector.dialects._draft import found_in
-from assay.collector.dialects._read import DIALECTS
-from assay.collector.intake._decode import Codec, decode
-from assay.collector.intake._limits import Limits
-from assay.collector.intake._traces import TRACES, read_item
-from assay.collector.records import Document, Run, Usage, quick
 from collector.dialects.sent import FIXTURES
 from fixtures.dialects.capture import load
+from spanwise.collector.dialects import Draft, RawSpan, read, read_whole
+from spanwise.collector.dialects import _keys as keys
+from spanwise.collector.dialects._draft import found_in
+from spanwise.collector.dialects._read import DIALECTS
+from spanwise.collector.intake._decode import Codec, decode
+from spanwise.collector.intake._limits import Limits
+from spanwise.collector.intake._traces import TRACES, read_item
+from spanwise.collector.records import Document, Run, Usage, quick
 
 MEMOS: list[Any] = [one.__self__ for one in (keys.namespace, keys.listed, keys.namespaces, keys.spread)]  # type: ignore[attr-defined]
 NAMES = st.sampled_from(
@@ -56,10 +56,10 @@ NAMES = st.sampled_from(
         "output.mime_type",
         "input.documents.0.document.content",
         "output.documents.1.document.id",
-        "assay.documents",
-        "assay.cost",
-        "assay.experiment.id",
-        "assay.local_root",
+        "spanwise.documents",
+        "spanwise.cost",
+        "spanwise.experiment.id",
+        "spanwise.local_root",
     )
 )
 VALUES = st.sampled_from(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from assay.collector.records import Trace, Usage
 from collector.dialects.sent import runs, stored, tokens, traces
+from spanwise.collector.records import Trace, Usage
 
 QUESTION, ANSWER = "When does my parcel arrive?", "Parcels arrive within three days [1]."
 

@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
-from assay.collector.dialects import RawSpan, read
-from assay.collector.records import Run, Trace
 from collector.dialects.sent import runs, stored, tokens, traces
 from fixtures.dialects.capture import ANSWER
+from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.records import Run, Trace
 
 QUESTION = "When do parcels arrive?"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from assay.collector.records import Document, Usage
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.dialects.vendors import ANSWER, QUESTION, Kept, kept, run
 from collector.otlp import PROTOBUF, request, span
+from spanwise.collector.records import Document, Usage
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from assay.collector.stores import derived_fields
 from collector.dialects.sent import runs, stored, tokens, traces
 from fixtures.dialects.capture import ANSWER
+from spanwise.collector.stores import derived_fields
 
 
 def test_agents_tools_and_calls_are_read() -> None:

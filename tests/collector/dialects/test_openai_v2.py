@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.intake import Receiver
-from assay.collector.intake._http import Route
-from assay.collector.intake._logs import LOGS
-from assay.collector.intake._traces import TRACES
-from assay.collector.records import Run, Trace, Usage
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.dialects.sent import FIXTURES, runs, stored, tokens, traces
 from collector.otlp import post
 from fixtures.dialects.capture import ANSWER, Request, load
+from spanwise.collector.intake import Receiver
+from spanwise.collector.intake._http import Route
+from spanwise.collector.intake._logs import LOGS
+from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.records import Run, Trace, Usage
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 QUESTION, INSTRUCTIONS = "When do parcels arrive?", "Answer from the documents."
 MODES = ("events", "old", "span", "event", "both")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from assay.collector.dialects import RawSpan, read
-from assay.collector.records import Document, Run, Usage
 from collector.dialects.sent import stored, traces
+from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.records import Document, Run, Usage
 
 QUESTION, ANSWER = "When does my parcel arrive?", "Parcels arrive within three days [1]."
 

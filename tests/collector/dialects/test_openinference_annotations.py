@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from assay.collector.dialects import RawSpan, read_whole
-from assay.collector.records import Feedback, Link, Target
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.dialects.sent import stored, traces
+from spanwise.collector.dialects import RawSpan, read_whole
+from spanwise.collector.records import Feedback, Link, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture(scope="module")

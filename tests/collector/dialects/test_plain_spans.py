@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from assay.collector.records import Run, Trace
 from collector.dialects.sent import stored, traces
+from spanwise.collector.records import Run, Trace
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from functools import cache
 import orjson
 import pytest
 
-from assay.collector.records import Run, Trace
 from collector.dialects.sent import runs, stored, tokens, traces
 from collector.dialects.vendors import run
 from fixtures.dialects.capture import ANSWER
+from spanwise.collector.records import Run, Trace
 
 QUESTION = "When do parcels arrive?"
 VERSIONS = (1, 2, 3, 5)

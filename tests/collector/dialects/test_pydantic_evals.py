@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from assay.collector.dialects import RawSpan, read_whole
-from assay.collector.records import Event, Feedback
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from fixtures.dialects.capture import replay
+from spanwise.collector.dialects import RawSpan, read_whole
+from spanwise.collector.records import Event, Feedback
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 SENT = Path(__file__).parents[2] / "fixtures" / "dialects" / "pydantic_evals"
 

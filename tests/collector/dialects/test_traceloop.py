@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from assay.collector.dialects import RawSpan, read
-from assay.collector.records import Document, Event, Usage
 from collector.dialects.vendors import ANSWER, QUESTION, Kept, kept, run, strict
+from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.records import Document, Event, Usage
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.dialects import Draft, RawSpan, read
-from assay.collector.dialects._laminar import laminar
-from assay.collector.dialects._langfuse import langfuse
-from assay.collector.dialects._langsmith import langsmith
-from assay.collector.dialects._mlflow import mlflow
-from assay.collector.dialects._traceloop import traceloop
-from assay.collector.records import Event
 from collector.dialects.vendors import strict
+from spanwise.collector.dialects import Draft, RawSpan, read
+from spanwise.collector.dialects._laminar import laminar
+from spanwise.collector.dialects._langfuse import langfuse
+from spanwise.collector.dialects._langsmith import langsmith
+from spanwise.collector.dialects._mlflow import mlflow
+from spanwise.collector.dialects._traceloop import traceloop
+from spanwise.collector.records import Event
 
 VENDORS = (langfuse, langsmith, mlflow, traceloop, laminar)
 CONTENT = [

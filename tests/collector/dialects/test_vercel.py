@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from assay.collector.dialects import Draft, RawSpan, read
-from assay.collector.dialects._vercel import vercel
-from assay.collector.records import Document, Run, Trace, Usage
 from collector.dialects.sent import runs, stored, tokens, traces
+from spanwise.collector.dialects import Draft, RawSpan, read
+from spanwise.collector.dialects._vercel import vercel
+from spanwise.collector.records import Document, Run, Trace, Usage
 
 QUESTION, ANSWER = "When does my parcel arrive?", "Parcels arrive within three days [1]."
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from assay.collector.dialects import RawSpan, read
-from assay.collector.records import Run
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from fixtures.dialects.capture import replay
+from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.records import Run
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 SENT = Path(__file__).parents[2] / "fixtures" / "dialects"
 QUESTION = "Where is my parcel?"
@@ -31,7 +31,7 @@ class Kept(list[Run]):
 
 def kept(folder: Path, sent: str) -> Kept:
     """The runs that a real server makes of a file of requests, all of which it takes."""
-    with SQLiteStore(folder / "assay.db") as store, Server(store) as server:
+    with SQLiteStore(folder / "spanwise.db") as store, Server(store) as server:
         statuses = [status for status, _ in replay(SENT / sent, server.url)]
         traces = [store.trace(summary.trace_id) for summary in store.traces(limit=100)]
     assert statuses[0] == 200

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from assay.collector._sign_ins import token
-from assay.collector.api import create_app
-from assay.collector.stores import Store
-from assay.collector.stores.sqlite import SQLiteStore
+from spanwise.collector._sign_ins import token
+from spanwise.collector.api import create_app
+from spanwise.collector.stores import Store
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with SQLiteStore(tmp_path / "assay.db") as made:
+    with SQLiteStore(tmp_path / "spanwise.db") as made:
         yield made
 
 

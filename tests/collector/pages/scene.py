@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from assay.collector.records import Document, Event, Example, Experiment, Feedback, Run, Target, Usage
-from assay.collector.stores import Store
 from collector.making import child, run
+from spanwise.collector.records import Document, Event, Example, Experiment, Feedback, Run, Target, Usage
+from spanwise.collector.stores import Store
 
 EXAMPLES = (
     Example(inputs={"question": "What is a list?"}, reference_outputs="A mutable sequence."),

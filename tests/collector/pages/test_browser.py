@@ -11,14 +11,14 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from assay.collector.records import OpenRun
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.chromium import chromium
 from collector.endless import Slow
 from collector.making import child, run
 from collector.pages.scene import experiment, outcomes, rag
 from collector.ruled import monitored
+from spanwise.collector.records import OpenRun
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.browser
 SIZES = {"wide": {"width": 1280, "height": 800}, "narrow": {"width": 390, "height": 844}}
@@ -33,7 +33,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SQLiteStore]:
     folder: Path = tmp_path_factory.mktemp("browser")
-    with SQLiteStore(folder / "assay.db") as store:
+    with SQLiteStore(folder / "spanwise.db") as store:
         yield store
 
 
@@ -140,7 +140,7 @@ def test_pages_are_accessible_and_fit_the_screen(open_page, name, size, scheme):
 
 
 def test_charts_that_take_too_long_say_so(browser, tmp_path):
-    with SQLiteStore(tmp_path / "assay.db") as store, Server(Slow(store), query_seconds=0.5) as server:
+    with SQLiteStore(tmp_path / "spanwise.db") as store, Server(Slow(store), query_seconds=0.5) as server:
         store.append([run()])
         with browser.new_context() as context:
             page = context.new_page()

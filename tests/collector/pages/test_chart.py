@@ -1,10 +1,10 @@
 import pytest
 
-from assay.collector.filters import Filter
-from assay.collector.pages.kit import chart
-from assay.collector.pages.traces import _list
-from assay.collector.records import Bucket
 from collector.making import SECOND, run
+from spanwise.collector.filters import Filter
+from spanwise.collector.pages.kit import chart
+from spanwise.collector.pages.traces import _list
+from spanwise.collector.records import Bucket
 
 HOUR = 3_600 * SECOND
 

@@ -1,8 +1,8 @@
 import pytest
 
-from assay.collector.pages.kit import chips
-from assay.collector.records import Feedback, Target
 from collector.making import run
+from spanwise.collector.pages.kit import chips
+from spanwise.collector.records import Feedback, Target
 
 
 def feedback(key="k", **fields):

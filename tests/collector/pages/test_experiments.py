@@ -3,14 +3,14 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.records import Experiment, Feedback, Target
 from collector.making import run
 from collector.pages.scene import EXAMPLES, experiment
+from spanwise.collector.records import Experiment, Feedback, Target
 
 
 def test_a_store_without_experiments_says_how_to_make_one(client):
     assert "evaluate(" in client.get("/experiments").text
-    assert "assay demo" in client.get("/compare").text
+    assert "spanwise demo" in client.get("/compare").text
     assert "No datasets yet" in client.get("/datasets").text
 
 

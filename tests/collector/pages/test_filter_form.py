@@ -4,9 +4,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import pytest
 from hypothesis import given, settings, strategies
 
-from assay.collector.filters import OPERATORS, Filter
-from assay.collector.pages.kit import filter_form
-from assay.collector.querystring import to_filter, to_items
+from spanwise.collector.filters import OPERATORS, Filter
+from spanwise.collector.pages.kit import filter_form
+from spanwise.collector.querystring import to_filter, to_items
 
 
 def read(fields=(), **settings):

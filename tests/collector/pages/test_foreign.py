@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser
 
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.chromium import chromium
 from collector.making import run
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.browser
 EVIL = "127.evil.test"

@@ -8,9 +8,9 @@ import pytest
 from starlette.requests import Request
 from starlette.routing import Route
 
-from assay.collector.errors import Refused
-from assay.collector.pages import ROUTES, _forms, router
 from collector.pages.scene import rag
+from spanwise.collector.errors import Refused
+from spanwise.collector.pages import ROUTES, _forms, router
 
 
 def nothing(store, request, fields):
@@ -90,7 +90,7 @@ def test_our_own_pages_and_programs_may_send_forms(headers):
     ],
 )
 def test_pages_of_others_may_not(headers):
-    with pytest.raises(Refused, match="from Assay's own pages only"):
+    with pytest.raises(Refused, match="from Spanwise's own pages only"):
         fields(b"key=a", **headers)
 
 

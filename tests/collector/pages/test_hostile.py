@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.collector.records import Document, Event, Example, Experiment, Feedback, Link, Target
 from collector.making import run
+from spanwise.collector.records import Document, Event, Example, Experiment, Feedback, Link, Target
 
 EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}\x00\u202e\x1b[31m"
 
@@ -92,7 +92,7 @@ def test_control_characters_never_reach_the_page(client, addresses):
 
 
 def test_every_answer_forbids_inline_code(client, addresses):
-    for address in (*addresses, "/static/assay.css", "/static/nothing", "/traces/x"):
+    for address in (*addresses, "/static/spanwise.css", "/static/nothing", "/traces/x"):
         headers = client.get(address).headers
         assert "script-src 'self'" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]

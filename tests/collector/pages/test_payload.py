@@ -3,8 +3,8 @@ import time
 import pytest
 from markupsafe import Markup
 
-from assay.collector.pages.kit import payload
-from assay.collector.pages.kit.text import breakable, visible
+from spanwise.collector.pages.kit import payload
+from spanwise.collector.pages.kit.text import breakable, visible
 
 
 def test_chat_messages_are_found():

@@ -7,10 +7,10 @@ import re
 import pytest
 from starlette.requests import Request
 
-from assay.collector.errors import NotFound, Refused, StoreError, Unavailable
-from assay.collector.pages import not_found
-from assay.collector.pages._router import failure
 from collector.pages.scene import experiment
+from spanwise.collector.errors import NotFound, Refused, StoreError, Unavailable
+from spanwise.collector.pages import not_found
+from spanwise.collector.pages._router import failure
 
 
 def request(path: str = "/") -> Request:
@@ -53,14 +53,14 @@ def test_pages_are_kept_by_no_cache_and_tell_nobody_where_they_were(client):
 
 @pytest.mark.parametrize(("ending", "kind"), [("css", "text/css"), ("js", "text/javascript"), ("svg", "image/svg+xml")])
 def test_static_files_are_kept_for_a_year_under_an_address_of_their_content(client, ending, kind):
-    (address,) = set(re.findall(rf'/static/assay\.{ending}\?[0-9a-f]{{12}}"', client.get("/").text))
+    (address,) = set(re.findall(rf'/static/spanwise\.{ending}\?[0-9a-f]{{12}}"', client.get("/").text))
     answer = client.get(address.strip('"'))
     assert answer.headers["content-type"].startswith(kind)
     assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("name", ["secrets", "base.html", "assay.map"])
+@pytest.mark.parametrize("name", ["secrets", "base.html", "spanwise.map"])
 def test_nothing_else_is_static(client, name):
     answer = client.get(f"/static/{name}")
     assert (answer.status_code, answer.text) == (404, "not found")

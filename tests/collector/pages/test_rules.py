@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.records import RuleSettings
 from collector.deciding import on, ruled, slice, traced
 from collector.ruled import done, monitored, taken, told
+from spanwise.collector.records import RuleSettings
 
 
 def page(client, address):
@@ -21,7 +21,7 @@ def page(client, address):
 
 def test_without_rules_it_says_how_to_write_one(client):
     text, _ = page(client, "/rules")
-    for words in ("No rules yet", "monitor(", "assay monitor rules.py"):
+    for words in ("No rules yet", "monitor(", "spanwise monitor rules.py"):
         assert words in html.unescape(text)
 
 
@@ -163,7 +163,7 @@ def test_a_trace_that_was_skipped_says_where_its_sender_is_looked_at(store, clie
     taken(store, "short", traced(store))
     [skipped] = done(store, "short", ("skipped", "no documents"))
     text, _ = page(client, f"/traces/{skipped.target.trace_id}")
-    assert f"assay doctor --where trace_ids={skipped.target.trace_id}" in text
+    assert f"spanwise doctor --where trace_ids={skipped.target.trace_id}" in text
 
 
 def test_a_trace_whose_project_has_no_rules_names_the_projects_that_have_some(store, client):

@@ -16,12 +16,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from assay.collector.records import Key
-from assay.collector.server import Server
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.chromium import chromium
 from collector.making import run
 from collector.pages.scene import rag
+from spanwise.collector.records import Key
+from spanwise.collector.server import Server
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.browser
 DOCS = Path(__file__).parents[3] / "docs" / "keys.md"
@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SQLiteStore]:
-    with SQLiteStore(tmp_path_factory.mktemp("keys") / "assay.db") as made:
+    with SQLiteStore(tmp_path_factory.mktemp("keys") / "spanwise.db") as made:
         for name, scopes in KEYS.items():
             made.save_key(Key(id=name, name=name, sha256=sha256(name.encode()).hexdigest(), scopes=scopes))
         yield made

@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from assay.collector.dialects import RawSpan, read
-from assay.collector.records import Event, Feedback, OpenRun, Target
 from collector.deciding import on, ruled, slice
 from collector.making import child, run
 from collector.pages.scene import STACK, experiment, outcomes, rag
+from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.records import Event, Feedback, OpenRun, Target
 
 
 def test_the_tree_shows_every_run_and_the_root_in_full(store, client):
@@ -227,8 +227,13 @@ def test_a_part_of_a_run_is_read_without_its_trace(store, client):
 def leaky(store):
     """A trace of which its sender has dropped three spans, and of which one runs."""
     root = run("leaky")
-    counts = {"assay.spans.started": 4, "assay.spans.open": 0, "assay.spans.dropped": 3, "assay.calls.sent": 1}
-    root = replace(root, attributes={"assay.local_root": root.span_id, **counts})
+    counts = {
+        "spanwise.spans.started": 4,
+        "spanwise.spans.open": 0,
+        "spanwise.spans.dropped": 3,
+        "spanwise.calls.sent": 1,
+    }
+    root = replace(root, attributes={"spanwise.local_root": root.span_id, **counts})
     store.append([root])
     return root
 

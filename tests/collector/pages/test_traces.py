@@ -3,16 +3,16 @@ import re
 import time
 from dataclasses import replace
 
-from assay.collector.records import Feedback, Link, OpenRun, Target
 from collector.making import run
 from collector.pages.scene import experiment, outcomes, rag
+from spanwise.collector.records import Feedback, Link, OpenRun, Target
 
 
 def test_a_new_store_says_what_to_do(client):
     page = client.get("/")
     assert page.status_code == 200
     assert "No traces yet" in page.text
-    assert "assay demo" in page.text
+    assert "spanwise demo" in page.text
 
 
 def test_the_list_shows_traces_latest_first(store, client):
@@ -150,8 +150,8 @@ def test_traces_under_way_stand_above_the_list(store, client):
 
 def test_a_mark_says_what_is_missing_of_a_trace(store, client):
     first, second = run(), run()
-    counts = {"assay.spans.started": 3, "assay.spans.open": 0, "assay.spans.dropped": 2}
-    store.append([replace(first, attributes={"assay.local_root": first.span_id, **counts}), second])
+    counts = {"spanwise.spans.started": 3, "spanwise.spans.open": 0, "spanwise.spans.dropped": 2}
+    store.append([replace(first, attributes={"spanwise.local_root": first.span_id, **counts}), second])
     store.add_running([OpenRun(trace_id=second.trace_id, span_id="b" * 16, name="slow")])
     marks = re.findall(r'<span class="open" title="([^"]*)">([^<]*)</span>', client.get("/").text)
     assert marks == [

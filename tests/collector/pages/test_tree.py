@@ -1,6 +1,6 @@
-from assay.collector.pages.traces import _tree
-from assay.collector.records import Trace
 from collector.making import SECOND, child, run
+from spanwise.collector.pages.traces import _tree
+from spanwise.collector.records import Trace
 
 
 def test_children_stand_below_their_parents_by_start():

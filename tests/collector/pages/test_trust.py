@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from assay.collector.records import Experiment, Feedback, Target
-from assay.collector.stores.sqlite import SQLiteStore
 from collector.making import run
+from spanwise.collector.records import Experiment, Feedback, Target
+from spanwise.collector.stores.sqlite import SQLiteStore
 
 SAID = "agrees with people 75 % <span>(κ 0.50, 4 votes)</span>"
 JUDGE = {"key": "polite", "version": "1", "source": "model", "metrics": [{"key": "polite", "range": [0, 1]}]}

@@ -1,1 +1,0 @@
-"""`assay mcp`: the store's traces for coding agents, over the Model Context Protocol."""

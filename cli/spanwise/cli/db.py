@@ -1,0 +1,327 @@
+"""`spanwise db`: look after a database file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from spanwise.cli._common import conditions, console, emit, notes, on_a_line, opened
+from spanwise.cli._options import JsonOption, StoreOption, WhereOption
+from spanwise.collector import named
+from spanwise.collector.errors import Refused
+from spanwise.collector.querystring import duration, parse
+from spanwise.collector.records import Retention
+from spanwise.collector.stores.sqlite import inspect
+from spanwise.collector.terminal import MESSAGE
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look after a database: sizes, retention, deletion, export, import, checks, SQL.",
+    epilog="Example: `spanwise db stats`",
+)
+
+FileOption = Annotated[str | None, typer.Option("--store", help="The SQLite file; else ./spanwise.db.")]
+Terms = Annotated[list[str], typer.Argument(help="Conditions, such as project=demo session=s-1 since=7d.")]
+Target = Annotated[str, typer.Argument(metavar="FILE", help="The new file; one that is there is refused.")]
+SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@app.command()
+def stats(store: FileOption = None, json: JsonOption = False) -> None:
+    """Show sizes, counts and each project's share.
+
+    Example: `spanwise db stats --store spanwise.db`
+    """
+    path = _file(store)
+    with inspect.opened(path) as file:
+        numbers = file.stats()
+    if json:
+        emit([numbers])
+        return
+    projects = numbers.pop("projects")
+    console.print(_table([{"what": name, "value": _shown(name, value)} for name, value in numbers.items()]))
+    console.print(_table([{**project, "bytes": _size(project["bytes"])} for project in projects]))
+
+
+@app.command()
+def prune(
+    older_than: Annotated[str | None, typer.Option(help="Delete traces that started longer ago, such as 30d.")] = None,
+    max_size: Annotated[str | None, typer.Option(help="Delete the oldest until this much is left, as 2GB.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only this project's; else of all, taken together.")] = None,
+    always: Annotated[bool, typer.Option("--always", help="Keep this as a rule: done about once an hour.")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete old traces with all that speaks of them; through the server, where one serves the file.
+
+    Example: `spanwise db prune --older-than 30d --project demo --always`
+    """
+    rule = Retention(
+        project=project,
+        max_age_ns=duration(older_than) if older_than else None,
+        max_bytes=_bytes(max_size) if max_size else None,
+    )
+    if rule.max_age_ns is None and rule.max_bytes is None and not always:
+        raise Refused("say what is too much: --older-than 30d, --max-size 2GB (or --always alone to drop a rule)")
+    with opened(store) as kept:
+        if always:
+            kept.set_retention(rule)
+        _say("deleted", kept.prune(rule), json)
+
+
+@app.command()
+def delete(
+    terms: Terms,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete the traces that meet all conditions, with their words, feedback and decisions.
+
+    Example: `spanwise db delete user=u-42 --yes`
+    """
+    wanted = parse(terms)
+    with opened(store) as kept:
+        if not yes:
+            first = kept.traces(wanted, limit=1000)
+            count = f"{len(first)}{'+' if first.next else ''}"
+            typer.confirm(f"Delete {count} traces for good?", abort=True, err=True)
+        _say("deleted", kept.delete(wanted), json)
+
+
+@app.command()
+def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
+    """Give the space of what was deleted back to the disk. A server that serves the file takes nothing in meanwhile.
+
+    Example: `spanwise db vacuum --store spanwise.db`
+    """
+    with opened(store) as kept:
+        freed = kept.vacuum()
+    if json:
+        emit([{"freed_bytes": freed}])
+    else:
+        notes.print(f"gave back {_size(freed)}")
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A new file; - for stdout.")],
+    format: Annotated[str, typer.Option(help="otlp: runs and feedback, for any tool; jsonl: every record.")] = "otlp",
+    where: WhereOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Write what a store holds as lines of JSON: as OpenTelemetry's file exporter does, or every record.
+
+    Example: `spanwise db export backup.jsonl --format jsonl`
+    """
+    from spanwise.collector.exchange import exported, written
+
+    with opened(store) as kept:
+        lines = exported(kept, format, conditions(where))
+        counts = _streamed(lines) if str(file) == "-" else written(lines, file)
+    notes.print(f"wrote {_listed(counts)}", markup=False)
+
+
+def _streamed(lines: Iterable[tuple[bytes, Counter[str]]]) -> Counter[str]:
+    counts = Counter[str]()
+    for line, held in lines:
+        sys.stdout.buffer.write(line + b"\n")
+        counts += held
+    sys.stdout.buffer.flush()
+    return counts
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `export` wrote, or OpenTelemetry's file exporter; - for stdin.")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Keep what a file's lines say; doing it again changes nothing. Exit status 1 if some of it could not be kept.
+
+    Example: `spanwise db import backup.jsonl --store new.db`
+    """
+    from spanwise.collector.exchange import take
+
+    with opened(store, make=True) as kept:
+        if str(file) == "-":
+            taken = take(kept, sys.stdin.buffer)
+        else:
+            with file.open("rb") as lines:
+                taken = take(kept, lines)
+    if json:
+        emit([{"kept": taken.kept, "left_out": taken.left_out, "bad": taken.bad, "reasons": taken.reasons}])
+    for reason in taken.reasons if not json else ():
+        notes.print(on_a_line(reason, MESSAGE), markup=False, highlight=False, soft_wrap=True)
+    left_out = f", left out {_listed(taken.left_out)}" if taken.left_out else ""
+    notes.print(f"kept {_listed(taken.kept)}{left_out}, bad: {taken.bad:,}", markup=False, soft_wrap=True)
+    if taken.bad:
+        raise typer.Exit(1)
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} × {kind}" for kind, count in counts.items()) or "nothing"
+
+
+@app.command()
+def check(
+    deep: Annotated[bool, typer.Option("--deep", help="Read every payload, too.")] = False,
+    store: FileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check that the file is sound and its tables fit together; exit status 1 if not.
+
+    Example: `spanwise db check --deep`
+    """
+    problems = inspect.check(_file(store), deep=deep)
+    if json:
+        emit([{"sound": not problems, "problems": problems}])
+    for problem in problems if not json else ():
+        console.print(escape(problem), soft_wrap=True)
+    if problems:
+        notes.print("what can be read is saved by: spanwise db recover NEW.db")
+        raise typer.Exit(1)
+    notes.print("sound")
+
+
+@app.command()
+def recover(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
+    """Save what can be read of a damaged file into a new one. The damaged one is not written.
+
+    Example: `spanwise db recover saved.db --store spanwise.db`
+    """
+    found = inspect.recover(_file(store), named(target))
+    if json:
+        emit([asdict(found)])
+    else:
+        _tell(found, target)
+
+
+def _tell(found: inspect.Recovered, target: str) -> None:
+    rows = [one for one in found.tables if one.saved or one.lost != 0]
+    console.print(_table([{"table": one.table, "saved": one.saved, "lost": _lost(one)} for one in rows]))
+    for note in (*found.notes, *found.problems):
+        console.print(escape(note), soft_wrap=True)
+    notes.print(f"saved into {escape(target)}; look at it, then put it in the place of the damaged one", soft_wrap=True)
+
+
+def _lost(saved: inspect.Saved) -> str:
+    return "some, nothing says how many" if saved.lost is None else str(saved.lost)
+
+
+@app.command()
+def backup(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
+    """Copy the file as it is at one moment, while a server writes it. Until the copy is whole it is called FILE.part.
+
+    Example: `spanwise db backup spanwise-monday.db --store spanwise.db`
+    """
+    size = inspect.backup(_file(store), named(target))
+    if json:
+        emit([{"bytes": size}])
+    else:
+        notes.print(f"copied {_size(size)} to {escape(target)}", soft_wrap=True)
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="A backup, as `spanwise db backup` makes it.")],
+    store: FileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Put a backup in the place of the file: check it, move the present file away, copy, check the result.
+
+    Nothing may have the file open: stop the server first.
+
+    Example: `spanwise db restore spanwise-monday.db --store spanwise.db`
+    """
+    target = _path(store)
+    notes.print(f"store: {escape(target)}", soft_wrap=True)
+    if not file.exists():
+        raise Refused(f"there is no file {str(file)!r}; name a backup")
+    done = inspect.restore(named(file), target)
+    if json:
+        emit([asdict(done)])
+        return
+    if done.replaced:
+        notes.print(f"moved the present file to {escape(done.replaced)}", soft_wrap=True)
+    notes.print(f"restored {_size(done.bytes)} from {escape(str(file))}; it is sound", soft_wrap=True)
+
+
+@app.command()
+def sql(
+    query: Annotated[str | None, typer.Argument(help="One statement; without it, the tables are listed.")] = None,
+    store: FileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Read the file with SQL. It cannot be changed this way.
+
+    `payload(x)` is the JSON of a span's payload, by its id or its blob; `iso(ns)` is a time as text.
+
+    Example: `spanwise db sql "SELECT name, iso(start_ns), payload(id) ->> '$.inputs' FROM spans ORDER BY id LIMIT 5"`
+    """
+    with inspect.opened(_file(store)) as file:
+        rows = file.sql(query or inspect.TABLES)
+        if json:
+            emit(rows)
+        else:
+            console.print(_table(rows))
+
+
+def _file(store: str | None) -> str:
+    """The path of a file that is there; what these commands do cannot be done through a server."""
+    path = _path(store)
+    if not Path(path).exists():
+        raise Refused(f"there is no file {path!r}; name another with --store")
+    notes.print(f"store: {escape(path)}")
+    return path
+
+
+def _path(store: str | None) -> str:
+    """Return the path of a file, which may not exist. Raises `Refused` for a server."""
+    path = named(store if store is not None else os.environ.get("SPANWISE_URL") or "spanwise.db")
+    if "://" in path:
+        raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")
+    return path
+
+
+def _say(what: str, traces: int, json: bool) -> None:
+    if json:
+        emit([{what: traces}])
+    else:
+        notes.print(f"{what} {traces} traces")
+
+
+def _bytes(text: str) -> int:
+    number, unit = text[:-2].strip(), text[-2:].upper()
+    if unit not in SIZES or not number.replace(".", "", 1).isdigit():
+        raise Refused(f"{text!r} is no size; write 500MB or 2GB")
+    return int(float(number) * SIZES[unit])
+
+
+def _size(count: int) -> str:
+    unit = next((name for name in ("TB", "GB", "MB") if count >= SIZES[name]), "KB")
+    return f"{count / SIZES[unit]:.1f} {unit}"
+
+
+def _shown(name: str, value: Any) -> str:
+    return _size(value) if name.endswith("_bytes") else str(value)
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for position, row in enumerate(rows):
+        if position == 0:
+            for name in row:
+                table.add_column(Text(on_a_line(name)), overflow="fold")
+        table.add_row(*(Text(on_a_line(str(value))) for value in row.values()))
+    return table

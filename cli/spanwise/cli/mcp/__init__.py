@@ -1,0 +1,1 @@
+"""`spanwise mcp`: the store's traces for coding agents, over the Model Context Protocol."""

@@ -1,0 +1,468 @@
+"""The pytest plugin: `@pytest.mark.spanwise(dataset=…)` runs a test once per example and keeps an experiment of it.
+
+Loaded into every pytest that runs where Spanwise is installed, so it imports nothing but pytest until a test is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from spanwise.cli._workers import Begun, Office
+    from spanwise.collector.records import Example, Feedback
+    from spanwise.collector.stores import Store
+    from spanwise.evaluators import Evaluator, Experiment
+    from spanwise.evaluators.engine import OpenRun, Recorder
+
+MARK = (
+    "spanwise(dataset, name=None, evaluators=(), split=None, limit=None, repetitions=1, min_pass=None, metadata=None, "
+    "store=None): run once per example of a dataset, whose fields (inputs, reference_outputs, …) and evaluators, by "
+    "their ids, are arguments of the test; evaluators that are none look at the outputs when the test is over; "
+    "min_pass is the least share of runs whose asserts hold"
+)
+
+
+class EvaluatorFailed(Exception):
+    """An evaluator that a test called raised an error itself."""
+
+
+@dataclass
+class Settings:
+    """What a mark says. Raises `ValueError` for nonsense."""
+
+    dataset: Any
+    name: str | None = None
+    evaluators: Sequence[Any] = ()
+    split: str | Sequence[str] | None = None
+    limit: int | None = None
+    repetitions: int = 1
+    min_pass: float | None = None
+    metadata: Mapping[str, Any] | None = None
+    store: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.evaluators, Iterable):
+            raise ValueError(f"evaluators is a list of evaluators, not {self.evaluators!r:.200}")
+        self.evaluators = [self.evaluators] if isinstance(self.evaluators, str) else list(self.evaluators)
+        if not isinstance(self.split, str | list | tuple | None):
+            raise ValueError(f"split is a name or a list of names, not {self.split!r:.200}")
+        if self.limit is not None:
+            _at_least_one("limit", self.limit)
+        _at_least_one("repetitions", self.repetitions)
+        share = self.min_pass
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
+            raise ValueError(f"min_pass is a share of all runs, above 0 and at most 1, not {share!r}")
+        if self.metadata is not None and not isinstance(self.metadata, Mapping):
+            raise ValueError(f"metadata is a dict, not {self.metadata!r:.200}")
+
+
+@dataclass
+class Group:
+    """The examples of one marked test function, and the experiment that its runs become."""
+
+    test: str  # its node id
+    name: str
+    dataset: str
+    settings: Settings
+    evaluators: tuple[Evaluator, ...]
+    after: tuple[Evaluator, ...]  # those of them that are no arguments: they look at each run when it is over
+    office: Any = None  # where a worker of pytest-xdist asks its controller
+    version: int | None = None  # of the dataset in the store
+    given: Sequence[Example] | None = None  # a dataset that is no name in the store: all its examples
+    store: Store | None = None
+    recorder: Recorder | None = None
+
+    def recording(self) -> Recorder:
+        """The experiment, begun when the first test of the group runs."""
+        if self.recorder is None:
+            from spanwise.evaluators.engine import Recorder
+
+            begun, metadata = self._begun(), {**(self.settings.metadata or {}), **self._pinned()}
+            self.recorder = Recorder(
+                self.opened(),
+                self.name,
+                self.dataset,
+                self.evaluators,
+                dataset_version=self.version,
+                repetitions=self.settings.repetitions,
+                metadata=metadata,
+                id=begun.id if begun else None,
+                started_ns=begun.started_ns if begun else None,
+            )
+        return self.recorder
+
+    def opened(self) -> Store:
+        """The store of the experiment; a worker's is its controller's."""
+        if self.store is None:
+            from spanwise.cli._workers import ask
+            from spanwise.collector import connect
+
+            where = self.settings.store
+            self.store = connect(ask(self.office, "store", where) if self.office else where)
+        return self.store
+
+    def _begun(self) -> Begun | None:
+        """The experiment to which all workers add, as their controller says."""
+        if not self.office:
+            return None
+        from spanwise.cli._workers import ask
+
+        whole, lost = _told([evaluator for evaluator in self.evaluators if evaluator.summary])
+        how = {"min_pass": self.settings.min_pass, "whole": whole, "lost": lost}
+        begun: Begun = ask(self.office, "begin", self.test, self.name, self.settings.store, how)
+        return begun
+
+    def _pinned(self) -> dict[str, str]:
+        """Keep the test's own examples in the store, so that the experiment names their version; if not, say why."""
+        if self.given is None or self.version is not None:
+            return {}
+        from spanwise.collector.errors import StoreError
+        from spanwise.evaluators import datasets
+
+        try:
+            self.version = datasets.save(self.opened(), self.dataset, self.given, replace=True).version
+        except (StoreError, ValueError) as error:
+            return {"dataset_unpinned": f"{type(error).__name__}: {error}"}
+        return {}
+
+
+@dataclass
+class Current:
+    """One test of a group: its example, and its run while it lasts."""
+
+    group: Group
+    example: Example
+    repetition: int = 0
+    run: OpenRun | None = None
+
+
+@dataclass
+class Scorer:
+    """An evaluator as a test's argument: call it with the outputs (and whatever else it should see)."""
+
+    evaluator: Evaluator
+    current: Current
+    feedback: list[Feedback] = field(default_factory=list)
+
+    def __call__(self, outputs: Any = None, **more: Any) -> Any:
+        """The score (or label) under the evaluator's key, None if it skipped; all of it is kept with the experiment."""
+        if self.current.run is None:
+            raise RuntimeError("an evaluator is called inside the test that it is an argument of")
+        self.feedback = self.current.run.score(self.evaluator, outputs, **more)
+        first = self.feedback[0]
+        if first.error is not None:
+            raise EvaluatorFailed(f"{first.key}: {first.error}")
+        return first.label if first.score is None else first.score
+
+
+_VERDICTS = (AssertionError, pytest.fail.Exception, pytest.skip.Exception)  # of the test, not errors of the run
+_FAILED = (AssertionError, pytest.fail.Exception)
+_ARGUMENT = "_spanwise_current"
+_GROUPS = pytest.StashKey[list[Group]]()
+_OFFICE: pytest.StashKey[Office] = pytest.StashKey()  # the controller's
+_ENDS: pytest.StashKey[list[End]] = pytest.StashKey()
+
+
+@dataclass
+class End:
+    """A finished experiment, and what there is to say of it beside its table."""
+
+    experiment: Experiment
+    remarks: Sequence[str]
+    complaint: str
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One option: where experiments go."""
+    parser.getgroup("spanwise").addoption("--spanwise-store", default=None, help="where experiments of marked tests go")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    config.addinivalue_line("markers", MARK)
+    config.stash[_GROUPS] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where to ask for the experiments that it adds to."""
+    if _OFFICE not in node.config.stash:
+        from spanwise.cli._workers import Office
+
+        node.config.stash[_OFFICE] = Office()
+    node.workerinput["spanwise"] = node.config.stash[_OFFICE].address
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """Note that a worker was lost."""
+    if error and _OFFICE in node.config.stash:
+        node.config.stash[_OFFICE].crashed = True
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per example and repetition."""
+    mark = metafunc.definition.get_closest_marker("spanwise")
+    if mark is None:
+        return
+    from spanwise.collector.errors import StoreError
+
+    __tracebackhide__ = True
+    try:
+        group, examples = _group(metafunc, _settings(mark, metafunc.config))
+    except (StoreError, OSError, ValueError) as error:  # a mistyped name costs one line
+        pytest.fail(f"{metafunc.function.__name__}: {error}", pytrace=False)
+    metafunc.config.stash[_GROUPS].append(group)
+    asked = _asked_for(metafunc.fixturenames, group)
+    repetitions = group.settings.repetitions
+    runs = [Current(group, example, number) for example in examples for number in range(repetitions)]
+    rows = [_arguments(asked, current, group) for current in runs]
+    ids = [_id(current, repetitions) for current in runs]
+    metafunc.fixturenames.append(_ARGUMENT)  # a parameter that only this plugin looks at
+    metafunc.parametrize([*asked, _ARGUMENT], rows, ids=ids)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
+    """The test's run: a root span around it, and whether it passed."""
+    current = _current(item)
+    if current is None:
+        yield
+        return
+    name = getattr(item, "originalname", None) or item.name
+    error: BaseException | None = None
+    try:
+        function = getattr(item, "function", None)
+        recorder, after = current.group.recording(), current.group.after
+        with recorder.run(name, current.example, after, function, current.repetition) as current.run:
+            outcome = yield
+            error = outcome.excinfo[1] if outcome.excinfo else None
+            if not isinstance(error, pytest.skip.Exception):
+                current.run.note("passed", error is None, None if error is None else _line(error))
+            if error is not None and not isinstance(error, _VERDICTS):
+                raise error
+    except BaseException as raised:
+        if raised is not error:  # else pytest knows it already
+            raise
+    finally:
+        current.run = None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
+    """Where a share of the runs has to pass, an assert that does not hold is one of those that may fail: an xfail.
+
+    Whether there were too many is told at the end. Any other exception fails the test, as ever.
+    """
+    outcome = yield
+    report, current = outcome.get_result(), _current(item)
+    if current is None or current.group.settings.min_pass is None or not report.failed or call.when != "call":
+        return
+    if call.excinfo is not None and isinstance(call.excinfo.value, _FAILED):
+        report.outcome = "skipped"
+        report.wasxfail = f"min_pass={current.group.settings.min_pass!r}: {_line(call.excinfo.value)}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Finish the experiments, and fail if too few of their runs have passed; a worker leaves that to its controller."""
+    config = session.config
+    if hasattr(config, "workerinput"):
+        return
+    stopped = bool(session.shouldfail or session.shouldstop) or session.exitstatus in _CUT_SHORT
+    config.stash[_ENDS] = ends = [*_own_ends(config, stopped), *_ends_of_workers(config, stopped)]
+    if any(end.complaint for end in ends) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """A table per experiment."""
+    ends = config.stash.get(_ENDS, [])
+    if not ends:  # whoever installed the tracer alone has no more than this
+        return
+    from spanwise.collector.terminal import harmless, on_a_line
+
+    for end in ends:
+        terminalreporter.section(f"spanwise: {on_a_line(end.experiment.name)}")
+        for text in (str(end.experiment).rstrip(), *end.remarks):
+            terminalreporter.write_line(harmless(text))
+        if end.complaint:
+            terminalreporter.write_line(harmless(end.complaint), red=True, bold=True)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Let go of stores."""
+    for group in config.stash.get(_GROUPS, []):
+        if group.store is not None:
+            group.store.close()
+    if _OFFICE in config.stash:
+        config.stash[_OFFICE].close()
+
+
+_CUT_SHORT = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+
+
+def _own_ends(config: pytest.Config, stopped: bool) -> Iterator[End]:
+    for group in config.stash.get(_GROUPS, []):
+        if group.recorder is not None:
+            experiment = group.recorder.finish("interrupted" if stopped else "finished")
+            yield End(experiment, (), _complaint(experiment, group.settings.min_pass))
+
+
+def _ends_of_workers(config: pytest.Config, stopped: bool) -> Iterator[End]:
+    if _OFFICE not in config.stash:
+        return
+    office = config.stash[_OFFICE]
+    for begun, experiment in office.finished("interrupted" if stopped or office.crashed else "finished"):
+        remarks = [
+            f"{key} was not asked: under pytest-xdist a set-level evaluator is one that can be imported by its name"
+            for key in begun.lost
+        ]
+        yield End(experiment, remarks, _complaint(experiment, begun.min_pass))
+
+
+def _complaint(experiment: Experiment, min_pass: float | None) -> str:
+    """Return what is wrong with the experiment as a whole, "" if nothing is.
+
+    An evaluator failed wherever it looked, or too few runs passed.
+    """
+    from spanwise.collector.terminal import on_a_line
+
+    summary = experiment.summary()
+    for key, said in summary.items():
+        if said.failed and not said.n and not said.labelled:
+            why = on_a_line(summary.why.get(key, "an error"))
+            return f"{experiment.name}: {key} failed on every run that it looked at ({said.failed}): {why}"
+    for key, of_the_set in summary.overall.items():
+        if of_the_set.error is not None:
+            return f"{experiment.name}: {key} failed: {on_a_line(of_the_set.error)}"
+    if min_pass is None:
+        return ""
+    passed = summary.get("passed")
+    if passed is None or not passed.n or passed.mean is None:
+        return f"{experiment.name}: no run came to a verdict, and min_pass={min_pass!r}"
+    told = f"{experiment.name}: {round(passed.mean * passed.n)} of {passed.n} runs passed ({passed.mean:.1%})"
+    return f"{told}, fewer than min_pass={min_pass!r}" if passed.mean < min_pass - 1e-9 else ""
+
+
+def _settings(mark: pytest.Mark, config: pytest.Config) -> Settings:
+    """What a mark says, checked. Raises `ValueError`."""
+    from spanwise.tracer.hints import did_you_mean
+
+    names = [field.name for field in fields(Settings)]
+    for name in mark.kwargs:
+        if name not in names:
+            hint = did_you_mean(name, names, form=" ({})")
+            raise ValueError(f"@pytest.mark.spanwise has no option {name!r}{hint}; it takes {', '.join(names)}")
+    if len(mark.args) > 2:
+        raise ValueError(
+            f"@pytest.mark.spanwise takes dataset and name by place, the rest by name, not {mark.args[2]!r:.200}"
+        )
+    known = dict(zip(names, mark.args, strict=False)) | dict(mark.kwargs)
+    if "dataset" not in known:
+        raise ValueError("@pytest.mark.spanwise needs a dataset: a name, a path, or a list of examples")
+    given = Settings(**known)
+    return replace(given, store=given.store or config.getoption("--spanwise-store"))
+
+
+def _at_least_one(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is a whole number, at least 1, not {value!r}")
+
+
+def _group(metafunc: pytest.Metafunc, settings: Settings) -> tuple[Group, list[Example]]:
+    from spanwise.evaluators import as_evaluator, datasets
+    from spanwise.evaluators.protocol import check_keys
+
+    given, dataset = metafunc.function.__name__, settings.dataset
+    known = [as_evaluator(judge) for judge in settings.evaluators]
+    known += [as_evaluator(id) for id in _ids(metafunc.fixturenames) if id not in {judge.key for judge in known}]
+    check_keys(known)
+    after = tuple(judge for judge in known if judge.key not in metafunc.fixturenames and not judge.summary)
+    office = getattr(metafunc.config, "workerinput", {}).get("spanwise")
+    test = metafunc.definition.nodeid
+    group = Group(test, settings.name or given, given, settings, tuple(known), after, office)
+    if isinstance(dataset, str) and not datasets.is_file(dataset):
+        examples = _stored(group, dataset)
+    elif datasets.is_file(dataset):
+        beside = Path(metafunc.module.__file__ or ".").parent / dataset
+        path = beside if beside.exists() else Path(dataset)
+        group.dataset, group.given = path.stem, datasets.read(path)
+        examples = list(group.given)
+    else:
+        group.given = examples = datasets.read(dataset)
+    chosen = [example for example in examples if datasets.in_split(example, settings.split)]
+    if not chosen:  # else pytest skips the test
+        raise ValueError(f"the dataset has no examples{f' in split {settings.split!r}' if settings.split else ''}")
+    return group, chosen[: settings.limit]
+
+
+def _stored(group: Group, dataset: str) -> list[Example]:
+    """The examples of a dataset in the store, `name` or `name@3`, at the version that they have now."""
+    name, at, version = dataset.rpartition("@")
+    if not (at and version.isdigit()):
+        name, version = dataset, ""
+    record = group.opened().dataset(name, int(version) if version else None)
+    group.dataset, group.version = name, record.version
+    return list(group.opened().examples(name, record.version))
+
+
+def _told(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+    """Set-level evaluators as plain values, and the keys of those that cannot be found again by their names."""
+    from spanwise.evaluators import from_dict
+
+    plain, lost = [], []
+    for evaluator in whole:
+        try:
+            from_dict(told := evaluator.to_dict())
+            plain.append(told)
+        except Exception:  # whatever importing it raises
+            lost.append(evaluator.key)
+    return tuple(plain), tuple(lost)
+
+
+def _current(item: pytest.Item) -> Current | None:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get(_ARGUMENT) if callspec else None
+
+
+def _id(current: Current, repetitions: int) -> str:
+    example = current.example
+    name = str(example.metadata.get("name") or example.id[:12])
+    return name if repetitions == 1 else f"{name}-{current.repetition + 1}"
+
+
+def _ids(names: Iterable[str]) -> list[str]:
+    """The arguments of a test that are ids of registered evaluators."""
+    from spanwise.evaluators import names as registered
+
+    known = set(registered()) - {"judge"}  # which is made of a question: a fixture of that name is the test's own
+    return [name for name in names if name in known]
+
+
+def _asked_for(fixtures: Iterable[str], group: Group) -> list[str]:
+    from spanwise.collector.records import Example
+
+    ours = {field.name for field in fields(Example)} - {"id"} | {"example"} | {judge.key for judge in group.evaluators}
+    return [name for name in fixtures if name in ours]
+
+
+def _arguments(asked: Iterable[str], current: Current, group: Group) -> list[Any]:
+    scorers = {judge.key: judge for judge in group.evaluators}
+    values: list[Any] = []
+    for name in asked:
+        if name in scorers:
+            values.append(Scorer(scorers[name], current))
+        else:
+            values.append(current.example if name == "example" else getattr(current.example, name))
+    return [*values, current]
+
+
+def _line(error: BaseException) -> str:
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__

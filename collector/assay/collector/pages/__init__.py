@@ -1,6 +1,0 @@
-"""Server-rendered pages over the stores."""
-
-from assay.collector.pages._forms import read_form
-from assay.collector.pages._router import ROUTES, not_found, refusal, router, sign_in
-
-__all__ = ["ROUTES", "not_found", "read_form", "refusal", "router", "sign_in"]

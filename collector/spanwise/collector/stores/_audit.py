@@ -1,0 +1,79 @@
+"""What is written down of deletions and changes of keys: who, what, when, from where; once in the log, once kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from inspect import Signature, signature
+from typing import Any
+
+import msgspec
+
+from spanwise.collector._acting import acting
+from spanwise.collector.records import AuditEvent, Key
+
+LONGEST = 1000  # characters of what was meant, and of a name
+# Verbs of the halves of a store; `Both` writes down what its own delete
+VERBS = frozenset(
+    (
+        "save_key delete_dataset delete_rule delete_decisions delete_feedback delete_lease delete_budget set_retention"
+    ).split()
+)
+log = logging.getLogger("spanwise.audit")
+
+
+def audited(verb: Callable[..., Any], note: Callable[[AuditEvent], None]) -> Callable[..., Any]:
+    """A verb that is written down once it has done something; one that found nothing to do is not."""
+    asked = _asked(verb)
+
+    @wraps(verb)
+    def done(*args: Any, **given: Any) -> Any:
+        result = verb(*args, **given)
+        if result or result is None:
+            about = asked.bind(*args, **given).arguments
+            note(event(verb.__name__, about, 1 if result is None else int(result)))
+        return result
+
+    return done
+
+
+def _asked(verb: Callable[..., Any]) -> Signature:
+    """How a verb is called; before the slash stand what it is a method of and its connection."""
+    whole = signature(verb)
+    return whole.replace(parameters=[one for one in whole.parameters.values() if one.kind is not one.POSITIONAL_ONLY])
+
+
+def event(action: str, about: Mapping[str, Any], count: int) -> AuditEvent:
+    """What is written down: of arguments those that say something, as JSON; of a key not its hash."""
+    actor = acting()
+    return AuditEvent(
+        action=action,
+        about=_text(about)[:LONGEST],
+        count=count,
+        key=actor.key,
+        name=actor.name[:LONGEST],
+        address=actor.address,
+    )
+
+
+def tell(event: AuditEvent) -> None:
+    """One line of JSON in the log, in which nothing that was sent can end the line or speak to a terminal."""
+    log.info("%s", json.dumps({"audit": event.action, **msgspec.to_builtins(event)}, ensure_ascii=True))
+
+
+def _text(about: Mapping[str, Any]) -> str:
+    said = {name: _said(value) for name, value in about.items()}
+    return json.dumps(said, ensure_ascii=False, default=repr)
+
+
+def _said(value: Any) -> Any:
+    """Of a record the fields that say something."""
+    if isinstance(value, Key):
+        return {name: getattr(value, name) for name in ("id", "name", "scopes", "project", "expires_ns")}
+    if not is_dataclass(value):
+        return value
+    said = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+    return {name: given for name, (given, default) in said.items() if given not in (default, {})}

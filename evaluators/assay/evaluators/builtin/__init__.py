@@ -1,1 +1,0 @@
-"""The evaluators that come with Assay."""

@@ -1,5 +1,0 @@
-"""The test kit: judges that say what a test has written down."""
-
-from assay.evaluators.judges import Ask, Completion, Token, scripted
-
-__all__ = ["Ask", "Completion", "Token", "scripted"]

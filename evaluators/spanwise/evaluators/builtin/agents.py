@@ -1,0 +1,370 @@
+"""What an agent did: the tools that it called, the way that it took, the things that it left behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from spanwise.collector.records import JSON, Run, Status, Trace
+from spanwise.evaluators.builtin._artifacts import Artifact, artifacts_of, check, check_expectations
+from spanwise.evaluators.builtin._below import Below
+from spanwise.evaluators.protocol import Metric, Skip, builtin
+from spanwise.evaluators.protocol.standards import OUTCOMES, SECURE, TRANSPARENT, VALID
+from spanwise.evaluators.protocol.tool_calls import ToolCall, tool_calls, values
+from spanwise.tracer import attributes as names
+from spanwise.tracer.hints import did_you_mean
+
+Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
+Made: TypeAlias = tuple[str, list[Any]]  # a tool's name, and what its arguments may be
+Wanted: TypeAlias = tuple[str, Any]  # its name and arguments, None for any
+Same: TypeAlias = Callable[[Any, Any], bool]
+NO_CALLS = "the trace has neither spans of tools nor messages of models, so that its tool calls are unknown"
+MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
+
+
+@builtin(
+    "tool_calls",
+    metrics=(
+        Metric("tool_calls", primary=True),
+        Metric("tool_calls_precision"),
+        Metric("tool_calls_recall"),
+    ),
+    standards=(VALID, OUTCOMES, TRANSPARENT),
+    source="common practice (agent evaluation)",
+    canonical="by hand",
+    example='get("tool_calls", expected=["search", {"name": "send", "arguments": {"to": "ann"}}]), trace',
+)
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """Whether the agent called the expected tools.
+
+    Calls are read from spans of kind "tool" and from the replies of model runs (OpenAI, Anthropic, Gemini, GenAI,
+    LangChain); a call that has both counts once. Calls are in the order of their spans' start; without a span, of the
+    end of the model run. A trace with neither tool spans nor recorded replies is skipped.
+
+    Expected calls come from `expected` or the reference (a list, or its field "tool_calls"), each a name or
+    `{"name": …, "arguments": {…}}`. `match`: "strict" (the same calls in the same order), "unordered" (the same calls),
+    "ordered" (the expected ones in their order, others in between; none if none is expected), "superset" (all expected
+    ones, maybe more), "subset" (none but expected ones). Arguments are compared where they are given; an argument that
+    is not named may have any value unless `all_arguments`. Precision and recall count calls, each once.
+    """
+
+    expected: Sequence[Any] | None = None
+    match: Match = "ordered"
+    all_arguments: bool = False
+
+    def __post_init__(self) -> None:
+        _check_match(self.match, self.expected)
+        for call in self.expected or ():
+            _call(call)
+
+    def __call__(self, trace: Trace, reference_outputs: Any = None) -> list[dict[str, Any]]:
+        wanted = [_call(call) for call in _expected(self.expected, reference_outputs, "tool_calls")]
+        if (calls := tool_calls(trace)) is None:
+            raise Skip(NO_CALLS)
+        made = [(call.name, call.arguments) for call in calls]
+        hits = self._hits(made, wanted)
+        passed = _matches(made, wanted, self.match, self._same, hits)
+        called = ", ".join(name for name, _ in made)[:1000] or "no tool"
+        return [
+            {"key": "tool_calls", "score": passed, "comment": f"called {called}"},
+            {"key": "tool_calls_precision", "score": hits / len(made) if made else (0.0 if wanted else 1.0)},
+            {"key": "tool_calls_recall", "score": hits / len(wanted) if wanted else 1.0},
+        ]
+
+    def _hits(self, made: list[Made], wanted: list[Wanted]) -> int:
+        """How many expected calls were made; of one tool, those with arguments choose first, the others take what is
+        left.
+        """
+        hits = 0
+        for name in {name for name, _ in wanted}:
+            calls = [call for call in made if call[0] == name]
+            strict = [each for each in wanted if each[0] == name and each[1] is not None]
+            loose = sum(each == (name, None) for each in wanted)
+            hits += min(len(calls), _assigned(calls, strict, self._same) + loose)
+        return hits
+
+    def _same(self, made: Made, wanted: Wanted) -> bool:
+        if made[0] != wanted[0] or wanted[1] is None:
+            return made[0] == wanted[0]
+        return any(self._same_arguments(arguments, wanted[1]) for arguments in made[1])
+
+    def _same_arguments(self, made: Any, wanted: Any) -> bool:
+        if self.all_arguments or not isinstance(wanted, Mapping) or not isinstance(made, Mapping):
+            return bool(made == wanted)
+        return all(name in made and made[name] == value for name, value in wanted.items())
+
+
+@builtin(
+    "trajectory_match",
+    metrics=(Metric("trajectory_match", primary=True),),
+    standards=(VALID, OUTCOMES, TRANSPARENT),
+    source="common practice (agent evaluation)",
+    canonical="by hand",
+    example='get("trajectory_match", expected=["search", "send"], match="ordered"), trace',
+)
+@dataclass(frozen=True, slots=True)
+class TrajectoryMatch:
+    """Whether the steps of the trace, the names of its spans by start time, are the expected ones.
+
+    Expected steps come from `expected` or the reference (a list, or its field "trajectory"). `kinds` restricts the
+    steps to spans of these kinds; the root is no step. Steps of kind "tool" are the tool calls that `tool_calls` reads,
+    by the tools' names. `match` as in `tool_calls`. With `kinds=["tool"]` a trace whose tool calls are unknown is
+    skipped.
+    """
+
+    expected: Sequence[str] | None = None
+    match: Match = "strict"
+    kinds: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        _check_match(self.match, self.expected)
+        _check_kinds(self.kinds)
+
+    def __call__(self, trace: Trace, reference_outputs: Any = None) -> dict[str, Any]:
+        wanted = [str(step) for step in _expected(self.expected, reference_outputs, "trajectory")]
+        if self.kinds is not None and set(self.kinds) == {"tool"} and tool_calls(trace) is None:
+            raise Skip(NO_CALLS)
+        taken = _steps(trace, self.kinds)
+        hits = (Counter(taken) & Counter(wanted)).total()
+        passed = _matches(taken, wanted, self.match, str.__eq__, hits)
+        return {"score": passed, "comment": " → ".join(taken)[:1000] or "no steps"}
+
+
+@builtin(
+    "has_span",
+    metrics=(Metric("has_span", primary=True),),
+    standards=(VALID, TRANSPARENT),
+    source="pydantic-evals: HasMatchingSpan",
+    canonical="by hand",
+    example='get("has_span", kind="tool", name="search", max_seconds=5), trace',
+)
+@dataclass(frozen=True, slots=True)
+class HasSpan:
+    """Whether the trace has a span that matches all that is given; `at_least` and `at_most` count the matching spans.
+
+    `name` and `kind` are compared as they are, `attributes` and `inputs` field by field, `status` is "ok", "error",
+    "cancelled" or "unset", `max_seconds` and `min_seconds` bound the duration.
+    """
+
+    name: str | None = None
+    kind: str | None = None
+    status: Status | None = None
+    attributes: Mapping[str, JSON] = field(default_factory=dict)
+    inputs: Mapping[str, JSON] = field(default_factory=dict)
+    min_seconds: float = 0.0
+    max_seconds: float = float("inf")
+    at_least: int = 1
+    at_most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"at_least {self.at_least!r} is above at_most {self.at_most!r}")
+        if self.at_least < 0:
+            raise ValueError(f"at_least is 0 or more, not {self.at_least!r}")
+        if not 0 <= self.min_seconds <= self.max_seconds:
+            raise ValueError(f"min_seconds {self.min_seconds!r} is from 0 to max_seconds {self.max_seconds!r}")
+        _check_kinds(None if self.kind is None else (self.kind,))
+
+    def __call__(self, trace: Trace) -> dict[str, Any]:
+        count = sum(map(self._matches, trace.runs))
+        passed = count >= self.at_least and (self.at_most is None or count <= self.at_most)
+        return {"score": passed, "comment": f"{count} matching spans"}
+
+    def _matches(self, run: Run) -> bool:
+        wanted = (("name", self.name), ("kind", self.kind), ("status", self.status))
+        if any(value is not None and getattr(run, field) != value for field, value in wanted):
+            return False
+        given = run.inputs if isinstance(run.inputs, Mapping) else {}
+        same = all(run.attributes.get(name) == value for name, value in self.attributes.items())
+        same = same and all(name in given and given[name] == value for name, value in self.inputs.items())
+        return same and self.min_seconds <= run.duration_ns / 1e9 <= self.max_seconds
+
+
+@builtin(
+    "step_limit",
+    metrics=(Metric("step_limit", primary=True),),
+    standards=(VALID, SECURE),
+    source="common practice (agent evaluation)",
+    canonical="by hand",
+    example='get("step_limit", limit=5), trace',
+)
+@dataclass(frozen=True, slots=True)
+class StepLimit:
+    """Whether the run took at most `limit` steps: spans below the root, of the given `kinds` (None: all).
+
+    Steps of kind "tool" are the tool calls that `tool_calls` reads.
+    """
+
+    limit: int
+    kinds: Sequence[str] | None = ("tool", "llm")
+
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise ValueError(f"limit is 0 or more, not {self.limit!r}")
+        _check_kinds(self.kinds)
+
+    def __call__(self, trace: Trace) -> dict[str, Any]:
+        count = len(_steps(trace, self.kinds))
+        return {"score": count <= self.limit, "comment": f"{count} steps"}
+
+
+@builtin(
+    "agent_sanity",
+    metrics=(Metric("agent_sanity", threshold=0.75, primary=True),),
+    standards=(SECURE, VALID),
+    source="H2O Eval Studio: agent sanity check",
+    canonical="by hand",
+    example='get("agent_sanity"), outputs={"artifacts": [{"path": "a.json", "content": "[1]"}, '
+    '{"path": "b.json", "content": "[1"}]}',
+)
+@dataclass(frozen=True, slots=True)
+class AgentSanity:
+    """The share of an agent's artifacts that are sound; 0 when it left none.
+
+    Artifacts are the outputs' field "artifacts" (or the outputs, when they are a list): dicts with "path" and
+    "content", a dict of contents by path, or paths alone; and, with `directory`, all files below it. Each must not be
+    empty, and `.json` and `.jsonl` must be JSON. `expectations`, by path, add to that: "kind" ("file" or "dir"),
+    "min_bytes", "contains" (a list of texts), "fields" (name or dotted path: value, of JSON), "entries" (names in a
+    directory), "pages" (a PDF's least number of pages). An expected artifact that is missing counts as a failed one.
+
+    Nothing is opened but regular files and folders below `directory`, wherever names and links lead; where an answer
+    names files and there is no `directory`, the case is skipped. More than `max_artifacts` entries, or more than
+    `max_bytes` of all artifacts of a case together, are an error.
+    """
+
+    expectations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    directory: str | None = None
+    max_artifacts: int = 1000
+    max_bytes: int = 20_000_000
+
+    def __post_init__(self) -> None:
+        check_expectations(self.expectations)
+        if self.directory == "":
+            raise ValueError("directory is a path, not ''; the current one is '.'")
+        for name in ("max_artifacts", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is 1 or more, not {getattr(self, name)!r}")
+
+    def __call__(self, outputs: Any) -> dict[str, Any]:
+        below = Below(self.directory, self.max_artifacts, self.max_bytes)
+        artifacts = self._artifacts(outputs, below)
+        expected = {below.normal(path): wanted for path, wanted in self.expectations.items()}
+        checked = [(each.path, check(each, expected.get(below.normal(each.path), {}), below)) for each in artifacts]
+        failed = [(path, problems) for path, problems in checked if problems]
+        if not artifacts:
+            return {"score": 0.0, "comment": "the agent left no artifacts"}
+        shown = "; ".join(f"{path}: {', '.join(problems)}" for path, problems in failed[:100])
+        told = {"artifacts": len(artifacts), "failed": len(failed), "problems": dict(failed[:100])}
+        return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": told}
+
+    def _artifacts(self, outputs: Any, below: Below) -> list[Artifact]:
+        """What the answer names, what stands below the directory, and what is expected."""
+        named = artifacts_of(outputs)
+        if len(named) > self.max_artifacts:
+            raise ValueError(f"the answer names {len(named):,} artifacts: give a larger max_artifacts")
+        unseen = [artifact.path for artifact in named if artifact.content is None]
+        if unseen and self.directory is None:
+            raise Skip(
+                f"the answer names files ({', '.join(map(repr, unseen)):.200}) without their content, and files are "
+                "opened only below a given directory: get('agent_sanity', directory=…)"
+            )
+        known = {below.normal(artifact.path) for artifact in named}
+        further = dict.fromkeys(map(below.normal, [*below.files(), *self.expectations]))
+        return named + [Artifact(path) for path in further if path not in known]
+
+
+def _steps(trace: Trace, kinds: Sequence[str] | None) -> list[str]:
+    """Return the names of the steps below the root, by start time: spans of the kinds, and tool calls."""
+    root = trace.root.span_id
+    spans = [run for run in trace.runs if run.kind != "tool" and (kinds is None or run.kind in kinds)]
+    calls: list[ToolCall] = [] if kinds is not None and "tool" not in kinds else tool_calls(trace) or []
+    steps = [(run.start_ns, run.name) for run in spans if run.span_id != root]
+    steps += [(call.time_ns, call.name) for call in calls if call.run.kind != "tool" or call.run.span_id != root]
+    return [name for _, name in sorted(steps, key=lambda step: step[0])]
+
+
+def _expected(parameter: Sequence[Any] | None, reference: Any, name: str) -> Sequence[Any]:
+    if parameter is not None:
+        return parameter
+    listed = reference.get(name) if isinstance(reference, Mapping) else reference
+    if not isinstance(listed, list | tuple):
+        raise Skip(f"needs reference_outputs with {name!r} (or the parameter expected); the case has none")
+    return listed
+
+
+def _call(call: Any) -> tuple[str, Any]:
+    if isinstance(call, str):
+        return call, None
+    if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):  # as OpenAI writes tool calls
+        call = call["function"]
+    if isinstance(call, Mapping) and isinstance(call.get("name"), str):
+        return call["name"], values(call.get("arguments", call.get("args")))
+    raise ValueError(f"an expected tool call is a name or {{'name': …, 'arguments': {{…}}}}, not {call!r:.200}")
+
+
+def _assigned(made: Sequence[Any], wanted: Sequence[Any], same: Same) -> int:
+    """How many of the wanted ones can be given a made one of their own: a maximum matching, by augmenting paths."""
+    taken: dict[int, int] = {}  # made → wanted
+    given: dict[int, int] = {}  # wanted → made
+    for start in range(len(wanted)):
+        path = _to_a_free_one(start, made, wanted, same, taken)
+        place: int | None = next(reversed(path), None) if path else None
+        while place is not None:
+            index = path[place]
+            before = given.get(index)
+            taken[place], given[index] = index, place
+            place = before
+    return len(taken)
+
+
+def _to_a_free_one(
+    start: int, made: Sequence[Any], wanted: Sequence[Any], same: Same, taken: Mapping[int, int]
+) -> dict[int, int]:
+    """For each made one that is reached, the wanted one that asks for it; the last is free. Empty if none is."""
+    path: dict[int, int] = {}
+    waiting = [start]
+    while waiting:
+        index = waiting.pop()
+        for place, call in enumerate(made):
+            if place in path or not same(call, wanted[index]):
+                continue
+            path[place] = index
+            if place not in taken:
+                return path
+            waiting.append(taken[place])
+    return {}
+
+
+def _matches(made: Sequence[Any], wanted: Sequence[Any], match: Match, same: Same, hits: int) -> bool:
+    """Whether the steps match; `hits` of the wanted ones have a made one of their own."""
+    if match == "strict":
+        return len(made) == len(wanted) and all(map(same, made, wanted))
+    if match == "ordered" and not wanted:  # the empty list says that nothing is to be called
+        return not made
+    if match == "ordered":
+        rest = iter(made)
+        return all(any(same(call, each) for call in rest) for each in wanted)
+    if match == "superset":
+        return hits == len(wanted)
+    if match == "subset":
+        return hits == len(made)
+    return hits == len(wanted) == len(made)
+
+
+def _check_match(match: str, expected: Sequence[Any] | None) -> None:
+    if isinstance(expected, str):
+        raise ValueError(f"expected is a list, as in expected=[{expected!r}], not {expected!r}")
+    if match not in MATCHES:
+        raise ValueError(f"match is one of {', '.join(map(repr, MATCHES))}, not {match!r}")
+
+
+def _check_kinds(kinds: Sequence[str] | None) -> None:
+    """Raises `ValueError` for what no span can be of: a misspelt kind would find nothing, and so pass."""
+    if kinds is not None and not kinds:
+        raise ValueError("kinds are None for all, or at least one of " + ", ".join(map(repr, names.KINDS)))
+    for kind in kinds or ():
+        if kind not in names.KINDS and (hint := did_you_mean(kind, names.KINDS)):
+            raise ValueError(f"there is no kind {kind!r} of spans{hint}")

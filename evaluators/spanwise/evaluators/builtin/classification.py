@@ -1,0 +1,172 @@
+"""Labels against expected labels, over all cases of an experiment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from spanwise.evaluators.builtin._texts import text_of
+from spanwise.evaluators.protocol import Metric, builtin
+from spanwise.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
+
+Average = Literal["macro", "micro", "weighted", "binary"]
+AVERAGES = ("macro", "micro", "weighted", "binary")
+MOST = 50  # labels in a confusion matrix: free texts taken for labels would make it quadratic in the cases
+LONGEST = 200  # characters of a label as it is shown
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Numbers of one classification. `confusion[i][j]` counts cases of `labels[i]` that were called `labels[j]`.
+
+    Of more than `MOST` labels, `labels` are those that occur most often, in alphabetical order; `left_out` counts the
+    others. The numbers are over all.
+    """
+
+    labels: tuple[str, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    accuracy: float
+    precision: float
+    recall: float
+    f1: float
+    left_out: int = 0
+
+
+def report(
+    predicted: Sequence[str], expected: Sequence[str], *, average: Average = "macro", positive: str | None = None
+) -> Report:
+    """Confusion matrix, accuracy, precision, recall, F1; a ratio with nothing below the line is 0, as in scikit-learn.
+
+    Every label that occurs on either side is a class. "macro" is the mean over classes, "weighted" weights them by
+    their expected cases, "micro" counts all decisions alike, "binary" speaks of the class `positive` alone. Raises
+    `ValueError` for no cases, different lengths, or "binary" without its positive label or one that is none of several.
+    """
+    if len(predicted) != len(expected) or not expected:
+        raise ValueError(f"{len(predicted)} predictions for {len(expected)} expected labels")
+    counts = Counter(zip(expected, predicted, strict=True))
+    sides = _Sides(
+        Counter(expected), Counter(predicted), Counter(a for a, b in zip(expected, predicted, strict=True) if a == b)
+    )
+    precision, recall, f1 = _averaged(sides, average, positive)
+    labels = sides.most_frequent()
+    confusion = tuple(tuple(counts[(row, column)] for column in labels) for row in labels)
+    accuracy = sides.right.total() / len(expected)
+    return Report(labels, confusion, accuracy, precision, recall, f1, len(sides.labels) - len(labels))
+
+
+@builtin(
+    "classification",
+    metrics=(
+        Metric("classification_accuracy", threshold=0.75, primary=True),
+        Metric("classification_precision", threshold=0.75),
+        Metric("classification_recall", threshold=0.75),
+        Metric("classification_f1", threshold=0.75),
+    ),
+    standards=(VALID, SOUNDNESS, OUTCOMES),
+    summary=True,
+    source="H2O Eval Studio: classification",
+    canonical="scikit-learn",
+    example='get("classification"), outputs=["spam", "ham", "ham"], reference_outputs=["spam", "spam", "ham"]',
+)
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """Accuracy, precision, recall and F1 of the answers as labels, over all cases, with the confusion matrix.
+
+    `average` says how classes come together: "macro" (default), "micro", "weighted", or "binary" with the `positive`
+    label. A label that only the model uses is a class of its own, and so is an answer that is no one text, such as a
+    dict of several. `normalize` strips white space and folds case first. The matrix, in the metadata of the accuracy,
+    has the 50 most frequent labels; `labels_left_out` counts the others.
+    """
+
+    average: Average = "macro"
+    positive: str | None = None
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        if self.average not in AVERAGES:
+            raise ValueError(f"average is one of {', '.join(map(repr, AVERAGES))}, not {self.average!r}")
+        if (self.average == "binary") != (self.positive is not None):
+            raise ValueError("average='binary' and a positive label belong together")
+
+    def __call__(self, outputs: Sequence[Any], reference_outputs: Sequence[Any]) -> list[dict[str, Any]]:
+        predicted = [self._normal(_said(value)) for value in outputs]
+        expected = [self._normal(text_of(value)) for value in reference_outputs]
+        numbers = report(predicted, expected, average=self.average, positive=self._positive())
+        matrix = _matrix(numbers)
+        values = {name: getattr(numbers, name) for name in ("accuracy", "precision", "recall", "f1")}
+        return [
+            {"key": f"classification_{name}", "score": value, "metadata": matrix if name == "accuracy" else {}}
+            for name, value in values.items()
+        ]
+
+    def _normal(self, label: str) -> str:
+        return label.strip().casefold() if self.normalize else label
+
+    def _positive(self) -> str | None:
+        return None if self.positive is None else self._normal(self.positive)
+
+
+def _said(answer: Any) -> str:
+    """One answer that is no text must not keep all others from being counted."""
+    try:
+        return text_of(answer)
+    except ValueError:
+        return repr(answer)[:200]
+
+
+def _matrix(numbers: Report) -> dict[str, Any]:
+    shown = [label if len(label) <= LONGEST else f"{label[:LONGEST]}…" for label in numbers.labels]
+    matrix: dict[str, Any] = {"labels": shown, "confusion": [list(row) for row in numbers.confusion]}
+    return matrix | ({"labels_left_out": numbers.left_out} if numbers.left_out else {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """How often each label was expected, was predicted, and was both in one case."""
+
+    support: Counter[str]
+    called: Counter[str]
+    right: Counter[str]
+
+    @property
+    def labels(self) -> set[str]:
+        return self.support.keys() | self.called.keys()
+
+    def most_frequent(self) -> tuple[str, ...]:
+        by_cases = sorted(self.labels, key=lambda label: (-self.support[label] - self.called[label], label))
+        return tuple(sorted(by_cases[:MOST]))
+
+    def ratios(self, label: str) -> tuple[float, float, float]:
+        return _ratios(self.right[label], self.called[label], self.support[label])
+
+
+def _averaged(sides: _Sides, average: Average, positive: str | None) -> tuple[float, float, float]:
+    if average == "micro":
+        return _ratios(sides.right.total(), sides.called.total(), sides.support.total())
+    if average == "binary":
+        return _of_positive(sides, positive)
+    labels = sorted(sides.labels)
+    each = [sides.ratios(label) for label in labels]
+    weights = [1.0 if average == "macro" else float(sides.support[label]) for label in labels]
+    total = sum(weights)
+    mean = [sum(w * ratios[i] for w, ratios in zip(weights, each, strict=True)) / total for i in range(3)]
+    return mean[0], mean[1], mean[2]
+
+
+def _of_positive(sides: _Sides, positive: str | None) -> tuple[float, float, float]:
+    if positive is None:
+        raise ValueError("average='binary' needs the positive label")
+    if positive not in sides.labels and len(sides.labels) > 1:  # as in scikit-learn: a misspelt one must not score 0
+        raise ValueError(
+            f"no case has the positive label {positive!r}; labels are {', '.join(sides.most_frequent())[:200]}"
+        )
+    return sides.ratios(positive)
+
+
+def _ratios(right: int, called: int, support: int) -> tuple[float, float, float]:
+    precision = right / called if called else 0.0
+    recall = right / support if support else 0.0
+    f1 = 2 * right / (called + support) if called + support else 0.0
+    return precision, recall, f1

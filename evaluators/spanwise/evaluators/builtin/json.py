@@ -1,0 +1,241 @@
+"""Whether answers are JSON, and the JSON that was asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spanwise.collector.errors import SpanwiseError
+from spanwise.collector.records import Document
+from spanwise.evaluators.builtin._keywords import bounded, first_error
+from spanwise.evaluators.builtin._patterns import check_seconds
+from spanwise.evaluators.builtin._verdicts import family, verdict
+from spanwise.evaluators.protocol import Metric, builtin
+from spanwise.evaluators.protocol.standards import SECURE, VALID
+
+_LANGUAGE = re.compile(r"[\w-]*\s*")
+
+
+class InvalidJSON(SpanwiseError, ValueError):
+    """A text that is no JSON, or not the JSON that the schema asks for."""
+
+
+def loads(text: str, *, lenient: bool = False) -> Any:
+    """Strict JSON (RFC 8259): no NaN or Infinity, no repeated keys, no byte order mark, nothing around it.
+
+    `lenient` takes off a byte order mark and a Markdown code fence first. Raises `InvalidJSON`.
+    """
+    if lenient:
+        text = unfenced(text.removeprefix("\ufeff"))
+    if text.startswith("\ufeff"):
+        raise InvalidJSON("a BOM, a byte order mark, stands before it")
+    try:
+        return _STRICT.decode(text)
+    except InvalidJSON:
+        raise
+    except RecursionError:
+        raise InvalidJSON("nested too deeply to be read") from None
+    except ValueError as error:
+        raise InvalidJSON(str(error)) from error
+
+
+def unfenced(text: str) -> str:
+    """A text without the Markdown code fence around it, if it is all in one."""
+    inner = text.strip()
+    if not (inner.startswith("```") and inner.endswith("```")):
+        return text
+    language, newline, content = inner[3:-3].partition("\n")
+    return content if newline and _LANGUAGE.fullmatch(language) else text
+
+
+def is_json(text: str, *, lenient: bool = False) -> bool:
+    """Whether a text is strict JSON."""
+    try:
+        loads(text, lenient=lenient)
+    except InvalidJSON:
+        return False
+    return True
+
+
+@builtin(
+    "is_json",
+    metrics=(Metric("is_json", primary=True),),
+    standards=(VALID, SECURE),
+    source="LangSmith: heuristic evaluators",
+    canonical="json of Python, strict",
+    example='get("is_json"), outputs=\'{"a": NaN}\'',
+)
+@dataclass(frozen=True, slots=True)
+class IsJSON:
+    """Whether the answer is JSON: strictly (no NaN, no repeated keys, nothing around it).
+
+    `lenient` first takes off a byte order mark and a Markdown code fence. Outputs that are no text already are values;
+    of these only numbers that JSON cannot write (nan, inf) are none.
+    """
+
+    lenient: bool = False
+
+    def __call__(self, outputs: Any) -> dict[str, Any]:
+        problem = _problem(outputs, None, self.lenient)
+        return {"score": problem is None, "comment": problem}
+
+
+@builtin(
+    "json_schema",
+    metrics=family("json_schema", parse=False),
+    standards=(VALID, SECURE),
+    source="H2O Eval Studio: JSON schema",
+    canonical="jsonschema",
+    example='get("json_schema", json_schema={"required": ["a"]}), outputs=\'{"b": 1}\', documents=[\'{"a": 1}\']',
+)
+@dataclass(frozen=True, slots=True)
+class JSONSchema:
+    """Whether the answer is JSON and meets a JSON Schema (draft 2020-12 unless `$schema` says otherwise).
+
+    `json_schema` is the schema as a dict or as JSON; empty, the answer must only be JSON. A schema that is none is
+    refused when the evaluator is made, and so is one that refers to what it does not hold: nothing is fetched. Where
+    documents were retrieved, those that begin like a JSON object or array are checked in the same way: they count as
+    retrieval failures, and do not fail the case. `lenient` takes off a byte order mark and a code fence first.
+
+    A check that takes longer than `seconds` (of the clock) is an error of that case, and so is a pattern that takes
+    more than 1 s of CPU time.
+    """
+
+    json_schema: Mapping[str, Any] | str | bool = field(default_factory=dict)
+    lenient: bool = False
+    evaluate_retrieved_context: bool = True
+    seconds: float = 10.0
+    _validator: Any = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        check_seconds(self.seconds)
+        object.__setattr__(self, "_validator", validator_for(self.json_schema))
+
+    def __call__(self, outputs: Any, documents: Sequence[Document] | None = None) -> list[dict[str, Any]]:
+        problem = self._problem(outputs)
+        context, bad = None, []
+        if documents is not None and self.evaluate_retrieved_context:
+            fragments = [
+                (rank, document.content)
+                for rank, document in enumerate(documents)
+                if _looks_like_json(document.content)
+            ]
+            bad = [f"document {rank}: {wrong}" for rank, text in fragments if (wrong := self._problem(text))]
+            context = not bad if fragments else None
+        return verdict(
+            "json_schema",
+            problem is None,
+            context,
+            parse=False,
+            counted=False,
+            comment=problem,
+            metadata={"documents": bad} if bad else None,
+        )
+
+    def _problem(self, value: Any) -> str | None:
+        return _problem(value, self._validator, self.lenient, self.seconds)
+
+
+def validator_for(schema: Mapping[str, Any] | str | bool) -> Any:
+    """A validator of jsonschema, or None for an empty schema. Raises `ValueError` for what is no schema."""
+    if isinstance(schema, str):
+        try:
+            schema = loads(schema) if schema.strip() else {}
+        except InvalidJSON as error:
+            raise ValueError(f"json_schema is no JSON: {error}") from error
+    if isinstance(schema, bool):  # JSON Schema knows these two: anything, and nothing
+        schema = {} if schema else {"not": {}}
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"json_schema is a dict, or JSON of one, not {schema!r:.200}")
+    if not schema:
+        return None
+    import jsonschema
+    from jsonschema_specifications import REGISTRY
+
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(dict(schema))
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"json_schema is no JSON Schema: {error.message} at {error.json_path}") from error
+    except RecursionError:
+        raise ValueError("json_schema is nested too deeply") from None
+    _check_references(dict(schema), kind.META_SCHEMA["$schema"])
+    return _ending(
+        bounded(kind)(dict(schema), registry=REGISTRY)
+    )  # it holds JSON Schema's own schemas; nothing is fetched
+
+
+def _check_references(schema: Mapping[str, Any], dialect: str) -> None:
+    """Raises `ValueError` for a reference that leads nowhere: every case would fail on it."""
+    from jsonschema_specifications import REGISTRY
+    from referencing import Resource, exceptions, jsonschema
+
+    root = Resource.from_contents(schema, default_specification=jsonschema.specification_with(dialect))
+    waiting = [(root, REGISTRY.resolver_with_root(root))]
+    while waiting:
+        resource, resolver = waiting.pop()
+        for name in ("$ref", "$dynamicRef"):
+            reference = resource.contents.get(name) if isinstance(resource.contents, Mapping) else None
+            try:
+                _ = reference is None or resolver.lookup(reference)
+            except exceptions.Unresolvable as error:
+                raise ValueError(
+                    f"json_schema refers to {reference!r}, which is not in it: put it under $defs (nothing is fetched)"
+                ) from error
+        waiting += [(inner, resolver.in_subresource(inner)) for inner in resource.subresources()]
+
+
+def _ending(validator: Any) -> Any:
+    """The validator, unless it would follow its references for ever. Raises `ValueError`."""
+    try:
+        next(iter(validator.iter_errors(None)), None)
+    except RecursionError:
+        raise ValueError("json_schema refers to itself without end") from None
+    return validator
+
+
+def _problem(value: Any, validator: Any, lenient: bool, seconds: float = math.inf) -> str | None:
+    """What is wrong with an answer as JSON; None if nothing is. Values that are no text are taken as they are."""
+    try:
+        parsed = loads(value, lenient=lenient) if isinstance(value, str) else value
+    except InvalidJSON as error:
+        return str(error)
+    if isinstance(parsed, float) and not math.isfinite(parsed):
+        return f"{parsed!r} is no JSON"
+    if validator is None:
+        return None
+    try:
+        first = first_error(validator, parsed, seconds)
+    except RecursionError:
+        return "nested too deeply to be checked"
+    return None if first is None else f"{first.message:.500} at {first.json_path}"
+
+
+def _looks_like_json(text: str) -> bool:
+    return text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
+
+
+def _refuse_constant(name: str) -> None:
+    raise InvalidJSON(f"{name} is no JSON")
+
+
+def _integer(digits: str) -> int | float:
+    """Python refuses to read very long integers, JSON does not."""
+    return int(digits) if len(digits) < 4000 else float(digits)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name, count in counts.items() if count > 1)
+        raise InvalidJSON(f"the key {repeated!r:.200} comes twice in one object")
+    return members
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_without_repeats)

@@ -1,0 +1,393 @@
+"""The RAGAS family: how good retrieval and answer are, counted from verdicts on statements, chunks and sentences."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from spanwise.collector.records import Case, Document
+from spanwise.evaluators.judges import _rag
+from spanwise.evaluators.judges._judgement import Judgement
+from spanwise.evaluators.judges._rag import Asking, Found
+from spanwise.evaluators.judges._several import Several, counted
+from spanwise.evaluators.judges._similarity import Embed, check, embed_of, identity_of, similarities
+from spanwise.evaluators.judges._statements import Verdict
+from spanwise.evaluators.judges._together import together
+from spanwise.evaluators.protocol import Metric, Skip, Unjudged, builtin
+from spanwise.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
+
+
+@builtin(
+    "faithfulness",
+    metrics=(Metric("faithfulness", threshold=0.75, primary=True),),
+    standards=(TRANSPARENT, VALID),
+    source="H2O Eval Studio: faithfulness; RAGAS",
+    canonical="ragas 0.4.3",
+    llm=False,
+    judge=True,
+    kind="model",
+    example='get("faithfulness", judge=scripted({"statements": ["Mont Blanc is 4,806 m high.", "It is in Spain."]}, '
+    '{"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": "It says France.", "verdict": "no"}})), '
+    'outputs="Mont Blanc, 4,806 m high, is in Spain.", documents=["Mont Blanc (4,806 m) is in France and Italy."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faithfulness(Several):
+    """Statements of the answer that follow from the retrieved context, over all that it makes.
+
+    The judge takes the answer apart into statements, and then gives a verdict on each (two calls; more for answers of
+    more than 20 sentences or 15 statements). An answer that states nothing ("Sure, what is it about?") is skipped: the
+    share is undefined (RAGAS gives NaN, Haystack 0). Where nothing was retrieved, nothing follows from it: 0.
+    """
+
+    PROMPT: ClassVar[str] = "statements"
+    FURTHER: ClassVar[tuple[str, ...]] = ("faithfulness",)
+
+    async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document], inputs: Any = None) -> Any:
+        case = replace(case, inputs=inputs, outputs=outputs, documents=tuple(documents))
+        return await self._judged("faithfulness", case, _rag.faithfulness)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Embedding(Several):
+    """Those that compare meanings, too: `embed` is what names an embedder, or a function from texts to vectors."""
+
+    embed: Any = None
+    _embed: Embed = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Several.__post_init__(self)
+        object.__setattr__(self, "_embed", embed_of(self.embed))
+
+    def ready(self) -> None:
+        """Raises `NoJudge` and `NoModel`."""
+        Several.ready(self)
+        check(self._embed)
+
+    def _identity(self) -> list[Any]:
+        return [*Several._identity(self), *identity_of(self._embed)]
+
+
+@builtin(
+    "answer_correctness",
+    metrics=(Metric("answer_correctness", (-0.25, 1.0), threshold=0.75, primary=True),),
+    standards=(VALID, OUTCOMES),
+    source="H2O Eval Studio: answer correctness; RAGAS",
+    canonical="ragas 0.4.3",
+    judge=True,
+    model=True,
+    gpu=True,
+    kind="model",
+    example='get("answer_correctness", judge=scripted({"statements": ["Paris is the capital."]}, {"statements": '
+    '["Paris is the capital."]}, {"1": {"reason": "Same.", "verdict": "yes"}}, {"1": {"reason": "Same.", "verdict": '
+    '"yes"}}), embed=lambda texts: [[len(text), 1] for text in texts]), inputs="What is the capital of France?", '
+    'outputs="It is Paris.", reference_outputs="Paris"',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerCorrectness(_Embedding):
+    """0.75 · F1 of the statements + 0.25 · similarity of the texts.
+
+    Statements of the answer that the reference makes, too, are true positives, its others false positives; statements
+    of the reference that the answer does not make are false negatives; F1 = TP / (TP + ½ (FP + FN)). Where neither
+    makes a statement F1 is 1, where only one does, 0. The similarity is the cosine of what `embed` makes of both;
+    it may be negative, and the score with it. `embed` is what names an embedder (None: all-MiniLM-L6-v2), or a function
+    from a list of texts to one vector each, also async. `weights` are those of F1 and similarity; with a similarity of
+    weight 0, nothing is embedded.
+    """
+
+    PROMPT: ClassVar[str] = "statements"
+    FURTHER: ClassVar[tuple[str, ...]] = ("answer_correctness",)
+
+    weights: Sequence[float] = (0.75, 0.25)
+
+    def __post_init__(self) -> None:
+        _Embedding.__post_init__(self)
+        if (
+            len(self.weights) != 2
+            or not all(0 <= weight < math.inf for weight in self.weights)
+            or not any(self.weights)
+        ):
+            raise ValueError(f"weights are two numbers, neither below 0, not both 0; not {self.weights!r}")
+
+    def ready(self) -> None:
+        """Raises `NoJudge` and, where the weights ask for similarity, `NoModel`."""
+        Several.ready(self)
+        if self.weights[1]:
+            check(self._embed)
+
+    def _identity(self) -> list[Any]:
+        similar = identity_of(self._embed) if self.weights[1] else []
+        return [*Several._identity(self), list(self.weights), *similar]
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The lowest score is that of F1 = 0 and opposite vectors."""
+        lowest = -self.weights[1] / sum(self.weights)
+        return (Metric("answer_correctness", (lowest or 0.0, 1.0), threshold=0.75, primary=True),)
+
+    async def __call__(self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any) -> Any:
+        case = replace(case, inputs=inputs, outputs=outputs, reference_outputs=reference_outputs)
+        return await self._judged("answer_correctness", case, self._score)
+
+    async def _score(self, asking: Asking) -> Found:
+        similarity = await self._similarity(asking)
+        given, expected = await together(map(asking.statements, (asking.answer, asking.expected)))
+        present, covered = await together(
+            (
+                _verdicts(asking, given.texts, asking.expected, bool(expected.texts)),
+                _verdicts(asking, expected.texts, asking.answer, bool(given.texts)),
+            )
+        )
+        wrong = [one.statement for one in present if not one.holds]
+        missing = [one.statement for one in covered if not one.holds]
+        factual = _rag.f1(len(present) - len(wrong), len(wrong), len(missing)) if present or covered else 1.0
+        score = (self.weights[0] * factual + self.weights[1] * similarity) / sum(self.weights)
+        metadata = {
+            "f1": factual,
+            "similarity": similarity if self.weights[1] else None,
+            "statements": [one.told for one in present[: _rag.KEPT]],
+            "expected_statements": [one.told for one in covered[: _rag.KEPT]],
+        }
+        return Found(score, _compared(factual, wrong, missing, given.left_out or expected.left_out), metadata)
+
+    async def _similarity(self, asking: Asking) -> float:
+        if not self.weights[1]:
+            return 0.0
+        texts = [text if text.strip() else " " for text in (asking.expected, asking.answer)]
+        return (await similarities(self._embed, texts[0], texts[1:]))[0]
+
+
+@builtin(
+    "answer_relevancy",
+    metrics=(Metric("answer_relevancy", (-1.0, 1.0), threshold=0.75, primary=True),),
+    standards=(VALID,),
+    source="H2O Eval Studio: answer relevancy; RAGAS",
+    canonical="ragas 0.4.3",
+    judge=True,
+    model=True,
+    gpu=True,
+    kind="model",
+    example='get("answer_relevancy", judge=scripted({"1": {"question": "How high is Mont Blanc?", "noncommittal": '
+    '"no"}}), questions=1, embed=lambda texts: [[len(text), 1] for text in texts]), inputs="How high is Mont Blanc?", '
+    'outputs="Mont Blanc is 4,806 m high."',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRelevancy(_Embedding):
+    """The mean cosine of the question with questions that the judge makes up from the answer alone.
+
+    `questions` are made in one call, each worded differently. The judge says with each whether the answer is
+    noncommittal ("I do not know"); if it says so with all, the score is 0, as in RAGAS (before 0.2, with any). `embed`
+    is what names an embedder (None: all-MiniLM-L6-v2), or a function from a list of texts to one vector each, also
+    async. Cosines may be negative; a vector of zeros has none, and the case is skipped.
+    """
+
+    PROMPT: ClassVar[str] = "answer_relevancy"
+
+    questions: int = 3
+
+    def __post_init__(self) -> None:
+        _Embedding.__post_init__(self)
+        object.__setattr__(self, "_prompt", counted(self._prompt, self.questions))
+
+    async def __call__(self, case: Case, inputs: Any, outputs: Any) -> Any:
+        return await self._judged("answer_relevancy", replace(case, inputs=inputs, outputs=outputs), self._score)
+
+    async def _score(self, asking: Asking) -> Found:
+        return await _rag.answer_relevancy(asking, self._embed, self.questions)
+
+
+@builtin(
+    "context_precision",
+    metrics=(Metric("context_precision", threshold=0.75, primary=True),),
+    standards=(TRANSPARENT, SOUNDNESS, VALID, OUTCOMES),
+    source="H2O Eval Studio: context precision; RAGAS",
+    canonical="ragas 0.4.3",
+    llm=False,
+    judge=True,
+    kind="model",
+    example='get("context_precision", judge=scripted({"reason": "Nothing of its height.", "verdict": "no"}, {"reason": '
+    '"It has the height.", "verdict": "yes"})), inputs="How high is it?", reference_outputs="4,806 m", '
+    'documents=["Mont Blanc is a mountain.", "Mont Blanc is 4,806 m high."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextPrecision(Several):
+    """Whether the chunks that are useful for the expected answer stand at the top: average precision.
+
+    Σ precision@k · relₖ / Σ rel over the retrieved chunks, whose relevance is the judge's yes or no (one call per
+    chunk). None of use is 0; where nothing was retrieved the case is skipped.
+    """
+
+    PROMPT: ClassVar[str] = "context_precision"
+
+    async def __call__(self, case: Case, inputs: Any, reference_outputs: Any, documents: Sequence[Document]) -> Any:
+        case = replace(case, inputs=inputs, reference_outputs=reference_outputs, documents=tuple(documents))
+        return await self._judged("context_precision", case, _rag.context_precision)
+
+
+@builtin(
+    "context_recall",
+    metrics=(Metric("context_recall", threshold=0.75, primary=True),),
+    standards=(TRANSPARENT, SOUNDNESS, VALID, OUTCOMES),
+    source="H2O Eval Studio: context recall; RAGAS",
+    canonical="ragas 0.4.3",
+    llm=False,
+    judge=True,
+    kind="model",
+    example='get("context_recall", judge=scripted({"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": '
+    '"It does not say where.", "verdict": "no"}})), reference_outputs="It is 4,806 m high. It is in the Alps.", '
+    'documents=["Mont Blanc is 4,806 m high."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextRecall(Several):
+    """Sentences of the expected answer that can be attributed to the retrieved context, over all of its sentences.
+
+    Sentences are told apart by rules, and judged in one call (15 at a time). An empty reference is skipped; where
+    nothing was retrieved, nothing can be attributed: 0.
+    """
+
+    PROMPT: ClassVar[str] = "context_recall"
+
+    async def __call__(
+        self, case: Case, reference_outputs: Any, documents: Sequence[Document], inputs: Any = None
+    ) -> Any:
+        case = replace(case, inputs=inputs, reference_outputs=reference_outputs, documents=tuple(documents))
+        return await self._judged("context_recall", case, _rag.context_recall)
+
+
+@builtin(
+    "context_relevancy",
+    metrics=(Metric("context_relevancy", threshold=0.75, primary=True),),
+    standards=(TRANSPARENT, SOUNDNESS, VALID),
+    source="H2O Eval Studio: context relevancy; RAGAS before 0.2",
+    canonical="by hand",
+    llm=False,
+    judge=True,
+    kind="model",
+    example='get("context_relevancy", judge=scripted({"reason": "The height.", "sentences": ["It is 4,806 m high."]}'
+    ')), inputs="How high is it?", documents=["Mont Blanc is in the Alps. It is 4,806 m high."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextRelevancy(Several):
+    """Sentences of the retrieved context that help to answer the question, over all of its sentences.
+
+    The judge copies them; what it repeats counts once, and what does not stand in the context is left out and kept
+    in the metadata. Sentences are told apart by rules. Where nothing was retrieved the case is skipped.
+    """
+
+    PROMPT: ClassVar[str] = "context_relevancy"
+
+    async def __call__(self, case: Case, inputs: Any, documents: Sequence[Document]) -> Any:
+        case = replace(case, inputs=inputs, documents=tuple(documents))
+        return await self._judged("context_relevancy", case, _rag.context_relevancy)
+
+
+_COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context_recall")
+
+
+@builtin(
+    "ragas",
+    metrics=(
+        Metric("ragas", threshold=0.75, primary=True),
+        Metric("ragas_faithfulness", threshold=0.75),
+        Metric("ragas_answer_relevancy", (-1.0, 1.0), threshold=0.75),
+        Metric("ragas_context_precision", threshold=0.75),
+        Metric("ragas_context_recall", threshold=0.75),
+    ),
+    standards=(TRANSPARENT, VALID, OUTCOMES),
+    source="H2O Eval Studio: RAGAS",
+    canonical="statistics.harmonic_mean",
+    llm=False,
+    judge=True,
+    model=True,
+    gpu=True,
+    kind="model",
+    example='get("ragas", questions=1, embed=lambda texts: [[len(text), 1] for text in texts], judge=scripted(lambda '
+    'ask: {"statements": {"statements": ["It is 4,806 m high."]}, "context_precision": {"reason": "The height.", '
+    '"verdict": "yes"}, "answer_relevancy": {"1": {"question": "How high is it?", "noncommittal": "no"}}}.get('
+    'ask.name, {"1": {"reason": "It says so.", "verdict": "yes"}}))), inputs="How high is it?", outputs="4,806 m", '
+    'reference_outputs="It is 4,806 m high.", documents=["Mont Blanc is 4,806 m high."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ragas(_Embedding):
+    """The harmonic mean of faithfulness, answer relevancy, context precision and context recall, and these four.
+
+    Any component of 0 makes it 0, and a negative relevancy counts as 0. Where one is undefined or could not be judged,
+    so is the mean, and the others stand. All are asked at the same time, in the same words as by the evaluators of
+    their names: where answers are cached, these beside it cost nothing. `embed` and `questions` are those of
+    `answer_relevancy`.
+    """
+
+    PROMPT: ClassVar[str] = "statements"
+    FURTHER: ClassVar[tuple[str, ...]] = _COMPONENTS
+
+    questions: int = 3
+
+    def __post_init__(self) -> None:
+        _Embedding.__post_init__(self)
+        asked = counted(self._more["answer_relevancy"], self.questions)
+        object.__setattr__(self, "_more", {**self._more, asked.id: asked})
+
+    async def __call__(
+        self, case: Case, inputs: Any, outputs: Any, reference_outputs: Any, documents: Sequence[Document]
+    ) -> list[dict[str, Any]]:
+        given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
+        case = replace(case, documents=tuple(documents), **given)
+        async with Judgement("ragas", self._judge, case) as judgement:
+            components = self._components(self._asking(judgement, case), self._embed)
+            asked = zip(_COMPONENTS, components, strict=True)
+            rows = await together(_row(f"ragas_{name}", component) for name, component in asked)
+            mean = judgement.row(key="ragas", **_mean(rows))
+        return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
+
+    def _components(self, asking: Asking, embed: Embed) -> tuple[Coroutine[Any, Any, Found], ...]:
+        return (
+            _rag.faithfulness(asking),
+            _rag.answer_relevancy(asking, embed, self.questions),
+            _rag.context_precision(asking),
+            _rag.context_recall(asking),
+        )
+
+
+async def _row(key: str, component: Coroutine[Any, Any, Found]) -> dict[str, Any]:
+    """The component's feedback: one that fails takes none of the others with it."""
+    try:
+        found = await component
+    except Skip as skip:
+        return {"key": key, "comment": str(skip)}
+    except Unjudged as unjudged:
+        return {"key": key, "error": str(unjudged), "metadata": dict(unjudged.metadata)}
+    except Exception as error:
+        return {"key": key, "error": f"{type(error).__name__}: {error}"}
+    return {"key": key, "score": found.score, "comment": found.comment, "metadata": found.metadata}
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The harmonic mean of the four; an error where one of them is one, a skip where one is."""
+    if failed := [f"{row['key']} ({row['error']})" for row in rows if "error" in row]:
+        parse = "parse failure: " if all("(parse failure" in one for one in failed) else ""
+        return {"error": f"{parse}could not be judged: {', '.join(failed)}"}
+    if lacking := [f"{row['key']} ({row['comment']})" for row in rows if "score" not in row]:
+        return {"comment": f"undefined without {', '.join(lacking)}"}
+    scores = {row["key"]: row["score"] for row in rows}
+    least = min(scores, key=scores.__getitem__)
+    mean = statistics.harmonic_mean([max(0.0, score) for score in scores.values()])
+    return {"score": mean, "comment": f"lowest is {least}, {scores[least]:.2f}"}
+
+
+async def _verdicts(asking: Asking, statements: Sequence[str], text: str, states: bool) -> list[Verdict]:
+    """Whether a text makes them, too; none of them where it states nothing."""
+    if not states:
+        return [Verdict(statement, False, "the other text states nothing") for statement in statements]
+    return await asking.verdicts("answer_correctness", statements, text=text)
+
+
+def _compared(factual: float, wrong: Sequence[str], missing: Sequence[str], left_out: str | None) -> str:
+    """What the answer has too much and too little."""
+    shown = [
+        f"{len(found)} {what}: " + "; ".join(f"{one!r:.300}" for one in found[: _rag.SHOWN])
+        for what, found in (("not in the reference", wrong), ("missing", missing))
+        if found
+    ]
+    return "; ".join([f"F1 {factual:.2f}", *shown, *([left_out] if left_out else [])])

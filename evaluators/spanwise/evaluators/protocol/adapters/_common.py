@@ -1,0 +1,78 @@
+"""What the adapters have in common: a function with the arguments that a metric needs, and values as texts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from spanwise.collector.records import Document
+from spanwise.evaluators.protocol._messages import messages, only
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapted:
+    """A metric object as an evaluator's function: which fields of a case it needs, which it uses, how it is asked."""
+
+    name: str
+    ask: Callable[[Values], Awaitable[Any]]
+    needs: tuple[str, ...]
+    uses: tuple[str, ...] = ()
+    threshold: float | None = None
+    range: tuple[float, float] | None = (0.0, 1.0)
+    higher_is_better: bool = True
+    source: Literal["code", "model"] = "code"
+    version: str = "1"
+    versioned: bool = False  # the version is its author's, not the library's
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        needed = [inspect.Parameter(name, kind) for name in self.needs]
+        used = [inspect.Parameter(name, kind, default=None) for name in self.uses if name not in self.needs]
+        return inspect.Signature([*needed, *used])
+
+    async def __call__(self, **values: Any) -> Any:
+        return await self.ask(values)
+
+
+def derives(metric: Any, library: str, *names: str) -> bool:
+    """Whether a metric's class is derived from a class of the library with one of those names."""
+    return any(kind.__name__ in names and kind.__module__.partition(".")[0] == library for kind in type(metric).__mro__)
+
+
+def version_of(library: str) -> str:
+    """The installed version: what another one says may differ."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"{library} {version(library)}"
+    except PackageNotFoundError:
+        return library
+
+
+def text(value: Any) -> str | None:
+    """A value as a text: of a dict with one text in it that text, of messages the last; anything else as JSON."""
+    value = only(value)
+    if value is None or isinstance(value, str):
+        return value
+    spoken = messages(value)
+    if spoken and isinstance(spoken[-1].get("content"), str):
+        return str(spoken[-1]["content"])
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def contents(documents: Iterable[Document] | None) -> list[str] | None:
+    """The contents of documents."""
+    return None if documents is None else [document.content for document in documents]
+
+
+def ids(documents: Iterable[Document] | None) -> list[str] | None:
+    """The ids of documents; None where one has none."""
+    found = [] if documents is None else [document.id for document in documents if document.id is not None]
+    return found or None

@@ -1,0 +1,154 @@
+"""deepeval's metrics: `AnswerRelevancyMetric()`, `GEval(…)`, and those of conversations."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from spanwise.collector.records import Trace
+from spanwise.evaluators.protocol._messages import messages
+from spanwise.evaluators.protocol._outcomes import Skip
+from spanwise.evaluators.protocol._threads import in_thread
+from spanwise.evaluators.protocol.adapters._common import Adapted, Values, contents, derives, text, version_of
+from spanwise.evaluators.protocol.tool_calls import ToolCall, tool_calls
+
+_NEEDS = {
+    "input": "inputs",
+    "actual_output": "outputs",
+    "expected_output": "reference_outputs",
+    "retrieval_context": "documents",
+    "tools_called": "trace",
+}
+_USES = ("inputs", "outputs", "reference_outputs", "documents", "expected_documents", "trace", "metadata", "history")
+
+
+def adapted(metric: Any) -> Adapted | None:
+    """A metric of single turns or of conversations; a skipped one is a skip. Raises `ValueError` for one of arenas,
+    and for one that reads traces of its own.
+    """
+    if derives(metric, "deepeval", "BaseArenaMetric"):
+        raise ValueError(f"{type(metric).__name__} compares several answers, and is no evaluator of single ones")
+    talks = derives(metric, "deepeval", "BaseConversationalMetric")
+    if not talks and not derives(metric, "deepeval", "BaseMetric"):
+        return None
+    if getattr(metric, "requires_trace", False):
+        raise ValueError(f"{type(metric).__name__} reads the traces that deepeval records itself; there are none here")
+    needs = () if talks else tuple(_NEEDS[name] for name in _required(metric) if name in _NEEDS)
+    case_of = _conversation if talks else _single
+
+    async def ask(values: Values) -> Any:
+        return await _asked(metric, case_of(values))
+
+    higher = _higher_is_better(metric)
+    threshold = metric.threshold if isinstance(metric.threshold, int | float) else None
+    return Adapted(
+        name=str(metric.__name__),
+        ask=ask,
+        needs=needs,
+        uses=_USES,
+        threshold=threshold,
+        range=None,
+        higher_is_better=higher,
+        source="model" if _has_model(metric) else "code",
+        version=version_of("deepeval"),
+    )
+
+
+def _required(metric: Any) -> list[str]:
+    """Which fields of a test case it needs, by its own account."""
+    told = getattr(metric, "evaluation_params", None) or getattr(metric, "_required_params", None)
+    return [str(getattr(name, "value", name)) for name in told] if isinstance(told, list | tuple) else []
+
+
+def _has_model(metric: Any) -> bool:
+    return getattr(metric, "model", None) is not None
+
+
+def _higher_is_better(metric: Any) -> bool:
+    """What it says of itself: whether the best score passes, or the worst."""
+    probe = copy.copy(metric)
+    try:
+        probe.error = None
+        probe.score = 0.0
+        least = probe.is_successful()
+        probe.score = 1.0
+        return bool(probe.is_successful()) or not least
+    except Exception:  # somebody's own, that has more to look at than its score
+        return True
+
+
+def _single(values: Values) -> Any:
+    kinds = import_module("deepeval.test_case")
+    ground = values.get("expected_documents") or values.get("documents")
+    trace: Trace | None = values.get("trace")
+    return kinds.LLMTestCase(
+        input=text(values.get("inputs")) or "",
+        actual_output=text(values.get("outputs")),
+        expected_output=text(values.get("reference_outputs")),
+        retrieval_context=contents(values.get("documents")),
+        context=contents(ground),
+        tools_called=None if trace is None else _tools(trace, kinds.ToolCall),
+        metadata=dict(values.get("metadata") or {}) or None,
+    )
+
+
+def _tools(trace: Trace, kind: Callable[..., Any]) -> list[Any] | None:
+    """Return the tool calls of a trace; None where they are unknown."""
+    calls = tool_calls(trace)
+    return None if calls is None else [_tool(call, kind) for call in calls]
+
+
+def _tool(call: ToolCall, kind: Callable[..., Any]) -> Any:
+    given = call.arguments[0]
+    return kind(
+        name=call.name,
+        input_parameters=dict(given) if isinstance(given, Mapping) else {"input": given},
+        output=call.run.outputs if call.run.kind == "tool" else None,
+    )
+
+
+def _conversation(values: Values) -> Any:
+    kinds = import_module("deepeval.test_case")
+    spoken = [message for message in messages(values.get("history")) if message["role"] in ("user", "assistant")]
+    ends = (("user", text(values.get("inputs"))), ("assistant", text(values.get("outputs"))))
+    last = [{"role": role, "content": content} for role, content in ends if content is not None]
+    while last and spoken[-len(last) :] == last:  # of a session, the history ends with them
+        last = []
+    turns = [kinds.Turn(role=turn["role"], content=text(turn.get("content")) or "") for turn in (*spoken, *last)]
+    if not turns:
+        raise Skip("needs history; the case has none")
+    return kinds.ConversationalTestCase(turns=turns, expected_outcome=text(values.get("reference_outputs")))
+
+
+async def _asked(metric: Any, case: Any) -> dict[str, Any]:
+    """What a copy of the metric says, since it keeps its result in itself: many cases are asked about at once."""
+    own = copy.copy(metric)
+    try:
+        if getattr(own, "async_mode", True):
+            await own.a_measure(case, **_quiet(own.a_measure))
+        else:
+            await in_thread(lambda: own.measure(case, **_quiet(own.measure)))
+    except Exception as error:
+        if type(error).__name__ == "MissingTestCaseParamsError":
+            raise Skip(str(error)) from error
+        raise
+    return _read(own)
+
+
+def _quiet(measure: Callable[..., Any]) -> dict[str, bool]:
+    """Without a progress bar, where it can be asked for."""
+    return {"_show_indicator": False} if "_show_indicator" in inspect.signature(measure).parameters else {}
+
+
+def _read(metric: Any) -> dict[str, Any]:
+    if metric.error is not None:
+        return {"error": str(metric.error), "comment": metric.reason}
+    if metric.skipped:
+        raise Skip(metric.reason or "deepeval skipped it")
+    names = ("success", "threshold", "score_breakdown", "evaluation_model", "evaluation_cost", "input_tokens")
+    told = {name: getattr(metric, name, None) for name in (*names, "output_tokens")}
+    metadata = {name: value for name, value in told.items() if value is not None}
+    return {"score": metric.score, "comment": metric.reason, "metadata": metadata}

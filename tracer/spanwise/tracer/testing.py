@@ -1,0 +1,132 @@
+"""For tests of traced code: spans in memory, fixed ids, a stepped clock.
+
+from spanwise.tracer.testing import capture_spans, traced
+
+def test_answer(traced):            # a pytest fixture, when imported into a conftest.py
+    answer("…")
+    assert traced.names() == ["answer", "search"]
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+from opentelemetry.sdk.trace import ReadableSpan
+
+from spanwise.tracer import _errors, _runtime, _settings
+from spanwise.tracer import attributes as names
+from spanwise.tracer._account import Account
+from spanwise.tracer._delivery import Delivery
+from spanwise.tracer._encode import FeedbackEvent
+from spanwise.tracer._host import carry_context_into_threads
+from spanwise.tracer._span import Clock
+from spanwise.tracer._tally import FlushResult
+
+__all__ = ["Spans", "capture_spans", "fixed", "traced"]
+
+
+class Spans(Delivery):
+    """Takes the place of delivery and keeps everything in memory."""
+
+    def __init__(self, settings: _settings.Settings) -> None:
+        super().__init__(settings)
+        self.account = Account()
+        self.ended: list[ReadableSpan] = []
+        self.feedback: list[FeedbackEvent] = []
+
+    def begin(self) -> None:
+        """There is no thread to begin."""
+
+    def put(self, item: ReadableSpan | FeedbackEvent) -> None:
+        """Keep an ended span or a feedback."""
+        if isinstance(item, FeedbackEvent):
+            self.feedback.append(item)
+        else:
+            self.ended.append(item)
+
+    def flush(self, timeout: float) -> FlushResult:
+        """Nothing to wait for."""
+        return FlushResult()
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        """Ended spans as they would leave, by start time."""
+        finished = (self.finisher.span(span) for span in tuple(self.ended))
+        return sorted((span for span in finished if span is not None), key=lambda span: span.start_time or 0)
+
+    def names(self) -> list[str]:
+        """The names of the ended spans, by start time."""
+        return [span.name for span in self.spans]
+
+    def one(self, name: str) -> ReadableSpan:
+        """The one span of that name. Raises `AssertionError` if there is none, or several."""
+        named = [span for span in self.spans if span.name == name]
+        assert len(named) == 1, f"{len(named)} spans are named {name!r}, there are {self.names()!r}"
+        return named[0]
+
+    def inputs(self, name: str) -> Any:
+        """What the one span of that name has as inputs, decoded."""
+        return _value(self.one(name), names.INPUT_VALUE, names.INPUT_MIME)
+
+    def outputs(self, name: str) -> Any:
+        """What the one span of that name has as outputs, decoded."""
+        return _value(self.one(name), names.OUTPUT_VALUE, names.OUTPUT_MIME)
+
+    def parent(self, name: str) -> str | None:
+        """The name of the parent of the one span of that name, None for a root."""
+        parent = self.one(name).parent
+        known = {span.context.span_id: span.name for span in self.spans}
+        return None if parent is None else known.get(parent.span_id, f"{parent.span_id:016x}")
+
+
+def _value(span: ReadableSpan, key: str, mime: str) -> Any:
+    attributes = span.attributes or {}
+    text = attributes.get(key)
+    return orjson.loads(text) if attributes.get(mime) == "application/json" else text  # type: ignore[arg-type]
+
+
+@contextmanager
+def capture_spans(**settings: Any) -> Iterator[Spans]:
+    """Every span that starts inside is kept in memory. `settings` as in `configure`; errors of ours are raised."""
+    runtime = _runtime.Runtime(_settings.resolve(spill_dir="off", **settings))
+    kept = Spans(runtime.settings)
+    if runtime.settings.threads:
+        carry_context_into_threads()
+    runtime.delivery = kept
+    runtime.spans.lead_to(kept)
+    previous, strict = _runtime.replace(runtime), _errors.strict
+    _errors.strict = True
+    try:
+        yield kept
+    finally:
+        _errors.strict = strict
+        _runtime.replace(previous)
+
+
+@contextmanager
+def fixed(start_ns: int = 1_700_000_000_000_000_000, step_ns: int = 1_000_000) -> Iterator[None]:
+    """Ids count from 1, and every look at the clock is one step later than the one before."""
+    serial, ticks = itertools.count(1), itertools.count(start_ns, step_ns)
+    clock: tuple[Callable[[int], int], Callable[[], int]] = Clock.bits, Clock.now
+    Clock.bits, Clock.now = staticmethod(lambda bits: next(serial)), staticmethod(lambda: next(ticks))
+    try:
+        yield
+    finally:
+        Clock.bits, Clock.now = staticmethod(clock[0]), staticmethod(clock[1])
+
+
+try:
+    import pytest
+except ImportError:  # the fixture is for pytest, the rest is not
+    pass
+else:
+
+    @pytest.fixture
+    def traced() -> Iterator[Spans]:
+        """A pytest fixture: the spans of the test, in memory."""
+        with capture_spans() as spans:
+            yield spans
