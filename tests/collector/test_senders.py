@@ -167,7 +167,7 @@ def test_hostile_names_do_not_steer_who_reads_them(store: Store) -> None:
 def test_drops_that_processes_report_are_told(store: Store) -> None:
     store.add_reports([ProcessReport(instance="i", reported_ns=now(), started=5, dropped={"queue full": 3})])
     assert any(
-        "3 spans were dropped by processes, reason 'queue full'" in one for one in troubles(store, look(store), {})
+        "3 spans were dropped by senders, reason 'queue full'" in one for one in troubles(store, look(store), {})
     )
 
 

@@ -9,7 +9,7 @@ Those with a judge take one of Haystack's generators or ours as `chat_generator`
 judges (SPANWISE_JUDGE), since a model is never guessed.
 
 Where Haystack is installed they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`. Versions
-that load trusted modules only need to know them: `Pipeline.loads(text, allowed_modules=["spanwise.evaluators.haystack"])`.
+that load trusted modules need their name: `Pipeline.loads(text, allowed_modules=["spanwise.evaluators.haystack"])`.
 """
 
 from spanwise.evaluators.haystack._documents import (

@@ -90,8 +90,8 @@ class Judge:
             raise NoJudge(_NOBODY)
         if self.base_url == OPENAI and not self.api_key:
             raise NoJudge(
-                f"the judge {self.model!r} at {OPENAI} needs a key: set OPENAI_API_KEY or SPANWISE_JUDGE_KEY, or name with "
-                "SPANWISE_JUDGE_URL where else it is"
+                f"the judge {self.model!r} at {OPENAI} needs a key: set OPENAI_API_KEY or SPANWISE_JUDGE_KEY, or set "
+                "SPANWISE_JUDGE_URL to another endpoint"
             )
 
     @property
