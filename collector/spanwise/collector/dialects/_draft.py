@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 from spanwise.collector.dialects._also import Said, check_also
 from spanwise.collector.dialects._keys import namespaces
 from spanwise.collector.dialects._raw import RawSpan
+from spanwise.collector.former_names import FORMER, present_names
 from spanwise.collector.records import JSON, Document, Usage
 
 
@@ -88,6 +89,9 @@ class Draft:
         self.attributes: dict[str, Any] = dict(span.attributes)
         self.fields: Fields = {}
         self.namespaces: frozenset[str] = namespaces(tuple(self.attributes))
+        if FORMER in self.namespaces:
+            self.attributes = dict(present_names(self.attributes))
+            self.namespaces = namespaces(tuple(self.attributes))
         self.awaits: tuple[str, ...] = ()
         self.also: tuple[Said, ...] = ()
         self.sums = False

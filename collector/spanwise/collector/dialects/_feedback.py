@@ -15,6 +15,7 @@ from spanwise.collector.dialects._also import said
 from spanwise.collector.dialects._draft import Draft
 from spanwise.collector.dialects._raw import RawLog
 from spanwise.collector.dialects._values import as_text, from_json, number, text
+from spanwise.collector.former_names import METADATA, present_names
 from spanwise.collector.records import JSON, Event, Feedback, Target
 from spanwise.tracer import attributes as names
 
@@ -47,7 +48,9 @@ def evaluations(draft: Draft) -> None:
 def _of_event(draft: Draft, event: Event) -> Feedback:
     span = draft.span
     time_ns = event.time_ns or span.end_ns
-    return read_feedback(RawLog(span.trace_id, span.span_id, time_ns, event.attributes, event.name, scope=span.scope))
+    return read_feedback(
+        RawLog(span.trace_id, span.span_id, time_ns, present_names(event.attributes), event.name, scope=span.scope)
+    )
 
 
 def evaluation(log: RawLog) -> Feedback | None:
@@ -158,7 +161,7 @@ def _score(attributes: dict[str, JSON]) -> float | bool | None:
 def _metadata(attributes: dict[str, JSON]) -> dict[str, JSON]:
     given = from_json(attributes.pop(names.FEEDBACK_METADATA, None))
     via = _via(attributes.pop(names.FEEDBACK_VIA, None))
-    metadata = {**attributes, **given} if isinstance(given, dict) else attributes
+    metadata = {**attributes, **present_names(given, METADATA)} if isinstance(given, dict) else attributes
     return {**metadata, VIA: via} if via else metadata
 
 

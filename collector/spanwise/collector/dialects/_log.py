@@ -10,6 +10,7 @@ from spanwise.collector.dialects._feedback import evaluation
 from spanwise.collector.dialects._genai_logs import content
 from spanwise.collector.dialects._process import report, started
 from spanwise.collector.dialects._raw import RawLog
+from spanwise.collector.former_names import ATTRIBUTES, present_names
 from spanwise.collector.records import Amendment, Feedback, OpenRun, ProcessReport
 
 LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport
@@ -25,6 +26,8 @@ def read_log(log: RawLog, fault: Fault = log_fault, dialects: Sequence[LogDialec
 
     Raises `ValueError` for a record that makes no sense; what else a dialect raises only if no other knows the record.
     """
+    log.attributes = present_names(log.attributes)
+    log.event_name = ATTRIBUTES.get(log.event_name, log.event_name)
     failed: Exception | None = None
     for dialect in LOG_DIALECTS if dialects is None else dialects:
         try:

@@ -29,6 +29,7 @@ from spanwise.collector.dialects._traceloop import traceloop
 from spanwise.collector.dialects._values import as_text, documents
 from spanwise.collector.dialects._vercel import vercel
 from spanwise.collector.format import split_stack
+from spanwise.collector.former_names import is_own_scope
 from spanwise.collector.records import JSON, Event, Run, Status, quick
 from spanwise.tracer import attributes as names
 
@@ -223,7 +224,7 @@ def _with_envelope(span: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:
     """What else the envelope says, under the names that OpenTelemetry gives it in formats without an envelope."""
     if 1 < span.kind < len(SPAN_KINDS):
         attributes["otel.span.kind"] = SPAN_KINDS[span.kind]
-    if span.scope and span.scope != "spanwise" and not span.scope.startswith("spanwise."):
+    if span.scope and not is_own_scope(span.scope):
         attributes["otel.scope.name"] = span.scope
         if span.scope_version:
             attributes["otel.scope.version"] = span.scope_version

@@ -9,6 +9,7 @@ from spanwise.collector import _wire
 from spanwise.collector.dialects import Fault, LogItem, RawLog, written
 from spanwise.collector.exchange._spans import EXACT, LIMITS
 from spanwise.collector.exchange._values import attributes
+from spanwise.collector.former_names import present_feedback, present_names
 from spanwise.collector.intake import _json
 from spanwise.collector.intake._decode import Codec, decode
 from spanwise.collector.intake._logs import read_item
@@ -17,8 +18,8 @@ from spanwise.tracer import attributes as names
 
 
 def _read(log: RawLog, fault: Fault) -> LogItem | None:
-    exact = log.attributes.get(EXACT)
-    return _wire.decode(Feedback, exact) if isinstance(exact, str) else read_item(log, fault)
+    exact = present_names(log.attributes).get(EXACT)
+    return present_feedback(_wire.decode(Feedback, exact)) if isinstance(exact, str) else read_item(log, fault)
 
 
 EVENTS: Codec[LogItem] = _json.codec("Logs", "logRecords", _json.JSONRecord, _json.raw_log, _read)

@@ -15,6 +15,7 @@ from spanwise.collector import _wire
 from spanwise.collector.dialects import Fault, RawSpan, Whole
 from spanwise.collector.dialects._read import SPAN_KINDS, STATUSES
 from spanwise.collector.exchange._values import attributes
+from spanwise.collector.former_names import present_names, present_run
 from spanwise.collector.intake import _json
 from spanwise.collector.intake._decode import Codec, decode
 from spanwise.collector.intake._limits import Limits
@@ -29,14 +30,14 @@ _IDS = ("trace_id", "span_id", "parent_id")
 
 
 def _read(span: RawSpan, fault: Fault) -> Run:
-    exact = span.attributes.get(EXACT)
-    span.attributes = {name: given for name, given in span.attributes.items() if name != EXACT}
+    span.attributes = dict(present_names(span.attributes))
+    exact = span.attributes.pop(EXACT, None)
     kept = read_item(span, fault)
     run = kept.run if isinstance(kept, Whole) else kept
     if not isinstance(exact, str):
         return run
     fields = _wire.decode(dict[str, Any], exact)
-    return msgspec.convert({**msgspec.to_builtins(run), **fields}, Run)
+    return present_run(msgspec.convert({**msgspec.to_builtins(run), **fields}, Run))
 
 
 SPANS: Codec[Run] = _json.codec("Spans", "spans", _json.JSONSpan, _json.raw_span, _read)

@@ -19,6 +19,7 @@ from spanwise.collector import _wire
 from spanwise.collector.dialects import Amendment
 from spanwise.collector.errors import Closed, Refused, SpanwiseError, Unavailable
 from spanwise.collector.exchange import _events, _spans
+from spanwise.collector.former_names import present_feedback, present_run
 from spanwise.collector.intake._decode import decode
 from spanwise.collector.records import Dataset, Example, Experiment, Feedback, QueueItem, Retention, Rule, Run
 from spanwise.collector.stores import Store
@@ -116,9 +117,9 @@ class _Import:
             raise Refused(f"there is no record {kind!r}; there are {', '.join(RECORDS)}")
         record = _wire.decode(RECORDS[kind], value)
         if kind == "run":
-            self._runs.append((number, record))
+            self._runs.append((number, present_run(record)))
         elif kind == "feedback":
-            self._feedback.append((number, record))
+            self._feedback.append((number, present_feedback(record)))
         else:
             self._patiently(lambda: _KEEP[kind](self.store, record))
             self.taken.kept[kind] += 1

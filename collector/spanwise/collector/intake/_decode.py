@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from spanwise.collector.dialects import Fault, Whole
+from spanwise.collector.former_names import present_names
 from spanwise.collector.intake._decoded import Decoded, check_count
 from spanwise.collector.intake._errors import ItemRefused, Permanent, Unparsed
 from spanwise.collector.intake._large import LARGE
@@ -98,7 +99,7 @@ def _convert(
     decoded: Decoded[T],
 ) -> None:
     try:
-        attributes = codec.resource(resource, allowance)
+        attributes = dict(present_names(codec.resource(resource, allowance)))
     except Permanent:
         raise
     except Exception as error:
