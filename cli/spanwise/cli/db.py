@@ -22,6 +22,7 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.querystring import duration, parse
 from spanwise.collector.records import Retention
 from spanwise.collector.stores.sqlite import inspect
+from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
 from spanwise.collector.terminal import MESSAGE
 
 app = typer.Typer(
@@ -291,6 +292,7 @@ def _path(store: str | None) -> str:
     path = named(store if store is not None else os.environ.get("SPANWISE_URL") or "spanwise.db")
     if "://" in path:
         raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")
+    adopt_former_file(path)
     return path
 
 

@@ -112,12 +112,14 @@ def serve(
     with _loading():
         from spanwise.collector.forward import FeedbackOut, Forwarder, targets
         from spanwise.collector.stores.sqlite import SQLiteStore
+        from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
 
     if rules is not None and not Path(rules).is_file():
         raise Refused(f"there is no file of rules {rules!r}")
     if "://" in path:
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
     _grpc_as_asked(port, grpc_port, grpc)
+    adopt_former_file(path)
     helpers = _decoders_of(decoders)
     passes_on = Forwarder(targets(forward or (), os.environ), Path(f"{path}.forward"))
     tells = FeedbackOut(targets(feedback_to or (), os.environ, "--feedback-to"))

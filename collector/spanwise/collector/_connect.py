@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:4318"
 DEFAULT_FILE = "spanwise.db"
+FORMER_FILE = "assay.db"
 
 
 def connect(where: str | os.PathLike[str] | None = None) -> Store:
@@ -44,7 +45,16 @@ def default_place() -> str:
     """Where things go when nobody says: SPANWISE_URL, else a live collector on port 4318, else `spanwise.db` here."""
     if given := os.environ.get("SPANWISE_URL"):
         return given
-    return DEFAULT_URL if spanwise_at(DEFAULT_URL) else DEFAULT_FILE
+    return DEFAULT_URL if spanwise_at(DEFAULT_URL) else default_file()
+
+
+def default_file() -> str:
+    """Return `spanwise.db`; a file with the product's former name gets this one. Raises `Refused`."""
+    if os.path.exists(FORMER_FILE):
+        from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
+
+        adopt_former_file(DEFAULT_FILE)
+    return DEFAULT_FILE
 
 
 def describe(store: Store) -> str:

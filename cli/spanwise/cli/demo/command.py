@@ -40,9 +40,11 @@ def demo(
     from spanwise.cli.demo.show import show
     from spanwise.cli.demo.watching import watching
     from spanwise.collector.stores.sqlite import SQLiteStore
+    from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
 
     if "://" in path:
         raise Refused(f"--store {path!r}: the demo keeps a SQLite file of its own; name its path")
+    adopt_former_file(path)
     with SQLiteStore(path) as store, _server(store, host, port) as server, watching(store):
         notes.print(f"[bold]{server.url}[/]  keeps {path}", soft_wrap=True)
         show(store, server.url, models=models)

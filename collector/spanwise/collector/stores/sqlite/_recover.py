@@ -23,7 +23,7 @@ from spanwise.collector.stores.sqlite._maintenance import check
 from spanwise.collector.stores.sqlite._open import open_writable
 from spanwise.collector.stores.sqlite._reader import Reader
 from spanwise.collector.stores.sqlite._salvage import Row, Table
-from spanwise.collector.stores.sqlite._schema import APPLICATION_ID, KNOW_VALUES, MIGRATIONS, SUMS, count_anew, migrate
+from spanwise.collector.stores.sqlite._schema import APPLICATION_IDS, KNOW_VALUES, MIGRATIONS, SUMS, count_anew, migrate
 from spanwise.collector.stores.sqlite._sql import delete_many, find_many
 
 MADE_AGAIN = (
@@ -81,7 +81,7 @@ def _source(path: str) -> sqlite3.Connection:
 
 
 def _version(source: sqlite3.Connection) -> int:
-    if source.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+    if source.execute("PRAGMA application_id").fetchone()[0] not in APPLICATION_IDS:
         raise Refused("this is not one of Spanwise's files")
     version = int(source.execute("PRAGMA user_version").fetchone()[0])
     return version if 0 < version <= len(MIGRATIONS) else len(MIGRATIONS)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import NamedTuple
 
+from spanwise.collector.former_names import FORMER, PRESENT
 from spanwise.collector.records import JSON
 from spanwise.tracer import attributes as names
 
@@ -66,7 +67,8 @@ def _of_threshold(entry: str) -> float | None:
 
 def _bears_mark(entries: Mapping[str, str]) -> bool:
     try:
-        return bool(int(entries.get("spanwise", "").split("-", 3)[2], 16) & OF_MONITORS)
+        entry = entries.get(PRESENT) or entries.get(FORMER, "")
+        return bool(int(entry.split("-", 3)[2], 16) & OF_MONITORS)
     except (IndexError, ValueError):
         return False
 

@@ -15,8 +15,10 @@ from spanwise.collector.stores.sqlite._codec import Decoder
 from spanwise.collector.stores.sqlite._numbers import number_of
 from spanwise.collector.stores.sqlite._progress import TICK, Progress, Report
 from spanwise.collector.stores.sqlite._said import LEAST_PROBABILITY, said
+from spanwise.collector.stores.sqlite.name_conversion import FORMER_APPLICATION_ID, convert_names
 
-APPLICATION_ID = 0x41535359  # "ASSY"
+APPLICATION_ID = 0x53504E57  # "SPNW"
+APPLICATION_IDS = (APPLICATION_ID, FORMER_APPLICATION_ID)
 # Of a new file. Measured at a million spans (`benchmarks/file.py pages`): with 16 KiB a span writes 1.7 times the log
 # and costs a fifth more CPU; with 4 KiB the file is 3 % larger
 PAGE_SIZE = 8192
@@ -535,6 +537,12 @@ def _count_traces(db: sqlite3.Connection, report: Report) -> None:
     _do(db, report, _OUTCOMES)
 
 
+def _convert_names(db: sqlite3.Connection, report: Report) -> None:
+    """Version 20: names that contain the product's former name. Nothing enters the change feed."""
+    convert_names(db, report)
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
 # What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _create,
@@ -556,6 +564,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, Report], None], ...] = (
     _add_trace_start,
     _forget_tiny_probabilities,
     _count_traces,
+    _convert_names,
 )
 
 
@@ -594,7 +603,7 @@ def version_of(db: sqlite3.Connection, path: str) -> int:
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     application = int(db.execute("PRAGMA application_id").fetchone()[0])
     tables = int(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
-    if application != APPLICATION_ID and (tables or version):
+    if application not in APPLICATION_IDS and (tables or version):
         raise Refused(f"{path!r} is an SQLite file, but not one of Spanwise's; name another with --store")
     if version > len(MIGRATIONS):
         raise Refused(

@@ -18,7 +18,7 @@ from spanwise.collector.stores.sqlite._reader import Reader
 from spanwise.collector.stores.sqlite._recover import Recovered, Saved, recover
 from spanwise.collector.stores.sqlite._restore import Restored
 from spanwise.collector.stores.sqlite._restore import restore as _restore
-from spanwise.collector.stores.sqlite._schema import APPLICATION_ID
+from spanwise.collector.stores.sqlite._schema import APPLICATION_IDS
 
 __all__ = ["TABLES", "File", "Recovered", "Restored", "Saved", "backup", "check", "opened", "recover", "restore"]
 
@@ -38,7 +38,7 @@ class File:
 
     def is_ours(self) -> bool:
         """Whether Spanwise made the file."""
-        return bool(self._reader.db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
+        return self._reader.db.execute("PRAGMA application_id").fetchone()[0] in APPLICATION_IDS
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts of rows, and projects with their share of the file."""

@@ -1,0 +1,151 @@
+"""Conversion of files from before the product was renamed: names in the tables, and the name of the file."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from typing import Any
+
+import zstandard
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.former_names import FORMER, METADATA, PRESENT, present_names
+from spanwise.collector.stores.sqlite._codec import Compressor, Decoder
+from spanwise.collector.stores.sqlite._lock import Lock, real
+from spanwise.collector.stores.sqlite._progress import Report
+from spanwise.collector.stores.sqlite._values import dumps, loads
+
+FORMER_APPLICATION_ID = 0x41535359  # "ASSY"
+BATCH = 1_000  # spans
+GROWTH = len(PRESENT) - len(FORMER)  # bytes that a name gains
+_MARK = f'"{FORMER}.'
+
+
+def convert_names(db: sqlite3.Connection, report: Report) -> None:
+    """Rename the attributes that the product itself writes, wherever a table holds them.
+
+    Change numbers, summaries, rollups and the full-text index stay: nothing in them has such a name.
+    """
+    _convert_spans(db, report)
+    _convert_resources(db)
+    for row, fields in db.execute("SELECT id, fields FROM amendments WHERE instr(fields, ?)", (_MARK,)).fetchall():
+        db.execute("UPDATE amendments SET fields = ? WHERE id = ?", (dumps(_with_present_names(loads(fields))), row))
+    for row, metadata in db.execute("SELECT id, metadata FROM feedback WHERE instr(metadata, ?)", (_MARK,)).fetchall():
+        renamed = present_names(loads(metadata), METADATA)
+        db.execute("UPDATE feedback SET metadata = ? WHERE id = ?", (dumps(renamed), row))
+    db.execute(
+        "UPDATE rules SET data = json_set(data, '$.owner', ?) WHERE json_extract(data, '$.owner') = ?",
+        (f"{PRESENT} demo", f"{FORMER} demo"),
+    )
+
+
+def _convert_spans(db: sqlite3.Connection, report: Report) -> None:
+    """Rewrite payloads, and keep the sizes of spans and traces true to them."""
+    dictionaries = dict(db.execute("SELECT id, data FROM dictionaries ORDER BY id").fetchall())
+    decoder = Decoder(dictionaries)
+    compressor = Compressor(dictionaries[max(dictionaries)] if dictionaries else None)
+    [last] = db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()
+    upto = 0
+    while rows := db.execute(
+        "SELECT id, trace, payload FROM spans WHERE id > ? ORDER BY id LIMIT ?", (upto, BATCH)
+    ).fetchall():
+        report(upto, last)
+        changed = [
+            (row, trace, *found) for row, trace, blob in rows if (found := _converted(decoder, blob)) is not None
+        ]
+        blobs = compressor.all([payload for *_, payload, _ in changed])
+        db.executemany(
+            "UPDATE spans SET payload = ?, size = size + ? WHERE id = ?",
+            [(blob, growth, row) for blob, (row, _, _, growth) in zip(blobs, changed, strict=True)],
+        )
+        growths: Counter[int] = Counter()
+        for _, trace, _, growth in changed:
+            growths[trace] += growth
+        db.executemany("UPDATE traces SET size = size + ? WHERE id = ?", [(by, key) for key, by in growths.items()])
+        upto = rows[-1][0]
+
+
+def _converted(decoder: Decoder, blob: bytes) -> tuple[bytes, int] | None:
+    """Return a payload with the present names, and by how much it grew; None if it stays as it is.
+
+    A payload that cannot be read stays: the file is damaged, and `check` says so.
+    """
+    try:
+        raw = decoder.raw(blob)
+        if _MARK.encode() not in raw:
+            return None
+        payload = loads(raw)
+        renamed = _with_present_names(payload)
+    except (zstandard.ZstdError, KeyError, ValueError, TypeError, AttributeError):
+        return None
+    if renamed == payload:
+        return None
+    encoded = dumps(renamed).encode()
+    return encoded, len(encoded) - len(raw)
+
+
+def _with_present_names(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a payload, or amended fields, with the present names of attributes.
+
+    `amended` has the size of the run as it was sent, and what was amended.
+    """
+    renamed = dict(payload)
+    if attributes := payload.get("attributes"):
+        renamed["attributes"] = present_names(attributes)
+    if amended := payload.get("amended"):
+        size, fields = amended
+        count = len(renamed.get("attributes", {}).keys() - (attributes or {}).keys())
+        renamed["amended"] = [size + GROWTH * count, _with_present_names(fields)]
+    return renamed
+
+
+def _convert_resources(db: sqlite3.Connection) -> None:
+    """Rename keys of resources, each of which is one row: spans of one that becomes equal to another get that one."""
+    for row, data in db.execute("SELECT id, data FROM resources WHERE instr(data, ?)", (_MARK,)).fetchall():
+        renamed = dumps(present_names(loads(data)))
+        there = db.execute("SELECT id FROM resources WHERE data = ? AND id <> ?", (renamed, row)).fetchone()
+        if there is None:
+            db.execute("UPDATE resources SET data = ? WHERE id = ?", (renamed, row))
+        else:
+            db.execute("UPDATE spans SET resource = ? WHERE resource = ?", (there[0], row))
+            db.execute("DELETE FROM resources WHERE id = ?", (row,))
+
+
+def adopt_former_file(path: str) -> None:
+    """Give the database `assay.db` the name `spanwise.db` where only the former exists, or likewise for another path.
+
+    The spool of what is to be forwarded is renamed with it. The write-ahead log is emptied before, so that a process
+    that is killed leaves a whole database under one of the two names. Raises `Refused` while a process has it open.
+    """
+    folder, name = os.path.split(path)
+    former = os.path.join(folder, name.replace(PRESENT, FORMER, 1))
+    if former == path or os.path.exists(path) or not os.path.isfile(former):
+        return
+    lock = Lock(real(former))
+    try:
+        if not _is_former_database(lock.path):
+            return
+        if os.path.exists(lock.path + "-wal"):
+            raise Refused(f"{former!r} is open in another process, and is to be renamed to {path!r}: end that process")
+        with suppress(FileNotFoundError):
+            os.rename(former + ".forward", path + ".forward")
+        with suppress(FileNotFoundError):
+            os.unlink(former + ".reserve")  # made anew beside the new name
+        os.rename(former, path)
+    finally:
+        lock.release()
+
+
+def _is_former_database(path: str) -> bool:
+    """Return whether a file is a database of ours from before the renaming; its log is in the file then."""
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            if db.execute("PRAGMA application_id").fetchone()[0] != FORMER_APPLICATION_ID:
+                return False
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.DatabaseError:
+        return False
+    return True
