@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from spanwise.tracer import _otlp, destinations
 from spanwise.tracer.addresses import url_problem
+from spanwise.tracer.cache_folder import cache_folder
 from spanwise.tracer.certificates import trusted_authorities
 
 Capture: TypeAlias = Literal["none", "metadata", "full"]
@@ -123,8 +124,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
 def _spill_dir(value: str | None) -> Path | None:
     """`off` or an empty value switches the spool off; unset means the user's cache directory."""
     if value is None:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        return Path(base, "spanwise", "spill")
+        return cache_folder() / "spill"
     return None if value.strip().lower() in ("", "0", "off", "none") else Path(value)
 
 

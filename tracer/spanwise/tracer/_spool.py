@@ -44,7 +44,8 @@ _SEGMENT_BYTES = 8 * MIB
 _BROKEN_S = 10.0  # that a disk is left alone which could not be written, where memory will do
 _SEGMENT_S = 3_600.0  # after which a segment is not added to: it goes by the age of its beginning
 _HEAD = Struct("<4sBBxxIII")  # mark, state, signal, items, length of the body, its CRC
-_MARK = b"asy1"
+_MARK = b"spw1"
+_FORMER_MARK = b"asy1"  # of segments from before the product was renamed
 _STATE_AT = 4
 _SIGNALS = (TRACES, LOGS)
 _SETTLED = b"\x01"
@@ -345,7 +346,7 @@ def _heads(descriptor: int, size: int) -> Iterator[tuple[int, int, int, int, int
     place = 0
     while place + _HEAD.size <= size:
         mark, state, signal, count, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, place))
-        if mark != _MARK or signal >= len(_SIGNALS):
+        if mark not in (_MARK, _FORMER_MARK) or signal >= len(_SIGNALS):
             return  # not written by us: where the next one begins cannot be told
         if not state:
             yield place, signal, count, length, crc
