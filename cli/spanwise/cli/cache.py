@@ -124,7 +124,8 @@ def _of(path: Path) -> Cache | VectorFile:
     if not path.is_file():
         return Cache(path)
     with closing(sqlite3.connect(path)) as file, suppress(sqlite3.Error):
-        if file.execute("PRAGMA application_id").fetchone() == (VectorFile.APPLICATION,):
+        [application] = file.execute("PRAGMA application_id").fetchone()
+        if application in (VectorFile.APPLICATION, VectorFile.FORMER_APPLICATION):
             return VectorFile(path)
     return Cache(path)
 

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from spanwise.collector.former_names import FORMER, PRESENT, present_feedback, present_run
 from spanwise.collector.records import Feedback, Run
 from spanwise.collector.stores import Store, TraceStore
 from spanwise.evaluators.engine._plan import Done
@@ -138,8 +139,13 @@ def spool_of(experiment_id: str, store: Store) -> Spool:
 
 def deliver_waiting(experiment_id: str, store: Store) -> None:
     """Store what other processes have kept of an experiment, in whatever folder. The store's errors pass."""
-    for folder in dict.fromkeys((*_folders(store), Path.cwd())):
-        for path in sorted(folder.glob(f"spanwise-spool-{experiment_id[:12]}*.jsonl")):
+    folders = [*_folders(store), Path.cwd()]
+    former = Path(tempfile.gettempdir(), f"{FORMER}-{os.getuid()}")
+    if former.is_dir() and _is_ours(former):
+        folders.append(former)
+    for folder in dict.fromkeys(folders):
+        names = (f"{product}-spool-{experiment_id[:12]}*.jsonl" for product in (PRESENT, FORMER))
+        for path in sorted(path for name in names for path in folder.glob(name)):
             if _is_being_written(path):
                 say(f"spanwise: another process still writes {path}: what is in it is done again")
             else:
@@ -196,9 +202,14 @@ def _parcels(path: Path) -> Iterator[Parcel]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield decoder.decode(line)
+                parcel = decoder.decode(line)
             except msgspec.DecodeError as error:
                 raise ValueError(f"{path}: line {number} holds no runs ({error}): mend it, or take it out") from None
+            yield msgspec.structs.replace(
+                parcel,
+                runs=[present_run(run) for run in parcel.runs],
+                feedback=[present_feedback(one) for one in parcel.feedback],
+            )
 
 
 def _lock(file: BinaryIO) -> bool:

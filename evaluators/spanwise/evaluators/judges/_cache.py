@@ -61,7 +61,8 @@ def key_of(judge: Judge, ask: Ask) -> bytes:
 class Cache(CacheFile):
     """Answers by key. Only `stats` and `clear` raise."""
 
-    APPLICATION = 0x41534A43  # "ASJC"
+    APPLICATION = 0x53504A43  # "SPJC"
+    FORMER_APPLICATION = 0x41534A43  # "ASJC"
     FORMAT = FORMAT
     TABLE = "answers"
     COLUMNS = "key BLOB PRIMARY KEY, made REAL NOT NULL, model TEXT NOT NULL, body BLOB NOT NULL"

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from spanwise.tracer.cache_folder import cache_folder
+
 T = TypeVar("T")
 
 log = logging.getLogger("spanwise.evaluators")
@@ -33,10 +35,12 @@ class CacheFile:
     """One file, opened when it is first used; of one process, any thread.
 
     A kind of cache says its `TABLE`, of which `made` is in seconds since the epoch, the SQLite `APPLICATION` id and the
-    `FORMAT` that its files bear, and for people what it is of and what follows where it cannot be used.
+    `FORMAT` that its files bear, and for people what it is of and what follows where it cannot be used. A file with the
+    `FORMER_APPLICATION` id, from before the product was renamed, gets the present one.
     """
 
     APPLICATION: ClassVar[int]
+    FORMER_APPLICATION: ClassVar[int]
     FORMAT: ClassVar[int]
     TABLE: ClassVar[str]
     COLUMNS: ClassVar[str]
@@ -123,11 +127,16 @@ class CacheFile:
             for sql in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
         )
         connection.rollback()
+        was_renamed = application == self.FORMER_APPLICATION
+        if was_renamed:
+            application = self.APPLICATION
         if (application, version) != (self.APPLICATION, self.FORMAT) and (application or version or tables):
             newer = application == self.APPLICATION
             raise NotOurs("it is a newer version's" if newer else f"it is no cache of {self.OF}, but another database")
         _log_ahead(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
+        if was_renamed:
+            connection.execute(f"PRAGMA application_id = {self.APPLICATION}")
         if not tables:
             connection.executescript(
                 f"BEGIN IMMEDIATE; CREATE TABLE IF NOT EXISTS {self.TABLE} ({self.COLUMNS}) WITHOUT ROWID;"
@@ -173,5 +182,4 @@ def path_in(variable: str, name: str) -> Path | None:
 
 def of_user(name: str) -> Path:
     """A file or folder in the user's cache directory."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "spanwise", name)
+    return cache_folder() / name

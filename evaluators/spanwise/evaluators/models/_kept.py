@@ -36,7 +36,8 @@ class VectorStats(NamedTuple):
 class VectorFile(CacheFile):
     """Rows of vectors. Only `stats` and `clear` raise."""
 
-    APPLICATION = 0x41535643  # "ASVC"
+    APPLICATION = 0x53505643  # "SPVC"
+    FORMER_APPLICATION = 0x41535643  # "ASVC"
     FORMAT = 1
     TABLE = "vectors"
     COLUMNS = "key BLOB PRIMARY KEY, made REAL NOT NULL, model TEXT NOT NULL, body BLOB NOT NULL"
