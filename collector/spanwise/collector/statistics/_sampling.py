@@ -6,7 +6,8 @@ import hashlib
 
 # Fixed, and no rule's own: a rule of a lower rate takes a part of what one of a higher rate takes. Head sampling reads
 # the last 56 bits of the trace id as they are; through the hash, what it kept is spread over [0, 1) like any other.
-SALT = b"spanwise.monitor.1:"
+# It has the product's former name: other bytes would sample other traces than those that are sampled already.
+SALT = b"assay.monitor.1:"
 BITS = 53  # of a float's mantissa, so that each is equally likely and none rounds up to 1
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from spanwise.collector.former_names import present_names
 from spanwise.collector.records import JSON, Run, Status, Trace
 from spanwise.evaluators.builtin._artifacts import Artifact, artifacts_of, check, check_expectations
 from spanwise.evaluators.builtin._below import Below
@@ -178,7 +179,7 @@ class HasSpan:
         if any(value is not None and getattr(run, field) != value for field, value in wanted):
             return False
         given = run.inputs if isinstance(run.inputs, Mapping) else {}
-        same = all(run.attributes.get(name) == value for name, value in self.attributes.items())
+        same = all(run.attributes.get(name) == value for name, value in present_names(self.attributes).items())
         same = same and all(name in given and given[name] == value for name, value in self.inputs.items())
         return same and self.min_seconds <= run.duration_ns / 1e9 <= self.max_seconds
 

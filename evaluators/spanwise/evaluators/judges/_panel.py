@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Feedback, Target
 from spanwise.evaluators.judges._ask import Answer, Ask
@@ -43,6 +43,10 @@ class Panel:
 
     A member that fails or skips has no vote. `notes` say what was changed to ask them.
     """
+
+    # Takes the place of module path and source text in the versions of rules, which stay the same when either changes;
+    # what changes results is in the evaluator's own version
+    RULE_IDENTITY: ClassVar = ("assay.evaluators.judges._panel:Panel", "0d6076b8ddb7")
 
     members: tuple[Evaluator, ...]
     notes: tuple[str, ...] = field(default=())

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from spanwise.collector.former_names import former_names
 from spanwise.collector.records import Case, Run, canonical
 from spanwise.evaluators.protocol import Evaluator
 
@@ -24,4 +25,5 @@ def hash_of(case: Case, evaluators: Sequence[Evaluator]) -> str:
 
 
 def _plain(run: Run) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in Run.__slots__}
+    fields = {name: getattr(run, name) for name in Run.__slots__}
+    return {**fields, "attributes": former_names(run.attributes), "resource": former_names(run.resource)}

@@ -30,6 +30,9 @@ def entry_of(rule: str, evaluator: Evaluator, version: str | None) -> Mapping[st
             return {**entry, **evaluator.to_dict()}
         except ValueError:  # a parameter is a function
             entry["type"], code = evaluator.origin["type"], dict(evaluator.origin["init_parameters"])
+    elif identity := vars(type(evaluator.function)).get("RULE_IDENTITY"):
+        entry["function"], digest = identity
+        return {**entry, "source": version or _digest({entry["function"].replace(":", "."): digest})}
     else:
         entry["function"], code = _name_of(evaluator.function), evaluator.function
     try:

@@ -24,6 +24,8 @@ from types import CodeType, FunctionType, MemberDescriptorType, MethodType, Modu
 from typing import Any
 from uuid import UUID
 
+from spanwise.collector.former_names import former_identifiers, former_source
+
 MOST = 2_000  # functions and constants
 DEPTH = 4  # of containers within each other
 LARGEST = 10_000  # values of one container
@@ -80,7 +82,7 @@ def fingerprint_of(value: Any) -> str:
         return repr(sorted((str(name), fingerprint_of(member)) for name, member in value.items()))
     if isinstance(value, list | tuple):
         return repr([fingerprint_of(member) for member in value])
-    return repr(_own_code(value)) if callable(value) else _name(type(value))
+    return repr(_own_code(value)) if callable(value) else former_source(_name(type(value)))
 
 
 def _own_code(function: Any) -> list[tuple[str, str]]:
@@ -112,7 +114,8 @@ def _bytecode(function: FunctionType) -> str:
 def _source(function: Any) -> str:
     code = getattr(function, "__code__", None)
     try:
-        return _source_of_code(code) if isinstance(code, CodeType) else inspect.cleandoc(inspect.getsource(function))
+        text = _source_of_code(code) if isinstance(code, CodeType) else inspect.cleandoc(inspect.getsource(function))
+        return former_source(text)
     except (OSError, TypeError, SyntaxError):
         raise NoSource(f"the source of {_name(function)} is not to be had") from None
 
@@ -271,8 +274,11 @@ def _stable(value: Any) -> str:
 
 
 def _of_code(code: CodeType) -> str:
-    consts = [_of_code(const) if isinstance(const, CodeType) else _stable(const) for const in code.co_consts]
-    return repr((code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars))
+    consts = [
+        _of_code(const) if isinstance(const, CodeType) else former_source(_stable(const)) for const in code.co_consts
+    ]
+    names = map(former_identifiers, (code.co_names, code.co_varnames, code.co_freevars))
+    return repr((code.co_code, consts, *names))
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

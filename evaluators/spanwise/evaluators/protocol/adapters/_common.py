@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import orjson
 
@@ -18,6 +18,10 @@ Values = Mapping[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapted:
     """A metric object as an evaluator's function: which fields of a case it needs, which it uses, how it is asked."""
+
+    # Takes the place of module path and source text in the versions of rules, which stay the same when either changes;
+    # what changes results is in the evaluator's own version
+    RULE_IDENTITY: ClassVar = ("assay.evaluators.protocol.adapters._common:Adapted", "49e433eb1e38")
 
     name: str
     ask: Callable[[Values], Awaitable[Any]]
