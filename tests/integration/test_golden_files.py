@@ -31,7 +31,7 @@ GOLDEN = Path(next(iter(fixtures.golden.__path__)))
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_bytes())
 PRODUCT = monitor.__module__.partition(".")[0]
 ATTRIBUTE = re.compile(
-    r"spanwise\.(?=(attempt|awaits|calls\.sent|cancelled|cost\.unknown|derived|example|foreign\.(trace|span)_id|local_root"
+    r"assay\.(?=(attempt|awaits|calls\.sent|cancelled|cost\.unknown|derived|example|foreign\.(trace|span)_id|local_root"
     r"|monitor|partial|sample_rate|sent\.\w+|spans\.(dropped|open|started)|stream\.closed|usage\.estimated|via)$)"
 )
 QUESTION = {"inputs": {"question": "When is the delivery?"}, "reference_outputs": "Parcels arrive within 3 days."}
@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     for name in ("application.py", "rules.py"):
         file = tmp_path / "golden" / name
-        file.write_text(re.sub(r"^(\s*from) spanwise\.", rf"\1 {PRODUCT}.", file.read_text(), flags=re.MULTILINE))
+        file.write_text(re.sub(r"^(\s*from) assay\.", rf"\1 {PRODUCT}.", file.read_text(), flags=re.MULTILINE))
     monkeypatch.chdir(tmp_path / "golden")
     monkeypatch.syspath_prepend(tmp_path / "golden")
     yield tmp_path / "golden"
@@ -93,7 +93,7 @@ def test_a_database_takes_new_records(store):
 
 def test_a_secret_that_was_handed_out_still_opens_the_server(store):
     with Server(store, require_key=True) as server:
-        sent = httpx.post(f"{server.url}/v1/traces", json={}, headers={"authorization": "Bearer spanwise_golden"})
+        sent = httpx.post(f"{server.url}/v1/traces", json={}, headers={"authorization": "Bearer assay_golden"})
     assert sent.status_code == 200
 
 
