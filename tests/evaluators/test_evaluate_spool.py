@@ -79,7 +79,7 @@ def test_a_spool_of_before_in_the_working_folder_is_still_delivered(store, monke
     left = go(Away(store), asked).unstored
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    left.path.rename(f"{left.path.name[:24]}.jsonl")
+    left.path.rename(f"{left.path.name[:27]}.jsonl")
     go(store, asked)
     assert (len(asked), spooled(tmp_path / "elsewhere")) == (6, [])
 
