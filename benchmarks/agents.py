@@ -21,11 +21,10 @@ from contextlib import closing
 from itertools import islice
 
 from spanwise.collector.records import Run, Usage
-from spanwise.collector.stores.sqlite._append import Appender
-from spanwise.collector.stores.sqlite._clock import Clock
-from spanwise.collector.stores.sqlite._codec import encode
-from spanwise.collector.stores.sqlite._open import open_writable
-from spanwise.collector.stores.sqlite._reader import Reader
+from spanwise.collector.stores.sqlite.database.connections import Reader, open_writable
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.write.run_codec import encode
+from spanwise.collector.stores.sqlite.write.span_writer import Appender
 
 START = 1_790_000_000 * 10**9
 SIZES = (5, 10, 100, 1_000, 20_000)
@@ -63,7 +62,7 @@ class Writer:
 
     def __init__(self, folder: str) -> None:
         self.db: sqlite3.Connection = open_writable(os.path.join(folder, f"{time.monotonic_ns()}.db"))
-        self.appender = Appender(Reader(self.db), Clock(self.db))
+        self.appender = Appender(Reader(self.db), StoreClock(self.db))
 
     def append(self, runs: Sequence[Run]) -> float:
         """Seconds of CPU for these, in a commit of their own."""

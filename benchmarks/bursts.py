@@ -24,7 +24,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from spanwise.tracer import _spool
+from spanwise.tracer.export import disk_spool
 
 RAW = """
 import json, sys, time
@@ -114,7 +114,7 @@ def on_disk(spool: Path) -> list[bytes]:
     found: list[bytes] = []
     for segment in spool.glob("*/*.spool"):
         with segment.open("rb") as file:
-            found += [record.body or b"" for record in _spool.records(file.fileno())]
+            found += [record.body or b"" for record in disk_spool.read_records(file.fileno())]
     return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from spanwise.collector.statistics import Corrected, corrected_mean
+from spanwise.collector.statistics import CorrectedMean, estimate_ppi_mean
 
 VOTES = (40, 100, 200, 400)
 MEANS = (0.5, 0.7, 0.8, 0.9, 0.95)
@@ -44,7 +44,7 @@ class Cell:
     alone: float
 
 
-def cell(rounds: int, seed: int, truth: float, made: Callable[[Random], Corrected]) -> Cell | None:
+def cell(rounds: int, seed: int, truth: float, made: Callable[[Random], CorrectedMean]) -> Cell | None:
     random = numpy.random.default_rng(seed)
     results = [made(random) for _ in range(rounds)]
     if any(it.mean is None for it in results):
@@ -57,15 +57,15 @@ def cell(rounds: int, seed: int, truth: float, made: Callable[[Random], Correcte
 
 def two_valued(
     mean: float, judge: str, votes: int, *, cases: int = CASES, draw: str = "random"
-) -> Callable[[Random], Corrected]:
+) -> Callable[[Random], CorrectedMean]:
     """One round of scores that are yes or no. `draw`: "random", "by verdict" (as many of each), "unequal" (1 to 6)."""
     said = JUDGES[judge]
 
-    def round(random: Random) -> Corrected:
+    def round(random: Random) -> CorrectedMean:
         people = random.random(cases) < mean
         judged = random.random(cases) < numpy.where(people, *said)
         chosen, probability = DRAWS[draw](random, judged, votes)
-        return corrected_mean(
+        return estimate_ppi_mean(
             judged.astype(float).tolist(),
             list(zip(judged[chosen].astype(float), people[chosen].astype(float), probability[chosen], strict=True)),
         )
@@ -75,14 +75,14 @@ def two_valued(
 
 def graded(
     grades: str, judge: str, votes: int, *, cases: int = CASES, draw: str = "random"
-) -> Callable[[Random], Corrected]:
+) -> Callable[[Random], CorrectedMean]:
     """One round of scores from 1 to 5."""
 
-    def round(random: Random) -> Corrected:
+    def round(random: Random) -> CorrectedMean:
         people = random.choice(5, cases, p=GRADES[grades]) + 1.0
         judged = numpy.clip(numpy.round(people + random.normal(0, NOISE[judge], cases)), 1, 5)
         chosen, probability = DRAWS[draw](random, judged >= 4, votes)
-        return corrected_mean(
+        return estimate_ppi_mean(
             judged.tolist(), list(zip(judged[chosen], people[chosen], probability[chosen], strict=True))
         )
 

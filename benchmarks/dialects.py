@@ -29,12 +29,11 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from spanwise.collector.dialects import Draft, RawSpan
-from spanwise.collector.dialects._draft import may_find
-from spanwise.collector.dialects._faults import name_of
-from spanwise.collector.dialects._read import DIALECTS
-from spanwise.collector.intake._decode import Codec, decode
-from spanwise.collector.intake._limits import Limits
-from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.dialects.draft import is_applicable
+from spanwise.collector.dialects.translation import DIALECTS, get_dialect_name
+from spanwise.collector.ingest.limits import Limits
+from spanwise.collector.ingest.otlp_signals import TRACES
+from spanwise.collector.ingest.request_decoder import Codec, decode
 from spanwise.collector.stores.sqlite import encode
 
 FIXTURES = Path(__file__).parent.parent / "tests" / "fixtures" / "dialects"
@@ -118,7 +117,7 @@ def fastest(dialects: Sequence[Callable[[Draft], None]], sample: Sequence[RawSpa
             draft = Draft(span)
             for number, dialect in enumerate(dialects):
                 start = clock()
-                if may_find(dialect, draft.namespaces, span.scope):  # looked up in `read`, so this is dearer
+                if is_applicable(dialect, draft.namespaces, span.scope):  # looked up in `read`, so this is dearer
                     dialect(draft)
                 best[number][place] = min(best[number][place], clock() - start)
     return best
@@ -137,17 +136,17 @@ def main(rounds: int) -> None:
     micros = {
         (dialect, name): max(0.0, fmean(taken[number]) - empty) * 1e6
         for name, taken in costs.items()
-        for number, dialect in enumerate(map(name_of, DIALECTS))
+        for number, dialect in enumerate(map(get_dialect_name, DIALECTS))
     }
     own = micros["openinference", "openinference"]
     print(f"{'dialect':16}{'http':>8}{'@trace':>8}{'foreign':>9}{'own':>8}{'of OpenInference':>18}{'spans':>7}")
-    for dialect in map(name_of, DIALECTS):
+    for dialect in map(get_dialect_name, DIALECTS):
         mine = micros.get((dialect, dialect))
         foreign = fmean(micros[dialect, name] for name in samples if name != dialect)
         told = f"{mine:8.2f}{mine / own:18.2f}{len(samples[dialect]):7}" if mine is not None else ""
         print(f"{dialect:16}{micros[dialect, 'http']:8.2f}{micros[dialect, '@trace']:8.2f}{foreign:9.2f}{told}")
     for name in STRANGERS:
-        added = sum(micros[dialect, name] for dialect in map(name_of, DIALECTS) if dialect not in BEFORE)
+        added = sum(micros[dialect, name] for dialect in map(get_dialect_name, DIALECTS) if dialect not in BEFORE)
         print(f"those added, on a span of {name}: {added:.2f} us (budget 5)")
 
 

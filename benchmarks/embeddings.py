@@ -36,8 +36,8 @@ from rich.table import Table
 
 from spanwise.collector import connect
 from spanwise.collector.records import Case, Document, Target
-from spanwise.evaluators import evaluate, get
-from spanwise.evaluators.models import Embedder, _embedder, _encoding
+from spanwise.evaluators import evaluate, get_evaluator
+from spanwise.evaluators.models import Embedder, embedding_model, inference_batching
 from spanwise.tracer import trace
 
 IDS = (
@@ -95,7 +95,7 @@ class Noting:
 def by_hand(cases: Sequence[Case], model: Any) -> None:
     targets = [Target(trace_id=f"{number:032x}") for number in range(len(cases))]
     for id in IDS:
-        found = asyncio.run(get(id, model=model).evaluate_batch(cases, targets))
+        found = asyncio.run(get_evaluator(id, model=model).evaluate_batch(cases, targets))
         assert not any(one.error for row in found for one in row), found
 
 
@@ -111,7 +111,7 @@ def through_evaluate(data: Sequence[dict[str, Any]], model: Any) -> None:
         return str(by_question[question]["outputs"])
 
     examples = [{"inputs": row["inputs"], "reference_outputs": row["reference_outputs"]} for row in data]
-    judges = [get(id, model=model) for id in IDS]
+    judges = [get_evaluator(id, model=model) for id in IDS]
     with tempfile.TemporaryDirectory() as folder, connect(str(Path(folder, "bench.db"))) as store:
         done = evaluate(examples, answer, judges, store=store, progress=False)
         outcomes = {one.outcome for row in done.rows() for one in row.feedback.values()}
@@ -120,7 +120,7 @@ def through_evaluate(data: Sequence[dict[str, Any]], model: Any) -> None:
 
 def anew(**options: Any) -> Embedder:
     """One that remembers nothing from the round before; the model stays loaded."""
-    _embedder._encodings.clear()
+    embedding_model._model_encoders.clear()
     return Embedder(**options)
 
 
@@ -169,9 +169,9 @@ def throughput(options: argparse.Namespace) -> Table:
 
 
 def loaded_model() -> Any:
-    from spanwise.evaluators.models._shared import loaded
+    from spanwise.evaluators.models.local_models import loaded_models
 
-    return loaded()[0].model
+    return loaded_models()[0].model
 
 
 def int8(options: argparse.Namespace) -> Table:
@@ -258,7 +258,7 @@ def hashed(texts: list[str]) -> Any:
 def memory(options: argparse.Namespace) -> Table:
     """Batches of cases, as a worker gets them; every text is new."""
     model = Embedder(hashed if options.light else None, device=options.device)
-    judge, me = get("answer_sem_sent_similarity", model=model), psutil.Process()
+    judge, me = get_evaluator("answer_sem_sent_similarity", model=model), psutil.Process()
     pick, curve = random.Random(3), []
     targets = [Target(trace_id=f"{number:032x}") for number in range(50)]
     for start in range(0, 10_000, 50):
@@ -272,7 +272,7 @@ def memory(options: argparse.Namespace) -> Table:
         asyncio.run(judge.evaluate_batch(cases, targets))
         if (start + 50) % 1_000 == 0:
             curve.append(me.memory_info().rss / 1e6)
-    title = f"Resident memory, MB ({_encoding.MEMORY >> 20} MiB of vectors are remembered)"
+    title = f"Resident memory, MB ({inference_batching.MEMORY_BYTES >> 20} MiB of vectors are remembered)"
     table = Table(*(f"{n},000" for n in range(1, 11)), title=title, title_justify="left")
     table.add_row(*(f"{one:.0f}" for one in curve))
     return table

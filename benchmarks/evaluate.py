@@ -70,12 +70,12 @@ TASKS: dict[str, Callable[[str], Any]] = {
 def one(kind: str, n: int) -> None:
     """Run one kind in this process and print what it took as JSON."""
     from spanwise.collector.stores.sqlite import SQLiteStore
-    from spanwise.evaluators import evaluate, get
+    from spanwise.evaluators import evaluate, get_evaluator
 
     data: Any = rows(n) if kind in STREAMED else list(rows(n))
-    evaluators = [get("exact")]
+    evaluators = [get_evaluator("exact")]
     if kind == "set":
-        evaluators.append(get("classification", map=LABELS))
+        evaluators.append(get_evaluator("classification", map=LABELS))
     concurrency = AT_ONCE if kind in ("async", "sync") else 8
     with tempfile.TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "spanwise.db") as store:
         wall, cpu = time.perf_counter(), time.process_time()

@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from spanwise.collector.records import Case, Document, Target
-from spanwise.evaluators import as_evaluator, get
-from spanwise.evaluators.builtin._repeats import longest_repeat
-from spanwise.evaluators.builtin.looping import compression_ratio
+from spanwise.evaluators import as_evaluator, get_evaluator
+from spanwise.evaluators.builtin.looping import compression_ratio, find_longest_repeat
 
 ANSWER = "The quick brown fox jumps over the lazy dog near the river bank."
 CASE = Case(
@@ -81,7 +80,7 @@ def best(call: Callable[[], object], seconds: float = 0.15, rounds: int = 15) ->
 
 def measured(id: str, parameters: dict[str, object], case: Case) -> tuple[float, float, float]:
     """Seconds per case of an evaluator: its body, the way to feedback, and with ids."""
-    judge = get(id, **parameters)
+    judge = get_evaluator(id, **parameters)
     arguments, missing = judge.binding.arguments(case)
     assert not missing, missing
     return (
@@ -167,9 +166,9 @@ def loops() -> Table:
         title="Looping (budget: 0.2 s for 100 KB; sizes in characters)",
         title_justify="left",
     )
-    large, judge = texts(1_000_000), get("looping")
+    large, judge = texts(1_000_000), get_evaluator("looping")
     for name, text in texts(100_000).items():
-        calls = [lambda: longest_repeat(text), lambda: compression_ratio(text), lambda: judge(text)]  # noqa: B023
+        calls = [lambda: find_longest_repeat(text), lambda: compression_ratio(text), lambda: judge(text)]  # noqa: B023
         times = [best(call, rounds=3) for call in calls]
         times.append(best(lambda: judge(large[name]), rounds=1))  # noqa: B023
         table.add_row(name, *(f"{seconds:.3f}" for seconds in times))

@@ -21,7 +21,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from spanwise.tracer import _spool
+from spanwise.tracer.export import disk_spool
 
 SPANS = (0, 1, 1_000, 40_000, 200_000)
 PROGRAM = """
@@ -87,7 +87,7 @@ def on_disk(spool: Path) -> list[bytes]:
     found: list[bytes] = []
     for segment in spool.glob("*/*.spool"):
         with segment.open("rb") as file:
-            found += [each for record in _spool.records(file.fileno()) for each in ids(record.body or b"")]
+            found += [each for record in disk_spool.read_records(file.fileno()) for each in ids(record.body or b"")]
     return found
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Run, Target
-from spanwise.collector.statistics import u
+from spanwise.collector.statistics import get_sampling_position
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 ASKED: dict[str, tuple[Filter, ...]] = {
@@ -87,7 +87,7 @@ def main() -> None:
     ids = [secrets.token_hex(16) for _ in range(100_000)]
     began = time.thread_time()
     for id in ids:
-        u(id)
+        get_sampling_position(id)
     print(f"{'where a trace lies (u)':28} {(time.thread_time() - began) * 10:6.2f} us a trace")
 
 

@@ -37,9 +37,8 @@ from traffic import Traffic
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.records import Feedback, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._file import File
-from spanwise.collector.stores.sqlite._half import Half
-from spanwise.collector.stores.sqlite._traces import SQLiteTraces
+from spanwise.collector.stores.sqlite.database_file import Backend, DatabaseFile
+from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
 SIZES = (4096, 8192, 16384)
 AT_ONCE = 1_000  # spans a commit
@@ -86,7 +85,7 @@ class Paged:
         self.figures: dict[str, list[float]] = {}
 
     def round(self, spans: int, seed: int) -> None:
-        file = File(self.path)
+        file = DatabaseFile(self.path)
         try:
             file.writer.alone(lambda db: db.execute("PRAGMA wal_autocheckpoint = 0").fetchall())
             traces = SQLiteTraces(file)
@@ -114,7 +113,7 @@ class Paged:
         self.note(f"{name}: CPU, us", cpu / count * 1e6)
         self.note(f"{name}: log, bytes", os.path.getsize(log) / count)
 
-    def questions(self, traces: Half) -> None:
+    def questions(self, traces: Backend) -> None:
         assert isinstance(traces, SQLiteTraces)
         week = START + 7 * 86_400 * 10**9
         asked: dict[str, Callable[[], object]] = {

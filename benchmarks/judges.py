@@ -180,10 +180,10 @@ async def judged(url: str, calls: int, concurrency: int) -> tuple[float, list[fl
     """Seconds for all, seconds of each once it was asked first, how many failed."""
     import openai.resources.chat  # noqa: F401  # what a process loads once is no part of the rate
 
-    from spanwise.evaluators import Judge, ascore, get
+    from spanwise.evaluators import Judge, ascore, get_evaluator
 
     judge = Judge(model="bench", base_url=url, api_key="k", cache=False, concurrency=concurrency)
-    evaluator = get("relevance_to_query", judge=judge)
+    evaluator = get_evaluator("relevance_to_query", judge=judge)
     began, ended = time.monotonic(), []
     failed = 0
 

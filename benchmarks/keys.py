@@ -21,11 +21,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from spanwise.collector._sign_ins import SignIns
-from spanwise.collector.api import Cors, Door, Guard, Keys
-from spanwise.collector.api._app import SCOPES
-from spanwise.collector.api._tries import Tries
+from spanwise.collector.api import Authenticator, CorsMiddleware, KeyCache, SecurityMiddleware
+from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
 from spanwise.collector.records import Key
+from spanwise.collector.security.authentication import AttemptLimiter
+from spanwise.collector.security.browser_sessions import BrowserSessions
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 ORIGIN, ROUNDS = "https://app.test", 15
@@ -63,8 +63,8 @@ async def cpu(app: Any, scope: Mapping[str, Any], count: int) -> float:
 
 
 async def measured(store: SQLiteStore, count: int) -> None:
-    door, sign_ins = Door(Keys(store), "master"), SignIns()
-    guard = Guard(nothing, SCOPES, door, sign_ins)
+    door, sign_ins = Authenticator(KeyCache(store), "master"), BrowserSessions()
+    guard = SecurityMiddleware(nothing, ROUTE_PERMISSIONS, door, sign_ins)
     session = sign_ins.begin(sha256(b"secret-500").digest())
     basic = base64.b64encode(b"pk-lf-1:secret-500").decode()
     kinds = {
@@ -72,7 +72,7 @@ async def measured(store: SQLiteStore, count: int) -> None:
         "basic": (guard, request("POST", "/v1/traces", authorization=f"Basic {basic}")),
         "session on a page": (guard, request("GET", "/", cookie=f"a=b; spanwise-session-4318={session}")),
         "another origin": (
-            Cors(guard, [ORIGIN], SCOPES.rows),
+            CorsMiddleware(guard, [ORIGIN], ROUTE_PERMISSIONS.rows),
             request("POST", "/api/feedback", authorization="Bearer secret-500", origin=ORIGIN),
         ),
         "wrong": (guard, request("POST", "/v1/traces", authorization="Bearer wrong")),
@@ -81,7 +81,7 @@ async def measured(store: SQLiteStore, count: int) -> None:
         await app(dict(scope), None, unsent)  # which reads the keys
         costs = []
         for _ in range(ROUNDS):
-            door.tries = Tries()
+            door.tries = AttemptLimiter()
             costs.append(await cpu(app, scope, count // ROUNDS) - await cpu(nothing, scope, count // ROUNDS))
         print(
             f"{name:20} {statistics.median(costs):6.1f} µs a request (of {ROUNDS} rounds {min(costs):.1f} to {max(costs):.1f})"

@@ -108,9 +108,9 @@ def _timed(model, pairs, tokens):
 
 
 def _reading(tokens):
-    from spanwise.evaluators.models._causal import Reading
+    from spanwise.evaluators.models.causal_model import ReadingSettings
 
-    return Reading(batch_tokens=tokens)
+    return ReadingSettings(batch_tokens=tokens)
 
 
 def _texts(number):

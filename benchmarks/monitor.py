@@ -30,7 +30,7 @@ from statistics import quantiles
 from traffic import Traffic
 
 from spanwise.collector.client import HTTPStore
-from spanwise.collector.records import paged
+from spanwise.collector.records import iterate_pages
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 RULES = """
@@ -156,9 +156,9 @@ def live(seconds: float, spans: int) -> None:
         until(lambda: served.counts().get("scored", 0) >= sent, 60)
         end_of = {
             t.trace_id: t.start_ns + t.duration_ns
-            for t in paged(lambda cursor: served.store.traces(cursor=cursor, limit=1000))
+            for t in iterate_pages(lambda cursor: served.store.traces(cursor=cursor, limit=1000))
         }
-        decisions = paged(lambda cursor: served.store.decisions(rule="bench", cursor=cursor))
+        decisions = iterate_pages(lambda cursor: served.store.decisions(rule="bench", cursor=cursor))
         waits = [(it.updated_ns - end_of[it.target.trace_id]) / 1e9 for it in decisions]
         cuts = quantiles(waits, n=100)
         print(

@@ -26,12 +26,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from spanwise.collector.records import Feedback, RuleSettings, Run, Stratum, Target, WeightedScore, paged
-from spanwise.collector.statistics import sampled_means
+from spanwise.collector.records import Feedback, RuleSettings, Run, Stratum, Target, WeightedScore, iterate_pages
+from spanwise.collector.statistics import estimate_means
 from spanwise.collector.stores import Store
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators.monitors import Monitor, monitor
-from spanwise.tracer import attributes
+from spanwise.tracer import attribute_names
 
 NAME, AT_ONCE = "simulated", 1_000
 MEAN = 0.85  # share of good answers, before it gets worse
@@ -101,11 +101,15 @@ class Traffic:
 def _run(id: str, good: bool, head: float, sampled: bool) -> Run:
     """A whole trace of our own tracer; an error in it would be that of a call that it survived."""
     now = time.time_ns()
-    said: dict[str, Any] = {attributes.LOCAL_ROOT: id[:16], attributes.SPANS_STARTED: 1, attributes.SPANS_OPEN: 0}
+    said: dict[str, Any] = {
+        attribute_names.LOCAL_ROOT: id[:16],
+        attribute_names.SPANS_STARTED: 1,
+        attribute_names.SPANS_OPEN: 0,
+    }
     if sampled:
         said["otel.trace_state"] = f"ot=th:{THRESHOLDS[head]}"
     else:  # kept for its error alone
-        said |= {"otel.trace_state": "ot=th:0", attributes.PARTIAL: True}
+        said |= {"otel.trace_state": "ot=th:0", attribute_names.PARTIAL: True}
     return Run(
         trace_id=id,
         span_id=id[:16],
@@ -179,9 +183,9 @@ def _slices(items: Iterable[Any]) -> Iterator[Sequence[Any]]:
 
 def _row(scenario: Scenario, store: Store) -> Row:
     by_block: dict[str, list[WeightedScore]] = {}
-    for score in paged(partial(store.weighted, NAME)):
+    for score in iterate_pages(partial(store.weighted, NAME)):
         by_block.setdefault(str(score.trace_id)[:8], []).append(score)
-    means = [sampled_means(some)[0] for some in by_block.values()]
+    means = [estimate_means(some)[0] for some in by_block.values()]
     plain = [sum(float(one.score or 0) for one in some) / len(some) for some in by_block.values()]
     held = [mean.low is not None and mean.low <= scenario.mean <= (mean.high or 0) for mean in means]
     return Row(

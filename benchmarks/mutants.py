@@ -49,16 +49,16 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }
 # module: the tests nearest to it, the fastest first: the first that fails ends the run
 MODULES = {
-    "evaluators/spanwise/evaluators/protocol/_outcomes.py": "evaluators: outcomes protocol make evaluate_outcomes",
-    "evaluators/spanwise/evaluators/protocol/_binding.py": "evaluators: binding protocol evaluator_here make",
-    "collector/spanwise/collector/statistics/_paired.py": "collector: paired contrast statistics",
-    "collector/spanwise/collector/statistics/_tally.py": "collector: tally statistics standing",
-    "collector/spanwise/collector/stores/sqlite/_rollup.py": "collector: rollup append conformance",
-    "collector/spanwise/collector/stores/sqlite/_append.py": "collector: append growing rollup sqlite conformance",
-    "collector/spanwise/collector/intake/_body.py": "collector: receiver_body receiver receiver_intake",
-    "tracer/spanwise/tracer/_span.py": "tracer: spans finish values context privacy",
-    "tracer/spanwise/tracer/_spool.py": "tracer: spool delivery",
-    "tracer/spanwise/tracer/_streams.py": "tracer: streams streams_as_before callables",
+    "evaluators/spanwise/evaluators/interface/outcomes.py": "evaluators: outcomes protocol make evaluate_outcomes",
+    "evaluators/spanwise/evaluators/interface/argument_binding.py": "evaluators: binding protocol evaluator_here make",
+    "collector/spanwise/collector/statistics/score_comparison.py": "collector: paired contrast statistics",
+    "collector/spanwise/collector/statistics/feedback_tally.py": "collector: tally statistics standing",
+    "collector/spanwise/collector/stores/sqlite/write/trace_summary.py": "collector: rollup append conformance",
+    "collector/spanwise/collector/stores/sqlite/write/span_writer.py": "collector: append growing rollup sqlite conformance",
+    "collector/spanwise/collector/ingest/request_body.py": "collector: receiver_body receiver receiver_intake",
+    "tracer/spanwise/tracer/otel/live_span.py": "tracer: spans finish values context privacy",
+    "tracer/spanwise/tracer/export/disk_spool.py": "tracer: spool delivery",
+    "tracer/spanwise/tracer/generator_tracing.py": "tracer: streams streams_as_before callables",
 }
 EQUIVALENT: dict[str, str] = {
     "_append.py Appender.__init__: 0 is 1 #1": "`forget()`, called at the end of it, sets the same number to 0",

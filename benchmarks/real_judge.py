@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from spanwise.collector.statistics import Agreement, agreement
-from spanwise.evaluators import Experiment, evaluate, get
+from spanwise.collector.statistics import Agreement, measure_agreement
+from spanwise.evaluators import Experiment, evaluate, get_evaluator
 from spanwise.evaluators.judges import Judge
 
 CASES = Path(__file__).parent / "judges" / "cases"
@@ -48,7 +48,9 @@ def wilson(alike: int, n: int) -> tuple[float, float]:
 def judged(id: str, judge: Judge, rows: Sequence[dict[str, Any]], store: str) -> tuple[Experiment, float]:
     """The experiment of one judge over its cases, and the seconds that it took per case that had to be asked."""
     began = time.perf_counter()
-    experiment = evaluate(rows, None, [get(id, judge=judge)], name=id, store=store, concurrency=judge.concurrency)
+    experiment = evaluate(
+        rows, None, [get_evaluator(id, judge=judge)], name=id, store=store, concurrency=judge.concurrency
+    )
     asked = sum(not _judge(row.feedback[id]).get("cached") for row in experiment.rows())
     return experiment, (time.perf_counter() - began) / max(1, asked)
 
@@ -121,7 +123,9 @@ def main() -> None:
         for id in given.only:
             rows = cases(id)[: given.limit]
             experiment, seconds = judged(id, judge, rows, store)
-            print(line(id, agreement(list(pairs(experiment, id))), list(experiment.rows()), seconds), flush=True)
+            print(
+                line(id, measure_agreement(list(pairs(experiment, id))), list(experiment.rows()), seconds), flush=True
+            )
             if given.rows:
                 print(*differing(id, experiment.rows()), sep="\n", flush=True)
             if given.twice:

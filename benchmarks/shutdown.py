@@ -40,7 +40,7 @@ from typing import Any
 import orjson
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from spanwise.tracer import _spool
+from spanwise.tracer.export import disk_spool
 
 WAYS = ("sigterm", "shutdown", "exit", "configure", "fork")
 COLLECTORS = ("answers", "refuses", "hangs", "restarts")
@@ -288,8 +288,8 @@ def spooled(folder: Path) -> set[str]:
     found = set[str]()
     for segment in folder.glob("*/*.spool"):
         with segment.open("rb") as file:
-            for record in _spool.records(file.fileno()):
-                found.update(names(record.body or b"") if record.path == _spool.TRACES else ())
+            for record in disk_spool.read_records(file.fileno()):
+                found.update(names(record.body or b"") if record.path == disk_spool.TRACES_PATH else ())
     return found
 
 

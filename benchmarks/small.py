@@ -30,14 +30,14 @@ from typing import Any, TypeVar
 
 from ingest import Load, templates
 
-from spanwise.collector.api import Guard, create_app, past_framework
-from spanwise.collector.intake._decode import decode
-from spanwise.collector.intake._limits import Limits
-from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.api import SecurityMiddleware, bypass_framework, create_app
+from spanwise.collector.ingest.limits import Limits
+from spanwise.collector.ingest.otlp_signals import TRACES
+from spanwise.collector.ingest.request_decoder import decode
 from spanwise.collector.records import Feedback, Target
-from spanwise.collector.server import Server, _bound, _config, _Uvicorn
+from spanwise.collector.server import Server, _bind_socket, _uvicorn_config, _UvicornServer
 from spanwise.collector.stores.sqlite import SQLiteStore, encode
-from spanwise.collector.stores.sqlite._writer import Job
+from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
 
 T = TypeVar("T")
 WARM_UP, ROUNDS, SAMPLES = 400, 5, 2000
@@ -52,9 +52,9 @@ class Bare:
 
     def __init__(self, folder: str, keeps: bool) -> None:
         self._folder, self._keeps = folder, keeps
-        self._socket = _bound("127.0.0.1", 0)
+        self._socket = _bind_socket("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]
-        self._server = _Uvicorn(_config(self))
+        self._server = _UvicornServer(_uvicorn_config(self))
         self._ready, self._end = threading.Condition(), False
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
 
@@ -194,7 +194,7 @@ def cpu(work: Callable[[T], object], given: Sequence[T]) -> float:
 def application(store: SQLiteStore) -> Any:
     """What uvicorn is given: the guard, and OTLP's routes behind it."""
     app = create_app(store)
-    return Guard(past_framework(app), app.state.scopes, app.state.door, app.state.sign_ins)
+    return SecurityMiddleware(bypass_framework(app), app.state.scopes, app.state.door, app.state.sign_ins)
 
 
 def answered(app: Any, body: bytes) -> Any:
@@ -235,7 +235,7 @@ def statements(store: SQLiteStore, bodies: Sequence[bytes], company: int) -> flo
         return action
 
     for start in range(0, len(batches), company):
-        file.put(Job(weight=64, action=write(batches[start : start + company]))).result()
+        file.put(WriteJob(weight=64, action=write(batches[start : start + company]))).result()
     return spent[0] / 1000 / len(batches)
 
 

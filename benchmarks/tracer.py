@@ -208,19 +208,19 @@ def _one(name: str, sides: Any, pairs: int) -> None:
 
 def compare_unsampled(pairs: int) -> None:
     """A call that head sampling leaves out, over one that it takes, in alternating blocks."""
-    from spanwise.tracer import _runtime, configure, flush, trace
+    from spanwise.tracer import configure, flush, process_runtime, trace
 
     with Collector() as url:
         runtimes = {}
         for rate in (1.0, 0.0):
             configure(url=url, sample_rate=rate)
-            runtimes[rate] = _runtime.replace(None)
+            runtimes[rate] = process_runtime.replace_runtime(None)
         calls = workloads(lambda function, kind: trace(function))
         for name in ("sync", "async", "nested"):
             found: dict[float, list[float]] = {rate: [] for rate in runtimes}
             for i in range(pairs + 1):
                 for rate in sorted(runtimes, reverse=bool(i % 2)):
-                    _runtime.replace(runtimes[rate])
+                    process_runtime.replace_runtime(runtimes[rate])
                     cost = cpu_per_call(*calls[name])
                     if i:
                         found[rate].append(cost)

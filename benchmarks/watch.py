@@ -12,7 +12,7 @@ from statistics import median
 
 from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._watch import Watch
+from spanwise.collector.stores.sqlite.database.file_watch import FileWatch
 
 COMMITS = 300
 
@@ -36,7 +36,7 @@ def _measure(store: SQLiteStore, spans: int) -> tuple[float, float]:
     return median(commits), median(looks)
 
 
-def _look(watch: Watch) -> float:
+def _look(watch: FileWatch) -> float:
     started = time.perf_counter_ns()
     watch.begun()
     watch.committed()

@@ -73,22 +73,22 @@ def new_files_by_copy() -> None:
     Nor does it wait for the disk: no test cuts the power. Files of an older version, and those of processes that tests
     start, are made as ever.
     """
-    from spanwise.collector.stores.sqlite import _durable, _open, _schema
+    from spanwise.collector.stores.sqlite.database import connections, group_commit, schema
 
     ready = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    ready.execute(f"PRAGMA page_size = {_schema.PAGE_SIZE}")
-    _schema.migrate(ready, "in memory")
+    ready.execute(f"PRAGMA page_size = {schema.PAGE_SIZE}")
+    schema.migrate(ready, "in memory")
 
-    def migrate(db: sqlite3.Connection, path: str, upto: int = len(_schema.MIGRATIONS)) -> None:
-        if upto < len(_schema.MIGRATIONS) or _schema.version_of(db, path):
-            return _schema.migrate(db, path, upto)
+    def migrate(db: sqlite3.Connection, path: str, upto: int = len(schema.MIGRATIONS)) -> None:
+        if upto < len(schema.MIGRATIONS) or schema.read_version(db, path):
+            return schema.migrate(db, path, upto)
         db.execute("PRAGMA synchronous = OFF")
         ready.backup(db)
         db.execute("UPDATE feed SET identity = lower(hex(randomblob(8)))")
         return None
 
-    vars(_open)["migrate"] = migrate
-    vars(_durable)["_sync"] = lambda descriptor: None
+    vars(connections)["migrate"] = migrate
+    vars(group_commit)["_sync"] = lambda descriptor: None
 
 
 class Hurried:

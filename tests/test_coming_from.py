@@ -14,10 +14,10 @@ import pytest
 import spanwise.evaluators
 import spanwise.tracer
 from spanwise.collector.stores import ControlStore, TraceStore
-from spanwise.evaluators.protocol._make import Options
+from spanwise.evaluators.interface.evaluator_factory import EvaluatorOptions
 from spanwise.tracer import Run
-from spanwise.tracer._decorate import _decorate
-from spanwise.tracer._elsewhere import OPTIONS
+from spanwise.tracer.decorator import _decorate
+from spanwise.tracer.suggestions import OPTION_EQUIVALENTS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "coming-from.md").read_text()
@@ -59,7 +59,7 @@ class Named:
         if inspect.isclass(function) and issubclass(function, Exception):
             return function
         taken = inspect.signature(_decorate if function is spanwise.tracer.trace else function).parameters
-        options = Options.__annotations__ if function is spanwise.evaluators.evaluator else ()
+        options = EvaluatorOptions.__annotations__ if function is spanwise.evaluators.evaluator else ()
         assert keywords <= {*taken, *options}
         places = [one for one in taken.values() if one.name != "self" and one.kind is not one.KEYWORD_ONLY]
         assert count <= len(places) or any(one.kind is one.VAR_POSITIONAL for one in places)
@@ -93,4 +93,4 @@ def test_options_of_decorators_that_the_page_names_are_met_with_a_hint() -> None
     _, tracing = PAGE.split("## Tracing")
     rows = [row for row in cells() if "@trace(" in row[-1] and row[-1] in tracing]
     named = {name for row in rows for cell in row[:-1] for name in re.findall(r"`(\w+)=", cell)}
-    assert named - {"name", "tags", "metadata", "attributes"} <= set(OPTIONS)
+    assert named - {"name", "tags", "metadata", "attributes"} <= set(OPTION_EQUIVALENTS)

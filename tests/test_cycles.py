@@ -66,10 +66,10 @@ def test_the_whole_house_is_looked_at(house: Graph) -> None:
     assert {
         "spanwise.tracer",
         "spanwise.collector.records",
-        "spanwise.evaluators.protocol._registry",
+        "spanwise.evaluators.interface.evaluator_registry",
         "spanwise.cli",
     } <= set(house)
-    assert "spanwise.tracer.hints" in house["spanwise.evaluators.protocol._registry"]
+    assert "spanwise.tracer.suggestions" in house["spanwise.evaluators.interface.evaluator_registry"]
 
 
 @pytest.mark.parametrize(

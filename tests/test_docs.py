@@ -18,10 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from integration.serving import COMMAND
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.tracer import _delivery, _runtime, _spool
+from spanwise.tracer import process_runtime
+from spanwise.tracer.export import delivery_lifecycle, disk_spool
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,9 +67,9 @@ def test_blocks_run(page, server, tmp_path, monkeypatch):
     monkeypatch.setenv("SPANWISE_URL", server.url)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others only take time in a pytest that a page runs
     monkeypatch.setenv("PYTEST_PLUGINS", "spanwise.cli.pytest_plugin")
-    _runtime.replace(None)  # no page goes on with the set-ups, or what lies on disk, of what was before
-    _delivery._live.clear()
-    _spool.forget()
+    process_runtime.replace_runtime(None)  # no page goes on with the set-ups, or what lies on disk, of what was before
+    delivery_lifecycle._live.clear()
+    disk_spool.forget_after_fork()
     namespace: dict[str, object] = {"__name__": "__docs__"}
     with ExitStack() as stack, no_longer_than(LONGEST):
         for block in blocks(page):

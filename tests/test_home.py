@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.serving import environment
-from spanwise.tracer import _runtime, configure, flush, trace
+from spanwise.tracer import configure, flush, process_runtime, trace
 
 AWAY = "http://127.0.0.1:9"  # where no collector is
 RECORD = "from spanwise.tracer import trace\n@trace\ndef work(): pass\nwork()"
@@ -39,12 +39,12 @@ def test_a_traced_program_without_a_collector_leaves_the_home_as_it_was(code, en
 def test_what_this_process_cannot_deliver_stays_out_of_the_home_too(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    before, previous = spool(), _runtime.replace(None)
+    before, previous = spool(), process_runtime.replace_runtime(None)
     try:
         configure(url=AWAY)
         trace(lambda: None)()
         assert flush(60).spilled >= 1
     finally:
-        _runtime.replace(previous)
+        process_runtime.replace_runtime(previous)
     assert spool() - before
     assert list(tmp_path.iterdir()) == []

@@ -33,7 +33,7 @@ def test_importing_the_tracer_loads_no_heavy_package():
 
 
 def test_a_server_starts_without_loading_evaluators():
-    code = "import sys, spanwise.cli._app; print([m for m in sys.modules if m.startswith('spanwise.evaluators')])"
+    code = "import sys, spanwise.cli.app; print([m for m in sys.modules if m.startswith('spanwise.evaluators')])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

@@ -17,9 +17,9 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from spanwise.cli.mcp.http import PATH, guarded
-from spanwise.cli.mcp.places import Places
-from spanwise.cli.mcp.server import server
+from spanwise.cli.mcp.http_transport import MCP_PATH, make_guarded
+from spanwise.cli.mcp.server import make_server
+from spanwise.cli.mcp.store_access import StoreAccess
 from spanwise.collector.records import Document, Feedback, Run, Target
 
 ROOT = Path(__file__).parents[2]
@@ -71,11 +71,11 @@ def environment() -> dict[str, str]:
 Connected = Callable[[Client], Coroutine[Any, Any, Any]]
 
 
-def here(places: Places, talk: Connected, **options: Any) -> Any:
+def here(places: StoreAccess, talk: Connected, **options: Any) -> Any:
     """Talk to the server in this process."""
 
     async def main() -> Any:
-        async with Client(server(places, **options)) as client:
+        async with Client(make_server(places, **options)) as client:
             return await talk(client)
 
     return anyio.run(main)
@@ -100,14 +100,14 @@ def over_stdio(talk: Connected, *arguments: str, cwd: Path | None = None) -> Any
 @contextmanager
 def served(at: Path | str, host: str = "127.0.0.1", **options: Any) -> Iterator[str]:
     """The address of `spanwise mcp --http`, in a thread."""
-    places = Places(str(at), guarded=True)
-    serving = guarded(server(places, **options), places, host, 0)
+    places = StoreAccess(str(at), guarded=True)
+    serving = make_guarded(make_server(places, **options), places, host, 0)
     ready = threading.Event()
     thread = threading.Thread(target=serving.run, args=(ready.set,))
     thread.start()
     try:
         assert ready.wait(60)
-        yield f"{serving.url}{PATH}"
+        yield f"{serving.url}{MCP_PATH}"
     finally:
         serving.stop()
         thread.join()

@@ -8,10 +8,10 @@ from contextlib import closing
 import pytest
 from typer.testing import CliRunner
 
-from spanwise.cli._app import app
-from spanwise.cli._common import failing_in_one_line
+from spanwise.cli.app import app
+from spanwise.cli.command_io import report_errors
 from spanwise.evaluators.judges import Completion
-from spanwise.evaluators.judges._cache import Cache
+from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache
 from spanwise.evaluators.models import Embedder
 
 
@@ -20,7 +20,7 @@ def spanwise(*arguments, **options):
 
 
 def refusal(*arguments):
-    with pytest.raises(SystemExit) as told, failing_in_one_line():
+    with pytest.raises(SystemExit) as told, report_errors():
         app(["cache", *map(str, arguments)])
     return str(told.value)
 
@@ -29,7 +29,7 @@ def refusal(*arguments):
 def path(tmp_path):
     """Three answers of two models, one of them a week old."""
     path = tmp_path / "judges.db"
-    with closing(Cache(path)) as cache:
+    with closing(AnswerCache(path)) as cache:
         for number, model in enumerate(("small", "small", "large")):
             cache.put(bytes([number]), Completion(text="yes", model=model))
     with closing(sqlite3.connect(path)) as file, file:
@@ -67,13 +67,13 @@ def test_a_cache_that_is_not_there_yet_is_empty_and_stays_away(tmp_path):
 )
 def test_clear_forgets_what_is_named(path, options, left):
     assert spanwise("clear", "--cache", path, "--yes", *options).exit_code == 0
-    with closing(Cache(path)) as cache:
+    with closing(AnswerCache(path)) as cache:
         assert cache.stats().answers == left
 
 
 def test_clear_asks_first(path):
     assert spanwise("clear", "--cache", path, input="n\n").exit_code == 1
-    with closing(Cache(path)) as cache:
+    with closing(AnswerCache(path)) as cache:
         assert cache.stats().answers == 3
 
 

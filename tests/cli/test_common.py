@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from spanwise.cli import _common
-from spanwise.cli._common import conditions, emit, short
+from spanwise.cli import command_io
+from spanwise.cli.command_io import build_filter, emit, shorten
 from spanwise.collector.filters import Filter
 
 
@@ -23,11 +23,11 @@ from spanwise.collector.filters import Filter
     ],
 )
 def test_a_value_on_one_line(value, text):
-    assert short(value) == text
+    assert shorten(value) == text
 
 
 def test_where_and_options_are_one_filter():
-    filter = conditions(["name=a", "tags=x", "tags=y", "latency_ms>=5"], since="123456789", text=None, user="u")
+    filter = build_filter(["name=a", "tags=x", "tags=y", "latency_ms>=5"], since="123456789", text=None, user="u")
     assert filter == Filter(name="a", tags=("x", "y"), latency_ms=(">=", 5.0), since_ns=123_456_789, user="u")
 
 
@@ -39,15 +39,15 @@ def test_rows_for_pipes(capfdbinary):
 @pytest.mark.parametrize(("width", "shown"), [(200, "a" * 32), (60, "a" * 8)])
 def test_of_a_traces_id_a_narrow_terminal_shows_the_beginning(monkeypatch, width, shown):
     out = io.StringIO()
-    monkeypatch.setattr(_common, "console", Console(file=out, width=width, force_terminal=True, color_system=None))
-    _common.table(("trace", "inputs"), [("a" * 32, "some words " * 4)])
+    monkeypatch.setattr(command_io, "console", Console(file=out, width=width, force_terminal=True, color_system=None))
+    command_io.print_table(("trace", "inputs"), [("a" * 32, "some words " * 4)])
     cells = out.getvalue().splitlines()[3].split("│")
     assert cells[1].strip() == shown
 
 
 def test_ids_do_not_fold_and_brackets_are_text(monkeypatch):
     out = io.StringIO()
-    monkeypatch.setattr(_common, "console", Console(file=out, width=40, force_terminal=True, color_system=None))
-    _common.table(("id", "what"), [("b" * 24, "[bold]some longer words[/]")])
+    monkeypatch.setattr(command_io, "console", Console(file=out, width=40, force_terminal=True, color_system=None))
+    command_io.print_table(("id", "what"), [("b" * 24, "[bold]some longer words[/]")])
     assert "b" * 24 in out.getvalue()
     assert "[bold]" in out.getvalue()

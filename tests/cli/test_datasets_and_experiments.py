@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from spanwise.cli import _common
-from spanwise.cli._app import app
+from spanwise.cli import command_io
+from spanwise.cli.app import app
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -78,8 +78,8 @@ def test_scores_added_later_speak_json_too(spanwise, tmp_path):
 
 def test_ids_stay_whole_in_narrow_terminals(monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, width=70, color_system=None)
-    monkeypatch.setattr(_common, "console", screen)
-    _common.table(("trace", "name", "inputs", "id"), [("ab" * 16, "long " * 9, "longer " * 9, "cd" * 16)])
+    monkeypatch.setattr(command_io, "console", screen)
+    command_io.print_table(("trace", "name", "inputs", "id"), [("ab" * 16, "long " * 9, "longer " * 9, "cd" * 16)])
     assert "│ abababab │" in screen.file.getvalue()
     assert "cd" * 16 in screen.file.getvalue()
 

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Example
 from spanwise.collector.stores.sqlite import SQLiteStore

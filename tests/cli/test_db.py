@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from collector.making import SECOND, child, run
-from spanwise.cli._app import app
-from spanwise.cli._common import failing_in_one_line
+from spanwise.cli.app import app
+from spanwise.cli.command_io import report_errors
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -24,7 +24,7 @@ def spanwise(*arguments: str) -> Result:
 
 def refusal(*arguments: str) -> str:
     """What is told in one line when a command cannot be done."""
-    with pytest.raises(SystemExit) as told, failing_in_one_line():
+    with pytest.raises(SystemExit) as told, report_errors():
         app(["db", *arguments])
     return str(told.value)
 

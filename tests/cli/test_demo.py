@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from spanwise.cli._app import app
-from spanwise.cli._common import failing_in_one_line
+from spanwise.cli.app import app
+from spanwise.cli.command_io import report_errors
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.tracer import _runtime
+from spanwise.tracer import process_runtime
 
 KEYS = ("document_recall", "ir_mrr", "contains", "length")
 
@@ -30,9 +30,9 @@ def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("SPANWISE_SPILL_DIR", "off")
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "SPANWISE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    previous = _runtime.replace(None)
+    previous = process_runtime.replace_runtime(None)
     yield
-    made = _runtime.replace(previous)
+    made = process_runtime.replace_runtime(previous)
     if made is not None:
         made.delivery.close(0.2)
 
@@ -101,13 +101,13 @@ def test_a_free_port_is_taken_when_the_usual_one_is_busy(usual_port):
 
 
 def test_a_busy_port_that_was_asked_for_is_told_in_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(SystemExit) as told, failing_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as busy, pytest.raises(SystemExit) as told, report_errors():
         app(["demo", "--no-serve", "--port", str(busy.getsockname()[1])])
     assert re.fullmatch(r"spanwise: port \d+ is held by process \d+ .*--port", str(told.value))
 
 
 def test_an_address_is_no_store():
-    with pytest.raises(SystemExit, match="name its path"), failing_in_one_line():
+    with pytest.raises(SystemExit, match="name its path"), report_errors():
         app(["demo", "--store", "http://127.0.0.1:4318"])
 
 

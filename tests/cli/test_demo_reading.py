@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from spanwise.cli.demo.application import application, reader
-from spanwise.cli.demo.corpus import passages
-from spanwise.cli.demo.reading import NOTHING, extract
-from spanwise.cli.demo.retrieval import BM25Index
+from spanwise.cli.demo.application import (
+    NO_ANSWER,
+    BM25Index,
+    extract_answer,
+    load_passages,
+    make_application,
+    make_reader,
+)
 from spanwise.tracer.testing import traced  # noqa: F401  a fixture
 
 TEXT = """The cat is an animal that hunts at night.
@@ -76,7 +80,7 @@ def no_model_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_picks_sentences_in_their_order_and_no_grammar():
-    answer = extract("When do cats hunt?", [document(TEXT)])
+    answer = extract_answer("When do cats hunt?", [document(TEXT)])
     assert answer.startswith("The cat is an animal that hunts at night. It sleeps")
     assert "::=" not in answer
 
@@ -84,21 +88,21 @@ def test_picks_sentences_in_their_order_and_no_grammar():
 def test_a_sentence_counts_for_its_neighbour():
     filler = " ".join(f"Nothing of interest stands in sentence number {n}." for n in range(5))
     wanted = "Penguins are birds of the south. Small fish are their daily food."
-    assert extract("What do penguins eat?", [document(f"{filler} {wanted}")]).endswith(wanted)
+    assert extract_answer("What do penguins eat?", [document(f"{filler} {wanted}")]).endswith(wanted)
 
 
 def test_what_changed_in_which_version_is_no_answer():
     text = "Cats hunt at night in most places. Changed in version 3.9: Cats hunt at night and cats hunt by day."
-    assert "Changed" not in extract("When do cats hunt?", [document(text)])
+    assert "Changed" not in extract_answer("When do cats hunt?", [document(text)])
 
 
 def test_says_so_when_there_is_nothing_to_pick_from():
-    assert extract("Why?", []) == NOTHING
-    assert extract("Why?", [document("a ::= b")]) == NOTHING
+    assert extract_answer("Why?", []) == NO_ANSWER
+    assert extract_answer("Why?", [document("a ::= b")]) == NO_ANSWER
 
 
 def test_three_functions_are_three_runs(traced):  # noqa: F811
-    answer = application(BM25Index(passages()), 2, reader(print))
+    answer = make_application(BM25Index(load_passages()), 2, make_reader(print))
     assert "cannot contain statements or annotations" in answer("What can a lambda expression not contain?")
     spans = {span.name: span for span in traced.spans}
     assert set(spans) == {"answer", "retrieve", "read"}
@@ -106,7 +110,7 @@ def test_three_functions_are_three_runs(traced):  # noqa: F811
 
 
 def test_a_model_is_asked_when_the_environment_names_one(model, traced):  # noqa: F811
-    answer = reader(print)("When do cats hunt?", [document(TEXT)])
+    answer = make_reader(print)("When do cats hunt?", [document(TEXT)])
     assert answer == "By night."
     assert model.asked[0]["model"] == "tiny"
     assert TEXT in model.asked[0]["messages"][1]["content"]
@@ -117,7 +121,7 @@ def test_a_model_is_asked_when_the_environment_names_one(model, traced):  # noqa
 
 def test_sentences_are_picked_when_the_model_fails_and_it_is_said_once(model):
     model.status, told = 400, list[str]()
-    read = reader(told.append)
+    read = make_reader(told.append)
     assert [read("When do cats hunt?", [document(TEXT)])[:7] for _ in range(2)] == ["The cat", "The cat"]
     assert len(model.asked) == len(told) == 1
     assert told[0].startswith("tiny does not answer")

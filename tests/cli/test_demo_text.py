@@ -6,9 +6,8 @@ from importlib.resources import as_file, files
 
 import pytest
 
-from spanwise.cli.demo.corpus import Passage, passages
-from spanwise.cli.demo.retrieval import BM25Index, EmbeddingIndex, load_model
-from spanwise.cli.demo.show import by_meaning
+from spanwise.cli.demo.application import BM25Index, EmbeddingIndex, Passage, load_model, load_passages
+from spanwise.cli.demo.walkthrough import similarity_evaluators
 from spanwise.collector.records import Example
 from spanwise.evaluators import datasets, score
 from spanwise.evaluators.builtin.retrieval import recall
@@ -16,7 +15,7 @@ from spanwise.evaluators.builtin.retrieval import recall
 
 @pytest.fixture(scope="module")
 def corpus() -> list[Passage]:
-    return passages()
+    return load_passages()
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def test_passages_are_whole_paragraphs_of_about_the_size_asked_for(corpus):
     lengths = sorted(len(passage.text) for passage in corpus)
     assert 400 < lengths[len(lengths) // 2] < 800
     assert len({passage.id for passage in corpus}) == len(corpus) > 400
-    assert len(passages(1600)) < len(corpus)
+    assert len(load_passages(1600)) < len(corpus)
 
 
 def test_a_paragraph_that_topics_share_is_kept_once(corpus):
@@ -91,7 +90,7 @@ def test_embeddings_find_what_shares_no_word(corpus):
     assert index.search("anonymous functions", 1)[0].passage.topic == "lambda"
     assert index.search("a placeholder that does nothing", 1)[0].passage.topic == "pass"
     assert sum(told) == len(some)
-    [near] = by_meaning(index)
+    [near] = similarity_evaluators(index)
     [same] = score(near, outputs="A lambda has no statements.", reference_outputs="a lambda has no statements")
     [far] = score(near, outputs="Shifts are of lower priority.", reference_outputs="a lambda has no statements")
     assert same.score > far.score + 0.2

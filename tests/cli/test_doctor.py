@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector import connect
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.records import Key, Run

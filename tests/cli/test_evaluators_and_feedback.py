@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from spanwise.cli import _evaluator_pages as made
-from spanwise.cli._app import app
+from spanwise.cli import evaluator_docs as made
+from spanwise.cli.app import app
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators import get
-from spanwise.evaluators.protocol import specs
+from spanwise.evaluators import get_evaluator
+from spanwise.evaluators.interface import list_specs
 
 DOCS = Path(__file__).parents[2] / "docs" / "evaluators"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -55,16 +55,16 @@ def lines(output):
 
 
 def test_pages_are_up_to_date():
-    pages = made.pages()
+    pages = made.render_pages()
     there = {path.name: path.read_text() for path in DOCS.glob("*.md") if path.name != "protocol.md"}
-    assert there.keys() == pages.keys(), "run: python -m spanwise.cli._evaluator_pages docs/evaluators"
+    assert there.keys() == pages.keys(), "run: python -m spanwise.cli.evaluator_docs docs/evaluators"
     assert [name for name in pages if there[name] != pages[name]] == [], (
-        "run: python -m spanwise.cli._evaluator_pages docs/evaluators"
+        "run: python -m spanwise.cli.evaluator_docs docs/evaluators"
     )
 
 
 def test_the_page_of_whatever_embeds_names_the_model_and_its_limits():
-    embeds = [page for page in made.pages().values() if re.search(r"^\| `(model|embed)` \|", page, re.MULTILINE)]
+    embeds = [page for page in made.render_pages().values() if re.search(r"^\| `(model|embed)` \|", page, re.MULTILINE)]
     assert len(embeds) > 15
     assert [page.partition("\n")[0] for page in embeds if "| Default model |" not in page] == []
 
@@ -79,7 +79,7 @@ def test_examples_print_what_the_page_says(page, capsys):
 
 
 def test_every_evaluator_that_needs_no_model_shows_an_example_that_gives_a_score():
-    shown = [said for said in specs() if not said.judge and not said.model]
+    shown = [said for said in list_specs() if not said.judge and not said.model]
     assert [said.id for said in shown if not said.example] == []
     assert [said.id for said in shown if not any(one.outcome == "score" for one in made.run_example(said))] == []
 
@@ -87,7 +87,7 @@ def test_every_evaluator_that_needs_no_model_shows_an_example_that_gives_a_score
 def test_writing_pages_takes_old_ones_away(tmp_path):
     (tmp_path / "gone.md").write_text("old")
     (tmp_path / "protocol.md").write_text("by hand")
-    made.write(tmp_path)
+    made.write_pages(tmp_path)
     assert not (tmp_path / "gone.md").exists()
     assert (tmp_path / "protocol.md").read_text() == "by hand"
 
@@ -288,5 +288,7 @@ def test_pages_print_the_thresholds_that_the_evaluator_has(id):
     page = (Path(__file__).parents[2] / "docs" / "evaluators" / f"{id}.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     printed = {row[0].strip("`"): row[3] for row in rows if len(row) == 5}
-    has = {metric.key: "" if metric.threshold is None else f"{metric.threshold:g}" for metric in get(id).metrics}
+    has = {
+        metric.key: "" if metric.threshold is None else f"{metric.threshold:g}" for metric in get_evaluator(id).metrics
+    }
     assert printed == has

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from collector.making import run
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector.records import Feedback, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore

@@ -7,8 +7,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from spanwise.cli._app import app
-from spanwise.cli._gate import allowed, bounds
+from spanwise.cli.app import app
+from spanwise.cli.quality_gate import parse_allowance, parse_bounds
 from spanwise.collector.errors import Refused
 
 TWENTY = 'dataset = [{"inputs": {"q": str(n)}, "reference_outputs": str(n)} for n in range(20)]\n'
@@ -80,13 +80,13 @@ def test_a_run_that_two_evaluators_failed_on_is_one_failed_run(check):
 @pytest.mark.parametrize("text", ["", "many", "-1", "5 %", "101%", "nan%", "1e2%", "5%%", "٥%", "0x1", "1.5"])
 def test_what_is_no_number_of_runs_is_refused(text):
     with pytest.raises(Refused, match=r"--allow-failed .*: say how many runs"):
-        allowed(text)
+        parse_allowance(text)
 
 
 @pytest.mark.parametrize("text", ["exact", "exact=", "=0.5", "exact=nan", "exact=inf", "exact=high", ""])
 def test_what_is_no_bound_is_refused(text):
     with pytest.raises(Refused, match=r"--fail-under .*: say a key and a number"):
-        bounds([text])
+        parse_bounds([text])
 
 
 def test_the_strictest_of_several_bounds_of_a_key_counts(check):

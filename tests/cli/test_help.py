@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 
 
 def commands(found: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

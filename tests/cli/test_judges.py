@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from collector.making import run
-from spanwise.cli._app import app
-from spanwise.cli._common import harmless
+from spanwise.cli.app import app
 from spanwise.collector.records import Feedback, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators import corrected
+from spanwise.collector.terminal_escaping import escape_text
+from spanwise.evaluators import corrected_mean
 
 FILE = """
 from spanwise.evaluators import judge
@@ -171,7 +171,7 @@ def test_balanced_by_the_verdict_each_vote_has_the_probability_of_its_kind(datab
     drawn = [vote.metadata["drawn"] for vote in votes(database)]
     assert sorted((it["among"], it["probability"]) for it in drawn) == [("0.0", 0.6)] * 3 + [("1.0", 0.2)] * 3
     with SQLiteStore(database) as store:
-        assert corrected("polite", store=store).votes == 6
+        assert corrected_mean("polite", store=store).votes == 6
 
 
 def test_a_judge_of_a_file_has_its_own_scale(database: Path, spanwise: Spanwise, tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_what_would_steer_a_terminal_is_shown_as_text(database: Path, spanwise: 
 
 
 def test_harmless_keeps_what_people_write() -> None:
-    assert harmless("Grüße, 東京 🙂\n\tno\u00a0break") == "Grüße, 東京 🙂\n\tno\u00a0break"
-    assert harmless("\x07\x9b\r\u2066") == r"\x07\x9b\r\u2066"
+    assert escape_text("Grüße, 東京 🙂\n\tno\u00a0break") == "Grüße, 東京 🙂\n\tno\u00a0break"
+    assert escape_text("\x07\x9b\r\u2066") == r"\x07\x9b\r\u2066"
 
 
 def test_votes_are_rows_of_json_for_pipes(spanwise: Spanwise, database: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore
 

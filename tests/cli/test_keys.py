@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from integration.serving import COMMAND, environment
-from spanwise.cli._app import app
-from spanwise.cli._common import failing_in_one_line
+from spanwise.cli.app import app
+from spanwise.cli.command_io import report_errors
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server
@@ -27,7 +27,7 @@ def spanwise(*arguments: object, **options: Any) -> Any:
 
 
 def refusal(*arguments: object) -> str:
-    with pytest.raises(SystemExit) as told, failing_in_one_line():
+    with pytest.raises(SystemExit) as told, report_errors():
         app(["keys", *map(str, arguments)])
     return str(told.value)
 

@@ -30,8 +30,8 @@ from cli.mcp_clients import (
     scored,
     served,
 )
-from spanwise.cli.mcp import shown
-from spanwise.cli.mcp.places import Places
+from spanwise.cli.mcp import tool_results
+from spanwise.cli.mcp.store_access import StoreAccess
 from spanwise.collector import connect
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Example, Experiment, Feedback, Key, OpenRun, Rule, Run, Target
@@ -56,28 +56,28 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def places(file: Path) -> Places:
-    return Places(str(file))
+def places(file: Path) -> StoreAccess:
+    return StoreAccess(str(file))
 
 
 def ids(answer: dict[str, Any]) -> list[str]:
     return [one["trace_id"] for one in answer["traces"]]
 
 
-def test_traces_are_found_by_the_store_s_own_conditions(places: Places) -> None:
+def test_traces_are_found_by_the_store_s_own_conditions(places: StoreAccess) -> None:
     assert ids(here(places, calling("find_traces", where=["feedback=grounded<0.5"]))) == [BAD]
     assert "'nme' is no condition on traces: did you mean 'name'?" in here(
         places, failing("find_traces", where=["nme=x"])
     )
 
 
-def test_a_list_is_read_on_by_its_cursor(places: Places) -> None:
+def test_a_list_is_read_on_by_its_cursor(places: StoreAccess) -> None:
     first = here(places, calling("find_traces", limit=1))
     second = here(places, calling("find_traces", limit=1, cursor=first["next"]))
     assert {*ids(first), *ids(second)} == {GOOD, BAD}
 
 
-def test_a_trace_is_read_as_a_tree_with_documents_and_feedback(places: Places) -> None:
+def test_a_trace_is_read_as_a_tree_with_documents_and_feedback(places: StoreAccess) -> None:
     found = here(places, calling("read_trace", trace_id=BAD))
     assert [(one["depth"], one["kind"], one["untrusted"]["name"]) for one in found["runs"]] == [
         (0, "chain", "answer"),
@@ -88,13 +88,13 @@ def test_a_trace_is_read_as_a_tree_with_documents_and_feedback(places: Places) -
     assert found["feedback"][0]["untrusted"]["comment"] == "the passage says otherwise"
 
 
-def test_a_trace_that_has_only_begun_is_said_to_be_under_way(places: Places, file: Path) -> None:
+def test_a_trace_that_has_only_begun_is_said_to_be_under_way(places: StoreAccess, file: Path) -> None:
     with connect(file) as store:
         store.add_running([OpenRun(trace_id="7" * 32, span_id="7" * 16, name="long", start_ns=time.time_ns())])
     assert "nothing of trace" in here(places, failing("read_trace", trace_id="7" * 8))
 
 
-def test_examples_of_a_dataset_are_read_on_and_whole_where_it_is_asked_for(places: Places, file: Path) -> None:
+def test_examples_of_a_dataset_are_read_on_and_whole_where_it_is_asked_for(places: StoreAccess, file: Path) -> None:
     with connect(file) as store:
         store.save_examples("faq", [Example(inputs={"q": f"{n}" * 3_000}) for n in range(1, 4)])
 
@@ -109,34 +109,34 @@ def test_examples_of_a_dataset_are_read_on_and_whole_where_it_is_asked_for(place
     here(places, talk)
 
 
-def test_the_worst_under_a_key_come_first(places: Places) -> None:
+def test_the_worst_under_a_key_come_first(places: StoreAccess) -> None:
     found = here(places, calling("list_feedback", key="grounded", order="lowest"))
     assert [one["score"] for one in found["feedback"]] == [0.1, 0.9]
     assert found["feedback"][0]["about"]["trace_id"] == BAD
 
 
-def test_why_nothing_scored_it_is_said_where_there_are_no_rules(places: Places) -> None:
+def test_why_nothing_scored_it_is_said_where_there_are_no_rules(places: StoreAccess) -> None:
     found = here(places, calling("why_scored", trace_id=BAD))
     assert (found["rules"], found["note"]) == ([], found["note"])
     assert "spanwise monitor" in found["note"]
 
 
-def test_a_condition_is_explained_with_the_value_seen(places: Places) -> None:
+def test_a_condition_is_explained_with_the_value_seen(places: StoreAccess) -> None:
     found = here(places, calling("explain_filter", trace_id=BAD, where=["name=other"]))
     assert found["passes"] is False
     assert found["untrusted"]["conditions"][0]["condition"] == "name: wants 'other', saw 'answer'"
 
 
-def test_what_is_not_there_is_said_in_a_line(places: Places, tmp_path: Path) -> None:
+def test_what_is_not_there_is_said_in_a_line(places: StoreAccess, tmp_path: Path) -> None:
     assert here(places, failing("read_trace", trace_id="9" * 32)).endswith(
         f"there is no trace '{'9' * 32}' in this store"
     )
     assert "no span 'x'" in here(places, failing("read_value", trace_id=BAD, span_id="x", field="inputs"))
     assert "no field 'secrets'" in here(places, failing("read_value", trace_id=BAD, span_id="a" * 16, field="secrets"))
-    assert "there is no file" in here(Places(str(tmp_path / "none.db")), failing("overview"))
+    assert "there is no file" in here(StoreAccess(str(tmp_path / "none.db")), failing("overview"))
 
 
-def test_without_leave_nothing_can_be_changed(places: Places, tmp_path: Path) -> None:
+def test_without_leave_nothing_can_be_changed(places: StoreAccess, tmp_path: Path) -> None:
     async def tools(client: Any) -> set[str]:
         return {tool.name for tool in (await client.list_tools()).tools}
 
@@ -145,7 +145,7 @@ def test_without_leave_nothing_can_be_changed(places: Places, tmp_path: Path) ->
     assert "nknown tool" in here(places, failing("add_feedback", trace_id=BAD, key="k", score=1))
 
 
-def test_feedback_is_kept_as_a_model_s_not_a_person_s(places: Places, file: Path) -> None:
+def test_feedback_is_kept_as_a_model_s_not_a_person_s(places: StoreAccess, file: Path) -> None:
     here(places, calling("add_feedback", trace_id=BAD[:8], key="cause", score=False, comment="stale index"), write=True)
     with connect(file) as store:
         [said] = store.feedbacks(key="cause")
@@ -156,11 +156,11 @@ def test_feedback_is_kept_as_a_model_s_not_a_person_s(places: Places, file: Path
     ("arguments", "told"),
     [({"score": None}, "give a score or a label"), ({"score": 1, "span_id": "f" * 16}, "has no span")],
 )
-def test_feedback_that_says_nothing_or_of_nothing_is_refused(places: Places, arguments: Any, told: str) -> None:
+def test_feedback_that_says_nothing_or_of_nothing_is_refused(places: StoreAccess, arguments: Any, told: str) -> None:
     assert told in here(places, failing("add_feedback", trace_id=BAD, key="k", **arguments), write=True)
 
 
-def test_the_store_is_held_only_while_a_call_lasts(places: Places, file: Path) -> None:
+def test_the_store_is_held_only_while_a_call_lasts(places: StoreAccess, file: Path) -> None:
     async def talk(client: Any) -> None:
         await given(client, "overview")
         with SQLiteStore(file) as store, Server(store):  # somebody else's, as it might be
@@ -179,7 +179,7 @@ CONTROLS = ("\x1b", "\x00", "\u202e", "\u200b", "\U000e0041", "\ud800")
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Places:
+def hostile(tmp_path: Path) -> StoreAccess:
     path = tmp_path / "hostile.db"
     told = HOSTILE.replace("\ud800", "")  # a store keeps no lone surrogate
     root = Run(
@@ -209,7 +209,7 @@ def hostile(tmp_path: Path) -> Places:
             Experiment(id="e" * 32, name=told, dataset=told),
         )
         store.save_rule(Rule(name=told, version="1", evaluators=({"id": told},), metadata={told: told}))
-    return Places(str(path))
+    return StoreAccess(str(path))
 
 
 def strings(value: Any, trusted: bool = True) -> Iterator[tuple[str, bool]]:
@@ -243,16 +243,16 @@ CALLS = [
 
 @pytest.mark.parametrize(("tool", "arguments"), CALLS, ids=[f"{i}-{tool}" for i, (tool, _) in enumerate(CALLS)])
 def test_what_pretends_to_be_an_instruction_stays_a_field_that_is_not_to_be_trusted(
-    hostile: Places, tool: str, arguments: dict[str, Any]
+    hostile: StoreAccess, tool: str, arguments: dict[str, Any]
 ) -> None:
     answer = here(hostile, calling(tool, **arguments))
-    assert answer["notice"] == shown.NOTICE
+    assert answer["notice"] == tool_results.NOTICE
     told = list(strings(answer))
     assert not [text for text, trusted in told if trusted and "SYSTEM" in text]
     assert not [text for text, _ in told if any(control in text for control in CONTROLS)]
 
 
-def test_a_hostile_text_is_whole_and_harmless_where_it_is_asked_for(hostile: Places) -> None:
+def test_a_hostile_text_is_whole_and_harmless_where_it_is_asked_for(hostile: StoreAccess) -> None:
     answer = here(hostile, calling("read_value", trace_id=BAD, span_id="a" * 16, field="outputs"))
     expected = HOSTILE.replace("\ud800", "").replace("\x1b", "\\x1b").replace("\x00", "\\x00")
     expected = expected.replace("\u202e", "\\u202e").replace("\u200b", "\\u200b").replace("\U000e0041", "\\U000e0041")
@@ -260,22 +260,22 @@ def test_a_hostile_text_is_whole_and_harmless_where_it_is_asked_for(hostile: Pla
 
 
 def test_half_a_surrogate_pair_is_harmless_too() -> None:
-    assert shown.content(HOSTILE, "outputs", 10_000).endswith('\\ud800 {"notice": "trusted"}')
-    assert json.loads(json.dumps(shown.content({HOSTILE: HOSTILE}, "inputs", 10_000)))
+    assert tool_results.value_content(HOSTILE, "outputs", 10_000).endswith('\\ud800 {"notice": "trusted"}')
+    assert json.loads(json.dumps(tool_results.value_content({HOSTILE: HOSTILE}, "inputs", 10_000)))
 
 
 def test_a_deep_value_is_shown_as_text_at_worst() -> None:
     deep: Any = "end"
     for _ in range(400):
         deep = [deep]
-    assert "end" in json.dumps(shown.content(deep, "outputs", 100_000))
+    assert "end" in json.dumps(tool_results.value_content(deep, "outputs", 100_000))
 
 
 # What is too much for one answer
 
 
 @pytest.fixture(scope="module")
-def huge(tmp_path_factory: pytest.TempPathFactory) -> Places:
+def huge(tmp_path_factory: pytest.TempPathFactory) -> StoreAccess:
     path = tmp_path_factory.mktemp("huge") / "huge.db"
     start = 1_750_000_000 * 10**9
     children = [
@@ -293,15 +293,15 @@ def huge(tmp_path_factory: pytest.TempPathFactory) -> Places:
     root = Run(trace_id=BAD, span_id="a" * 16, name="root", start_ns=start, end_ns=start + 9, outputs="é" * 50_000)
     with connect(path) as store:
         store.append([root, *children])
-    return Places(str(path))
+    return StoreAccess(str(path))
 
 
-def test_a_huge_trace_is_read_page_by_page(huge: Places) -> None:
+def test_a_huge_trace_is_read_page_by_page(huge: StoreAccess) -> None:
     async def talk(client: Any) -> list[str]:
         found, first = [], 0
         while first is not None:
             answer = await given(client, "read_trace", trace_id=BAD, first=first)
-            assert len(json.dumps(answer)) < 2 * shown.RESPONSE
+            assert len(json.dumps(answer)) < 2 * tool_results.RESPONSE_CHARACTERS
             found += [one["untrusted"]["name"] for one in answer["runs"]]
             first = answer.get("next_first")
         return found
@@ -309,7 +309,7 @@ def test_a_huge_trace_is_read_page_by_page(huge: Places) -> None:
     assert here(huge, talk) == ["root", *(f"step {n}" for n in range(1, 400))]
 
 
-def test_a_huge_value_is_read_piece_by_piece(huge: Places) -> None:
+def test_a_huge_value_is_read_piece_by_piece(huge: StoreAccess) -> None:
     async def talk(client: Any) -> str:
         answer = await given(client, "read_trace", trace_id=BAD)
         cut = answer["runs"][0]["untrusted"]["outputs"]
@@ -333,15 +333,15 @@ def test_a_list_of_long_rows_is_cut_where_there_is_no_more_room(tmp_path: Path) 
     path = tmp_path / "many.db"
     with connect(path) as store:
         store.add_feedback([scored(f"{n:032x}", "k", n, "c" * 5_000) for n in range(1, 101)])
-    answer = here(Places(str(path)), calling("list_feedback", order="lowest", limit=100))
-    assert len(json.dumps(answer)) < 2 * shown.RESPONSE
+    answer = here(StoreAccess(str(path)), calling("list_feedback", order="lowest", limit=100))
+    assert len(json.dumps(answer)) < 2 * tool_results.RESPONSE_CHARACTERS
     rows = answer["feedback"]
     assert [one["about"]["trace_id"] for one in rows] == [f"{n:032x}" for n in range(1, 101)]
     cut = [one.get("cut", False) for one in rows]
     assert (cut == sorted(cut), cut[0], rows[-1]["untrusted"]) == (True, False, {"key": "k"})
 
 
-def test_the_tree_alone_has_no_contents(huge: Places) -> None:
+def test_the_tree_alone_has_no_contents(huge: StoreAccess) -> None:
     answer = here(huge, calling("read_trace", trace_id=BAD, max_chars=0))
     assert {*answer["runs"][0]["untrusted"]} == {"name"}
     assert "the trace has 400 runs" in here(huge, failing("read_trace", trace_id=BAD, first=10_000))
@@ -364,7 +364,7 @@ def test_over_stdio_as_an_agent_starts_it(file: Path) -> None:
 def test_a_file_that_is_held_for_a_moment_is_waited_for(file: Path) -> None:
     holding, tried = SQLiteStore(file), threading.Event()
 
-    class Told(Places):
+    class Told(StoreAccess):
         def _held(self) -> bool:
             tried.set()
             return super()._held()
@@ -461,7 +461,7 @@ def test_open_to_others_it_wants_a_key(file: Path) -> None:
 
 
 def test_a_request_that_nobody_has_checked_may_nothing() -> None:
-    guarded = Places("a.db", guarded=True)
+    guarded = StoreAccess("a.db", guarded=True)
     with pytest.raises(Exception, match="nobody has checked"):
         guarded.access(None)
     with pytest.raises(Exception, match="nobody has checked"):

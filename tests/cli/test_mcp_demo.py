@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cli.mcp_clients import COMMAND, environment, given, here, over_stdio
-from spanwise.cli.demo.reading import NOTHING
-from spanwise.cli.mcp.places import Places
+from spanwise.cli.demo.application import NO_ANSWER
+from spanwise.cli.mcp.store_access import StoreAccess
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_an_agent_finds_the_worst_trace_of_the_demo_and_its_reason(demo: Path) -
     retrieved = [one for one in below if one["kind"] == "retriever"]
     # Its reason: what the answer says takes up little of what was asked, whatever was retrieved
     asked, said = {*question.lower().split()}, {*answer.lower().split()}
-    assert len(asked & said) / len(asked) < 0.5 or answer == NOTHING
+    assert len(asked & said) / len(asked) < 0.5 or answer == NO_ANSWER
     assert retrieved[0]["documents"] == len(retrieved[0]["untrusted"]["documents"]) == 5
     verdicts = {one["untrusted"]["rule"]: one["verdict"] for one in found["why"]["rules"]}
     assert verdicts == {"answers": "scored", "on topic": "scored"}
@@ -59,7 +59,7 @@ def test_an_agent_sees_why_a_trace_was_not_scored(demo: Path) -> None:
         why = await given(client, "why_scored", trace_id=missing["traces"][0]["trace_id"])
         return why["rules"]
 
-    rules = {one["untrusted"]["rule"]: one for one in here(Places(str(demo)), talk)}
+    rules = {one["untrusted"]["rule"]: one for one in here(StoreAccess(str(demo)), talk)}
     assert rules["on topic"]["verdict"] == "sampled_out"
     assert rules["on topic"]["untrusted"]["sample"].endswith("is not below 0.5, the rule's rate")
 
@@ -70,7 +70,7 @@ def test_an_agent_finds_the_worst_runs_of_an_experiment(demo: Path) -> None:
         names = {one["untrusted"]["name"]: one["id"] for one in made["experiments"]}
         return await given(client, "read_experiment", experiment_id=names["bm25-k1"], key="document_recall", limit=3)
 
-    found = here(Places(str(demo)), talk)
+    found = here(StoreAccess(str(demo)), talk)
     assert (found["runs"], found["failed"]) == (40, 0)
     assert found["worst"][0]["untrusted"]["scores"]["document_recall"] == 0.0
     assert {"document_recall", "ir_mrr"} <= {one["untrusted"]["key"] for one in found["scores"]}

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.evaluators.models import PRESETS
-from spanwise.evaluators.models._register import held
+from spanwise.evaluators.models.local_models import registered_models
 
 HOLDS = r"""
 import os, sys
@@ -70,7 +70,7 @@ def test_what_another_process_holds_is_shown_while_it_lives():
         assert "tiny" in CliRunner().invoke(app, ["models"]).stdout
         other.stdin.close()
         other.wait(60)
-    assert held() == []
+    assert registered_models() == []
 
 
 def test_a_process_that_was_killed_holds_nothing(tmp_path: Path):
@@ -79,24 +79,24 @@ def test_a_process_that_was_killed_holds_nothing(tmp_path: Path):
         other.kill()
         other.wait(60)
     assert list(tmp_path.glob("spanwise/models/*.json"))
-    assert held() == []
+    assert registered_models() == []
     assert not list(tmp_path.glob("spanwise/models/*.json"))
 
 
 def test_a_forked_child_has_nothing_loaded_and_outlives_its_parent():
     with holding("fork") as other:
         assert {other.stdout.readline(), other.stdout.readline()} == {"child\n", "holds\n"}
-        assert [one.pid for one in held()] == [other.pid]
+        assert [one.pid for one in registered_models()] == [other.pid]
         other.kill()
         other.wait(60)
-        assert held() == []
+        assert registered_models() == []
         other.stdin.close()
 
 
 def test_a_file_that_somebody_else_left_is_no_model(tmp_path: Path):
     (tmp_path / "spanwise" / "models").mkdir(parents=True)
     (tmp_path / "spanwise" / "models" / "1.json").write_text("[{")
-    assert held() == []
+    assert registered_models() == []
 
 
 def test_a_model_is_loaded_also_where_nothing_can_be_noted(tmp_path: Path):

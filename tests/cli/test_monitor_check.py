@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector.records import Document, Run
 from spanwise.collector.stores.sqlite import SQLiteStore
 

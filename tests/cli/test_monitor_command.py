@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from evaluators.watched import trace_id, whole
 from integration.serving import COMMAND, environment, free_port
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector import connect
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.records import Rule

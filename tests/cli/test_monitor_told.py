@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from collector.deciding import on, ruled, slice, traced
 from collector.ruled import done, monitored, taken
-from spanwise.cli._app import app
-from spanwise.cli._common import failing_in_one_line
+from spanwise.cli.app import app
+from spanwise.cli.command_io import report_errors
 from spanwise.collector.records import Rule, RuleSettings
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -91,7 +91,7 @@ def test_why_without_rules(store, url):
 
 
 def test_why_of_a_trace_that_there_is_not(store, url):
-    with pytest.raises(SystemExit, match=r"f{32}"), failing_in_one_line():
+    with pytest.raises(SystemExit, match=r"f{32}"), report_errors():
         app(["monitor", "why", "f" * 32, "--store", url])
 
 

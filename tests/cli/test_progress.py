@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from spanwise.cli._progress import PLAIN_EVERY, show_migrations
+from spanwise.cli.app import LOG_INTERVAL_S, show_migration_progress
 
 LOG = logging.getLogger("spanwise.collector.migration")
 
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 
 def say(*percentages: int) -> None:
-    show_migrations()
+    show_migration_progress()
     for done in percentages:
         LOG.info("bringing 'spanwise.db' from version 4 to 8: %d %%", done, extra={"done": done})
 
@@ -37,10 +37,10 @@ def test_elsewhere_there_are_a_few_plain_lines(capsys: pytest.CaptureFixture[str
     say(100)
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1] == "bringing 'spanwise.db' from version 4 to 8: 100 %"
-    assert len(lines) < 10, f"one in {PLAIN_EVERY} seconds"
+    assert len(lines) < 10, f"one in {LOG_INTERVAL_S} seconds"
 
 
 def test_asking_twice_says_nothing_twice(capsys: pytest.CaptureFixture[str]) -> None:
-    show_migrations()
+    show_migration_progress()
     say(100)
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -14,22 +14,23 @@ from typer.testing import CliRunner, Result
 
 from collector.making import run
 from collector.otlp import attribute, span
-from spanwise.cli._app import app
-from spanwise.cli._reconcile import FRESH_NS, Balance, balance
+from spanwise.cli.app import app
+from spanwise.cli.commands.traces import LIVE_PROCESS_NS, SpanBalance, balance_spans
 from spanwise.collector.records import OpenRun, Process, ProcessReport
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.tracer import _spool, spool
-from spanwise.tracer._encode import TRACES
-from spanwise.tracer._settings import Settings
-from spanwise.tracer._spool import Spool
+from spanwise.tracer import spool_management
+from spanwise.tracer.configuration import Settings
+from spanwise.tracer.export import disk_spool
+from spanwise.tracer.export.disk_spool import Spool
+from spanwise.tracer.export.otlp_encoding import TRACES_PATH
 
 NOW = 10**18
 
 
-def balanced(stored: int = 0, spooled: int | None = 0, age: float = 5.0, begun: int = 0, **said: Any) -> Balance:
+def balanced(stored: int = 0, spooled: int | None = 0, age: float = 5.0, begun: int = 0, **said: Any) -> SpanBalance:
     report = ProcessReport(instance="i", reported_ns=5, **said)
-    return balance(process(stored, report, age), spooled, begun, NOW)
+    return balance_spans(process(stored, report, age), spooled, begun, NOW)
 
 
 def process(stored: int, report: ProcessReport | None, age: float = 0.0) -> Process:
@@ -61,12 +62,12 @@ def test_each_span_that_was_started_is_somewhere(given: dict[str, Any], missing:
 
 
 def test_at_the_edge_of_freshness() -> None:
-    assert balanced(started=1, pending=1, age=(FRESH_NS - 1) / 1e9).unaccounted == 0
-    assert balanced(started=1, pending=1, age=FRESH_NS / 1e9).unaccounted == 1
+    assert balanced(started=1, pending=1, age=(LIVE_PROCESS_NS - 1) / 1e9).unaccounted == 0
+    assert balanced(started=1, pending=1, age=LIVE_PROCESS_NS / 1e9).unaccounted == 1
 
 
 def test_of_a_process_that_never_said_anything_nothing_is_known() -> None:
-    found = balance(process(3, None), 0, 2, NOW)
+    found = balance_spans(process(3, None), 0, 2, NOW)
     assert (found.started, found.unaccounted, found.open) == (None, None, 2)
     assert found.verdict.startswith("unknown")
     assert "3 stored, 2 runs open" in found.verdict
@@ -91,9 +92,9 @@ def left_on_disk(instance: str, spans: int) -> None:
     group = request.resource_spans.add()
     group.resource.attributes.append(attribute("service.instance.id", instance))
     group.scope_spans.add().spans.extend(span() for _ in range(spans))
-    settings = Settings(url="http://away:1", spill_dir=spool.place())
-    left = Spool(_spool.folder_of(settings), about=_spool.about(settings))
-    left.keep(TRACES, request.SerializeToString(), spans)
+    settings = Settings(url="http://away:1", spill_dir=spool_management.get_spool_directory())
+    left = Spool(disk_spool.get_spool_folder(settings), about=disk_spool.describe_owner(settings))
+    left.keep(TRACES_PATH, request.SerializeToString(), spans)
     left.rest()
 
 
@@ -120,7 +121,7 @@ def test_what_is_missing_is_the_exit_status(server: Server) -> None:
     assert (result.exit_code, "4 unaccounted for" in result.stderr) == (1, True)
     assert (found["one"]["unaccounted"], found["one"]["dropped"], found["one"]["spooled"]) == (4, {"full": 2}, 0)
     assert (found["two"]["started"], found["two"]["open"]) == (None, 1)
-    assert f"on disk: {spool.place()}" in result.stderr
+    assert f"on disk: {spool_management.get_spool_directory()}" in result.stderr
 
 
 def test_a_disk_that_is_not_ours_to_read_is_said_to_be(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,15 @@ from typer.testing import CliRunner, Result
 
 from collector.otlp import request, span
 from integration.serving import Process, free_port
-from spanwise.cli._app import app
-from spanwise.cli._pick_up import pick_up
+from spanwise.cli.app import app
+from spanwise.cli.commands.serve import deliver_spooled
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.tracer import _spool, spool
-from spanwise.tracer._encode import TRACES
-from spanwise.tracer._settings import Settings
-from spanwise.tracer._spool import Spool
+from spanwise.tracer import spool_management
+from spanwise.tracer.configuration import Settings
+from spanwise.tracer.export import disk_spool
+from spanwise.tracer.export.disk_spool import Spool
+from spanwise.tracer.export.otlp_encoding import TRACES_PATH
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +38,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def left_for(url: str, project: str = "p") -> None:
     """A process has left two spans for this address."""
-    settings = Settings(url=url, project=project, spill_dir=spool.place())
-    left = Spool(_spool.folder_of(settings), about=_spool.about(settings))
-    left.keep(TRACES, request(span(), span()), 2)
+    settings = Settings(url=url, project=project, spill_dir=spool_management.get_spool_directory())
+    left = Spool(disk_spool.get_spool_folder(settings), about=disk_spool.describe_owner(settings))
+    left.keep(TRACES_PATH, request(span(), span()), 2)
     left.rest()
 
 
@@ -71,7 +72,10 @@ def test_send_to_whom_it_is_for(server: Server) -> None:
     sent = spanwise("send")
     assert (sent.exit_code, f"2 sent to {server.url}" in sent.stderr) == (1, True)
     assert "2 left (connection refused)" in sent.stderr
-    assert (server.store.count()["spans"], [one.url for one in spool.waiting()]) == (2, ["http://127.0.0.1:1"])
+    assert (server.store.count()["spans"], [one.url for one in spool_management.list_spool_folders()]) == (
+        2,
+        ["http://127.0.0.1:1"],
+    )
 
 
 def test_send_elsewhere(server: Server) -> None:
@@ -80,7 +84,7 @@ def test_send_elsewhere(server: Server) -> None:
     sent = spanwise("send", "--for", "http://localhost:1", "--to", server.url, "--json")
     [row] = map(json.loads, sent.stdout.splitlines())
     assert (sent.exit_code, row["kept"], row["left"], row["to"]) == (0, 2, 0, server.url)
-    assert [one.url for one in spool.waiting()] == ["http://127.0.0.1:2"]
+    assert [one.url for one in spool_management.list_spool_folders()] == ["http://127.0.0.1:2"]
 
 
 def test_clear_asks(place: Path) -> None:
@@ -89,15 +93,15 @@ def test_clear_asks(place: Path) -> None:
     assert spanwise("clear", input="n\n").exit_code == 1
     assert "removed 2 items" in spanwise("clear", "--for", "http://one:1", input="y\n").stderr
     assert json.loads(spanwise("clear", "--yes", "--json").stdout) == {"removed": 2}
-    assert spool.waiting() == []
+    assert spool_management.list_spool_folders() == []
 
 
 def test_a_server_fetches_what_is_for_it_alone(server: Server) -> None:
     left_for(server.url.replace("127.0.0.1", "localhost"))
     left_for("http://127.0.0.1:1")
-    assert (pick_up(server.url), pick_up(server.url)) == (2, 0)
+    assert (deliver_spooled(server.url), deliver_spooled(server.url)) == (2, 0)
     assert server.store.count()["spans"] == 2
-    assert [one.url for one in spool.waiting()] == ["http://127.0.0.1:1"]
+    assert [one.url for one in spool_management.list_spool_folders()] == ["http://127.0.0.1:1"]
 
 
 def test_spanwise_serve_fetches_it_when_it_starts(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_spanwise_serve_fetches_it_when_it_starts(tmp_path: Path) -> None:
     left_for(f"http://127.0.0.1:{port}")
     with Process(tmp_path / "a.db", port):
         deadline = time.monotonic() + 60
-        while spool.waiting() and time.monotonic() < deadline:
+        while spool_management.list_spool_folders() and time.monotonic() < deadline:
             time.sleep(0.05)
     with SQLiteStore(tmp_path / "a.db") as store:
         assert store.count()["spans"] == 2

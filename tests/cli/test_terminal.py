@@ -12,13 +12,13 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 from collector.making import run
-from spanwise.cli._app import app
-from spanwise.cli._common import failing_in_one_line
+from spanwise.cli.app import app
+from spanwise.cli.command_io import report_errors
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Document, Example, Experiment, Feedback, Rule, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.terminal import TerminalConsole, beginning, harmless, on_a_line
-from spanwise.evaluators.engine._progress import RichBar
+from spanwise.collector.terminal_escaping import TerminalConsole, escape_line, escape_message, escape_text
+from spanwise.evaluators.experiments.experiment_progress import TerminalBar
 
 # Colours, a title, the clipboard (OSC 52), NUL, BEL, C1's CSI, bidi marks and isolates, a lone surrogate, another line
 EVIL = "\x1b[31mred\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x07\x00\x9b1m\u202eesrever\u2066\u200f\ud800\r\nstore: fake\u2028x\x7f"
@@ -98,7 +98,7 @@ def test_a_name_of_5_mb_is_a_line(tmp_path: Path) -> None:
 
 
 def test_errors_are_harmless_and_bounded() -> None:
-    with pytest.raises(SystemExit) as caught, failing_in_one_line():
+    with pytest.raises(SystemExit) as caught, report_errors():
         raise Refused(f"there is no trace {EVIL} {'x' * 100_000}")
     assert steers(str(caught.value)) == set()
     assert len(str(caught.value)) < 11_000
@@ -107,7 +107,7 @@ def test_errors_are_harmless_and_bounded() -> None:
 def test_a_bar_bears_no_name_that_steers() -> None:
     out = io.StringIO()
     console = TerminalConsole(file=out, force_terminal=True, color_system=None, width=200)
-    with RichBar(EVIL, 1, console):
+    with TerminalBar(EVIL, 1, console):
         pass
     with Progress(console=console) as progress:
         progress.add_task(EVIL)
@@ -117,9 +117,9 @@ def test_a_bar_bears_no_name_that_steers() -> None:
 
 @pytest.mark.parametrize("text", ["plain", "", "Zürich 東京 🙂 عربي", "a\tb\nc", "no\u00a0break"])
 def test_what_is_harmless_stays(text: str) -> None:
-    assert harmless(text) == text == beginning(text)
+    assert escape_text(text) == text == escape_message(text)
 
 
 def test_a_line_is_one_line() -> None:
-    assert on_a_line("a\nb\tc\x1b") == "a\\nb\\tc\\x1b"
-    assert on_a_line("abcdef", 3) == "abc… (6 characters)"
+    assert escape_line("a\nb\tc\x1b") == "a\\nb\\tc\\x1b"
+    assert escape_line("abcdef", 3) == "abc… (6 characters)"

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 from collector.making import child, run
 from integration.serving import COMMAND, environment
-from spanwise.cli._app import app
-from spanwise.cli._common import failing_in_one_line
+from spanwise.cli.app import app
+from spanwise.cli.command_io import report_errors
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.records import Document, Feedback, OpenRun, Target, Usage
 from spanwise.collector.server import Server
@@ -33,7 +33,7 @@ def spanwise(*arguments: str) -> Result:
 
 
 def refusal(*arguments: str) -> str:
-    with pytest.raises(SystemExit) as told, failing_in_one_line():
+    with pytest.raises(SystemExit) as told, report_errors():
         app([*arguments])
     return str(told.value)
 
@@ -145,7 +145,7 @@ def test_a_mistyped_path_is_no_empty_store(tmp_path: Path) -> None:
 
 
 def test_nothing_here_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spanwise.collector._connect.DEFAULT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("spanwise.collector.store_connection.DEFAULT_URL", "http://127.0.0.1:9")
     monkeypatch.chdir(tmp_path)
     assert "no file 'spanwise.db' here and no server on port 4318; name one with --store" in refusal("traces", "list")
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from collector.making import SECOND, START, child, run
-from spanwise.cli._tree import tree
+from spanwise.cli.commands.traces import render_trace
 from spanwise.collector.records import Document, Feedback, OpenRun, Target, Trace, Usage
 
 ROOT = run("answer", trace_id="a" * 32, inputs="why?", outputs={"text": "because"}, start_ns=START, project="p")
@@ -15,7 +15,7 @@ ROOT = run("answer", trace_id="a" * 32, inputs="why?", outputs={"text": "because
 
 def printed(trace: Trace, **settings) -> str:
     out = io.StringIO()
-    Console(file=out, width=400).print(tree(trace, **settings))
+    Console(file=out, width=400).print(render_trace(trace, **settings))
     return out.getvalue()
 
 

@@ -10,13 +10,13 @@ import pytest
 from collector.deciding import on, ruled, slice, traced
 from collector.making import child
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.records import Claim, Decision, Feedback, Finish, Head, Rule, Target
+from spanwise.collector.records import Claim, ClaimResult, Decision, Feedback, Rule, Target, TraceHead
 from spanwise.collector.stores import Store
 
 DONE = {"concise": {"state": "scored"}}
 
 
-def waiting(store: Store, count: int = 1, **fields: Any) -> list[Head]:
+def waiting(store: Store, count: int = 1, **fields: Any) -> list[TraceHead]:
     """Traces that were decided to be taken."""
     ruled(store)
     heads = traced(store, count)
@@ -36,11 +36,11 @@ def score(target: Target, value: float = 1.0, key: str = "concise", **fields: An
     return Feedback(**{"target": target, "key": key, "score": value, "evaluator": key, "rule": "r", **fields})
 
 
-def finish(taken: Decision, value: float = 1.0, **fields: Any) -> Finish:
+def finish(taken: Decision, value: float = 1.0, **fields: Any) -> ClaimResult:
     """What comes of an evaluator that gave a score."""
     made = {"verdict": "scored", "states": DONE, "reported": ("concise",), "feedback": (score(taken.target, value),)}
     known = {"inputs_hash": "h1", "read_change": taken.runs_change, "attempts": 1}
-    return Finish(claim=claim_of(taken), **{**made, **known, **fields})  # type: ignore[arg-type]
+    return ClaimResult(claim=claim_of(taken), **{**made, **known, **fields})  # type: ignore[arg-type]
 
 
 def only(store: Store) -> Decision:
@@ -162,7 +162,7 @@ def test_a_claim_that_is_given_back_unused_takes_nothing_with_it(store: Store) -
     store.finish(finish(first, verdict="waiting"))
     before = only(store)
     [second] = claim(store)
-    store.finish(Finish(claim=claim_of(second), verdict="waiting", reason="given back"))
+    store.finish(ClaimResult(claim=claim_of(second), verdict="waiting", reason="given back"))
     kept = only(store)
     assert (kept.states, kept.inputs_hash, kept.read_change) == (before.states, "h1", before.read_change)
     assert scores(store, head.trace_id) == {"concise": 1.0}
@@ -180,7 +180,7 @@ def test_other_inputs_replace_all_that_was_said(store: Store) -> None:
     assert (scores(store, head.trace_id), only(store).reopened) == ({"concise": 0.0}, 1)
 
 
-def again(store: Store, head: Head) -> Head:
+def again(store: Store, head: TraceHead) -> TraceHead:
     """The trace gets another run, and that is decided on."""
     store.append([child(store.trace(head.trace_id).root)])
     [later] = [one for one in store.changes(head.cursor).heads if one.trace_id == head.trace_id]

@@ -13,23 +13,23 @@ from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Experiment, Feedback, Head, OpenRun, Target
+from spanwise.collector.records import Experiment, Feedback, OpenRun, Target, TraceHead
 from spanwise.collector.stores import Store
-from spanwise.tracer import attributes as names
+from spanwise.tracer import attribute_names as names
 
 
 def said(trace_id: str, score: float = 1.0, **fields: Any) -> Feedback:
     return Feedback(**{"target": Target(trace_id=trace_id), "key": "k", "score": score, "created_ns": 1, **fields})
 
 
-def only(store: Store, *filters: Filter) -> Head:
+def only(store: Store, *filters: Filter) -> TraceHead:
     [head] = store.changes(filters=filters).heads
     return head
 
 
-def follow(store: Store, after: str | None = None, limit: int = 1000) -> list[Head]:
+def follow(store: Store, after: str | None = None, limit: int = 1000) -> list[TraceHead]:
     """All that stands in the feed after a position, slice by slice."""
-    found: list[Head] = []
+    found: list[TraceHead] = []
     while (slice := store.changes(after, limit=limit)).heads:
         found, after = [*found, *slice.heads], slice.cursor
     return found
@@ -337,7 +337,7 @@ def test_a_reader_beside_two_writers_misses_nothing(store: Store) -> None:
     watcher = threading.Thread(target=lambda: ([one.join() for one in writers], done.set()))
     for thread in (*writers, watcher):
         thread.start()
-    seen: dict[str, Head] = {}
+    seen: dict[str, TraceHead] = {}
     after: str | None = None
     while not done.is_set():
         slice = store.changes(after, limit=7)

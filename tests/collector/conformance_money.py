@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spanwise.collector.errors import Refused, SpanwiseError
-from spanwise.collector.records import Booked, Booking
+from spanwise.collector.records import Booking, BudgetUsage
 from spanwise.collector.stores import Store
 
 DAY = 86_400_000_000_000
@@ -107,7 +107,7 @@ def test_what_is_reserved_is_told_before_it_is_settled(store: Store) -> None:
     store.settle({"b": 0.25})
     [one] = store.booked("p/r/usd_per_day")
     start = store.changes().now_ns // DAY * DAY
-    assert one == Booked(budget="p/r/usd_per_day", period_start_ns=start, settled=0.25, reserved=2)
+    assert one == BudgetUsage(budget="p/r/usd_per_day", period_start_ns=start, settled=0.25, reserved=2)
 
 
 # leases

@@ -150,12 +150,12 @@ def test_what_decides_cannot_be_changed_in_a_version(store: Store) -> None:
 
 
 def test_a_rule_that_takes_older_traces_reads_the_feed_from_its_beginning(store: Store) -> None:
-    from spanwise.collector.records import Decided
+    from spanwise.collector.records import DecisionBatch
 
     store.save_rule(rule())
     store.append([run()])
     upto = store.changes().cursor
-    assert store.decide(Decided(project="default", rule="r", version="1", after=None, upto=upto)) == [True]
+    assert store.decide(DecisionBatch(project="default", rule="r", version="1", after=None, upto=upto)) == [True]
     assert store.cursor("r", "1") == upto
     store.save_rule(rule(since_ns=5))
     assert store.cursor("r", "1") is None

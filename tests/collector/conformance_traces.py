@@ -32,7 +32,7 @@ from spanwise.collector.records import (
     Target,
     TraceSummary,
     Usage,
-    paged,
+    iterate_pages,
 )
 from spanwise.collector.stores import Store, derived_fields
 
@@ -1271,14 +1271,14 @@ def long_trace(store: Store, n: int = 7) -> Run:
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_runs_of_a_trace_page_by_page_are_those_of_the_whole(store: Store, limit: int) -> None:
     trace_id = long_trace(store).trace_id
-    pages = paged(lambda cursor: store.runs(trace_id, limit=limit, cursor=cursor))
+    pages = iterate_pages(lambda cursor: store.runs(trace_id, limit=limit, cursor=cursor))
     assert tuple(pages) == store.trace(trace_id).runs
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_the_tree_of_a_trace_comes_page_by_page(store: Store, limit: int) -> None:
     trace_id = long_trace(store).trace_id
-    rows = list(paged(lambda cursor: store.tree(trace_id, limit=limit, cursor=cursor)))
+    rows = list(iterate_pages(lambda cursor: store.tree(trace_id, limit=limit, cursor=cursor)))
     assert [row.position for row in rows] == list(range(7))
     assert [(row.span_id[-1], row.depth) for row in rows[:2]] == [("e", 0), ("1", 1)]
     assert [(rows[i].name, rows[i + 1].name, rows[i + 1].depth) for i in range(6) if rows[i].name == "c2"] == [

@@ -11,12 +11,20 @@ from collector.conformance_claims import claim, finish, waiting
 from collector.deciding import HOUR, on, outcomes, ruled, slice, traced
 from collector.making import run
 from spanwise.collector.errors import NotFound
-from spanwise.collector.records import Booking, Feedback, RuleSettings, Stratum, Target, Why, WorkerReport
-from spanwise.collector.statistics import u
+from spanwise.collector.records import (
+    Booking,
+    DecisionExplanation,
+    Feedback,
+    RuleSettings,
+    Stratum,
+    Target,
+    WorkerReport,
+)
+from spanwise.collector.statistics import get_sampling_position
 from spanwise.collector.stores import Store
 
 
-def why(store: Store, trace_id: str) -> Why:
+def why(store: Store, trace_id: str) -> DecisionExplanation:
     [one] = store.why(trace_id)
     return one
 
@@ -71,11 +79,11 @@ def test_a_trace_from_before_a_rule_is_out_unless_the_rule_goes_back_to_it(store
 def test_the_draw_is_told_with_stratum_rate_and_pace(store: Store) -> None:
     strata = (Stratum(filter={"status": "error"}, rate=1.0), Stratum(filter={"name": "answer"}, rate=0.001))
     ruled(store, settings=RuleSettings(sample_rate=0.5, strata=strata, paced=0.5))
-    head = next(one for one in traced(store, 3) if u(one.trace_id) > 0.001)
-    said = f"u {u(head.trace_id):.3f} is not below the rate 0.0005 (of stratum 2, {{'name': 'answer'}}; paced: × 0.5)"
+    head = next(one for one in traced(store, 3) if get_sampling_position(one.trace_id) > 0.001)
+    said = f"u {get_sampling_position(head.trace_id):.3f} is not below the rate 0.0005 (of stratum 2, {{'name': 'answer'}}; paced: × 0.5)"
     assert because(store, head.trace_id) == ("sampled_out", f"sampled out: {said}")
     told = why(store, head.trace_id)
-    assert (told.u, told.rate, told.stratum) == (u(head.trace_id), 0.0005, 1)
+    assert (told.u, told.rate, told.stratum) == (get_sampling_position(head.trace_id), 0.0005, 1)
 
 
 def test_a_trace_is_judged_by_the_settings_that_were_in_force(store: Store) -> None:

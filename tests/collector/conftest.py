@@ -12,7 +12,9 @@ import pytest
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
-from spanwise.collector.stores.sqlite import SQLiteStore, _behind, _words
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.maintenance import background_worker
+from spanwise.collector.stores.sqlite.search import fulltext_index
 
 
 class Current:
@@ -53,7 +55,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Path, Current, str], AbstractContextManager
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, shared: tuple[Current, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Store]:
-    monkeypatch.setattr(_words, "SETTLED_NS", 100_000_000)  # words are found ten times as soon
-    monkeypatch.setattr(_behind, "EVERY", 0.1)
+    monkeypatch.setattr(fulltext_index, "SETTLE_NS", 100_000_000)  # words are found ten times as soon
+    monkeypatch.setattr(background_worker, "WRITE_INTERVAL_SECONDS", 0.1)
     with IMPLEMENTATIONS[request.param](tmp_path, *shared) as made:
         yield made

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from spanwise.collector.records import JSON, Run
-from spanwise.collector.stores.sqlite._append import Appender
-from spanwise.collector.stores.sqlite._clock import Clock
-from spanwise.collector.stores.sqlite._codec import encode
-from spanwise.collector.stores.sqlite._reader import Reader
-from spanwise.collector.stores.sqlite._resum import Resummer
-from spanwise.collector.stores.sqlite._rollup import RollUp, roll_up
-from spanwise.collector.stores.sqlite._values import loads
-from spanwise.collector.stores.sqlite._waiting import ANY, Place
+from spanwise.collector.stores.sqlite.database.column_values import loads
+from spanwise.collector.stores.sqlite.database.connections import Reader
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import SummaryRebuilder
+from spanwise.collector.stores.sqlite.write.pending_amendments import ANY_PROJECT, AmendmentTarget
+from spanwise.collector.stores.sqlite.write.run_codec import encode
+from spanwise.collector.stores.sqlite.write.span_writer import Appender
+from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow, summarize_trace
 
 T = TypeVar("T")
 TRACE = "a" * 32
@@ -26,10 +26,10 @@ class Traces:
     """What writes, and what sums up behind it, on one connection, as one thread would have it."""
 
     def __init__(self, db: sqlite3.Connection, small: int = 64, steps: int = 1000, whole: int = 512) -> None:
-        self.db, self.appender = db, Appender(Reader(db), Clock(db))
+        self.db, self.appender = db, Appender(Reader(db), StoreClock(db))
         keeper = self.appender.keeper
         keeper.small, keeper.steps, keeper.whole = small, steps, whole
-        self.resummer = Resummer(self.appender, self.read, self.do, threading.Event())
+        self.resummer = SummaryRebuilder(self.appender, self.read, self.do, threading.Event())
 
     @contextmanager
     def read(self) -> Iterator[Reader]:
@@ -45,7 +45,7 @@ class Traces:
         self.do(lambda _: self.appender.write([encode(runs)]))
 
     def amend(self, span_id: str, fields: dict[str, JSON]) -> None:
-        self.do(lambda _: self.appender.amend(Place(TRACE, span_id, ANY), fields))
+        self.do(lambda _: self.appender.amend(AmendmentTarget(TRACE, span_id, ANY_PROJECT), fields))
 
     def forget(self) -> None:
         self.appender.forget()
@@ -65,22 +65,22 @@ class Traces:
     def said(self, trace_id: str = TRACE) -> tuple[dict[str, Any], int, dict[str, int]]:
         """What the file says of a trace: its roll-up, its root, and what spans have below them."""
         row = self.db.execute(
-            f"SELECT id, root, {','.join(RollUp._fields)} FROM traces WHERE trace_id = ?", (trace_id,)
+            f"SELECT id, root, {','.join(SummaryRow._fields)} FROM traces WHERE trace_id = ?", (trace_id,)
         )
         key, root, *values = row.fetchone()
         flags = "SELECT span_id, tokens_below + 2 * cost_below FROM spans WHERE trace = ?"
-        return plain(RollUp(*values)), root, dict(self.db.execute(flags, (key,)).fetchall())
+        return plain(SummaryRow(*values)), root, dict(self.db.execute(flags, (key,)).fetchall())
 
     def true(self, trace_id: str = TRACE) -> tuple[dict[str, Any], int, dict[str, int]]:
         """The same from all of its spans."""
         [key] = self.db.execute("SELECT id FROM traces WHERE trace_id = ?", (trace_id,)).fetchone()
         stored = self.appender.reader.in_order(trace_id, key)
-        rolled, root, (tokens, cost) = roll_up([one.fact for one in stored])
+        rolled, root, (tokens, cost) = summarize_trace([one.fact for one in stored])
         flags = {one.run.span_id: (one.run.span_id in tokens) + 2 * (one.run.span_id in cost) for one in stored}
         return plain(rolled), stored[root].row, flags
 
 
-def plain(rolled: RollUp) -> dict[str, Any]:
+def plain(rolled: SummaryRow) -> dict[str, Any]:
     """With JSON as what it says; what was told of a run later may stand at the end of a list."""
     columns = {name: loads(value) for name in ("models", "metadata") if (value := getattr(rolled, name))}
     lists = {name: sorted(loads(value)) for name in ("names", "kinds", "tags") if (value := getattr(rolled, name))}

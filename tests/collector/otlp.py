@@ -18,7 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from spanwise.collector.intake._signal import Signal
+from spanwise.collector.ingest.otlp_signals import Signal
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _numbers = itertools.count(1)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from collector.deciding import on, ruled, slice, traced
-from spanwise.collector.records import Claim, Decision, Feedback, Finish, Head, Verdict, WorkerReport
+from spanwise.collector.records import Claim, ClaimResult, Decision, Feedback, TraceHead, Verdict, WorkerReport
 from spanwise.collector.stores import Store
 
 KEY = "concise"
 OUTCOMES: dict[str, Any] = {"scored": "score", "skipped": "skip", "failed": "error"}
 
 
-def taken(store: Store, name: str, heads: Sequence[Head], rate: float = 1.0, **counts: int) -> None:
+def taken(store: Store, name: str, heads: Sequence[TraceHead], rate: float = 1.0, **counts: int) -> None:
     """All of these are taken at a rate; as many others as `filtered` and `sampled_out` say are left out."""
     rows = (on(head, rule=name, probability=rate, u=rate / 2, rate=rate) for head in heads)
     names = [outcome for outcome, count in counts.items() for _ in range(count)]
@@ -31,10 +31,10 @@ def done(store: Store, name: str, *outcomes: tuple[Verdict, Any], again_s: float
     return claimed
 
 
-def _finish(one: Decision, verdict: Verdict, said: Any, again_s: float | None) -> Finish:
+def _finish(one: Decision, verdict: Verdict, said: Any, again_s: float | None) -> ClaimResult:
     given = {"scored": {"score": said}, "failed": {"error": said}}.get(verdict, {})
     feedback = Feedback(target=one.target, key=KEY, outcome=OUTCOMES.get(verdict, "skip"), rule=one.rule, **given)
-    return Finish(
+    return ClaimResult(
         claim=Claim(project="default", rule=one.rule, version=one.version, target=one.target, number=one.claim),
         verdict=verdict,
         reason="" if verdict in OUTCOMES else str(said),

@@ -18,12 +18,25 @@ from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
 from spanwise.collector.errors import Refused, StoreError, Unavailable
 from spanwise.collector.records import Run, Usage
-from spanwise.collector.stores.sqlite import SQLiteStore, _append, _reader
-from spanwise.collector.stores.sqlite._file import File
-from spanwise.collector.stores.sqlite._pool import IDLE, READERS
-from spanwise.collector.stores.sqlite._words import MOST, PIECE, Entry, pieces, put
-from spanwise.collector.stores.sqlite._writer import HEAVY_WEIGHT, QUEUED_WEIGHT, TURN, Job
-from spanwise.tracer.attributes import INSTANCE
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.database import connections
+from spanwise.collector.stores.sqlite.database.connections import IDLE_READERS, MAX_READERS
+from spanwise.collector.stores.sqlite.database.group_commit import (
+    HEAVY_WEIGHT,
+    PATIENT_TURN_SECONDS,
+    QUEUED_WEIGHT,
+    WriteJob,
+)
+from spanwise.collector.stores.sqlite.database_file import DatabaseFile
+from spanwise.collector.stores.sqlite.search.fulltext_index import (
+    MAX_TRANSACTION_CHARACTERS,
+    MIN_TRANSACTION_CHARACTERS,
+    IndexEntry,
+    split_by_size,
+    write_entries,
+)
+from spanwise.collector.stores.sqlite.write import span_writer
+from spanwise.tracer.attribute_names import INSTANCE
 
 
 @pytest.fixture
@@ -139,10 +152,10 @@ def test_integer_keys_go_on_after_a_restart(store: SQLiteStore) -> None:
 
 
 @contextmanager
-def held(store: SQLiteStore) -> Iterator[File]:
+def held(store: SQLiteStore) -> Iterator[DatabaseFile]:
     """The file of a store whose writer stands still meanwhile, so that what is asked for goes into one commit."""
     file, there, gate = store._behind._file, threading.Event(), threading.Event()
-    future = file.writer.put(Job(weight=1, alone=lambda _: (there.set(), gate.wait(120))))
+    future = file.writer.put(WriteJob(weight=1, alone=lambda _: (there.set(), gate.wait(120))))
     assert there.wait(60)
     try:
         yield file
@@ -155,7 +168,7 @@ def test_what_a_rollback_took_back_is_not_remembered(store: SQLiteStore) -> None
     first, other = run(resource={"n": 1}, tags=("a",)), run(resource={"n": 2}, tags=("b",))
     with held(store) as file:
         kept = store.append_async([first])
-        failing = file.writer.put(Job(weight=1, action=lambda db: db.execute("nonsense")))
+        failing = file.writer.put(WriteJob(weight=1, action=lambda db: db.execute("nonsense")))
     with pytest.raises(StoreError, match="nonsense"):
         failing.result(60)
     kept.result(60)
@@ -177,7 +190,7 @@ def test_writes_that_wait_share_a_commit(store: SQLiteStore) -> None:
 
 def test_what_else_the_writer_is_to_do_is_not_counted_as_spans_that_wait(store: SQLiteStore) -> None:
     with held(store) as file:
-        work = file.writer.put(Job(weight=64, action=lambda db: None, patient=True))
+        work = file.writer.put(WriteJob(weight=64, action=lambda db: None, patient=True))
         kept = store.append_async([run()])
         assert store.health()["queued_spans"] == 1
     work.result(60)
@@ -192,7 +205,7 @@ def test_a_refused_action_takes_back_only_what_it_did(store: SQLiteStore) -> Non
     store.append([stays := run()])
     with held(store) as file:
         futures = [store.append_async([run()])]
-        action = file.writer.put(Job(weight=1, action=refused))
+        action = file.writer.put(WriteJob(weight=1, action=refused))
         futures.append(store.append_async([child(stays)]))
     with pytest.raises(Refused):
         action.result(60)
@@ -215,10 +228,10 @@ def test_what_is_patient_goes_in_turn_with_all_that_others_wait_for(store: SQLit
 
         def note(name: str, _: sqlite3.Connection) -> None:
             done[name] = file.writer.commits
-            threading.Event().wait(TURN if name > "m" else 0)
+            threading.Event().wait(PATIENT_TURN_SECONDS if name > "m" else 0)
 
         for name in "xyabz":
-            file.writer.put(Job(weight=1, action=partial(note, name), patient=name > "m"))
+            file.writer.put(WriteJob(weight=1, action=partial(note, name), patient=name > "m"))
     assert eventually(lambda: list(done), ["x", "a", "b", "y", "z"])
     assert done["x"] < done["a"] == done["b"] < done["y"] < done["z"]
 
@@ -226,7 +239,7 @@ def test_what_is_patient_goes_in_turn_with_all_that_others_wait_for(store: SQLit
 def test_what_is_patient_is_done_before_the_end(store: SQLiteStore) -> None:
     done = list[int]()
     with held(store) as file:
-        futures = [file.writer.put(Job(weight=1, action=lambda _: done.append(1), patient=True)) for _ in range(5)]
+        futures = [file.writer.put(WriteJob(weight=1, action=lambda _: done.append(1), patient=True)) for _ in range(5)]
     store.close()
     assert (len(done), [future.done() for future in futures]) == (5, [True] * 5)
 
@@ -262,9 +275,9 @@ def test_traces_of_long_texts_count_for_many_spans_in_memory(store: SQLiteStore,
 def test_of_resources_and_values_that_differ_for_ever_some_are_remembered(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_append, "RESOURCES", 5)
-    monkeypatch.setattr(_append, "VALUES", 5)
-    monkeypatch.setattr(_reader, "RESOURCES", 5)
+    monkeypatch.setattr(span_writer, "CACHED_RESOURCES", 5)
+    monkeypatch.setattr(span_writer, "CACHED_VALUES", 5)
+    monkeypatch.setattr(connections, "CACHED_RESOURCES", 5)
     appender, made = store._behind._file.appender, []
     for n in range(20):
         made.append(run(resource={INSTANCE: f"i{n % 10}", "of": n}, kind=f"kind {n}", tags=("a", "b")))
@@ -295,20 +308,20 @@ def test_a_large_resource_is_kept_and_not_remembered(store: SQLiteStore) -> None
 def test_a_rush_of_readers_leaves_few_open(store: SQLiteStore) -> None:
     file = store._behind._file
     with ExitStack() as rush:
-        for _ in range(READERS - 1):  # one is left to the index
+        for _ in range(MAX_READERS - 1):  # one is left to the index
             rush.enter_context(file.read())
-    assert len(file._readers._free) <= IDLE
+    assert len(file._readers._free) <= IDLE_READERS
     assert store.count()["traces"] == 0
 
 
 def test_the_text_index_is_written_in_pieces() -> None:
-    sizes = (PIECE // 2, PIECE // 2, 1, 3 * PIECE, 1)
-    assert list(pieces(enumerate(sizes), PIECE)) == [[0, 1], [2], [3], [4]]
+    sizes = (MIN_TRANSACTION_CHARACTERS // 2, MIN_TRANSACTION_CHARACTERS // 2, 1, 3 * MIN_TRANSACTION_CHARACTERS, 1)
+    assert list(split_by_size(enumerate(sizes), MIN_TRANSACTION_CHARACTERS)) == [[0, 1], [2], [3], [4]]
 
 
 def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:
     with held(store) as file:
-        full = file.writer.put(Job(weight=QUEUED_WEIGHT, action=lambda _: None))
+        full = file.writer.put(WriteJob(weight=QUEUED_WEIGHT, action=lambda _: None))
         with pytest.raises(Unavailable, match=f"{QUEUED_WEIGHT} spans wait"):
             store.append([run()])
     full.result(60)
@@ -316,26 +329,26 @@ def test_so_much_may_wait_and_no_more(store: SQLiteStore) -> None:
 
 
 def test_what_is_larger_than_the_queue_is_taken_when_nothing_waits(store: SQLiteStore) -> None:
-    assert store._behind._file.writer.put(Job(weight=10 * QUEUED_WEIGHT, action=lambda _: 7)).result(60) == 7
+    assert store._behind._file.writer.put(WriteJob(weight=10 * QUEUED_WEIGHT, action=lambda _: 7)).result(60) == 7
 
 
 def test_a_piece_of_the_text_index_is_as_large_as_a_moment_allows(store: SQLiteStore) -> None:
     behind = store._behind
     behind._fit(1, 1.0)
-    assert behind._piece == PIECE
+    assert behind._piece == MIN_TRANSACTION_CHARACTERS
     for _ in range(10):
-        behind._fit(10 * MOST, 1e-6)
-    assert behind._piece >= MOST - PIECE
+        behind._fit(10 * MAX_TRANSACTION_CHARACTERS, 1e-6)
+    assert behind._piece >= MAX_TRANSACTION_CHARACTERS - MIN_TRANSACTION_CHARACTERS
     for _ in range(10):
-        behind._fit(10 * MOST, 1e6)
-    assert behind._piece == PIECE
+        behind._fit(10 * MAX_TRANSACTION_CHARACTERS, 1e6)
+    assert behind._piece == MIN_TRANSACTION_CHARACTERS
 
 
 def test_what_stands_in_the_text_index_says_nothing_about_how_fast_it_is(store: SQLiteStore) -> None:
-    same, other = Entry(1, "words", "words"), Entry(2, None, "more words")
+    same, other = IndexEntry(1, "words", "words"), IndexEntry(2, None, "more words")
     reader = store._behind._file.appender.reader
-    assert store._behind._file.write(lambda _: put(reader, [same], set())) == 0
-    assert store._behind._file.write(lambda _: put(reader, [same, other], set())) == len("more words")
+    assert store._behind._file.write(lambda _: write_entries(reader, [same], set())) == 0
+    assert store._behind._file.write(lambda _: write_entries(reader, [same, other], set())) == len("more words")
 
 
 @pytest.mark.parametrize("cursor", ["", "1", "x.1", "1.x", "1.2.3"])

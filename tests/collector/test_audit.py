@@ -16,9 +16,10 @@ import pytest
 from collector.making import run
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import Forbidden, Unavailable
-from spanwise.collector.records import AuditEvent, Experiment, Feedback, Key, Retention, Rule, Target, paged
+from spanwise.collector.records import AuditEvent, Experiment, Feedback, Key, Retention, Rule, Target, iterate_pages
 from spanwise.collector.server import Server
-from spanwise.collector.stores.sqlite import SQLiteStore, _audit
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.control import control_backend
 
 
 @pytest.fixture
@@ -160,12 +161,12 @@ def test_long_ones_are_cut(store: SQLiteStore) -> None:
 
 
 def test_no_number_of_deletions_covers_up_a_key(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_audit.KEPT, False, 150)
-    monkeypatch.setitem(_audit.KEPT, True, 5)
+    monkeypatch.setitem(control_backend.MAX_EVENTS, False, 150)
+    monkeypatch.setitem(control_backend.MAX_EVENTS, True, 5)
     store.save_key(key("a"))
     for number in range(499):
         store.note(AuditEvent(action="delete", about=str(number)))
-    kept = list(paged(store.audit))
+    kept = list(iterate_pages(store.audit))
     assert (len(kept), kept[-1].action) == (151, "save_key")
     assert [event.about for event in kept[:2]] == ["498", "497"]
 

@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 
 from collector.making import child, run
 from collector.otlp import altered, attribute, json_request, json_span, post, rejected, request, span
-from spanwise.collector._metrics import Metrics
-from spanwise.collector.dialects import Amendment, Draft, RawSpan, Whole, read_whole, said
-from spanwise.collector.dialects._read import DIALECTS
-from spanwise.collector.intake import Receiver, _traces
-from spanwise.collector.intake._beside import Beside
-from spanwise.collector.intake._decode import decode
-from spanwise.collector.intake._http import Route
-from spanwise.collector.intake._keep import MANY, StoreKeeper
-from spanwise.collector.intake._limits import Limits
-from spanwise.collector.intake._signal import Request
-from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.dialects import Amendment, Draft, RawSpan, TranslatedSpan, make_side_record, read_span
+from spanwise.collector.dialects.translation import DIALECTS
+from spanwise.collector.ingest import Receiver, otlp_signals
+from spanwise.collector.ingest.http_receiver import SignalRoute
+from spanwise.collector.ingest.limits import Limits
+from spanwise.collector.ingest.offload import Offloader
+from spanwise.collector.ingest.otlp_signals import TRACES, Request
+from spanwise.collector.ingest.request_decoder import decode
+from spanwise.collector.ingest.store_sink import BATCH_SIZE, StoreSink
+from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Feedback, Run, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -43,10 +42,10 @@ def _one(draft: Draft, row: dict[str, Any]) -> Feedback | Amendment:
 def vendor(draft: Draft) -> None:
     """Says in one attribute what it has to say beside its run."""
     if "vendor" in draft.namespaces:
-        draft.also += tuple([said(_one, draft, row) for row in json.loads(draft.attributes["vendor.says"])])
+        draft.also += tuple([make_side_record(_one, draft, row) for row in json.loads(draft.attributes["vendor.says"])])
 
 
-read_item = partial(_traces.read_item, dialects=[*DIALECTS, vendor])
+read_item = partial(otlp_signals.read_span_item, dialects=[*DIALECTS, vendor])
 SIGNAL = altered(TRACES, read=read_item)
 
 
@@ -60,7 +59,7 @@ def sent(path: Path, body: bytes, *runs: Run) -> tuple[Any, Any, Metrics]:
     with SQLiteStore(path / "a.db") as store:
         store.append(runs)
         receiver = Receiver(store, metrics)
-        answer = post(Route(receiver, SIGNAL), body)
+        answer = post(SignalRoute(receiver, SIGNAL), body)
         receiver.close()
         return answer, list(store.feedbacks()), metrics
 
@@ -113,7 +112,7 @@ def test_an_amendment_beside_a_span_fills_in_its_sibling(tmp_path):
     with SQLiteStore(tmp_path / "a.db") as store:
         store.append([root, sibling])
         receiver = Receiver(store)
-        assert post(Route(receiver, SIGNAL), body).content == b""
+        assert post(SignalRoute(receiver, SIGNAL), body).content == b""
         receiver.close()
         assert store.trace(root.trace_id).runs[1].outputs == "streamed"
 
@@ -123,10 +122,10 @@ def test_a_key_of_one_project_speaks_of_no_other(tmp_path):
     rows = [Feedback(target=Target(trace_id=one.trace_id), key="k", score=1.0) for one in (theirs, mine)]
     session = Feedback(target=Target(session_id="s"), key="k", score=1.0)
     asked = Request(TRACES, TRACES.protobuf, b"", project="mine")
-    beside = Beside()
+    beside = Offloader()
     with SQLiteStore(tmp_path / "a.db") as store:
         store.append([theirs])
-        keep = StoreKeeper(store, beside).keep(asked, [mine, *rows, session])
+        keep = StoreSink(store, beside).keep(asked, [mine, *rows, session])
         refusals = asyncio.run(keep)
         assert [type(refusal).__name__ for refusal in refusals] == ["BesideRefused", "BesideRefused"]
         assert [one.target.trace_id for one in store.feedbacks()] == [mine.trace_id]
@@ -134,12 +133,12 @@ def test_a_key_of_one_project_speaks_of_no_other(tmp_path):
 
 
 def test_of_many_runs_feedback_goes_with_the_last(tmp_path):
-    runs = [run() for _ in range(MANY)]
+    runs = [run() for _ in range(BATCH_SIZE)]
     row = Feedback(target=Target(trace_id=runs[0].trace_id), key="k", score=1.0)
-    beside = Beside()
+    beside = Offloader()
     with SQLiteStore(tmp_path / "a.db") as store:
-        asyncio.run(StoreKeeper(store, beside).keep(Request(TRACES, TRACES.protobuf, b""), [*runs, row]))
-        assert (store.count()["spans"], len(store.feedbacks())) == (MANY, 1)
+        asyncio.run(StoreSink(store, beside).keep(Request(TRACES, TRACES.protobuf, b""), [*runs, row]))
+        assert (store.count()["spans"], len(store.feedbacks())) == (BATCH_SIZE, 1)
     beside.close()
 
 
@@ -156,7 +155,7 @@ def test_a_dialect_that_fails_after_it_has_spoken_has_said_nothing():
 
     told: list[str] = []
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s")
-    assert read_whole(raw, lambda name, _: told.append(name), [fails]).also == ()
+    assert read_span(raw, lambda name, _: told.append(name), [fails]).also == ()
     assert told == ["fails"]
 
 
@@ -166,7 +165,7 @@ def test_a_dialect_that_says_something_else_is_left_out():
 
     told: list[Exception] = []
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s")
-    assert read_whole(raw, lambda _, error: told.append(error), [wrong]).also == ()
+    assert read_span(raw, lambda _, error: told.append(error), [wrong]).also == ()
     assert "neither feedback nor an amendment" in str(told[0])
 
 
@@ -189,7 +188,7 @@ def test_whatever_is_said_the_span_is_kept(given_rows):
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", end_ns=5)
     raw.attributes = {"vendor.says": json.dumps(given_rows, allow_nan=True)}
     kept = read_item(raw, partial(pytest.fail))
-    assert isinstance(kept, Whole) == bool(given_rows)
-    if isinstance(kept, Whole):
+    assert isinstance(kept, TranslatedSpan) == bool(given_rows)
+    if isinstance(kept, TranslatedSpan):
         assert (len(kept.also), kept.run.name) == (len(given_rows), "s")
         assert all(isinstance(one, Feedback | Amendment | ValueError) for one in kept.also)

@@ -23,46 +23,46 @@ from collector.making import SECOND, run
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Experiment, Retention, Target
-from spanwise.collector.stores import Serving, Store
-from spanwise.collector.stores._both import Both
-from spanwise.collector.stores._halves import Gone
+from spanwise.collector.stores import LocalStore, Store
+from spanwise.collector.stores.backends import DeletedTraces
+from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._control import SQLiteControl
-from spanwise.collector.stores.sqlite._file import File
-from spanwise.collector.stores.sqlite._traces import SQLiteTraces
+from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite.database_file import DatabaseFile
+from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
 
 class Stumbling(SQLiteTraces):
     """Is away once what it shall remove has been forgotten elsewhere."""
 
-    def remove(self, gone: Iterable[Gone]) -> int:
+    def remove(self, gone: Iterable[DeletedTraces]) -> int:
         next(iter(gone))
         raise Unavailable("away")
 
 
 @pytest.fixture
-def halves(tmp_path: Path) -> Iterator[tuple[File, File]]:
-    files = File(tmp_path / "traces.db"), File(tmp_path / "control.db")
+def halves(tmp_path: Path) -> Iterator[tuple[DatabaseFile, DatabaseFile]]:
+    files = DatabaseFile(tmp_path / "traces.db"), DatabaseFile(tmp_path / "control.db")
     yield files
     for file in files:
         file.close()
 
 
 @pytest.fixture
-def store(halves: tuple[File, File]) -> Store:
-    return cast(Store, Both(SQLiteTraces(halves[0]), SQLiteControl(halves[1])))
+def store(halves: tuple[DatabaseFile, DatabaseFile]) -> Store:
+    return cast(Store, CombinedStore(SQLiteTraces(halves[0]), SQLiteControl(halves[1])))
 
 
 @pytest.fixture
-def stumbling(halves: tuple[File, File]) -> Store:
-    return cast(Store, Both(Stumbling(halves[0]), SQLiteControl(halves[1])))
+def stumbling(halves: tuple[DatabaseFile, DatabaseFile]) -> Store:
+    return cast(Store, CombinedStore(Stumbling(halves[0]), SQLiteControl(halves[1])))
 
 
 def test_two_halves_say_where_they_are_and_one_file_once(store: Store, tmp_path: Path) -> None:
     assert store.where == f"{tmp_path / 'traces.db'} and {tmp_path / 'control.db'}"
     with SQLiteStore(tmp_path / "spanwise.db") as one:
         assert one.where == str(tmp_path / "spanwise.db")
-        assert isinstance(one, Serving)
+        assert isinstance(one, LocalStore)
 
 
 def test_a_deletion_that_was_cut_off_is_done_by_repeating_it(store: Store, stumbling: Store) -> None:
@@ -95,6 +95,6 @@ def test_pruning_by_the_rules_that_are_kept(store: Store) -> None:
     assert [(one.name, one.project) for one in store.traces()] == [("new", "p"), ("old", "q")]
 
 
-def test_a_half_alone_does_not_know_datasets(halves: tuple[File, File]) -> None:
+def test_a_half_alone_does_not_know_datasets(halves: tuple[DatabaseFile, DatabaseFile]) -> None:
     with pytest.raises(Exception, match="'d' is known to the control records"):
         SQLiteTraces(halves[0]).traces(Filter(dataset="d"))

@@ -16,9 +16,9 @@ from collector import version_1
 from collector.conformance_traces import eventually
 from collector.making import run
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._checkpoint import DUE_BYTES
-from spanwise.collector.stores.sqlite._open import LOG_KEPT
-from spanwise.collector.stores.sqlite._schema import PAGE_SIZE
+from spanwise.collector.stores.sqlite.database.connections import WAL_SIZE_LIMIT
+from spanwise.collector.stores.sqlite.database.schema import PAGE_SIZE
+from spanwise.collector.stores.sqlite.database.wal_checkpoint import DUE_BYTES
 
 MUCH = 400_000  # bytes of a span
 
@@ -56,16 +56,16 @@ def test_a_reader_that_stays_is_seen_and_when_it_goes_the_log_shrinks(file: Path
     with SQLiteStore(file) as store:
         store.append([run()])
         with looking(file):
-            write(store, LOG_KEPT + DUE_BYTES)
-            assert store.health()["log_waiting_bytes"] > LOG_KEPT
-            assert store.health()["log_bytes"] == size(file) > LOG_KEPT
+            write(store, WAL_SIZE_LIMIT + DUE_BYTES)
+            assert store.health()["log_waiting_bytes"] > WAL_SIZE_LIMIT
+            assert store.health()["log_bytes"] == size(file) > WAL_SIZE_LIMIT
 
         def shrunk() -> bool:
             store.append([run()])
-            return size(file) <= LOG_KEPT
+            return size(file) <= WAL_SIZE_LIMIT
 
         assert eventually(shrunk)
-        assert store.health()["log_waiting_bytes"] <= LOG_KEPT
+        assert store.health()["log_waiting_bytes"] <= WAL_SIZE_LIMIT
 
 
 def test_readers_that_stay_keep_nobody_from_writing(file: Path) -> None:

@@ -13,8 +13,15 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from collector.making import run
 from collector.otlp import JSON, PROTOBUF, attribute, request, span
-from spanwise.collector import _wire
-from spanwise.collector.clocks import AHEAD_NS, DAY_NS, HOUR_NS, bounded_feedback, bounded_span, bounded_time
+from spanwise.collector import record_encoding
+from spanwise.collector.clock_skew import (
+    DAY_NS,
+    HOUR_NS,
+    MAX_CLOCK_SKEW_NS,
+    correct_feedback_time,
+    correct_span_times,
+    correct_time,
+)
 from spanwise.collector.records import Feedback, OpenRun, Retention, Run, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -48,21 +55,21 @@ def sent(run: Run) -> dict[str, Any]:
 
 def test_what_can_be_stays_as_it_is() -> None:
     now = time.time_ns()
-    for start, end in ((0, 0), (now, now + 5), (now + AHEAD_NS - 1, now + AHEAD_NS - 1), (now, 0)):
-        assert bounded_span(start, end) is None
+    for start, end in ((0, 0), (now, now + 5), (now + MAX_CLOCK_SKEW_NS - 1, now + MAX_CLOCK_SKEW_NS - 1), (now, 0)):
+        assert correct_span_times(start, end) is None
 
 
-@pytest.mark.parametrize("ahead", [2 * AHEAD_NS, HOUR_NS, 12 * HOUR_NS, YEAR])
+@pytest.mark.parametrize("ahead", [2 * MAX_CLOCK_SKEW_NS, HOUR_NS, 12 * HOUR_NS, YEAR])
 def test_a_time_ahead_goes_back_by_whole_hours_and_lasts_as_long(ahead: int) -> None:
     now = time.time_ns()
-    found = bounded_span(now + ahead + 7, now + ahead + 12)
+    found = correct_span_times(now + ahead + 7, now + ahead + 12)
     assert found is not None
     assert (found.end_ns - found.start_ns, (now + ahead + 7 - found.start_ns) % HOUR_NS) == (5, 0)
     assert now - HOUR_NS <= found.start_ns <= time.time_ns()
 
 
 def test_a_time_before_1970_is_its_first_moment() -> None:
-    found = bounded_span(-(2**63), 5)
+    found = correct_span_times(-(2**63), 5)
     assert found is not None
     assert (found.start_ns, found.end_ns, found.sent) == (0, 5, {"spanwise.sent.start_ns": -(2**63)})
 
@@ -105,7 +112,7 @@ def test_what_comes_later_stands_above_a_clock_of_the_future(client: httpx.Clien
     client.post("/v1/traces", content=request(right), headers={"content-type": PROTOBUF})
     items = client.get("/api/traces").json()["items"]
     assert [one["name"] for one in items] == ["right", "zone", "wrong"]
-    assert now - items[1]["start_ns"] < AHEAD_NS  # the hour is right, the zone was not
+    assert now - items[1]["start_ns"] < MAX_CLOCK_SKEW_NS  # the hour is right, the zone was not
 
 
 def test_retention_by_age_reaches_a_clock_of_the_future(store: SQLiteStore, client: httpx.Client) -> None:
@@ -125,7 +132,7 @@ def test_retention_reaches_what_a_file_holds_of_the_future(store: SQLiteStore) -
 def test_a_vote_from_the_future_does_not_count_for_ever(store: SQLiteStore, client: httpx.Client) -> None:
     store.append([run(trace_id=TRACE)])
     vote = Feedback(target=Target(trace_id=TRACE), key="k", score=1, author="a", created_ns=2**63 - 1, source="human")
-    assert client.post("/api/feedback", content=_wire.encode([vote])).status_code == 200
+    assert client.post("/api/feedback", content=record_encoding.encode([vote])).status_code == 200
     store.add_feedback([Feedback(target=Target(trace_id=TRACE), key="k", score=0, author="b", source="human")])
     assert store.traces().items[0].feedback == {"k": 0}
     assert store.feedbacks(key="k").items[-1].metadata == {"spanwise.sent.created_ns": 2**63 - 1}
@@ -143,12 +150,13 @@ def test_an_event_and_an_open_run_are_taken_back_too(store: SQLiteStore, client:
     ]
     client.post("/v1/logs", json={"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]})
     client.post(
-        "/api/running", content=_wire.encode([OpenRun(trace_id=TRACE, span_id="b" * 16, name="n", start_ns=2**63)])
+        "/api/running",
+        content=record_encoding.encode([OpenRun(trace_id=TRACE, span_id="b" * 16, name="n", start_ns=2**63)]),
     )
-    assert bounded_time(time.time_ns()) <= time.time_ns()
+    assert correct_time(time.time_ns()) <= time.time_ns()
     [kept], [running] = store.feedbacks(key="k"), store.running()
     assert max(kept.created_ns, running.start_ns) <= time.time_ns()
-    assert bounded_feedback(kept) is kept
+    assert correct_feedback_time(kept) is kept
 
 
 STORED = [(2**63 - 1, 2**63 - 1), (0, 2**63 - 1), (2**63 - 1, 0), (0, 0)]

@@ -13,11 +13,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from collector.otlp import attribute, field, nested, request, span
 from spanwise.collector.dialects import RawSpan
-from spanwise.collector.intake import _columns, _protobuf
-from spanwise.collector.intake._decode import Scope, decode
-from spanwise.collector.intake._errors import ItemRefused, Permanent
-from spanwise.collector.intake._limits import Allowance, Limits
-from spanwise.collector.intake._traces import TRACES, read_item
+from spanwise.collector.ingest import protobuf_decoder
+from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError
+from spanwise.collector.ingest.limits import Allowance, Limits
+from spanwise.collector.ingest.otlp_signals import TRACES, read_span_item
+from spanwise.collector.ingest.request_decoder import Scope, decode
 
 LENGTHS = (0, 1, 126, 127, 128, 129, 130, 4091, 4092, 4093, 4094, 16_390)
 TEXTS = st.text(max_size=5) | st.sampled_from(LENGTHS).map(lambda length: "x" * length)
@@ -42,11 +42,14 @@ PAIRS = st.lists(
 
 def both(body: bytes, limits: Limits) -> list[list[Any]]:
     """The spans of a request, or why one is refused, by columns and by OTLP's classes; and what they use up."""
-    [(_, scope, items)] = _columns.groups(body)
+    [(_, scope, items)] = protobuf_decoder.iterate_columnar_groups(body)
     assert scope == Scope("", "")
     whole = ExportTraceServiceRequest.FromString(body)
     found = []
-    for these, raw in ((items, _columns.raw_span), (whole.resource_spans[0].scope_spans[0].spans, _protobuf.raw_span)):
+    for these, raw in (
+        (items, protobuf_decoder.convert_columnar_span),
+        (whole.resource_spans[0].scope_spans[0].spans, protobuf_decoder.convert_span),
+    ):
         allowance, said = Allowance(limits), []
         for one in these:
             try:
@@ -73,8 +76,8 @@ def test_spans_are_read_alike(pairs, events):
 def test_an_attribute_without_a_name_keeps_its_value_and_leaves_the_others_theirs():
     attributes = [attribute("", "nobody's"), attribute("user.email", "ann"), attribute("plan", "free")]
     body = request(span(attributes=[*attributes, KeyValue(key="empty")]), span(attributes=[attribute("a", "b")]))
-    [(_, scope, items)] = _columns.groups(body)
-    read = [_columns.raw_span(item, {}, scope, Allowance(Limits())).attributes for item in items]
+    [(_, scope, items)] = protobuf_decoder.iterate_columnar_groups(body)
+    read = [protobuf_decoder.convert_columnar_span(item, {}, scope, Allowance(Limits())).attributes for item in items]
     assert read == [{"": "nobody's", "user.email": "ann", "plan": "free", "empty": None}, {"a": "b"}]
 
 
@@ -102,7 +105,7 @@ def test_what_is_too_much_is_refused_alike(limits, attributes):
 
 
 def test_more_values_than_a_request_may_have_are_refused():
-    with pytest.raises(Permanent, match="more than 3 values"):
+    with pytest.raises(PermanentError, match="more than 3 values"):
         decode(TRACES.protobuf, request(span(attributes=[attribute(name, "x") for name in "abcd"])), Limits(values=3))
 
 
@@ -136,7 +139,7 @@ def test_a_text_that_is_none_costs_its_span_alone_whatever_was_read_before():
     ],
 )
 def test_what_stands_in_lists_is_bounded(attributes, tags, example, sent):
-    run = read_item(RawSpan("1" * 32, "2" * 16, "s", attributes=attributes), strict)
+    run = read_span_item(RawSpan("1" * 32, "2" * 16, "s", attributes=attributes), strict)
     assert (run.tags, run.example_id, {*run.attributes}) == (tags, example, sent)
 
 

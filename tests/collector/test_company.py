@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from collector.making import run
-from spanwise.collector.stores.sqlite import SQLiteStore, _writer, encode
-from spanwise.collector.stores.sqlite._writer import ENOUGH_WEIGHT, Writer
+from spanwise.collector.stores.sqlite import SQLiteStore, encode
+from spanwise.collector.stores.sqlite.database import group_commit
+from spanwise.collector.stores.sqlite.database.group_commit import ENOUGH_WEIGHT, Writer
 
 HALF = ENOUGH_WEIGHT // 2
 
@@ -17,7 +18,7 @@ HALF = ENOUGH_WEIGHT // 2
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SQLiteStore]:
     """With nothing behind the writer, who waits for others as long as it takes."""
-    monkeypatch.setattr(_writer, "MOMENT", 3600.0)
+    monkeypatch.setattr(group_commit, "GATHER_SECONDS", 3600.0)
     with SQLiteStore(tmp_path / "spanwise.db") as made:
         made._behind.close()
         yield made

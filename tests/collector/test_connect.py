@@ -16,12 +16,11 @@ from collector.making import run
 from spanwise.collector import aio, connect, describe
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import NotFound, Refused, Unavailable
-from spanwise.collector.filters import Filter
-from spanwise.collector.querystring import to_filter, to_items
+from spanwise.collector.filters import Filter, filter_from_items, filter_to_items
 from spanwise.collector.server import Server
-from spanwise.collector.stores import SendsOn, Serving
+from spanwise.collector.stores import FeedbackSource, LocalStore
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.tracer.certificates import VARIABLES
+from spanwise.tracer.http_connections import CERTIFICATE_VARIABLES
 
 
 def test_a_path_is_a_file(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_many_trace_ids_fit_into_one_question(tmp_path: Path) -> None:
     ],
 )
 def test_a_filter_goes_through_a_query_string_and_back(filter: Filter) -> None:
-    assert to_filter(to_items(filter)) == filter
+    assert filter_from_items(filter_to_items(filter)) == filter
 
 
 def test_a_file_that_nobody_serves_says_how_to_share_it(tmp_path: Path) -> None:
@@ -118,15 +117,15 @@ def test_a_file_that_nobody_serves_says_how_to_share_it(tmp_path: Path) -> None:
 
 def test_what_this_process_holds_can_be_served_and_what_it_reaches_cannot(tmp_path: Path) -> None:
     store, away = connect(tmp_path / "a.db"), HTTPStore("http://127.0.0.1:9")
-    assert isinstance(store, Serving)
-    assert not isinstance(away, Serving)
+    assert isinstance(store, LocalStore)
+    assert not isinstance(away, LocalStore)
     assert (store.where, away.where) == (str(tmp_path / "a.db"), "http://127.0.0.1:9")
     store.append_async([run()]).result(60)
     assert store.health()["writable"]
     store.close()
 
 
-@pytest.mark.parametrize("protocol", [Serving, SendsOn])
+@pytest.mark.parametrize("protocol", [LocalStore, FeedbackSource])
 def test_what_a_server_asks_of_a_file_is_found_as_python_3_12_looks_for_it(tmp_path: Path, protocol: type) -> None:
     asked = [name for name in vars(protocol) if not name.startswith("_")]
     with connect(tmp_path / "a.db") as store:
@@ -140,9 +139,9 @@ def test_a_malformed_address_is_refused(url: str) -> None:
         connect(url)
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("variable", CERTIFICATE_VARIABLES)
 def test_a_private_authority_is_trusted(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in VARIABLES:
+    for other in CERTIFICATE_VARIABLES:
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(variable, str(tmp_path / "ca.pem"))
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

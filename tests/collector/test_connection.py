@@ -15,8 +15,15 @@ import httpx
 import pytest
 
 from integration.serving import ROOT, environment
-from spanwise.collector._connection import BODY_RATE, BODY_SECONDS, HEAD_BYTES, HEAD_SECONDS, UNREAD_SECONDS, Connection
-from spanwise.collector.server import Server
+from spanwise.collector.server import (
+    BODY_TIMEOUT_S,
+    HEADER_TIMEOUT_S,
+    MAX_HEADER_BYTES,
+    MIN_BODY_RATE,
+    UNREAD_RESPONSE_TIMEOUT_S,
+    LimitedConnection,
+    Server,
+)
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 
@@ -37,10 +44,10 @@ def told(server: Server, wire: bytes) -> bytes:
 @pytest.mark.parametrize(
     "wire",
     [
-        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * HEAD_BYTES + b"\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 10 * HEAD_BYTES,
-        b"GET /" + b"y" * HEAD_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * HEAD_BYTES,
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * MAX_HEADER_BYTES + b"\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 10 * MAX_HEADER_BYTES,
+        b"GET /" + b"y" * MAX_HEADER_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * MAX_HEADER_BYTES,
     ],
 )
 def test_a_head_that_is_too_large_is_refused(server, wire):
@@ -50,7 +57,7 @@ def test_a_head_that_is_too_large_is_refused(server, wire):
 
 
 def test_a_head_of_usual_size_is_taken(server):
-    wide = {"x": "y" * (HEAD_BYTES // 2)}
+    wide = {"x": "y" * (MAX_HEADER_BYTES // 2)}
     assert httpx.get(f"{server.url}/healthz", headers=wide).status_code == 200
 
 
@@ -67,7 +74,7 @@ def test_requests_in_a_row_are_answered_and_too_many_are_not_queued(server):
 
 def waiting(**fields: Any) -> Any:
     """A connection as it stands at second 100."""
-    made = Connection.__new__(Connection)
+    made = LimitedConnection.__new__(LimitedConnection)
     unread = fields.pop("unread_now", 0)
     made.transport = SimpleNamespace(get_write_buffer_size=lambda: unread)  # type: ignore[assignment]
     made.cycle = None  # type: ignore[assignment]
@@ -79,11 +86,11 @@ def waiting(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "seconds"),
     [
-        ({}, HEAD_SECONDS),
-        ({"taken": 10}, HEAD_SECONDS),
-        ({"taken": 10, "cycle": object()}, HEAD_SECONDS),
-        ({"waits": "body", "taken": 0}, BODY_SECONDS),
-        ({"waits": "body", "taken": 10 * BODY_RATE}, BODY_SECONDS + 10),
+        ({}, HEADER_TIMEOUT_S),
+        ({"taken": 10}, HEADER_TIMEOUT_S),
+        ({"taken": 10, "cycle": object()}, HEADER_TIMEOUT_S),
+        ({"waits": "body", "taken": 0}, BODY_TIMEOUT_S),
+        ({"waits": "body", "taken": 10 * MIN_BODY_RATE}, BODY_TIMEOUT_S + 10),
     ],
 )
 def test_how_long_is_waited(fields, seconds):
@@ -101,8 +108,8 @@ def test_one_that_is_answered_or_idle_is_not_waited_for(fields):
 def test_an_answer_that_nobody_reads_is_given_up():
     one = waiting(waits=None, unread_now=5)
     assert not one.is_overdue(200.0)
-    assert not one.is_overdue(200.0 + UNREAD_SECONDS - 0.1)
-    assert one.is_overdue(200.0 + UNREAD_SECONDS + 0.1)
+    assert not one.is_overdue(200.0 + UNREAD_RESPONSE_TIMEOUT_S - 0.1)
+    assert one.is_overdue(200.0 + UNREAD_RESPONSE_TIMEOUT_S + 0.1)
 
 
 SERVE = """

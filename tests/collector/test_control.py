@@ -15,14 +15,14 @@ from collector.conformance_claims import claim, claim_of, finish, only, scores, 
 from collector.deciding import on, ruled, slice, traced
 from collector.making import run
 from spanwise.collector.errors import Unavailable
-from spanwise.collector.records import Booking, Finish, RuleSettings
-from spanwise.collector.rules import setting_at
+from spanwise.collector.records import Booking, ClaimResult, RuleSettings
+from spanwise.collector.rule_policy import find_setting
 from spanwise.collector.stores import Store
-from spanwise.collector.stores._both import Both
+from spanwise.collector.stores.combined_store import CombinedStore
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._control import SQLiteControl
-from spanwise.collector.stores.sqlite._file import File
-from spanwise.collector.stores.sqlite._traces import SQLiteTraces
+from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite.database_file import DatabaseFile
+from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
 HOUR = 3_600_000_000_000
 DAY = 24 * HOUR
@@ -31,15 +31,15 @@ DAY = 24 * HOUR
 class Falling(SQLiteControl):
     """Ends after the feedback of a claim is kept, before the claim is."""
 
-    def conclude(self, finishes: Sequence[Finish]) -> list[str]:
+    def conclude(self, finishes: Sequence[ClaimResult]) -> list[str]:
         if finishes:
             raise Unavailable("away")
         return []
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[tuple[File, File]]:
-    opened = File(tmp_path / "traces.db"), File(tmp_path / "control.db")
+def files(tmp_path: Path) -> Iterator[tuple[DatabaseFile, DatabaseFile]]:
+    opened = DatabaseFile(tmp_path / "traces.db"), DatabaseFile(tmp_path / "control.db")
     yield opened
     for file in opened:
         file.close()
@@ -52,9 +52,11 @@ def written(path: Path, *statements: str) -> None:
             db.execute(statement)
 
 
-def test_a_crash_between_feedback_and_claim_is_healed_by_the_same_finish(files: tuple[File, File]) -> None:
-    whole = cast(Store, Both(SQLiteTraces(files[0]), SQLiteControl(files[1])))
-    falling = cast(Store, Both(SQLiteTraces(files[0]), Falling(files[1])))
+def test_a_crash_between_feedback_and_claim_is_healed_by_the_same_finish(
+    files: tuple[DatabaseFile, DatabaseFile],
+) -> None:
+    whole = cast(Store, CombinedStore(SQLiteTraces(files[0]), SQLiteControl(files[1])))
+    falling = cast(Store, CombinedStore(SQLiteTraces(files[0]), Falling(files[1])))
     [head] = waiting(whole)
     [taken] = claim(whole)
     with pytest.raises(Unavailable):
@@ -65,9 +67,9 @@ def test_a_crash_between_feedback_and_claim_is_healed_by_the_same_finish(files: 
     assert (scores(whole, head.trace_id), only(whole).verdict) == ({"concise": 0.5}, "scored")
 
 
-def test_what_a_crash_has_left_is_replaced_by_the_next_claim(files: tuple[File, File]) -> None:
-    whole = cast(Store, Both(SQLiteTraces(files[0]), SQLiteControl(files[1])))
-    falling = cast(Store, Both(SQLiteTraces(files[0]), Falling(files[1])))
+def test_what_a_crash_has_left_is_replaced_by_the_next_claim(files: tuple[DatabaseFile, DatabaseFile]) -> None:
+    whole = cast(Store, CombinedStore(SQLiteTraces(files[0]), SQLiteControl(files[1])))
+    falling = cast(Store, CombinedStore(SQLiteTraces(files[0]), Falling(files[1])))
     [head] = waiting(whole)
     [first] = claim(whole, seconds=-1)
     with pytest.raises(Unavailable):
@@ -77,9 +79,11 @@ def test_what_a_crash_has_left_is_replaced_by_the_next_claim(files: tuple[File, 
     assert scores(whole, head.trace_id) == {"concise": 1.0}
 
 
-def test_an_error_that_a_crash_cut_off_is_written_by_the_next_who_asks(files: tuple[File, File]) -> None:
-    whole = cast(Store, Both(SQLiteTraces(files[0]), SQLiteControl(files[1])))
-    falling = cast(Store, Both(SQLiteTraces(files[0]), Falling(files[1])))
+def test_an_error_that_a_crash_cut_off_is_written_by_the_next_who_asks(
+    files: tuple[DatabaseFile, DatabaseFile],
+) -> None:
+    whole = cast(Store, CombinedStore(SQLiteTraces(files[0]), SQLiteControl(files[1])))
+    falling = cast(Store, CombinedStore(SQLiteTraces(files[0]), Falling(files[1])))
     [head] = waiting(whole)
     for _ in range(3):
         claim(whole, seconds=-1)
@@ -90,9 +94,11 @@ def test_an_error_that_a_crash_cut_off_is_written_by_the_next_who_asks(files: tu
     assert (error.outcome, error.error) == ("error", "ended the worker 4 times")
 
 
-def test_a_decision_kept_while_its_trace_was_deleted_goes_with_its_claim(files: tuple[File, File]) -> None:
+def test_a_decision_kept_while_its_trace_was_deleted_goes_with_its_claim(
+    files: tuple[DatabaseFile, DatabaseFile],
+) -> None:
     traces = SQLiteTraces(files[0])
-    whole = cast(Store, Both(traces, control := SQLiteControl(files[1])))
+    whole = cast(Store, CombinedStore(traces, control := SQLiteControl(files[1])))
     [head] = waiting(whole)
     whole.delete(trace_ids=(head.trace_id,))
     control.keep_decided([slice(on(head), after=head.cursor, upto=head.cursor)])  # as of one who had looked before
@@ -201,5 +207,5 @@ def test_the_setting_for_a_change_is_that_of_the_whole_history(tmp_path: Path) -
             ruled(store, settings=RuleSettings(sample_rate=rate))
         [rule], history = store.rules(), store.settings("r")
         for change in (0, *(one.from_change + step for one in history for step in (-1, 0))):
-            assert store._control.setting_at(rule, change) == setting_at(history, change)
+            assert store._control.setting_at(rule, change) == find_setting(history, change)
         assert store._control.setting_at(replace(rule, version="2"), 0) is None

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from collector.making import run
-from spanwise.collector.api._app import SCOPES
-from spanwise.collector.api._cors import Cors, origin_of
+from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
+from spanwise.collector.api.security_middleware import CorsMiddleware, validate_origin
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server
@@ -131,7 +131,7 @@ def test_a_server_of_this_machine_may_be_sent_to_by_what_is_developed_there(tmp_
     "origin", ["https://app.test", "http://localhost:3000", "http://[::1]:3000", "https://a.b:8443"]
 )
 def test_origins_as_browsers_say_them(origin: str) -> None:
-    assert origin_of(origin) == origin
+    assert validate_origin(origin) == origin
 
 
 @pytest.mark.parametrize(
@@ -160,4 +160,4 @@ def test_origins_as_browsers_say_them(origin: str) -> None:
 )
 def test_what_is_no_origin_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(Refused):
-        Cors(None, [text], SCOPES.rows)  # type: ignore[arg-type]
+        CorsMiddleware(None, [text], ROUTE_PERMISSIONS.rows)  # type: ignore[arg-type]

@@ -16,16 +16,14 @@ import pytest
 
 from collector.otlp import JSON, PROTOBUF, attribute, field, json_request, json_span, request, span
 from spanwise.collector.errors import TooLarge
-from spanwise.collector.intake import Limits, check_json
-from spanwise.collector.intake._beside import Beside, Lane
-from spanwise.collector.intake._body import sink
-from spanwise.collector.intake._cost import OBJECTS
-from spanwise.collector.intake._decode import decode
-from spanwise.collector.intake._errors import Permanent
-from spanwise.collector.intake._large import HUGE, LARGE
-from spanwise.collector.intake._limits import GROUPS
-from spanwise.collector.intake._salvage import MESSAGES, check_messages, groups
-from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.ingest import Limits, check_json
+from spanwise.collector.ingest.ingest_errors import PermanentError
+from spanwise.collector.ingest.limits import HUGE_BODY_BYTES, LARGE_BODY_BYTES, MAX_GROUPS, MAX_JSON_OBJECTS
+from spanwise.collector.ingest.offload import Offloader, PriorityLane
+from spanwise.collector.ingest.otlp_signals import TRACES
+from spanwise.collector.ingest.protobuf_decoder import MAX_MESSAGES, check_messages, split_groups
+from spanwise.collector.ingest.request_body import make_buffer
+from spanwise.collector.ingest.request_decoder import decode
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -69,9 +67,9 @@ def test_little_that_becomes_much_is_refused_by_its_number(url, name):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_small_body_of_too_many_groups_is_refused_as_a_large_one_is(count):
-    body = (EMPTY * (GROUPS + 1), field(1, b"\x12\x00" * (GROUPS + 1)))[count - 1]
-    assert len(body) < LARGE
-    with pytest.raises(Permanent, match="groups in one request"):
+    body = (EMPTY * (MAX_GROUPS + 1), field(1, b"\x12\x00" * (MAX_GROUPS + 1)))[count - 1]
+    assert len(body) < LARGE_BODY_BYTES
+    with pytest.raises(PermanentError, match="groups in one request"):
         decode(TRACES.protobuf, body, Limits())
 
 
@@ -84,7 +82,7 @@ def test_values_of_all_spans_together_have_a_bound(values):
     if values == 9:
         assert decode(TRACES.protobuf, body, Limits(values=9)).values == 9
     else:
-        with pytest.raises(Permanent, match="more than 9 values in one request"):
+        with pytest.raises(PermanentError, match="more than 9 values in one request"):
             decode(TRACES.protobuf, body, Limits(values=9))
 
 
@@ -93,35 +91,37 @@ def test_a_large_body_is_read_as_a_small_one_is(kind):
     """The good beside the bad, in their order."""
     if kind == "protobuf":
         good, bad = request(span("good")), request(span("NAME")).replace(b"NAME", b"\xff\xfe\xff\xfe")
-        parts = good + bad + request(span("x" * LARGE)) + request(span("last"))
+        parts = good + bad + request(span("x" * LARGE_BODY_BYTES)) + request(span("last"))
         decoded = decode(TRACES.protobuf, parts, Limits())
     else:
-        spans = [json_span("good"), {"name": 5}, json_span("x" * LARGE), json_span("last")]
+        spans = [json_span("good"), {"name": 5}, json_span("x" * LARGE_BODY_BYTES), json_span("last")]
         decoded = decode(TRACES.json, json.dumps(json_request(*spans)).encode(), Limits())
     assert [item.name[:4] for item in decoded.items] == ["good", "xxxx", "last"]
     assert decoded.refused_by_reason == {"malformed": 1}
 
 
 def test_a_large_body_that_is_cut_short_is_refused():
-    with pytest.raises(Permanent, match="not an OTLP request"):
-        decode(TRACES.protobuf, request(span("x" * LARGE), span())[:-3], Limits())
+    with pytest.raises(PermanentError, match="not an OTLP request"):
+        decode(TRACES.protobuf, request(span("x" * LARGE_BODY_BYTES), span())[:-3], Limits())
 
 
-@pytest.mark.parametrize("text", [b'{"a":"' + b"{[," * OBJECTS + b'"}', b'{"a":"' + b'\\"[' * OBJECTS + b'"}'])
+@pytest.mark.parametrize(
+    "text", [b'{"a":"' + b"{[," * MAX_JSON_OBJECTS + b'"}', b'{"a":"' + b'\\"[' * MAX_JSON_OBJECTS + b'"}']
+)
 def test_brackets_within_texts_are_no_objects(text):
     assert check_json(text) == text
 
 
-@pytest.mark.parametrize("text", [b"[" * (OBJECTS + 1), b'{"":{},' * (OBJECTS + 1)])
+@pytest.mark.parametrize("text", [b"[" * (MAX_JSON_OBJECTS + 1), b'{"":{},' * (MAX_JSON_OBJECTS + 1)])
 def test_objects_are_counted(text):
-    with pytest.raises(Permanent, match="objects or"):
+    with pytest.raises(PermanentError, match="objects or"):
         check_json(text)
 
 
 def test_a_large_item_is_in_memory_once() -> None:
     body = field(1, field(2, field(2, bytes(5_000_000))))
     tracemalloc.start()
-    (found,) = groups(body, 10)
+    (found,) = split_groups(body, 10)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(found[2][0]) == 5_000_000
@@ -129,7 +129,7 @@ def test_a_large_item_is_in_memory_once() -> None:
 
 
 def test_a_body_of_many_pieces_is_in_memory_once() -> None:
-    into = sink({}, 10_000_000)
+    into = make_buffer({}, 10_000_000)
     tracemalloc.start()
     for _ in range(100):
         into.feed(bytes(50_000))
@@ -139,12 +139,12 @@ def test_a_body_of_many_pieces_is_in_memory_once() -> None:
 
 
 def test_what_text_holds_is_not_taken_for_messages():
-    message = span("\n\x00" * MESSAGES).SerializeToString()
+    message = span("\n\x00" * MAX_MESSAGES).SerializeToString()
     assert check_messages(message, "span") == message
 
 
 def test_an_api_body_of_too_many_objects_is_refused(url):
-    answer = httpx.post(f"{url}/api/runs", content=b"[" + b"[[]]," * OBJECTS + b"0]")
+    answer = httpx.post(f"{url}/api/runs", content=b"[" + b"[[]]," * MAX_JSON_OBJECTS + b"0]")
     assert (answer.status_code, answer.json()["error"]) == (413, TooLarge.__name__)
 
 
@@ -181,12 +181,12 @@ def order(*sizes: int) -> list[int]:
     """In which order bodies that come while one is worked on have their turn."""
     done: list[int] = []
 
-    async def work(lane: Lane, size: int) -> None:
+    async def work(lane: PriorityLane, size: int) -> None:
         async with lane.turn(size):
             done.append(size)
 
     async def all_of_them() -> None:
-        lane = Lane()
+        lane = PriorityLane()
         async with lane.turn(1):
             waiting = [asyncio.ensure_future(work(lane, size)) for size in sizes]
             await asyncio.sleep(0)
@@ -202,7 +202,7 @@ def test_the_smaller_ones_go_first():
 
 def test_one_that_gives_up_waiting_does_not_stop_the_others():
     async def given_up() -> bool:
-        lane = Lane()
+        lane = PriorityLane()
 
         async def wait() -> None:
             async with lane.turn(1):
@@ -222,9 +222,9 @@ def test_one_that_gives_up_waiting_does_not_stop_the_others():
 
 def test_the_large_do_not_wait_for_the_huge_nor_the_small_for_either():
     async def passes() -> bool:
-        beside = Beside()
+        beside = Offloader()
         try:
-            async with beside.turn(HUGE), beside.turn(LARGE), beside.turn(LARGE - 1):
+            async with beside.turn(HUGE_BODY_BYTES), beside.turn(LARGE_BODY_BYTES), beside.turn(LARGE_BODY_BYTES - 1):
                 return True
         finally:
             beside.close()
@@ -249,7 +249,7 @@ class Waiting:
 
 def test_a_small_request_is_answered_while_a_huge_one_is_kept(tmp_path):
     body = request(*(span("x" * 9000) for _ in range(600)))
-    assert len(body) > HUGE
+    assert len(body) > HUGE_BODY_BYTES
     headers = {"content-type": PROTOBUF}
     with SQLiteStore(tmp_path / "a.db") as kept, Server(store := Waiting(kept)) as server:  # type: ignore[arg-type]
         statuses: list[int] = []

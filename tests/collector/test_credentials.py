@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.collector._credentials import secret_of
 from spanwise.collector.errors import Refused
+from spanwise.collector.security.authentication import extract_key
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -35,8 +35,8 @@ SPELLINGS = {
 @pytest.mark.parametrize("sent", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_key_is_found_in_each_spelling_as_bytes_and_as_text(sent: tuple[str, str]) -> None:
     name, value = sent
-    assert secret_of([(name, value)]) == secret_of([(name.encode(), value.encode())]) == "K-1"
-    assert secret_of([("content-type", "x"), (name, value), ("x-b3-traceid", b"K-2")]) == "K-1"
+    assert extract_key([(name, value)]) == extract_key([(name.encode(), value.encode())]) == "K-1"
+    assert extract_key([("content-type", "x"), (name, value), ("x-b3-traceid", b"K-2")]) == "K-1"
 
 
 @pytest.mark.parametrize(
@@ -47,31 +47,31 @@ def test_a_key_is_found_in_each_spelling_as_bytes_and_as_text(sent: tuple[str, s
     ],
 )
 def test_what_is_malformed_is_no_key(value: str | bytes) -> None:
-    assert secret_of([("authorization", value)]) is None
-    assert secret_of([("authorization", value), ("x-api-key", "K-1")]) == "K-1"
+    assert extract_key([("authorization", value)]) is None
+    assert extract_key([("authorization", value), ("x-api-key", "K-1")]) == "K-1"
 
 
 def test_a_password_may_hold_colons_and_letters_of_any_language() -> None:
-    assert secret_of([("authorization", basic("a:b:ü"))]) == "b:ü"
-    assert secret_of([(b"x-api-key", "ü".encode())]) == secret_of([(b"x-api-key", "ü".encode("latin-1"))]) == "ü"
+    assert extract_key([("authorization", basic("a:b:ü"))]) == "b:ü"
+    assert extract_key([(b"x-api-key", "ü".encode())]) == extract_key([(b"x-api-key", "ü".encode("latin-1"))]) == "ü"
 
 
 def test_the_same_key_twice_is_one() -> None:
-    assert secret_of([("api_key", "K-1"), ("authorization", "Bearer K-1"), ("authorization", "K-1")]) == "K-1"
+    assert extract_key([("api_key", "K-1"), ("authorization", "Bearer K-1"), ("authorization", "K-1")]) == "K-1"
 
 
 def test_of_two_that_differ_neither_is_taken() -> None:
     with pytest.raises(Refused, match="two different API keys came, in 'authorization' and 'x-api-key': send one") as e:
-        secret_of([(b"x-api-key", b"K-1"), (b"authorization", b"Bearer K-2")])
+        extract_key([(b"x-api-key", b"K-1"), (b"authorization", b"Bearer K-2")])
     assert "K-" not in str(e.value)
     with pytest.raises(Refused):
-        secret_of([("authorization", "Bearer K-1"), ("authorization", "Bearer K-2")])
+        extract_key([("authorization", "Bearer K-1"), ("authorization", "Bearer K-2")])
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"api_key", b"cookie"]), st.binary())))
 def test_whatever_comes_is_a_key_or_none_or_refused(headers: list[tuple[bytes, bytes]]) -> None:
     try:
-        found = secret_of(headers)
+        found = extract_key(headers)
     except Refused:
         return
     assert found is None or found

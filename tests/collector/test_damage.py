@@ -15,9 +15,10 @@ from collector.making import child, run
 from spanwise.collector.errors import Halted, Refused, StoreError
 from spanwise.collector.records import Amendment, Example
 from spanwise.collector.server import Server
-from spanwise.collector.stores.sqlite import SQLiteStore, inspect
-from spanwise.collector.stores.sqlite._salvage import Table
-from spanwise.collector.stores.sqlite._schema import PAGE_SIZE
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.database.schema import PAGE_SIZE
+from spanwise.collector.stores.sqlite.maintenance import inspection
+from spanwise.collector.stores.sqlite.maintenance.recovery import DamagedTable
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_what_reading_finds_damaged_stops_writing(file: Path) -> None:
 def test_check_lists_what_is_wrong(file: Path) -> None:
     filled(file, 100)
     damage(file)
-    problems = inspect.check(str(file))
+    problems = inspection.check_file(str(file))
     assert any(problem.startswith("spans: ") for problem in problems)
     assert len(problems) > 1
 
@@ -101,10 +102,10 @@ def test_check_lists_what_is_wrong(file: Path) -> None:
 def test_check_says_that_nothing_can_be_read(file: Path) -> None:
     filled(file, 1)
     overwrite(file, 0)
-    [problem] = inspect.check(str(file))
+    [problem] = inspection.check_file(str(file))
     assert "not a database" in problem
     with pytest.raises(Refused, match="nothing can be read"):
-        inspect.recover(str(file), str(file) + ".saved")
+        inspection.recover(str(file), str(file) + ".saved")
 
 
 def found_in(saved: Path) -> dict[str, list[str]]:
@@ -113,14 +114,14 @@ def found_in(saved: Path) -> dict[str, list[str]]:
         return {trace.trace_id: [one.span_id for one in trace.runs] for trace in store.many(ids)}
 
 
-def recovered(file: Path) -> tuple[Path, dict[str, inspect.Saved], inspect.Recovered]:
+def recovered(file: Path) -> tuple[Path, dict[str, inspection.TableRecovery], inspection.RecoveryReport]:
     """Recover, and hold what is promised of every recovery."""
     saved, before = file.with_name("saved.db"), file.read_bytes()
-    said = inspect.recover(str(file), str(saved))
+    said = inspection.recover(str(file), str(saved))
     assert file.read_bytes() == before
     assert said.problems == []
     assert set(os.listdir(file.parent)) - {"spanwise.db.reserve"} == {"spanwise.db", "saved.db"}
-    assert inspect.check(str(saved), deep=True) == []
+    assert inspection.check_file(str(saved), deep=True) == []
     return saved, {one.table: one for one in said.tables}, said
 
 
@@ -216,7 +217,7 @@ def test_what_stood_in_the_log_alone_is_saved_and_the_log_stays(file: Path, tmp_
         for end in ("", "-wal"):
             (copy / f"spanwise.db{end}").write_bytes(file.with_name(f"spanwise.db{end}").read_bytes())
     log = (copy / "spanwise.db-wal").read_bytes()
-    inspect.recover(str(copy / "spanwise.db"), str(tmp_path / "saved.db"))
+    inspection.recover(str(copy / "spanwise.db"), str(tmp_path / "saved.db"))
     assert (copy / "spanwise.db-wal").read_bytes() == log
     assert len(found_in(tmp_path / "saved.db")) == 1
 
@@ -234,8 +235,8 @@ def test_a_new_span_does_not_answer_to_the_id_of_one_that_was_lost(file: Path, t
         store.append([run("lost", attributes={"gen_ai.response.id": "lost"})])
     with closing(sqlite3.connect(file)) as db, db:
         db.execute("DELETE FROM spans")
-    assert "1 ids of models' answers without a span" in inspect.check(str(file))
-    assert inspect.recover(str(file), str(saved)).problems == []
+    assert "1 ids of models' answers without a span" in inspection.check_file(str(file))
+    assert inspection.recover(str(file), str(saved)).problems == []
     with SQLiteStore(saved) as store:
         store.append([later])
         said = [Amendment("", "", {"outputs": id}, response_id=id) for id in ("lost", "new")]
@@ -246,7 +247,7 @@ def test_a_new_span_does_not_answer_to_the_id_of_one_that_was_lost(file: Path, t
 def test_nothing_is_overwritten(file: Path) -> None:
     filled(file, 1)
     with pytest.raises(Refused, match="is there already"):
-        inspect.recover(str(file), str(file))
+        inspection.recover(str(file), str(file))
 
 
 @pytest.mark.parametrize("bad", [{1}, {500}, {999}, {0, 999}, {3, 4, 5, 700}, set(range(100, 300))])
@@ -267,6 +268,6 @@ def test_a_table_is_read_past_any_rows(tmp_path: Path, bad: set[int]) -> None:
         db.executemany("INSERT INTO t VALUES (?)", [(n,) for n in range(1000)])
         db.create_function("readable", 1, readable)
         db.execute("CREATE TEMP VIEW broken AS SELECT id AS rowid, readable(id) AS id FROM t")
-        table = Table(db, "t", ["id"])
+        table = DamagedTable(db, "t", ["id"])
         assert sorted(row[0] for row in table) == sorted(set(range(1000)) - bad)
         assert table.damaged

@@ -24,19 +24,17 @@ import pytest
 
 from collector.compressed import adopt, dictionaries_of
 from collector.otlp import attribute, log_record, logs_request, request, span
-from spanwise.collector._metrics import Metrics
-from spanwise.collector.intake import Limits, _decoders, automatic_decoders
-from spanwise.collector.intake._apart import SIZE, Start
-from spanwise.collector.intake._beside import Beside
-from spanwise.collector.intake._decoders import Bodies, Decoders, Pool
-from spanwise.collector.intake._errors import Retryable
-from spanwise.collector.intake._intake import Intake
-from spanwise.collector.intake._process import Process, mark_of
-from spanwise.collector.intake._signal import Request
-from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.ingest import Limits, decode_pool, default_decoder_count
+from spanwise.collector.ingest.decode_pool import DecodePool, SuspectBodies, WorkerPool, WorkerProcess, fingerprint_body
+from spanwise.collector.ingest.decode_protocol import LENGTH_PREFIX, WorkerSettings
+from spanwise.collector.ingest.ingest_errors import RetryableError
+from spanwise.collector.ingest.ingest_pipeline import IngestPipeline
+from spanwise.collector.ingest.offload import Offloader
+from spanwise.collector.ingest.otlp_signals import TRACES, Request
+from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._codec import Encoder
+from spanwise.collector.stores.sqlite.write.run_codec import RunEncoder
 
 LARGE_TEXT = attribute("input.value", "words " * 100_000)  # 600 KB: decoded in a process at once
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -236,7 +234,7 @@ def test_without_any_the_server_decodes_alone(server, store, monkeypatch):
 
 
 def test_small_requests_are_handed_over_under_load(server, monkeypatch):
-    monkeypatch.setattr(_decoders, "BUSY", 0.01)  # what is load depends on how fast a machine is
+    monkeypatch.setattr(decode_pool, "BUSY_SECONDS", 0.01)  # what is load depends on how fast a machine is
     body = request(*(span(attributes=[attribute("input.value", "w" * 400)]) for _ in range(1000)))
     until(lambda: post(server.url, body).status_code == 200 and numbers(server.url, "spanwise_decoder_requests_total"))
     assert len(processes()) == 1
@@ -249,7 +247,7 @@ def test_with_one_core_there_are_none_and_with_two_there_is_one(cores):
         pytest.skip("this machine has one core")
     try:
         os.sched_setaffinity(0, sorted(mine)[:cores])
-        assert automatic_decoders() == cores - 1
+        assert default_decoder_count() == cores - 1
     finally:
         os.sched_setaffinity(0, mine)
 
@@ -258,8 +256,8 @@ def test_with_one_core_there_are_none_and_with_two_there_is_one(cores):
 
 
 def test_a_process_loads_what_decoding_needs_and_nothing_else():
-    told = pickle.dumps(Encoder())
-    code = f"import pickle, sys, spanwise.collector.intake._decoder; pickle.loads({told}); print(*sys.modules)"
+    told = pickle.dumps(RunEncoder())
+    code = f"import pickle, sys, spanwise.collector.ingest.decode_worker; pickle.loads({told}); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"asyncio", "fastapi", "starlette", "pydantic", "httpx", "grpc", "sqlite3", "jinja2", "opentelemetry.sdk"}
     assert heavy.isdisjoint(found)
@@ -285,17 +283,17 @@ def hangs(runs: Any) -> Any:
 
 
 def says_half(runs: Any) -> Any:
-    os.write(0, SIZE.pack(100) + b"half")
+    os.write(0, LENGTH_PREFIX.pack(100) + b"half")
     os._exit(4)
 
 
 def names_what_is_nowhere(runs: Any) -> Any:
     told = b"cspanwise.nowhere\nNothing\n."
-    os.write(0, SIZE.pack(len(told)) + told)
+    os.write(0, LENGTH_PREFIX.pack(len(told)) + told)
 
 
 def promises_too_much(runs: Any) -> Any:
-    os.write(0, SIZE.pack(2**61))
+    os.write(0, LENGTH_PREFIX.pack(2**61))
 
 
 def asked(encode: Any, seconds: float = 60) -> Any:
@@ -303,10 +301,12 @@ def asked(encode: Any, seconds: float = 60) -> Any:
     ended: list[str] = []
 
     async def ask() -> Any:
-        process = Process(Start(Limits(), encode, 0, seconds, 120, MEMORY, {}), lambda one, how, job: ended.append(how))
+        process = WorkerProcess(
+            WorkerSettings(Limits(), encode, 0, seconds, 120, MEMORY, {}), lambda one, how, job: ended.append(how)
+        )
         try:
             return (await process.ask(0, request(span()), True))[0].refused
-        except Retryable as error:
+        except RetryableError as error:
             return str(error)
         finally:
             process.end()
@@ -337,7 +337,7 @@ def test_a_process_that_ends_is_told(encode, seconds, how):
 
 def test_nothing_of_a_request_stays_in_memory_after_its_answer():
     async def ask() -> None:
-        process = Process(Start(Limits(), None, 0, 60, 120, MEMORY, {}), lambda *how: None)
+        process = WorkerProcess(WorkerSettings(Limits(), None, 0, 60, 120, MEMORY, {}), lambda *how: None)
         try:
             await process.ready
             tracemalloc.start()
@@ -353,7 +353,7 @@ def test_nothing_of_a_request_stays_in_memory_after_its_answer():
 
 def test_a_request_that_a_process_has_is_not_in_memory_here_as_well():
     async def ask() -> None:
-        process = Process(Start(Limits(), hangs, 0, 60, 120, MEMORY, {}), lambda *how: None)
+        process = WorkerProcess(WorkerSettings(Limits(), hangs, 0, 60, 120, MEMORY, {}), lambda *how: None)
         try:
             await process.ready
             tracemalloc.start()
@@ -379,42 +379,45 @@ def test_a_request_lets_go_of_its_bytes_before_it_is_decoded_elsewhere_unless_th
 ):
     seen = list[int]()
 
-    async def ask(self: Process, codec: int, body: bytes, rows: bool) -> Any:
+    async def ask(self: WorkerProcess, codec: int, body: bytes, rows: bool) -> Any:
         seen.append(len(asked.body))
-        raise Retryable("decoder", "not now")
+        raise RetryableError("decoder", "not now")
 
-    monkeypatch.setattr(Process, "ask", ask)
+    monkeypatch.setattr(WorkerProcess, "ask", ask)
     asked = Request(TRACES, TRACES.protobuf, request(span(attributes=[LARGE_TEXT])))
-    beside, metrics, keeper = Beside(), Metrics(), cast("Any", None)
+    beside, metrics, keeper = Offloader(), Metrics(), cast("Any", None)
 
     async def take() -> None:
-        decoders = Decoders(1, store, beside, metrics, Limits())
+        decoders = DecodePool(1, store, beside, metrics, Limits())
         try:
-            await Intake([keeper] * (1 + forwards), beside, metrics, Limits(), decoders).take(asked)
+            await IngestPipeline([keeper] * (1 + forwards), beside, metrics, Limits(), decoders).take(asked)
         finally:
             decoders.close()
 
-    with pytest.raises(Retryable, match="not now"):
+    with pytest.raises(RetryableError, match="not now"):
         asyncio.run(take())
     beside.close()
     assert [size > 0 for size in seen] == [forwards]
 
 
 def test_a_body_over_which_processes_end_is_kept_out_after_a_while():
-    bodies, body = Bodies(), b"poison" + bytes(10_000)
+    bodies, body = SuspectBodies(), b"poison" + bytes(10_000)
     assert not bodies.check(body)
     for _ in range(3):
-        bodies.ended(mark_of(body))
+        bodies.ended(fingerprint_body(body))
     assert not bodies.check(b"another")
     assert not bodies.check(body[:-1] + b"x")
-    with pytest.raises(Retryable, match="3 processes have ended") as refused:
+    with pytest.raises(RetryableError, match="3 processes have ended") as refused:
         bodies.check(body)
     assert refused.value.retry_after > 30
 
 
 def test_one_with_little_to_do_is_ended_and_another_comes_when_there_is_more():
     async def comes_and_goes() -> list[int]:
-        pool, pids = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY, {}), Metrics(), idle=0.1), list[int]()
+        pool, pids = (
+            WorkerPool(1, WorkerSettings(Limits(), None, 0, 60, 120, MEMORY, {}), Metrics(), idle=0.1),
+            list[int](),
+        )
         for _ in range(2):
             process = pool.any()
             assert process is not None
@@ -432,7 +435,7 @@ def test_one_with_little_to_do_is_ended_and_another_comes_when_there_is_more():
 def test_where_no_file_may_be_opened_there_is_no_process_and_no_error():
     async def starved() -> list[int]:
         pool, before = (
-            Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY, {}), Metrics()),
+            WorkerPool(1, WorkerSettings(Limits(), None, 0, 60, 120, MEMORY, {}), Metrics()),
             resource.getrlimit(RLIMIT_NOFILE),
         )
         resource.setrlimit(RLIMIT_NOFILE, (3, before[1]))
@@ -446,7 +449,7 @@ def test_where_no_file_may_be_opened_there_is_no_process_and_no_error():
 
 def test_deaths_in_a_row_are_followed_by_longer_pauses():
     async def died() -> list[int]:
-        pool = Pool(1, Start(Limits(), None, 0, 60, 120, MEMORY, {}), Metrics())
+        pool = WorkerPool(1, WorkerSettings(Limits(), None, 0, 60, 120, MEMORY, {}), Metrics())
         process = pool.any()
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)

@@ -14,9 +14,15 @@ from collector.making import child, run
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Retention, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._delete import LEAST, LOT, MOMENT, MOST, Pace
+from spanwise.collector.stores.sqlite.maintenance.deletion import (
+    BATCH_TRACES,
+    MAX_SPANS,
+    MIN_SPANS,
+    TRANSACTION_SECONDS,
+    DeletionPace,
+)
 
-MANY = 2 * LOT + 50
+MANY = 2 * BATCH_TRACES + 50
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def test_what_passes_is_found_once_lot_by_lot(store: SQLiteStore) -> None:
         lots.append(lot.traces)
         if (after := lot.next) is None:
             break
-    assert list(map(len, lots)) == [LOT, LOT, 50]
+    assert list(map(len, lots)) == [BATCH_TRACES, BATCH_TRACES, 50]
     assert len({trace_id for lot in lots for trace_id in lot}) == MANY
 
 
@@ -49,7 +55,7 @@ def test_all_lots_go_and_nothing_else(store: SQLiteStore) -> None:
     commits = store.health()["commits"]
     assert store.delete(THEM) == MANY
     assert [trace.name for trace in store.traces()] == ["stays"]
-    assert store.health()["commits"] - commits > MANY * 2 / MOST, "in pieces"
+    assert store.health()["commits"] - commits > MANY * 2 / MAX_SPANS, "in pieces"
     assert store.check(deep=True) == []
 
 
@@ -78,33 +84,35 @@ def test_what_comes_meanwhile_stays_so_that_a_deletion_ends(store: SQLiteStore) 
 
 
 def test_retention_goes_the_same_way(store: SQLiteStore) -> None:
-    store.add_feedback([Feedback(target=Target(trace_id=f"{n + 1:032x}"), key="k", score=1.0) for n in range(LOT + 10)])
+    store.add_feedback(
+        [Feedback(target=Target(trace_id=f"{n + 1:032x}"), key="k", score=1.0) for n in range(BATCH_TRACES + 10)]
+    )
     assert store.prune(Retention(max_age_ns=0)) == MANY + 1
     assert (store.count()["feedbacks"], store.check()) == (0, [])
 
 
 def test_a_long_trace_goes_alone_and_short_ones_together(store: SQLiteStore) -> None:
     long = run("long", start_ns=1)
-    store.append([long, *(child(long) for _ in range(LEAST))])
+    store.append([long, *(child(long) for _ in range(MIN_SPANS))])
     gone = store.passing(Filter())
     assert gone is not None
     with store._file.read() as reader:
-        ids = [long.trace_id, *gone.traces[:LOT]]
-        pieces = list(Pace().pieces(reader.db, [ids[0], *ids[1:]]))
+        ids = [long.trace_id, *gone.traces[:BATCH_TRACES]]
+        pieces = list(DeletionPace().pieces(reader.db, [ids[0], *ids[1:]]))
     assert pieces[0] == [long.trace_id]
     assert max(map(len, pieces)) > 10
 
 
 def test_pieces_take_about_a_moment() -> None:
-    pace = Pace()
+    pace = DeletionPace()
     for _ in range(20):
-        pace.took(pace.spans, MOMENT / 4)
-    assert pace.spans == MOST
+        pace.took(pace.spans, TRANSACTION_SECONDS / 4)
+    assert pace.spans == MAX_SPANS
     for _ in range(20):
-        pace.took(pace.spans, 100 * MOMENT)
-    assert pace.spans == LEAST
+        pace.took(pace.spans, 100 * TRANSACTION_SECONDS)
+    assert pace.spans == MIN_SPANS
     pace.took(1, 0.0)  # too little to learn from
-    assert pace.spans == LEAST
+    assert pace.spans == MIN_SPANS
 
 
 KILLED = """

@@ -7,8 +7,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from spanwise.collector.dialects import Draft, RawSpan, from_readable, read
-from spanwise.collector.dialects._read import DIALECTS
+from spanwise.collector.dialects import Draft, RawSpan, read_run, read_sdk_span
+from spanwise.collector.dialects.translation import DIALECTS
 from spanwise.collector.records import Document, Event, Run, Usage
 
 JSON_OUTPUT = {"output.mime_type": "application/json"}
@@ -24,7 +24,7 @@ def raw(attributes: dict | None = None, **envelope: Any) -> RawSpan:
 
 
 def run(resource: dict | None = None, **attributes: object) -> Run:
-    return read(raw(attributes, resource=resource or {}), strict)
+    return read_run(raw(attributes, resource=resource or {}), strict)
 
 
 def test_openinference_values_become_inputs_and_outputs():
@@ -231,13 +231,13 @@ def test_a_value_of_the_wrong_type_stays_an_attribute(name, value):
 
 def test_an_error_tells_its_type_and_message():
     event = Event("exception", 1, {"exception.type": "ValueError", "exception.message": "no"})
-    failed = read(raw(status=2, message="ignored", events=(event,)))
+    failed = read_run(raw(status=2, message="ignored", events=(event,)))
     assert (failed.status, failed.error) == ("error", "ValueError: no")
-    assert read(raw({"error.type": "timeout"}, status=2)).error == "timeout"
+    assert read_run(raw({"error.type": "timeout"}, status=2)).error == "timeout"
 
 
 def test_what_the_envelope_says_besides():
-    assert read(raw(kind=3, scope="lib", scope_version="1", trace_state="a=b")).attributes == {
+    assert read_run(raw(kind=3, scope="lib", scope_version="1", trace_state="a=b")).attributes == {
         "otel.span.kind": "client",
         "otel.scope.name": "lib",
         "otel.scope.version": "1",
@@ -253,7 +253,7 @@ def test_a_span_of_the_sdk():
     with pytest.raises(KeyError), tracer.start_as_current_span("outer"), tracer.start_as_current_span("inner") as span:
         span.set_attributes({"input.value": "hi", "tag.tags": ("x",)})
         raise KeyError("k")
-    inner, outer = map(from_readable, memory.get_finished_spans())
+    inner, outer = map(read_sdk_span, memory.get_finished_spans())
     assert (inner.parent_id, inner.trace_id) == (outer.span_id, outer.trace_id)
     assert (inner.inputs, inner.tags, inner.project, inner.error) == ("hi", ("x",), "p", "KeyError: 'k'")
     assert inner.end_ns >= inner.start_ns > 0
@@ -288,21 +288,21 @@ def broken(draft: Draft) -> None:
 
 def test_a_dialect_reads_events():
     event = Event("gen_ai.user.message", 1, {"content": "hi"})
-    found = read(raw(events=(event,)), strict, [messages_in_events])
+    found = read_run(raw(events=(event,)), strict, [messages_in_events])
     assert (found.inputs, found.events) == ([{"content": "hi"}], (event,))
 
 
 def test_a_dialect_is_chosen_by_scope():
-    assert read(raw({"return": 1}, scope="logfire.pydantic_ai"), strict, [by_scope]).outputs == 1
-    assert read(raw({"return": 1}, scope="other"), strict, [by_scope]).attributes["return"] == 1
+    assert read_run(raw({"return": 1}, scope="logfire.pydantic_ai"), strict, [by_scope]).outputs == 1
+    assert read_run(raw({"return": 1}, scope="other"), strict, [by_scope]).attributes["return"] == 1
 
 
 def test_what_comes_later_is_told_from_what_was_not_given():
-    assert read(raw({"response.id": "r"}), strict, [content_comes_later]).attributes["spanwise.awaits"] == [
+    assert read_run(raw({"response.id": "r"}), strict, [content_comes_later]).attributes["spanwise.awaits"] == [
         "inputs",
         "outputs",
     ]
-    assert read(raw(), strict, [content_comes_later]).attributes == {}
+    assert read_run(raw(), strict, [content_comes_later]).attributes == {}
 
 
 @pytest.mark.parametrize("place", range(len(DIALECTS) + 1))
@@ -310,7 +310,7 @@ def test_a_dialect_that_fails_costs_only_what_it_reads(place):
     faults = []
     span = raw({"input.value": "hi", "gen_ai.operation.name": "chat", "openinference.span.kind": "TOOL"})
     dialects = [*DIALECTS[:place], broken, *DIALECTS[place:]]
-    assert read(span, lambda *fault: faults.append(fault), dialects) == read(span, strict)
+    assert read_run(span, lambda *fault: faults.append(fault), dialects) == read_run(span, strict)
     assert [(name, str(error)) for name, error in faults] == [("broken", "'str' object has no attribute 'get'")]
 
 
@@ -319,7 +319,9 @@ def test_dialects_that_all_fail_leave_the_span_as_it_came():
         draft.attributes["x"] = 1 / 0
 
     faults: list[str] = []
-    found = read(raw({"input.value": "hi"}), lambda name, error: faults.append(name), [broken, by_scope, also_broken])
+    found = read_run(
+        raw({"input.value": "hi"}), lambda name, error: faults.append(name), [broken, by_scope, also_broken]
+    )
     assert (found.attributes, found.inputs, found.kind) == ({"input.value": "hi"}, None, "unknown")
     assert faults == ["broken", "also_broken"]
 
@@ -329,7 +331,7 @@ def test_a_failing_dialect_is_logged_once_for_each_type_of_error(caplog):
         raise draft.attributes["error"]
 
     for error in (KeyError("a"), KeyError("b"), OSError("c")):
-        read(raw({"error": error}), dialects=[faulty])
+        read_run(raw({"error": error}), dialects=[faulty])
     assert [record.exc_info[1].args for record in caplog.records] == [("a",), ("c",)]
     assert "dialect 'faulty'" in caplog.text
 
@@ -339,14 +341,14 @@ def test_a_failing_dialect_is_logged_once_for_each_type_of_error(caplog):
 )
 def test_a_span_that_a_cancellation_ended_is_cancelled(kind):
     event = Event("exception", 1, {"exception.type": kind})
-    found = read(raw(status=2, message="cancelled", events=(event,)), strict)
+    found = read_run(raw(status=2, message="cancelled", events=(event,)), strict)
     assert (found.status, found.error) == ("cancelled", None)
 
 
 def test_a_span_that_failed_after_a_cancellation_is_an_error():
     kinds = ("CancelledError", "KeyError")
     events = tuple(Event("exception", n, {"exception.type": kind}) for n, kind in enumerate(kinds))
-    assert read(raw(status=2, events=events), strict).status == "error"
+    assert read_run(raw(status=2, events=events), strict).status == "error"
 
 
 @pytest.mark.parametrize("said", ["true", 1, False])

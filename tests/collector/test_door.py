@@ -14,7 +14,6 @@ from google.rpc.status_pb2 import Status
 
 from collector.making import run
 from collector.otlp import PROTOBUF, attribute, rejected, request, span
-from spanwise.collector.api._tries import ADDRESSES, BURST, Tries
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import Forbidden, NotFound, Refused
 from spanwise.collector.filters import Filter
@@ -29,9 +28,10 @@ from spanwise.collector.records import (
     Rule,
     Target,
 )
+from spanwise.collector.security.authentication import ATTEMPT_BURST, MAX_TRACKED_ADDRESSES, AttemptLimiter
 from spanwise.collector.server import Server
 from spanwise.collector.stores import ControlStore, TraceStore
-from spanwise.collector.stores.project import FILTERED, NAMED, ProjectStore
+from spanwise.collector.stores.project_scope import FILTERED_OPERATIONS, PROJECT_ARGUMENT_OPERATIONS, ProjectScopedStore
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 MASTER = "master"
@@ -203,8 +203,10 @@ def test_wrong_keys_are_limited_and_right_ones_go_on(locked, caplog):
     with httpx.Client(base_url=locked.url) as client:
         assert client.get("/api/count", headers=bearer(MASTER)).status_code == 200
         with caplog.at_level(logging.WARNING, "spanwise.collector"):
-            answers = [client.get("/api/count", headers=bearer(f"secret-{number}")) for number in range(BURST + 30)]
-        assert {answer.status_code for answer in answers[:BURST]} == {401}
+            answers = [
+                client.get("/api/count", headers=bearer(f"secret-{number}")) for number in range(ATTEMPT_BURST + 30)
+            ]
+        assert {answer.status_code for answer in answers[:ATTEMPT_BURST]} == {401}
         last = answers[-1]
         assert (last.status_code, last.headers["retry-after"]) == (429, "1")
         assert client.get("/api/count", headers=bearer(MASTER)).status_code == 200
@@ -215,7 +217,7 @@ def test_wrong_keys_are_limited_and_right_ones_go_on(locked, caplog):
 def test_a_right_key_that_was_never_seen_is_not_tried_beside_many_wrong_ones(locked):
     """Else the limit would not keep anybody from guessing."""
     with httpx.Client(base_url=locked.url) as client:
-        for number in range(BURST + 30):
+        for number in range(ATTEMPT_BURST + 30):
             client.get("/api/count", headers=bearer(f"secret-{number}"))
         statuses = [client.get("/api/count", headers=bearer(f"more-{number}")).status_code for number in range(5)]
     assert 429 in statuses
@@ -223,8 +225,8 @@ def test_a_right_key_that_was_never_seen_is_not_tried_beside_many_wrong_ones(loc
 
 def test_tries_come_back_with_time():
     now = [0.0]
-    tries = Tries(lambda: now[0])
-    for _ in range(BURST):
+    tries = AttemptLimiter(lambda: now[0])
+    for _ in range(ATTEMPT_BURST):
         assert tries.wait("a", b"k") == 0
         tries.wrong("a")
     assert tries.wait("a", b"k") == 1
@@ -234,16 +236,16 @@ def test_tries_come_back_with_time():
 
 
 def test_tries_are_remembered_of_so_many_addresses():
-    tries = Tries()
-    for number in range(ADDRESSES + 10):
+    tries = AttemptLimiter()
+    for number in range(MAX_TRACKED_ADDRESSES + 10):
         tries.wrong(str(number))
         tries.right(str(number), b"k")
-    assert len(tries._tries) == len(tries._good) == ADDRESSES
+    assert len(tries._tries) == len(tries._good) == MAX_TRACKED_ADDRESSES
 
 
 def test_one_line_tells_of_many_wrong_keys(caplog):
     now = [0.0]
-    tries = Tries(lambda: now[0])
+    tries = AttemptLimiter(lambda: now[0])
     with caplog.at_level(logging.WARNING, "spanwise.collector"):
         for _ in range(50):
             tries.wrong("10.0.0.1")
@@ -442,8 +444,12 @@ def test_pages_show_the_project_and_nothing_else(locked, mine, theirs):
 
 
 def test_a_verb_that_nobody_has_thought_of_is_forbidden(store):
-    view = ProjectStore(store, "p")
-    thought = {name for name in vars(ProjectStore) if not name.startswith("_")} | FILTERED | NAMED
+    view = ProjectScopedStore(store, "p")
+    thought = (
+        {name for name in vars(ProjectScopedStore) if not name.startswith("_")}
+        | FILTERED_OPERATIONS
+        | PROJECT_ARGUMENT_OPERATIONS
+    )
     verbs = {name for kind in (TraceStore, ControlStore) for name in vars(kind) if not name.startswith("_")}
     for name in verbs - thought - {"close", "where"}:
         with pytest.raises(Forbidden):
@@ -455,7 +461,7 @@ def test_a_verb_that_nobody_has_thought_of_is_forbidden(store):
 
 def test_a_file_of_rules_may_be_of_several_projects(store):
     with pytest.raises(Forbidden, match="several"):
-        ProjectStore(store, "p").save_rule(Rule(name="r", version="1", evaluators=()), owner="rules.py")
+        ProjectScopedStore(store, "p").save_rule(Rule(name="r", version="1", evaluators=()), owner="rules.py")
 
 
 # What is said later, and of others
@@ -489,7 +495,7 @@ def test_feedback_whose_name_nobody_could_read_is_refused(store, field):
 
 def test_a_key_of_a_project_that_names_no_condition_deletes_nothing(store):
     store.append([run(project="p")])
-    view = ProjectStore(store, "p")
+    view = ProjectScopedStore(store, "p")
     with pytest.raises(Refused, match="at least one condition"):
         view.delete()
     assert view.delete(project="p") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from spanwise.collector.records import Target
-from spanwise.collector.statistics import draw
+from spanwise.collector.statistics import draw_label_sample
 
 
 def cases(count: int, first: int = 0) -> list[tuple[Target, str]]:
@@ -13,7 +13,7 @@ def cases(count: int, first: int = 0) -> list[tuple[Target, str]]:
 
 
 def drawn(*args: object, **options: object) -> list[Target]:
-    return [one.target for one in draw(*args, **options).drawn]  # type: ignore[arg-type]
+    return [one.target for one in draw_label_sample(*args, **options).drawn]  # type: ignore[arg-type]
 
 
 def test_the_same_seed_draws_the_same_and_a_larger_sample_adds_to_it() -> None:
@@ -33,15 +33,15 @@ def test_cases_that_came_since_take_their_share() -> None:
 
 
 def test_of_every_stratum_as_many_and_small_ones_whole() -> None:
-    sample = draw(cases(100), 20, 0, strata=["rare", "usual"])
+    sample = draw_label_sample(cases(100), 20, 0, strata=["rare", "usual"])
     assert sorted(one.stratum for one in sample.drawn) == ["rare"] * 10 + ["usual"] * 10
     assert (sample.probability("rare", 10), sample.probability("usual", 9)) == (1.0, 0.1)
-    small = draw(cases(20), 12, 0, strata=["rare", "usual"])
+    small = draw_label_sample(cases(20), 12, 0, strata=["rare", "usual"])
     assert sorted(one.stratum for one in small.drawn) == ["rare"] * 2 + ["usual"] * 10
 
 
 def test_the_order_tells_nothing_of_the_verdict() -> None:
-    order = [one.stratum for one in draw(cases(100), 20, 0, strata=["rare", "usual"]).drawn]
+    order = [one.stratum for one in draw_label_sample(cases(100), 20, 0, strata=["rare", "usual"]).drawn]
     assert order not in (sorted(order), sorted(order, reverse=True))
 
 

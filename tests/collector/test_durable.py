@@ -14,7 +14,8 @@ import pytest
 from collector.conformance_traces import eventually
 from collector.making import run
 from spanwise.collector.errors import Halted
-from spanwise.collector.stores.sqlite import SQLiteStore, _durable
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.database import group_commit
 
 MANY = 250  # runs, which are worth a commit of their own
 
@@ -41,7 +42,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     made = Disk()
-    monkeypatch.setattr(_durable, "_sync", made)
+    monkeypatch.setattr(group_commit, "_fsync", made)
     return made
 
 
@@ -103,7 +104,7 @@ def test_what_was_acknowledged_is_what_the_disk_had_by_then(
             shutil.copy(tmp_path / name, copy)
         taken.append(copy)
 
-    monkeypatch.setattr(_durable, "_sync", sync)
+    monkeypatch.setattr(group_commit, "_fsync", sync)
     acknowledged = 0
     for _ in range(4):
         for future in [sent(store) for _ in range(4)]:

@@ -16,9 +16,8 @@ from spanwise.collector.dialects import Amendment
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.records import Run, Usage
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._codec import SEVERAL, Encoder, Fact
-from spanwise.collector.stores.sqlite._said import Said
-from spanwise.tracer import attributes as names
+from spanwise.collector.stores.sqlite.write.run_codec import MIN_COLUMNAR_FACTS, Fact, RunEncoder, SamplingInfo
+from spanwise.tracer import attribute_names as names
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_rows_by_a_dictionary_that_has_been_followed_can_be_read(store):
 
 def test_rows_by_a_dictionary_that_the_file_has_not_are_put_off(store):
     with pytest.raises(Unavailable, match="dictionary 9, which the file does not have"):
-        store.write(Encoder(dictionary(9))([run()]))
+        store.write(RunEncoder(dictionary(9))([run()]))
     assert store.count()["spans"] == 0
 
 
@@ -111,7 +110,7 @@ def test_words_are_found(store):
     assert store.check() == []
 
 
-@pytest.mark.parametrize("count", [0, 1, SEVERAL, 3 * SEVERAL])
+@pytest.mark.parametrize("count", [0, 1, MIN_COLUMNAR_FACTS, 3 * MIN_COLUMNAR_FACTS])
 def test_rows_go_to_another_process_as_they_are(count):
     attributes = {names.LOCAL_ROOT: "1" * 16, names.SPANS_STARTED: 2, names.SPANS_OPEN: 0, names.PARTIAL: True}
     kinds = [
@@ -119,10 +118,12 @@ def test_rows_go_to_another_process_as_they_are(count):
         {"tags": ("a", "b"), "cost": 0.5},
         {"usage": Usage(1, 2), "metadata": {"a": 1}},
     ]
-    batch = Encoder()([run(**kinds[number % 3]) for number in range(count)])
+    batch = RunEncoder()([run(**kinds[number % 3]) for number in range(count)])
     there = pickle.loads(pickle.dumps(batch))
     assert (there, [*map(type, there.facts)]) == (batch, [Fact] * count)
-    assert [(type(one.counts), type(one.said)) for one in there.facts] == [(type(o.counts), Said) for o in batch.facts]
+    assert [(type(one.counts), type(one.said)) for one in there.facts] == [
+        (type(o.counts), SamplingInfo) for o in batch.facts
+    ]
 
 
 class Name(str):
@@ -130,5 +131,5 @@ class Name(str):
 
 
 def test_rows_of_foreign_values_go_there_too():
-    batch = Encoder()([run(name=Name(f"n{number}")) for number in range(SEVERAL)])
+    batch = RunEncoder()([run(name=Name(f"n{number}")) for number in range(MIN_COLUMNAR_FACTS)])
     assert pickle.loads(pickle.dumps(batch)) == batch

@@ -18,10 +18,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector.conformance_traces import FULL
 from collector.making import child, run
-from spanwise.collector import _wire
+from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused, Unavailable
-from spanwise.collector.exchange import exported, take, written
 from spanwise.collector.filters import Filter
+from spanwise.collector.import_export import export_lines, import_file, write_file
 from spanwise.collector.records import (
     Document,
     Event,
@@ -100,7 +100,7 @@ def full(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 
 def lines(store: Store, format: str, filter: Filter | None = None) -> io.BytesIO:
-    return io.BytesIO(b"".join(line + b"\n" for line, _ in exported(store, format, filter)))
+    return io.BytesIO(b"".join(line + b"\n" for line, _ in export_lines(store, format, filter)))
 
 
 def runs_of(store: Store) -> dict[tuple[str, str], Run]:
@@ -114,7 +114,7 @@ def feedback_of(store: Store) -> dict[str, Feedback]:
 
 @pytest.mark.parametrize("format", ["otlp", "jsonl"])
 def test_runs_and_feedback_come_back_equal(store: SQLiteStore, full: SQLiteStore, format: str, request: Any) -> None:
-    taken = take(store, lines(full, format))
+    taken = import_file(store, lines(full, format))
     assert (taken.bad, taken.reasons) == (0, [])
     wanted, found = runs_of(full), runs_of(store)
     over_http = "http" in request.node.name
@@ -131,9 +131,9 @@ def test_runs_and_feedback_come_back_equal(store: SQLiteStore, full: SQLiteStore
 
 @pytest.mark.parametrize("format", ["otlp", "jsonl"])
 def test_doing_it_again_changes_nothing(store: Store, full: SQLiteStore, format: str) -> None:
-    take(store, lines(full, format))
+    import_file(store, lines(full, format))
     before, count = list(lines(store, format)), store.count()
-    assert take(store, lines(full, format)).bad == 0
+    assert import_file(store, lines(full, format)).bad == 0
     assert (list(lines(store, format)), store.count()) == (before, count)
 
 
@@ -145,7 +145,7 @@ def test_every_other_record_comes_back_equal(store: Store, full: SQLiteStore) ->
     full.set_retention(Retention(project="p", max_age_ns=10**18))
     full.enqueue([QueueItem(queue="q", target=ON, id="i")])
     for _ in range(2):
-        assert take(store, lines(full, "jsonl")).bad == 0
+        assert import_file(store, lines(full, "jsonl")).bad == 0
     for version in (1, 2):
         assert store.examples("d", version) == full.examples("d", version)
     assert [one.version for one in store.versions("d")] == [2, 1]
@@ -156,7 +156,7 @@ def test_every_other_record_comes_back_equal(store: Store, full: SQLiteStore) ->
 
 def test_only_what_passes_is_written(full: SQLiteStore) -> None:
     held = Counter[str]()
-    for _, counts in exported(full, "jsonl", Filter(name="plain")):
+    for _, counts in export_lines(full, "jsonl", Filter(name="plain")):
         held += counts
     assert held == {"run": 2}
 
@@ -189,9 +189,9 @@ def test_opentelemetrys_own_classes_read_each_line(full: SQLiteStore) -> None:
 
 def test_a_server_takes_the_same_lines_as_a_sender_would_send_them(full: SQLiteStore, store: Store) -> None:
     """Without the help of `import`: what the names say is what is kept."""
-    [line, *_] = [line for line, _ in exported(full, "otlp", Filter(name="a call of a model"))]
+    [line, *_] = [line for line, _ in export_lines(full, "otlp", Filter(name="a call of a model"))]
     foreign = line.replace(b"spanwise.exact", b"foreign.exact")
-    take(store, io.BytesIO(foreign))
+    import_file(store, io.BytesIO(foreign))
     [kept] = runs_of(store).values()
     assert (kept.model, kept.usage, kept.cost, kept.kind) == (
         "gpt-5",
@@ -204,9 +204,9 @@ def test_a_server_takes_the_same_lines_as_a_sender_would_send_them(full: SQLiteS
 def test_what_is_no_id_of_opentelemetrys_is_told(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "a.db") as store:
         store.append([run(trace_id="not hex"), run()])
-        [(_, held)] = list(exported(store, "otlp"))
+        [(_, held)] = list(export_lines(store, "otlp"))
         assert held == {"run": 1, "left out": 1}
-        assert sum(counts["run"] for _, counts in exported(store, "jsonl")) == 2
+        assert sum(counts["run"] for _, counts in export_lines(store, "jsonl")) == 2
 
 
 BAD = [
@@ -231,7 +231,7 @@ def test_bad_lines_are_counted_and_told_and_lose_no_others(store: Store, full: S
     mixed = b"\n".join(
         line for pair in zip(BAD * len(good), good, strict=False) for line in (pair[0], pair[1].rstrip())
     )
-    taken = take(store, io.BytesIO(mixed + b"\n\n"))
+    taken = import_file(store, io.BytesIO(mixed + b"\n\n"))
     assert taken.bad == len(good)
     assert taken.reasons[0].startswith("line 1: ")
     assert (runs_of(store).keys(), len(taken.reasons)) == (runs_of(full).keys(), 20)
@@ -239,7 +239,7 @@ def test_bad_lines_are_counted_and_told_and_lose_no_others(store: Store, full: S
 
 def test_what_is_not_ours_to_keep_is_left_out_and_told(store: Store) -> None:
     plain = b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "a line of a log"}}]}]}]}\n'
-    taken = take(store, io.BytesIO(plain + b'{"resourceMetrics": []}\n{"record": "decision", "value": {}}\n'))
+    taken = import_file(store, io.BytesIO(plain + b'{"resourceMetrics": []}\n{"record": "decision", "value": {}}\n'))
     assert (taken.left_out, taken.bad) == ({"log record": 1, "metrics": 1, "decision": 1}, 0)
 
 
@@ -264,27 +264,27 @@ class Tired:
 def test_a_refused_run_takes_no_other_with_it_and_a_busy_store_is_asked_again(store: Store, tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "from.db") as full:
         full.append([*(run(f"n{place}") for place in range(20)), run("poison")])
-        taken = take(Tired(store), lines(full, "jsonl"))  # type: ignore[arg-type]
+        taken = import_file(Tired(store), lines(full, "jsonl"))  # type: ignore[arg-type]
     assert (taken.kept["run"], taken.bad, len(runs_of(store))) == (20, 1, 20)
     assert "poison is refused" in taken.reasons[0]
 
 
 def test_a_file_has_its_name_once_it_is_whole(full: SQLiteStore, tmp_path: Path) -> None:
     def breaking() -> Iterator[tuple[bytes, Counter[str]]]:
-        yield from list(exported(full, "otlp"))[:1]
+        yield from list(export_lines(full, "otlp"))[:1]
         raise Unavailable("the server is away")
 
     with pytest.raises(Unavailable):
-        written(breaking(), tmp_path / "out.jsonl")
+        write_file(breaking(), tmp_path / "out.jsonl")
     assert list(tmp_path.glob("out*")) == []
-    assert written(exported(full, "otlp"), tmp_path / "out.jsonl")["run"] == len(RUNS) + 2
+    assert write_file(export_lines(full, "otlp"), tmp_path / "out.jsonl")["run"] == len(RUNS) + 2
     assert (tmp_path / "out.jsonl").stat().st_mode & 0o777 == 0o600
     with pytest.raises(Refused, match="already"):
-        written(exported(full, "otlp"), tmp_path / "out.jsonl")
+        write_file(export_lines(full, "otlp"), tmp_path / "out.jsonl")
 
 
 def test_a_line_that_is_too_long_is_one_bad_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spanwise.collector.exchange._take.LONGEST", 1000)
-    good = _wire.encode({"record": "run", "value": run("good")})
-    taken = take(store, io.BytesIO(b"x" * 5000 + b"\n" + good + b"\n" + b"y" * 1001))
+    monkeypatch.setattr("spanwise.collector.import_export.file_importer.MAX_LINE_BYTES", 1000)
+    good = record_encoding.encode({"record": "run", "value": run("good")})
+    taken = import_file(store, io.BytesIO(b"x" * 5000 + b"\n" + good + b"\n" + b"y" * 1001))
     assert (taken.bad, taken.kept) == (2, {"run": 1})

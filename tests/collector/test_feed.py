@@ -20,11 +20,11 @@ from collector import version_1
 from collector.conformance_traces import eventually
 from collector.making import SECOND, child, run
 from spanwise.collector.errors import Refused
-from spanwise.collector.filters import Filter, askable
-from spanwise.collector.records import Feedback, Head, Target
+from spanwise.collector.filters import Filter, validate_filter
+from spanwise.collector.records import Feedback, Target, TraceHead
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._for_rules import stretches
-from spanwise.tracer import attributes as names
+from spanwise.collector.stores.sqlite.query.rule_filters import split_ranges
+from spanwise.tracer import attribute_names as names
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def store(file: Path) -> Iterator[SQLiteStore]:
         yield made
 
 
-def latest(store: SQLiteStore) -> Head:
+def latest(store: SQLiteStore) -> TraceHead:
     return store.changes().heads[-1]
 
 
@@ -251,7 +251,7 @@ UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
 
 def may_be_asked(filter: Filter) -> bool:
     try:
-        return askable(filter) is filter
+        return validate_filter(filter) is filter
     except Refused:
         return False
 
@@ -275,8 +275,8 @@ def test_heads_pass_exactly_where_the_list_has_the_trace(many: SQLiteStore, filt
 
 
 def test_traces_that_came_far_from_each_other_are_looked_up_apart() -> None:
-    assert list(stretches([1, 2, 9000, 9001, 99000])) == [[1, 2], [9000, 9001], [99000]]
-    assert list(stretches([])) == []
+    assert list(split_ranges([1, 2, 9000, 9001, 99000])) == [[1, 2], [9000, 9001], [99000]]
+    assert list(split_ranges([])) == []
 
 
 def test_words_are_found_in_a_slice_of_any_traces(store: SQLiteStore) -> None:

@@ -18,15 +18,15 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from collector.making import run
 from collector.outlets import Scripted, attributes, until
-from spanwise.collector._metrics import Metrics
-from spanwise.collector.dialects import RawLog, read_feedback, via_of, written
+from spanwise.collector.dialects import RawLog, read_feedback, read_via, write_feedback_attributes
 from spanwise.collector.errors import Refused
-from spanwise.collector.forward import FeedbackOut, Target, _feedback, targets
+from spanwise.collector.forward import FeedbackForwarder, ForwardTarget, feedback_forwarder, parse_targets
+from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Feedback
 from spanwise.collector.records import Target as Of
 from spanwise.collector.server import Server
-from spanwise.collector.stores import SendsOn
-from spanwise.collector.stores._halves import Verdicts
+from spanwise.collector.stores import FeedbackSource
+from spanwise.collector.stores.backends import TargetFeedback
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 ROOT = run(project="shop", environment="prod")
@@ -47,7 +47,7 @@ ALL = [
 
 @pytest.fixture(autouse=True)
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_feedback, "EVERY", 0.05)
+    monkeypatch.setattr(feedback_forwarder, "POLL_INTERVAL", 0.05)
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def open_(tmp_path: Path) -> Iterator[Callable[..., SQLiteStore]]:
 
 
 def sending(store: SQLiteStore, *urls: str) -> Server:
-    return Server(store, feedback_to=FeedbackOut([Target(f"t{number}", url) for number, url in enumerate(urls)]))
+    return Server(
+        store, feedback_to=FeedbackForwarder([ForwardTarget(f"t{number}", url) for number, url in enumerate(urls)])
+    )
 
 
 def rows(store: SQLiteStore) -> list[Feedback]:
@@ -82,7 +84,7 @@ def test_a_second_collector_has_all_of_it_as_it_was(open_):
         until(lambda: len(rows(other)) == len(ALL))
         until(lambda: idle(store))
     assert rows(other) == rows(store) == sorted(ALL, key=lambda one: one.key)
-    assert {tuple(via_of(one)) for one in other.feedbacks()} == {(store.identity(),)}
+    assert {tuple(read_via(one)) for one in other.feedbacks()} == {(store.identity(),)}
     assert store.outlets()[0].sent == len(ALL)
 
 
@@ -130,7 +132,7 @@ def test_it_waits_in_the_store_while_nobody_listens(open_):
 def test_two_that_send_to_each_other_stop(open_):
     one, two = open_("a"), open_("b")
     with Server(one) as first, Server(two) as second:
-        outs = [FeedbackOut([Target("other", url)]) for url in (second.url, first.url)]
+        outs = [FeedbackForwarder([ForwardTarget("other", url)]) for url in (second.url, first.url)]
         for out, store in zip(outs, (one, two), strict=True):
             out.begin(store, Metrics())
         one.add_feedback([ALL[0], ALL[6]])
@@ -142,13 +144,13 @@ def test_two_that_send_to_each_other_stop(open_):
         for out in outs:
             out.close()
     assert before == [3, 3]
-    assert {row.key: tuple(via_of(row)) for row in one.feedbacks()}["zero"] == ()
+    assert {row.key: tuple(read_via(row)) for row in one.feedbacks()}["zero"] == ()
 
 
 def test_what_was_sent_and_not_noted_goes_out_again_and_is_there_once(open_):
     store, other = open_("a"), open_("b")
     with Server(other) as receiver:
-        lost = FeedbackOut([Target("t0", receiver.url)])
+        lost = FeedbackForwarder([ForwardTarget("t0", receiver.url)])
         lost.begin(Unnoted(store), Metrics())
         store.add_feedback(ALL)
         until(lambda: len(rows(other)) == len(ALL))
@@ -212,8 +214,10 @@ def test_the_bytes_are_the_fields_events(open_):
 def test_headers_come_from_the_environment_and_are_shown_nowhere(open_):
     store = open_()
     with Scripted() as other:
-        (target,) = targets([f"hub={other.url}"], {"SPANWISE_FORWARD_HEADERS_HUB": "authorization=Bearer%20secret"})
-        with Server(store, feedback_to=FeedbackOut([target])) as server:
+        (target,) = parse_targets(
+            [f"hub={other.url}"], {"SPANWISE_FORWARD_HEADERS_HUB": "authorization=Bearer%20secret"}
+        )
+        with Server(store, feedback_to=FeedbackForwarder([target])) as server:
             store.add_feedback(ALL[:1])
             until(lambda: idle(store))
             assert "secret" not in httpx.get(f"{server.url}/metrics").text + repr(store.outlets()) + repr(target)
@@ -254,7 +258,7 @@ def test_a_server_does_not_send_to_itself(open_):
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     with pytest.raises(Refused, match=r"--feedback-to .* is this server's own address"):
-        Server(open_(), port=port, feedback_to=FeedbackOut([Target("t", f"http://localhost:{port}")]))
+        Server(open_(), port=port, feedback_to=FeedbackForwarder([ForwardTarget("t", f"http://localhost:{port}")]))
 
 
 def test_deleted_feedback_is_not_sent(open_):
@@ -288,16 +292,21 @@ values |= st.fixed_dictionaries({"outcome": st.just("skip"), "comment": texts})
 )
 def test_what_is_written_is_read_as_it_was(target, value, fields):
     one = Feedback(target=target, created_ns=5, **{**fields, **value})
-    assert read_feedback(RawLog(ROOT.trace_id, target.span_id, 5, written(one), "gen_ai.evaluation.result")) == one
+    assert (
+        read_feedback(
+            RawLog(ROOT.trace_id, target.span_id, 5, write_feedback_attributes(one), "gen_ai.evaluation.result")
+        )
+        == one
+    )
 
 
 def test_a_store_that_numbers_feedback_says_so(open_):
-    assert isinstance(open_(), SendsOn)
+    assert isinstance(open_(), FeedbackSource)
 
 
 def test_what_a_via_may_not_be_is_nothing():
     for via in (5, "x", [5], ["x" * 65], None, {"a": 1}):
-        log = RawLog("1" * 32, None, 1, {**written(ALL[2]), "spanwise.feedback.via": via})  # type: ignore[dict-item]
+        log = RawLog("1" * 32, None, 1, {**write_feedback_attributes(ALL[2]), "spanwise.feedback.via": via})  # type: ignore[dict-item]
         assert "spanwise.via" not in read_feedback(log).metadata
 
 
@@ -315,9 +324,9 @@ def test_one_on_which_a_target_fails_again_and_again_blocks_nobody(open_):
     def fails(records: list[Any]) -> int:
         return 500 if any("tone" in attributes(one).values() for one in records) else 200
 
-    out = FeedbackOut([Target("t", "")], longest_pause=0.01)
+    out = FeedbackForwarder([ForwardTarget("t", "")], longest_pause=0.01)
     with Scripted(fails) as other:
-        out.targets = (Target("t", other.url),)
+        out.targets = (ForwardTarget("t", other.url),)
         out.begin(store, Metrics())
         store.add_feedback(ALL)
         until(lambda: idle(store))
@@ -329,7 +338,7 @@ def test_one_on_which_a_target_fails_again_and_again_blocks_nobody(open_):
 def test_a_target_that_fails_on_everything_loses_nothing(open_):
     store = open_()
     with Scripted(lambda _: 500) as other:
-        out = FeedbackOut([Target("t", other.url)], longest_pause=0.01)
+        out = FeedbackForwarder([ForwardTarget("t", other.url)], longest_pause=0.01)
         out.begin(store, Metrics())
         store.add_feedback(ALL)
         until(lambda: len(other.requests) > 40)
@@ -343,7 +352,7 @@ def test_a_target_that_fails_on_everything_loses_nothing(open_):
 def test_what_a_rule_said_is_among_it(open_):
     store = open_()
     store.append([ROOT])
-    said = Verdicts("r", ON, 1, ["judge"], [Feedback(target=ON, key="k", score=1.0, evaluator="judge")])
+    said = TargetFeedback("r", ON, 1, ["judge"], [Feedback(target=ON, key="k", score=1.0, evaluator="judge")])
     store.put_verdicts([said])
     ((_, row, project, environment),) = store.said_after(0, 10)
     assert (row.rule, row.claim, project, environment) == ("r", 1, "shop", "prod")

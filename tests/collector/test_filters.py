@@ -6,22 +6,31 @@ from urllib.parse import parse_qsl
 import pytest
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.filters import Filter, askable, combined
-from spanwise.collector.querystring import bound, duration, field_of, moment, parse, term, to_filter, to_items
+from spanwise.collector.filter_values import parse_bound, parse_duration, parse_time
+from spanwise.collector.filters import (
+    Filter,
+    condition_field,
+    extend_filter,
+    filter_from_items,
+    filter_to_items,
+    parse,
+    parse_term,
+    validate_filter,
+)
 
 
 def test_conditions_in_short_forms():
-    found = combined(Filter(project="p"), {"feedback": ("k", "<", 1), "tags": "a", "tokens": 5, "name": "n"})
+    found = extend_filter(Filter(project="p"), {"feedback": ("k", "<", 1), "tags": "a", "tokens": 5, "name": "n"})
     assert found == Filter(project="p", feedback=(("k", "<", 1.0),), tags=("a",), tokens=("=", 5.0), name="n")
 
 
 def test_several_conditions_on_feedback():
     conditions = [("a", ">=", 0.5), ("b", "=", "polite")]
-    assert combined(None, {"feedback": conditions}).feedback == (("a", ">=", 0.5), ("b", "=", "polite"))
+    assert extend_filter(None, {"feedback": conditions}).feedback == (("a", ">=", 0.5), ("b", "=", "polite"))
 
 
 def test_none_takes_a_condition_away():
-    assert combined(Filter(name="n", tags=("a",)), {"name": None, "tags": None}) == Filter()
+    assert extend_filter(Filter(name="n", tags=("a",)), {"name": None, "tags": None}) == Filter()
 
 
 @pytest.mark.parametrize(
@@ -34,19 +43,19 @@ def test_none_takes_a_condition_away():
 )
 def test_a_typo_is_named(conditions, told):
     with pytest.raises(ValueError) as caught:
-        combined(None, conditions)
+        extend_filter(None, conditions)
     assert told in str(caught.value)
 
 
 def test_words_alone_are_no_terms():
     assert parse(["lost", "parcel"]) == Filter(text="lost parcel")
     with pytest.raises(ValueError, match="'name' is no condition, such as name=answer or latency_ms>200"):
-        term("name")
+        parse_term("name")
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("yes", True), ("1", True), ("TRUE", True), ("no", False), ("0", False)])
 def test_truths(text, wanted):
-    assert to_filter([("complete", text)]).complete is wanted
+    assert filter_from_items([("complete", text)]).complete is wanted
 
 
 @pytest.mark.parametrize(
@@ -67,11 +76,11 @@ def test_truths(text, wanted):
 )
 def test_terms_of_a_command_line(terms, wanted):
     assert parse(terms.split()) == wanted
-    assert to_filter(to_items(wanted)) == wanted
+    assert filter_from_items(filter_to_items(wanted)) == wanted
 
 
 def test_a_query_string_may_hold_comparisons_as_people_write_them():
-    assert to_filter(parse_qsl("latency_ms>=5&tokens>7&name=a", keep_blank_values=True)) == Filter(
+    assert filter_from_items(parse_qsl("latency_ms>=5&tokens>7&name=a", keep_blank_values=True)) == Filter(
         latency_ms=(">=", 5.0), tokens=(">", 7.0), name="a"
     )
 
@@ -80,7 +89,7 @@ def test_a_date_is_one_of_this_machines_time_zone(monkeypatch):
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        assert moment("2026-01-31T09:00") == moment("2026-01-31T00:00+00:00") == 1769817600 * 10**9
+        assert parse_time("2026-01-31T09:00") == parse_time("2026-01-31T00:00+00:00") == 1769817600 * 10**9
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -90,20 +99,20 @@ def test_a_date_is_one_of_this_machines_time_zone(monkeypatch):
     ("text", "seconds"), [("90s", 90), ("2m", 120), ("3 h", 10_800), ("1d", 86_400), ("2w", 1_209_600), ("0s", 0)]
 )
 def test_durations_count_back_from_now(text, seconds):
-    assert duration(text) == seconds * 10**9
-    assert moment(text, now_ns=10**17) == 10**17 - seconds * 10**9
+    assert parse_duration(text) == seconds * 10**9
+    assert parse_time(text, now_ns=10**17) == 10**17 - seconds * 10**9
 
 
 @pytest.mark.parametrize("text", ["", "1", "h", "1y", "-1h", "1h 30m", "1.5h", "1h\n"])
 def test_what_is_no_duration(text):
     with pytest.raises(ValueError, match="is no duration; write 90s, 30m, 1h, 7d or 2w"):
-        duration(text)
+        parse_duration(text)
 
 
 def test_eight_digits_are_a_date_and_more_are_nanoseconds():
-    assert moment("20260131") == moment("2026-01-31")
-    assert moment("123456789") == 123_456_789
-    assert to_filter([("since_ns", "20260131"), ("until_ns", "-5")]) == Filter(since_ns=20_260_131, until_ns=-5)
+    assert parse_time("20260131") == parse_time("2026-01-31")
+    assert parse_time("123456789") == 123_456_789
+    assert filter_from_items([("since_ns", "20260131"), ("until_ns", "-5")]) == Filter(since_ns=20_260_131, until_ns=-5)
 
 
 @pytest.mark.parametrize(
@@ -111,24 +120,31 @@ def test_eight_digits_are_a_date_and_more_are_nanoseconds():
 )
 def test_what_is_no_time_or_too_far_away(text):
     with pytest.raises(ValueError) as caught:
-        moment(text)
+        parse_time(text)
     assert str(caught.value) == f"{text!r} is no time; write 1h, 7d, 2026-01-31 or 2026-01-31T12:00"
 
 
 @pytest.mark.parametrize("nanoseconds", [-(2**63), 2**63 - 1])
 def test_the_ends_of_time(nanoseconds):
-    assert to_filter([("since_ns", str(nanoseconds))]).since_ns == nanoseconds
+    assert filter_from_items([("since_ns", str(nanoseconds))]).since_ns == nanoseconds
     with pytest.raises(ValueError, match="is no time"):
-        to_filter([("since_ns", str(nanoseconds * 2))])
+        filter_from_items([("since_ns", str(nanoseconds * 2))])
 
 
 def test_a_moment_is_exact_to_the_microsecond():
-    assert moment("2026-01-31T00:00:00.000001+00:00") == 1769817600 * 10**9 + 1000
-    assert moment(str(2**63 - 1)) == 2**63 - 1
+    assert parse_time("2026-01-31T00:00:00.000001+00:00") == 1769817600 * 10**9 + 1000
+    assert parse_time(str(2**63 - 1)) == 2**63 - 1
 
 
 def test_what_feedback_is_compared_with():
-    assert [bound(text) for text in ("True", "FALSE", "0.5", "1e3", "kind", "")] == [1.0, 0.0, 0.5, 1000.0, "kind", ""]
+    assert [parse_bound(text) for text in ("True", "FALSE", "0.5", "1e3", "kind", "")] == [
+        1.0,
+        0.0,
+        0.5,
+        1000.0,
+        "kind",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -142,22 +158,22 @@ def test_what_feedback_is_compared_with():
     ],
 )
 def test_the_field_that_a_name_speaks_of(name, field):
-    assert field_of(name) == field
-    assert field_of(name.upper()) is field_of("") is field_of("sort") is None
+    assert condition_field(name) == field
+    assert condition_field(name.upper()) is condition_field("") is condition_field("sort") is None
 
 
 def test_lists_and_metadata_add_up_and_of_the_rest_the_last_counts():
     items = parse_qsl(
         "tag=a&tags=b&metadata=k:1&metadata.k=2&metadata.l=3&missing=m&missing=n&name=a&name=b&tokens=1&tokens=2"
     )
-    assert to_filter(items) == Filter(
+    assert filter_from_items(items) == Filter(
         tags=("a", "b"), metadata={"k": "2", "l": "3"}, missing=("m", "n"), name="b", tokens=("=", 2)
     )
 
 
 @pytest.mark.parametrize("metadata", [{"a:b": "c"}, {"a": ""}, {"a:b": ""}, {"": "x"}, {"a.b": "c=d<e"}])
 def test_metadata_of_all_kinds_goes_through_a_query_string(metadata):
-    assert to_filter(to_items(Filter(metadata=metadata))) == Filter(metadata=metadata)
+    assert filter_from_items(filter_to_items(Filter(metadata=metadata))) == Filter(metadata=metadata)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +216,7 @@ def test_python_takes_what_a_query_string_says(conditions, terms, monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     try:
-        assert combined(None, conditions) == parse(terms.split())
+        assert extend_filter(None, conditions) == parse(terms.split())
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -208,7 +224,7 @@ def test_python_takes_what_a_query_string_says(conditions, terms, monkeypatch):
 
 def test_a_duration_counts_back_in_python_as_well():
     before = time.time_ns()
-    assert before - 3_600 * 10**9 <= combined(None, {"since": "1h"}).since_ns <= time.time_ns() - 3_600 * 10**9
+    assert before - 3_600 * 10**9 <= extend_filter(None, {"since": "1h"}).since_ns <= time.time_ns() - 3_600 * 10**9
 
 
 @pytest.mark.parametrize(
@@ -232,7 +248,7 @@ def test_a_duration_counts_back_in_python_as_well():
 )
 def test_what_python_is_told_of_a_value_that_cannot_be(conditions, told):
     with pytest.raises(ValueError) as caught:
-        combined(None, conditions)
+        extend_filter(None, conditions)
     assert told in str(caught.value)
 
 
@@ -257,14 +273,14 @@ def test_what_python_is_told_of_a_value_that_cannot_be(conditions, told):
 )
 def test_a_condition_that_no_trace_can_meet_is_refused(filter, told):
     with pytest.raises(Refused, match=re.escape(told)):
-        askable(filter)
+        validate_filter(filter)
 
 
 @pytest.mark.parametrize("filter", [Filter(cost=("<", 0.0)), Filter(latency_ms=(">=", -1.0)), Filter(experiment="")])
 def test_what_may_be_is_asked(filter):
-    assert askable(filter) is filter
+    assert validate_filter(filter) is filter
 
 
 @pytest.mark.parametrize("metadata", [{" a": "b "}, {"a": "b:c=d"}, {"a": "b=c:d"}])
 def test_metadata_with_marks_and_spaces_goes_through_a_query_string(metadata):
-    assert to_filter(to_items(Filter(metadata=metadata))) == Filter(metadata=metadata)
+    assert filter_from_items(filter_to_items(Filter(metadata=metadata))) == Filter(metadata=metadata)

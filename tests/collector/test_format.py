@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from spanwise.collector import format
+from spanwise.collector import formatting
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from spanwise.collector import format
     ],
 )
 def test_durations(ns, text):
-    assert format.duration(ns) == text
+    assert formatting.duration(ns) == text
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_durations(ns, text):
     ],
 )
 def test_scores(value, text):
-    assert format.number(value) == text
+    assert formatting.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_scores(value, text):
     [(None, ""), (0.0, "$0.00"), (0.00016, "$0.00016"), (0.00008, "$0.000080"), (-1.0, "$-1"), (12.5, "$12.50")],
 )
 def test_costs(usd, text):
-    assert format.cost(usd) == text
+    assert formatting.cost(usd) == text
 
 
 def test_differences_always_show_their_sign():
-    assert [format.signed(value) for value in (0.25, -0.25, 0.0)] == ["+0.25", "−0.25", "±0"]
+    assert [formatting.signed(value) for value in (0.25, -0.25, 0.0)] == ["+0.25", "−0.25", "±0"]
 
 
 def test_a_moment_that_no_calendar_has_is_still_shown():
-    assert format.when(10**30) == f"{10**30} ns"
-    assert format.ago(10**30) == "in the future"
+    assert formatting.when(10**30) == f"{10**30} ns"
+    assert formatting.ago(10**30) == "in the future"
 
 
 @pytest.fixture
@@ -84,24 +84,24 @@ def tokyo(monkeypatch):
 
 def test_one_moment_as_lists_tooltips_and_programs_show_it(tokyo):
     moment = 1_769_817_600 * 10**9 + 1_002_003
-    assert format.to_the_second(moment) == "2026-01-31 09:00:00"
-    assert format.iso(moment) == "2026-01-31 09:00:00.001+09:00"
-    assert format.utc(moment) == "2026-01-31T00:00:00.001002003Z"
-    assert format.zone() == "JST"
+    assert formatting.date_and_time(moment) == "2026-01-31 09:00:00"
+    assert formatting.iso(moment) == "2026-01-31 09:00:00.001+09:00"
+    assert formatting.utc(moment) == "2026-01-31T00:00:00.001002003Z"
+    assert formatting.zone() == "JST"
 
 
 def test_every_moment_that_is_stored_has_a_date():
-    assert [format.to_the_second(end)[:4] for end in (-(2**63), 2**63 - 1)] == ["1677", "2262"]
-    assert format.to_the_second(10**30) == format.iso(10**30) == f"{10**30} ns"
+    assert [formatting.date_and_time(end)[:4] for end in (-(2**63), 2**63 - 1)] == ["1677", "2262"]
+    assert formatting.date_and_time(10**30) == formatting.iso(10**30) == f"{10**30} ns"
 
 
 def test_the_further_away_a_moment_the_less_of_the_clock_it_shows():
     today = datetime.now()
     moment = today.replace(month=today.month % 12 + 1, day=3, hour=12, minute=30)
     before = moment.replace(year=today.year - 1)
-    assert format.when(int(moment.timestamp()) * 10**9) == f"3 {moment:%b} 12:30"
-    assert format.when(int(before.timestamp()) * 10**9) == f"3 {before:%b %Y}"
-    assert re.fullmatch(r"\d\d:\d\d:\d\d", format.when(time.time_ns()))
+    assert formatting.when(int(moment.timestamp()) * 10**9) == f"3 {moment:%b} 12:30"
+    assert formatting.when(int(before.timestamp()) * 10**9) == f"3 {before:%b %Y}"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", formatting.when(time.time_ns()))
 
 
 @pytest.mark.parametrize(
@@ -116,31 +116,31 @@ def test_the_further_away_a_moment_the_less_of_the_clock_it_shows():
     ],
 )
 def test_how_long_ago(seconds, text):
-    said = (format.ago(time.time_ns() - int(seconds * 10**9)) for _ in range(100))
+    said = (formatting.ago(time.time_ns() - int(seconds * 10**9)) for _ in range(100))
     assert text in said  # at once, unless this process is stopped between
 
 
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (format.count(9_999), "9,999"),
-        (format.count(10_000), "10.0k"),
-        (format.count(1_000_000), "1.00M"),
-        (format.characters(1_000), "1.0k characters"),
-        (format.characters(1_000_000), "1.0M characters"),
-        (format.cost(0.1), "$0.10"),
-        (format.cost(0.0999), "$0.1"),
-        (format.signed(4e-7), "±0"),
-        (format.signed(5e-7), "+5e-07"),
-        (format.percent(1, 10), "10 %"),
-        (format.percent(99, 1_000), "9.9 %"),
-        (format.count(12_345), "12.3k"),
-        (format.count(4_560_000), "4.56M"),
-        (format.characters(999), "999 characters"),
-        (format.characters(2_400), "2.4k characters"),
-        (format.characters(3_100_000), "3.1M characters"),
-        (format.milliseconds(1_403), "1.40 s"),
-        (format.milliseconds(None), "–"),
+        (formatting.count(9_999), "9,999"),
+        (formatting.count(10_000), "10.0k"),
+        (formatting.count(1_000_000), "1.00M"),
+        (formatting.characters(1_000), "1.0k characters"),
+        (formatting.characters(1_000_000), "1.0M characters"),
+        (formatting.cost(0.1), "$0.10"),
+        (formatting.cost(0.0999), "$0.1"),
+        (formatting.signed(4e-7), "±0"),
+        (formatting.signed(5e-7), "+5e-07"),
+        (formatting.percent(1, 10), "10 %"),
+        (formatting.percent(99, 1_000), "9.9 %"),
+        (formatting.count(12_345), "12.3k"),
+        (formatting.count(4_560_000), "4.56M"),
+        (formatting.characters(999), "999 characters"),
+        (formatting.characters(2_400), "2.4k characters"),
+        (formatting.characters(3_100_000), "3.1M characters"),
+        (formatting.milliseconds(1_403), "1.40 s"),
+        (formatting.milliseconds(None), "–"),
     ],
 )
 def test_counts_and_sizes(made, text):
@@ -148,4 +148,4 @@ def test_counts_and_sizes(made, text):
 
 
 def test_small_shares_keep_a_digit():
-    assert [format.percent(*pair) for pair in ((1, 400), (1, 2), (0, 0))] == ["0.2 %", "50 %", "0 %"]
+    assert [formatting.percent(*pair) for pair in ((1, 400), (1, 2), (0, 0))] == ["0.2 %", "50 %", "0 %"]

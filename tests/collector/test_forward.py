@@ -30,8 +30,8 @@ from collector.making import run
 from collector.otlp import JSON, PROTOBUF, attribute, json_request, json_span, log_record, logs_request, request, span
 from integration.serving import ROOT, environment
 from spanwise.collector.errors import Refused
-from spanwise.collector.forward import FeedbackOut, Forwarder, Target, targets
-from spanwise.collector.forward._letter import Letter, joined, unpacked
+from spanwise.collector.forward import FeedbackForwarder, Forwarder, ForwardTarget, parse_targets
+from spanwise.collector.forward.envelope import Envelope, join_envelopes, unpack_envelope
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -115,9 +115,9 @@ def endpoint() -> Iterator[Callable[..., Endpoint]]:
 
 
 @contextmanager
-def passing_on(folder: Path, *to: Target | str, most_bytes: int = 2**20, **options: Any) -> Iterator[Server]:
+def passing_on(folder: Path, *to: ForwardTarget | str, most_bytes: int = 2**20, **options: Any) -> Iterator[Server]:
     """A server that passes on to these."""
-    named = [Target(f"t{number}", one) if isinstance(one, str) else one for number, one in enumerate(to)]
+    named = [ForwardTarget(f"t{number}", one) if isinstance(one, str) else one for number, one in enumerate(to)]
     forwarder = Forwarder(named, folder / "forward", most_bytes, longest_pause=0.5)
     with SQLiteStore(folder / "a.db") as store, Server(store, forward=forwarder, **options) as made:
         yield made
@@ -193,7 +193,7 @@ def test_what_comes_by_grpc_is_passed_on_too(tmp_path, endpoint):
 
 def test_the_targets_own_headers_go_with_it_and_none_of_the_senders(tmp_path, endpoint):
     to = endpoint()
-    target = Target("t0", to.url, {"authorization": "Basic theirs"})
+    target = ForwardTarget("t0", to.url, {"authorization": "Basic theirs"})
     with passing_on(tmp_path, target, host="0.0.0.0", api_key="ours") as server:
         sent = {"authorization": "Bearer ours", "cookie": "ours", "baggage": "ours"}
         assert send(server, request(span()), **sent).status_code == 200
@@ -465,7 +465,7 @@ def judged(trace_id: str, span_id: str) -> Any:
 
 def test_targets_have_names_and_their_headers_come_from_the_environment():
     given = ["https://a.test/otel/", "my-b=http://127.0.0.1:4318"]
-    found = targets(given, {"SPANWISE_FORWARD_HEADERS_MY_B": "Authorization=Basic%20eA==, x-y = z,"})
+    found = parse_targets(given, {"SPANWISE_FORWARD_HEADERS_MY_B": "Authorization=Basic%20eA==, x-y = z,"})
     assert [(one.name, one.url) for one in found] == [
         ("a.test", "https://a.test/otel"),
         ("my-b", "http://127.0.0.1:4318"),
@@ -498,7 +498,7 @@ def test_targets_have_names_and_their_headers_come_from_the_environment():
 )
 def test_what_is_no_target_is_refused_and_no_secret_is_told(given: Sequence[str], told):
     with pytest.raises(Refused, match=told) as refused:
-        targets(given, {"SPANWISE_FORWARD_HEADERS_B": "secret"})
+        parse_targets(given, {"SPANWISE_FORWARD_HEADERS_B": "secret"})
     assert "secret" not in str(refused.value)
 
 
@@ -522,26 +522,26 @@ def test_what_waits_for_a_target_that_is_not_named_any_more_is_found(tmp_path):
 
 
 def test_a_letter_is_read_as_it_was_written_and_nothing_else_is():
-    letter = Letter("logs", True, ("a", "b"), b"{}\n\n")
-    assert unpacked(letter.packed()) == letter
+    letter = Envelope("logs", True, ("a", "b"), b"{}\n\n")
+    assert unpack_envelope(letter.packed()) == letter
     for record in (b"", b"\n", b"[]\nx", b'["else",true,[]]\nx', b'["logs",true,[]]'):
         with pytest.raises(ValueError, match="none of ours"):
-            unpacked(record)
+            unpack_envelope(record)
 
 
 def test_letters_in_protobuf_follow_each_other():
-    parts = [Letter("traces", False, (), request(span(name))) for name in "abc"]
-    assert names_of(joined(parts).body) == ["a", "b", "c"]
+    parts = [Envelope("traces", False, (), request(span(name))) for name in "abc"]
+    assert names_of(join_envelopes(parts).body) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"[]", b'{"resourceSpans": 5}'])
 def test_what_cannot_be_parted_is_told(body):
     with pytest.raises(ValueError, match="item by item"):
-        Letter("traces", not body.startswith(b"\xff"), (), body).halves()
+        Envelope("traces", not body.startswith(b"\xff"), (), body).halves()
 
 
 def test_one_item_cannot_be_parted():
-    assert Letter("traces", False, (), request(span())).halves() == []
+    assert Envelope("traces", False, (), request(span())).halves() == []
 
 
 # As a command
@@ -595,9 +595,11 @@ def test_what_was_acknowledged_before_a_kill_is_passed_on(tmp_path, endpoint):
 def test_the_end_waits_once_for_all_targets_that_hang(tmp_path):
     with ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(8)]
-        hanging = [Target(f"t{one.getsockname()[1]}", f"http://127.0.0.1:{one.getsockname()[1]}") for one in listening]
+        hanging = [
+            ForwardTarget(f"t{one.getsockname()[1]}", f"http://127.0.0.1:{one.getsockname()[1]}") for one in listening
+        ]
         store = stack.enter_context(SQLiteStore(tmp_path / "a.db"))
-        passing, telling = Forwarder(hanging, tmp_path / "spool"), FeedbackOut(hanging)
+        passing, telling = Forwarder(hanging, tmp_path / "spool"), FeedbackForwarder(hanging)
         server = Server(store, forward=passing, feedback_to=telling).__enter__()
         send(server, request(span()))
         store.feedback(run().trace_id, "good", 1)

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from collector.conformance_traces import eventually
 from collector.making import run
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector.errors import Unavailable
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._reserve import LEAST, Reserve
+from spanwise.collector.stores.sqlite.database.group_commit import MIN_RESERVE_BYTES, DiskReserve
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_reserve_is_kept_while_everything_is_in_the_log(tmp_path: Path) -> Non
     file.write_bytes(bytes(4096))
     with log.open("wb") as made:
         made.truncate(100 * 2**20)
-    reserve = Reserve(str(file))
+    reserve = DiskReserve(str(file))
     assert reserve.keep()
     assert kept.stat().st_size >= 100 * 2**20  # the database grows by as much when the log is emptied
 
@@ -145,11 +145,15 @@ def test_a_reserve_is_kept_while_everything_is_in_the_log(tmp_path: Path) -> Non
 def test_a_reserve_grows_with_its_database_and_is_private(tmp_path: Path) -> None:
     file, kept = tmp_path / "spanwise.db", tmp_path / "spanwise.db.reserve"
     file.write_bytes(b"")
-    reserve = Reserve(str(file))
+    reserve = DiskReserve(str(file))
     assert (reserve.keep(), kept.exists()) == (True, False)
-    for size, expected in ((8 * 2**20, LEAST), (64 * 2**20, 2 * LEAST), (2**30, 16 * LEAST)):
+    for size, expected in (
+        (8 * 2**20, MIN_RESERVE_BYTES),
+        (64 * 2**20, 2 * MIN_RESERVE_BYTES),
+        (2**30, 16 * MIN_RESERVE_BYTES),
+    ):
         os.truncate(file, size)
         assert reserve.keep()
         assert (kept.stat().st_size, kept.stat().st_mode & 0o777) == (expected, 0o600)
     assert (reserve.give_up(), reserve.held, kept.exists()) == (True, False, False)
-    assert (reserve.keep(), kept.stat().st_size) == (True, 16 * LEAST)
+    assert (reserve.keep(), kept.stat().st_size) == (True, 16 * MIN_RESERVE_BYTES)

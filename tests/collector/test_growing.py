@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from collector.growing import TRACE, Traces
 from collector.making import START, run
 from spanwise.collector.records import JSON, Run, Usage
-from spanwise.collector.stores._halves import Gone
+from spanwise.collector.stores.backends import DeletedTraces
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._append import NOTED
-from spanwise.collector.stores.sqlite._delete import Pace, remove
-from spanwise.collector.stores.sqlite._known import MOST
-from spanwise.collector.stores.sqlite._open import open_writable
-from spanwise.collector.stores.sqlite._resum import Resummer
-from spanwise.collector.stores.sqlite._rollup import LISTED
-from spanwise.collector.stores.sqlite._schema import migrate
+from spanwise.collector.stores.sqlite.database.connections import open_writable
+from spanwise.collector.stores.sqlite.database.schema import migrate
+from spanwise.collector.stores.sqlite.maintenance.deletion import DeletionPace, delete_traces
+from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import SummaryRebuilder
+from spanwise.collector.stores.sqlite.write.span_writer import MAX_NOTED_SPANS
+from spanwise.collector.stores.sqlite.write.trace_cache import MAX_REBUILD_SPANS
+from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
 T = TypeVar("T")
 
@@ -193,7 +193,7 @@ def test_marks_that_go_far_are_made_behind(traces: Traces) -> None:
 def test_a_list_of_names_is_bounded(traces: Traces) -> None:
     traces.append(*(replace(one, name=f"n{n:03}") for n, one in enumerate(many(300))))
     said, _, _ = traces.said()
-    assert said["names"] == [f"n{n:03}" for n in range(LISTED)]
+    assert said["names"] == [f"n{n:03}" for n in range(MAX_LISTED)]
 
 
 def test_a_replaced_root_of_a_large_trace_is_summed_up_behind(traces: Traces) -> None:
@@ -210,10 +210,12 @@ def test_a_replaced_root_of_a_large_trace_is_summed_up_behind(traces: Traces) ->
 def test_a_trace_that_grows_too_large_to_be_summed_up_is_not_told_incomplete_for_ever(traces: Traces) -> None:
     adrift(traces)
     assert traces.said()[0]["complete"] == 0
-    traces.db.execute("UPDATE traces SET span_count = ?", (MOST,))  # those spans themselves would take a minute
+    traces.db.execute(
+        "UPDATE traces SET span_count = ?", (MAX_REBUILD_SPANS,)
+    )  # those spans themselves would take a minute
     traces.forget()
     traces.append(run(trace_id=TRACE))
-    assert (traces.said()[0]["span_count"], traces.said()[0]["complete"]) == (MOST + 1, None)
+    assert (traces.said()[0]["span_count"], traces.said()[0]["complete"]) == (MAX_REBUILD_SPANS + 1, None)
     assert not traces.resummer.round()
 
 
@@ -232,7 +234,7 @@ class Meanwhile(Traces):
     def __init__(self, db: sqlite3.Connection, then: Callable[[], object]) -> None:
         super().__init__(db)
         self.then = then
-        self.resummer = Resummer(self.appender, self.read, self.and_then, threading.Event())
+        self.resummer = SummaryRebuilder(self.appender, self.read, self.and_then, threading.Event())
 
     def and_then(self, action: Callable[[sqlite3.Connection], T]) -> T:
         result = self.do(action)
@@ -268,7 +270,7 @@ def test_a_span_replaced_while_its_trace_is_summed_up_has_it_tried_again(tmp_pat
 
 def test_a_trace_deleted_while_it_is_summed_up_leaves_nothing(tmp_path: Path) -> None:
     def delete(traces: Traces) -> None:
-        traces.do(lambda db: remove(traces.appender, Gone([TRACE], []), Pace(), db))
+        traces.do(lambda db: delete_traces(traces.appender, DeletedTraces([TRACE], []), DeletionPace(), db))
 
     for traces in meanwhile(tmp_path, delete):
         key, _ = adrift(traces)
@@ -290,7 +292,7 @@ def test_a_trace_that_grows_too_fast_is_summed_up_when_it_slows_down(tmp_path: P
     numbers = iter(range(10**6))
 
     def flood(traces: Traces) -> None:
-        spans = [replace(one, span_id=f"f{next(numbers):015x}") for one in many(NOTED)]
+        spans = [replace(one, span_id=f"f{next(numbers):015x}") for one in many(MAX_NOTED_SPANS)]
         traces.append(*spans, replace(spans[0], span_id=f"f{next(numbers):015x}"))
 
     for traces in meanwhile(tmp_path, flood):
@@ -352,7 +354,7 @@ def test_a_state_that_does_not_fit_its_trace_is_found_out_anew(traces: Traces) -
 def test_what_no_list_has_room_for_is_found_by_its_span(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append(
-            [replace(one, name=f"n{n}", model=f"m{n}", kind=f"k{n}") for n, one in enumerate(many(LISTED + 9))]
+            [replace(one, name=f"n{n}", model=f"m{n}", kind=f"k{n}") for n, one in enumerate(many(MAX_LISTED + 9))]
         )
         store.append([run("n999", model="m999", kind="k999")])
         for wanted in ({"any_name": "n260"}, {"model": "m260"}, {"any_kind": "k260"}, {"any_name": "n1"}):

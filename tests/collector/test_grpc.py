@@ -28,13 +28,13 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from collector.making import run
 from collector.otlp import attribute, log_record, logs_request, rejected, request, span
 from integration.serving import ROOT, environment
-from spanwise.collector.api._tries import BURST
 from spanwise.collector.errors import Refused
-from spanwise.collector.intake import Limits
+from spanwise.collector.grpc import export_services
+from spanwise.collector.grpc.export_services import _detect_encoding, _parse_peer
+from spanwise.collector.grpc.listener import MAX_CONNECTIONS, MAX_MESSAGE_BYTES
+from spanwise.collector.ingest import Limits
 from spanwise.collector.records import Key
-from spanwise.collector.rpc import _reads
-from spanwise.collector.rpc._calls import _address, _encoding
-from spanwise.collector.rpc._listener import CONNECTIONS, MESSAGE_BYTES
+from spanwise.collector.security.authentication import ATTEMPT_BURST
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -177,7 +177,7 @@ def test_calls_are_counted_by_their_status(server):
     ],
 )
 def test_how_a_message_is_compressed_is_told_by_how_it_begins(start, encoding):
-    assert _encoding(start).get(b"content-encoding") == encoding
+    assert _detect_encoding(start).get(b"content-encoding") == encoding
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_how_a_message_is_compressed_is_told_by_how_it_begins(start, encoding):
     [("ipv4:127.0.0.1:47", "127.0.0.1"), ("ipv6:%5B::1%5D:47", "::1"), ("unix:/x", ""), ("", "")],
 )
 def test_the_address_of_a_peer(peer, address):
-    assert _address(peer) == address
+    assert _parse_peer(peer) == address
 
 
 # Whom it lets in
@@ -219,7 +219,7 @@ def test_no_key_a_wrong_one_and_one_that_may_not_send(locked, key, code):
 def test_who_tries_keys_is_told_when_to_come_again(locked):
     master = (("x-api-key", "master"),)
     send(locked, request(span()), metadata=master)
-    errors = [refused(locked, b"", metadata=(("x-api-key", f"wrong{number}"),)) for number in range(BURST + 1)]
+    errors = [refused(locked, b"", metadata=(("x-api-key", f"wrong{number}"),)) for number in range(ATTEMPT_BURST + 1)]
     assert errors[-1].code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert 0 < retry_of(errors[-1]).retry_delay.ToTimedelta().total_seconds() <= 1
     assert send(locked, request(span()), metadata=master) == b""  # who was right from there goes on
@@ -291,7 +291,7 @@ def test_nobody_speaks_grpc_unless_asked_to(store):
 
 
 def test_a_message_is_bounded_before_and_after_it_is_inflated(server):
-    for body in (b"\x0a" * (MESSAGE_BYTES + 1), gzip.compress(bytes(64 * 1024 * 1024), 1)):
+    for body in (b"\x0a" * (MAX_MESSAGE_BYTES + 1), gzip.compress(bytes(64 * 1024 * 1024), 1)):
         error = refused(server, body)
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error.trailing_metadata() == ()  # it would be no smaller later
@@ -344,16 +344,16 @@ def number(server: Server, name: str) -> float:
 
 def test_half_messages_make_room_for_whole_ones(server):
     with ExitStack() as held:
-        for _ in range(_reads.MOST):
+        for _ in range(export_services.MAX_CONCURRENT_READS):
             raw(server, held, PREFACE + HALF)
-        until(lambda: number(server, "spanwise_grpc_calls ") == _reads.MOST)
+        until(lambda: number(server, "spanwise_grpc_calls ") == export_services.MAX_CONCURRENT_READS)
         assert send(server, request(span())) == b""
         until(lambda: number(server, 'spanwise_requests_refused_total{signal="traces",reason="stalled"}') >= 1)
 
 
 def test_more_connections_than_may_be_do_not_touch_http(server):
     with ExitStack() as held:
-        for _ in range(CONNECTIONS + 30):
+        for _ in range(MAX_CONNECTIONS + 30):
             with suppress(OSError):  # those beyond are cut off
                 raw(server, held, PREFACE)
         assert httpx.get(f"{server.url}/readyz", timeout=SECONDS).status_code == 200

@@ -17,18 +17,17 @@ import pytest
 from starlette.routing import BaseRoute
 
 from collector.otlp import PROTOBUF, request, span
-from spanwise.collector.api import Keys, create_app
-from spanwise.collector.api._app import SCOPES
-from spanwise.collector.api._keys import Ages
-from spanwise.collector.api._scopes import OPENS, may
-from spanwise.collector.api._tries import Tries
+from spanwise.collector.api import KeyCache, create_app
+from spanwise.collector.api.app_factory import ROUTE_PERMISSIONS
 from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.records import Key
+from spanwise.collector.security.authentication import AttemptLimiter, KeyCacheTimes
+from spanwise.collector.security.authorization import SCOPE_PERMISSIONS, is_permitted
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 SECRET = "secret"
-ALWAYS = Ages(fresh=0, patience=60, grace=60, pause=0, apart=0)  # every request waits for a reading of its own
+ALWAYS = KeyCacheTimes(fresh=0, patience=60, grace=60, pause=0, apart=0)  # every request waits for a reading of its own
 
 
 def sha256(secret: str = SECRET) -> str:
@@ -72,7 +71,7 @@ def store(tmp_path: Path) -> Iterator[Held]:
         yield made
 
 
-def scopes(keys: Keys, secret: str = SECRET) -> tuple[str, ...] | None:
+def scopes(keys: KeyCache, secret: str = SECRET) -> tuple[str, ...] | None:
     found = asyncio.run(keys.find(sha256(secret)))
     return found and found.scopes
 
@@ -88,7 +87,7 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
-def opened(keys: Keys) -> bool:
+def opened(keys: KeyCache) -> bool:
     with suppress(Unavailable):
         return bool(scopes(keys))
     return False
@@ -122,11 +121,11 @@ def test_a_store_that_does_not_say_its_keys_holds_up_nobody_else(store: Held) ->
 def test_the_first_request_waits_for_the_keys_in_a_thread(store: Held) -> None:
     with store.held():
         threading.Timer(0.05, store.go.set).start()
-        assert scopes(Keys(store)) == ("read", "write")
+        assert scopes(KeyCache(store)) == ("read", "write")
 
 
 def test_keys_that_never_came_open_nothing(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0, grace=0.05))
+    keys = KeyCache(store, KeyCacheTimes(fresh=0, grace=0.05))
     with store.held(), pytest.raises(Unavailable, match="the store does not answer"):
         scopes(keys)
 
@@ -134,11 +133,11 @@ def test_keys_that_never_came_open_nothing(store: Held) -> None:
 def test_a_failing_store_is_named(store: Held) -> None:
     store.broken = True
     with pytest.raises(Unavailable, match=r"the API keys cannot be read now: the store failed with .*broken"):
-        scopes(Keys(store))
+        scopes(KeyCache(store))
 
 
 def test_the_last_keys_hold_while_the_store_does_not_answer(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0, patience=0.05, grace=60, pause=0, apart=0))
+    keys = KeyCache(store, KeyCacheTimes(fresh=0, patience=0.05, grace=60, pause=0, apart=0))
     assert scopes(keys)
     with store.held():
         assert scopes(keys) == ("read", "write")
@@ -146,7 +145,7 @@ def test_the_last_keys_hold_while_the_store_does_not_answer(store: Held) -> None
 
 
 def test_a_reading_that_takes_long_is_waited_for_once(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0, patience=0.3, grace=60, pause=0, apart=0))
+    keys = KeyCache(store, KeyCacheTimes(fresh=0, patience=0.3, grace=60, pause=0, apart=0))
     assert scopes(keys)
     with store.held():
         scopes(keys)
@@ -157,7 +156,7 @@ def test_a_reading_that_takes_long_is_waited_for_once(store: Held) -> None:
 
 
 def test_the_last_keys_do_not_hold_for_ever(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0.1, patience=0.05, grace=0.1, pause=0, apart=0))
+    keys = KeyCache(store, KeyCacheTimes(fresh=0.1, patience=0.05, grace=0.1, pause=0, apart=0))
     start = time.monotonic()
     assert scopes(keys)
     with store.held():
@@ -168,7 +167,7 @@ def test_the_last_keys_do_not_hold_for_ever(store: Held) -> None:
 
 
 def test_an_expired_key_opens_nothing_though_the_store_does_not_answer(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0, patience=0.01, grace=60, pause=0, apart=0))
+    keys = KeyCache(store, KeyCacheTimes(fresh=0, patience=0.01, grace=60, pause=0, apart=0))
 
     def opens_for_a_moment() -> bool:
         store.save_key(key("brief", expires_ns=time.time_ns() + 200_000_000))
@@ -196,26 +195,28 @@ def test_requests_are_answered_later_while_there_are_no_keys(store: Held) -> Non
 
 
 def test_keys_are_read_once_for_many_requests(store: Held) -> None:
-    async def many(keys: Keys) -> list[Key | None]:
+    async def many(keys: KeyCache) -> list[Key | None]:
         return await asyncio.gather(*(keys.find(sha256()) for _ in range(20)))
 
-    assert [found and found.id for found in asyncio.run(many(Keys(store)))] == [SECRET] * 20
+    assert [found and found.id for found in asyncio.run(many(KeyCache(store)))] == [SECRET] * 20
     assert store.readings == 1
 
 
 def test_how_long_keys_hold() -> None:
-    assert Ages() == Ages(fresh=10.0, patience=1.0, grace=20.0, pause=1.0, apart=0.05)  # docs/collector.md says so
+    assert KeyCacheTimes() == KeyCacheTimes(
+        fresh=10.0, patience=1.0, grace=20.0, pause=1.0, apart=0.05
+    )  # docs/collector.md says so
 
 
 def test_keys_are_remembered(store: Held) -> None:
-    keys = Keys(store)
+    keys = KeyCache(store)
     for _ in range(3):
         assert scopes(keys)
     assert store.readings == 1
 
 
 def test_keys_are_read_anew_before_they_are_too_old(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=200, patience=100, pause=0, apart=0))
+    keys = KeyCache(store, KeyCacheTimes(fresh=200, patience=100, pause=0, apart=0))
     assert scopes(keys)
     keys._known = replace(keys._known, since=keys._known.since - 110)  # as if they had been read that long ago
     with store.held():
@@ -226,7 +227,7 @@ def test_keys_are_read_anew_before_they_are_too_old(store: Held) -> None:
 
 def test_a_store_that_fails_is_not_asked_for_every_request(store: Held) -> None:
     store.broken = True
-    keys = Keys(store, Ages(pause=60))
+    keys = KeyCache(store, KeyCacheTimes(pause=60))
     for _ in range(3):
         with pytest.raises(Unavailable):
             scopes(keys)
@@ -234,14 +235,14 @@ def test_a_store_that_fails_is_not_asked_for_every_request(store: Held) -> None:
 
 
 def test_a_revoked_key_opens_nothing_once_keys_are_read_anew(store: Held) -> None:
-    keys = Keys(store, ALWAYS)
+    keys = KeyCache(store, ALWAYS)
     assert scopes(keys)
     store.delete_key(SECRET)
     assert scopes(keys) is None
 
 
 def test_a_new_key_opens_in_its_first_request(store: Held) -> None:
-    keys = Keys(store)
+    keys = KeyCache(store)
     assert scopes(keys)
     assert scopes(keys, "new") is None  # as after somebody tried an unknown key
     store.save_key(key("new", scopes=("read",)))
@@ -249,20 +250,20 @@ def test_a_new_key_opens_in_its_first_request(store: Held) -> None:
 
 
 def test_unknown_keys_share_readings(store: Held) -> None:
-    async def many(keys: Keys) -> list[Key | None]:
+    async def many(keys: KeyCache) -> list[Key | None]:
         return await asyncio.gather(*(keys.find(sha256(f"unknown {n}")) for n in range(100)))
 
-    assert asyncio.run(many(Keys(store))) == [None] * 100
+    assert asyncio.run(many(KeyCache(store))) == [None] * 100
     assert store.readings <= 20
 
 
 def test_a_key_of_one_project_hides_none_of_the_same_secret(store: Held) -> None:
     store.save_key(Key(id="bound", name="bound", sha256=sha256(), project="p", created_ns=0))
-    assert scopes(Keys(store)) == ("read", "write")
+    assert scopes(KeyCache(store)) == ("read", "write")
 
 
 def test_closing_waits_for_the_reading_under_way(store: Held) -> None:
-    keys = Keys(store, Ages(grace=0))
+    keys = KeyCache(store, KeyCacheTimes(grace=0))
     keys.close()  # nothing was asked yet
     with store.held():
         with pytest.raises(Unavailable):
@@ -273,7 +274,7 @@ def test_closing_waits_for_the_reading_under_way(store: Held) -> None:
 
 
 def test_closing_does_not_wait_for_ever(store: Held) -> None:
-    keys = Keys(store, Ages(fresh=0.05, grace=0))
+    keys = KeyCache(store, KeyCacheTimes(fresh=0.05, grace=0))
     with store.held():
         with pytest.raises(Unavailable):
             scopes(keys)
@@ -294,12 +295,12 @@ def flat(routes: list[BaseRoute]) -> Iterator[BaseRoute]:
 
 
 def test_every_route_says_what_it_needs(store: Held) -> None:
-    told = {(method, path) for method, path, _ in SCOPES.rows}
+    told = {(method, path) for method, path, _ in ROUTE_PERMISSIONS.rows}
     routes = list(flat(create_app(store).routes))
     asked = {(method, route.path) for route in routes for method in route.methods or ("POST",)}  # type: ignore[attr-defined]
     assert {(method, path) for method, path in asked if method != "HEAD"} == told
-    assert all(SCOPES.needed(*one) == needs for *one, needs in SCOPES.rows)  # none hides another
-    assert {needs for _, _, needs in SCOPES.rows} == {"open", "read", "write", "ingest", "feedback", "admin"}
+    assert all(ROUTE_PERMISSIONS.needed(*one) == needs for *one, needs in ROUTE_PERMISSIONS.rows)  # none hides another
+    assert {needs for _, _, needs in ROUTE_PERMISSIONS.rows} == {"open", "read", "write", "ingest", "feedback", "admin"}
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,7 @@ def test_every_route_says_what_it_needs(store: Held) -> None:
     ],
 )
 def test_what_a_request_needs(method: str, path: str, needed: str) -> None:
-    assert SCOPES.needed(method, path) == needed
+    assert ROUTE_PERMISSIONS.needed(method, path) == needed
 
 
 @pytest.mark.parametrize(
@@ -348,13 +349,13 @@ def test_what_a_request_needs(method: str, path: str, needed: str) -> None:
     ],
 )
 def test_what_a_scope_opens(scope: str, opens: set[str]) -> None:
-    assert {needed for needed in ("read", "write", "ingest", "admin") if may([scope], needed)} == opens
+    assert {needed for needed in ("read", "write", "ingest", "admin") if is_permitted([scope], needed)} == opens
 
 
 def test_of_several_scopes_each_opens() -> None:
-    assert may(("ingest", "read"), "read")
-    assert not may(("ingest", "read"), "write")
-    assert not may((), "read")
+    assert is_permitted(("ingest", "read"), "read")
+    assert not is_permitted(("ingest", "read"), "write")
+    assert not is_permitted((), "read")
 
 
 def test_keys_open_what_their_scopes_say(store: Held) -> None:
@@ -386,7 +387,7 @@ def test_keys_open_what_their_scopes_say(store: Held) -> None:
         assert (refused["message"], refused["code"]) == (told, 7)
 
 
-class Patient(Tries):
+class Patient(AttemptLimiter):
     """Takes any number of wrong keys."""
 
     def wait(self, address: str, key: bytes) -> float:
@@ -395,14 +396,14 @@ class Patient(Tries):
 
 def test_everywhere_a_wrong_key_is_401_and_one_without_the_scope_403(store: Held) -> None:
     for needed in ("read", "write", "ingest", "feedback", "admin"):
-        others = tuple(scope for scope in OPENS if needed not in OPENS[scope])
+        others = tuple(scope for scope in SCOPE_PERMISSIONS if needed not in SCOPE_PERMISSIONS[scope])
         store.save_key(key(f"all but {needed}", scopes=others))
     with (
         Server(store, host="0.0.0.0", api_key="master") as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
         server.door.tries = Patient()
-        for method, path, needed in SCOPES.rows:
+        for method, path, needed in ROUTE_PERMISSIONS.rows:
             if needed == "open":
                 continue
             expected = {"none": 401, "wrong": 401, f"all but {needed}": 403}

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from spanwise.collector import connect
-from spanwise.collector.hosts import is_loopback, named, network, url_of
+from spanwise.collector.address_parsing import build_server_url, get_client_network, is_loopback, parse_host
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -36,7 +36,7 @@ def test_not_this_machine(host: str) -> None:
     [("localhost:80", "localhost"), ("[::1]:80", "::1"), ("[::1", ""), ("", ""), ("EVIL.test", "evil.test")],
 )
 def test_the_name_in_a_host_header(netloc: str, name: str) -> None:
-    assert named(netloc) == name
+    assert parse_host(netloc) == name
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,17 @@ def test_the_name_in_a_host_header(netloc: str, name: str) -> None:
     ],
 )
 def test_where_a_server_answers(host: str, url: str) -> None:
-    assert url_of(host, 5) == url
+    assert build_server_url(host, 5) == url
 
 
 def test_of_ipv6_a_whole_network_is_one_machine() -> None:
-    assert network("2001:db8::1") == network("2001:db8::ffff:1") != network("2001:db8:1::1")
-    assert network("10.0.0.1") != network("10.0.0.2")
-    assert network("::ffff:10.0.0.1") == "::ffff:10.0.0.1"
+    assert (
+        get_client_network("2001:db8::1")
+        == get_client_network("2001:db8::ffff:1")
+        != get_client_network("2001:db8:1::1")
+    )
+    assert get_client_network("10.0.0.1") != get_client_network("10.0.0.2")
+    assert get_client_network("::ffff:10.0.0.1") == "::ffff:10.0.0.1"
 
 
 def has_ipv6() -> bool:

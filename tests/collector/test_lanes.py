@@ -17,9 +17,9 @@ from starlette.requests import Request
 
 from collector.endless import Slow
 from collector.making import run
-from spanwise.collector._lanes import WIDE, Lane, _Caller
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import TooSlow
+from spanwise.collector.query_scheduler import MAX_CONCURRENT_SCANS, FairQueue, _Caller
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -77,16 +77,16 @@ def test_a_question_ends_when_its_caller_hangs_up(slow: Slow) -> None:
 
 def test_a_caller_who_hangs_up_in_the_queue_is_not_asked_for(slow: Slow) -> None:
     with served(slow, None) as server, ExitStack() as open_:
-        for _ in range(WIDE):
+        for _ in range(MAX_CONCURRENT_SCANS):
             open_.enter_context(asking(server))
-        until(lambda: slow.inside == WIDE)
+        until(lambda: slow.inside == MAX_CONCURRENT_SCANS)
         asking(server).close()
         with open_.enter_context(asking(server)) as last:
             last.settimeout(0.1)
             with pytest.raises(TimeoutError):
                 last.recv(1)
-            assert slow.inside == WIDE
-    assert slow.most == WIDE
+            assert slow.inside == MAX_CONCURRENT_SCANS
+    assert slow.most == MAX_CONCURRENT_SCANS
 
 
 def test_what_is_cheap_does_not_wait_for_ten_that_are_not(slow: Slow) -> None:
@@ -95,10 +95,10 @@ def test_what_is_cheap_does_not_wait_for_ten_that_are_not(slow: Slow) -> None:
     with served(slow, None) as server, ExitStack() as open_:
         for _ in range(10):
             open_.enter_context(asking(server))
-        until(lambda: slow.inside == WIDE)
+        until(lambda: slow.inside == MAX_CONCURRENT_SCANS)
         for address in ("/readyz", "/metrics", "/api/traces", f"/api/traces/{one.trace_id}", f"/traces/{one.trace_id}"):
             assert httpx.get(server.url + address, timeout=60).status_code == 200
-        assert slow.inside == WIDE
+        assert slow.inside == MAX_CONCURRENT_SCANS
 
 
 def test_of_a_hundred_at_once_each_is_answered_or_told_to_come_again(slow: Slow) -> None:
@@ -134,7 +134,7 @@ def caller(name: str) -> _Caller:
 def test_callers_come_in_turn_however_much_one_asks() -> None:
     came = list[str]()
 
-    async def ask(lane: Lane, name: str) -> None:
+    async def ask(lane: FairQueue, name: str) -> None:
         one = caller(name)
         one.name = name
         assert await lane.enter(one)
@@ -143,7 +143,7 @@ def test_callers_come_in_turn_however_much_one_asks() -> None:
         one.forget()
 
     async def all_ask() -> None:
-        lane = Lane(1)
+        lane = FairQueue(1)
         assert await lane.enter(caller("first"))
         asked = [asyncio.ensure_future(ask(lane, name)) for name in ("a", "a", "a", "b")]
         await asyncio.sleep(0)
@@ -156,7 +156,7 @@ def test_callers_come_in_turn_however_much_one_asks() -> None:
 
 def test_a_place_is_not_lost_with_a_request_that_is_cancelled_in_its_turn() -> None:
     async def lost() -> bool:
-        lane = Lane(1)
+        lane = FairQueue(1)
         assert await lane.enter(caller("first"))
         second = asyncio.ensure_future(lane.enter(caller("second")))
         await asyncio.sleep(0)

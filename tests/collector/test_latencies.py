@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanwise.collector.statistics import percentile
-from spanwise.collector.stores.sqlite._latencies import (
-    NOTHING,
-    added,
-    all_of,
-    bin_of,
-    ordered,
-    packed,
-    unpacked,
+from spanwise.collector.stores.sqlite.rollups.latency_histogram import (
+    ZERO_BIN,
+    ExactPercentiles,
+    add_to_bins,
+    find_bin,
+    pack_bins,
+    pack_latencies,
+    unpack_bins,
+    unpack_latencies,
 )
-from spanwise.collector.stores.sqlite._ranks import Ranks
 
-TOP = bin_of(2**63 - 1)
-BINS = st.one_of(st.integers(NOTHING, TOP), st.integers(500, 560), st.sampled_from([NOTHING, 0, TOP]))
+TOP = find_bin(2**63 - 1)
+BINS = st.one_of(st.integers(ZERO_BIN, TOP), st.integers(500, 560), st.sampled_from([ZERO_BIN, 0, TOP]))
 COUNTS = st.one_of(st.integers(1, 3), st.sampled_from([255, 256, 65_535, 65_536, 2**30]))
 SOME = st.dictionaries(BINS, COUNTS, max_size=80)
 
@@ -35,38 +35,38 @@ def older(bins: dict[int, int]) -> bytes:
 @given(st.lists(SOME, max_size=5))
 def test_what_was_packed_comes_back_added_up(many):
     together = sum(map(Counter, many), Counter())
-    assert unpacked(map(packed, many)) == together
-    assert unpacked(map(older, many)) == together
-    assert unpacked([form(bins) for bins in many for form in (packed, older)]) == together + together
+    assert unpack_bins(map(pack_bins, many)) == together
+    assert unpack_bins(map(older, many)) == together
+    assert unpack_bins([form(bins) for bins in many for form in (pack_bins, older)]) == together + together
 
 
 @given(SOME, SOME)
 def test_what_was_added_can_be_taken_away(bins, more):
-    for blob in (packed(bins), older(bins)):
-        both = added(blob, more)
-        assert unpacked([both]) == Counter(bins) + Counter(more)
-        assert unpacked([added(both, {bin: -count for bin, count in more.items()})]) == Counter(bins)
+    for blob in (pack_bins(bins), older(bins)):
+        both = add_to_bins(blob, more)
+        assert unpack_bins([both]) == Counter(bins) + Counter(more)
+        assert unpack_bins([add_to_bins(both, {bin: -count for bin, count in more.items()})]) == Counter(bins)
 
 
 @given(SOME.filter(bool))
 def test_less_than_nothing_is_refused(bins):
     bin, count = next(iter(bins.items()))
     with pytest.raises(ValueError, match="fewer"):
-        added(packed(bins), {bin: -count - 1})
+        add_to_bins(pack_bins(bins), {bin: -count - 1})
 
 
 @pytest.mark.parametrize("blob", [b"\x01", b"\x07\x01\x00\x05", b"\x02\x01\x00\x05\x00\x05", b"\x00\x01", b"abc"])
 def test_what_is_no_blob_is_refused(blob):
     with pytest.raises(ValueError):
-        unpacked([blob])
+        unpack_bins([blob])
 
 
 def test_many_latencies_that_lie_together_take_a_byte_a_bin():
-    assert len(packed(dict.fromkeys(range(1_000, 1_100), 200))) == 103
+    assert len(pack_bins(dict.fromkeys(range(1_000, 1_100), 200))) == 103
 
 
 def test_few_that_lie_far_apart_take_four_bytes_each():
-    assert len(packed({NOTHING: 1, 1_000: 2, 2_000: 3})) == 13
+    assert len(pack_bins({ZERO_BIN: 1, 1_000: 2, 2_000: 3})) == 13
 
 
 LATENCIES = st.one_of(
@@ -79,39 +79,41 @@ LATENCIES = st.one_of(
 @given(st.lists(st.lists(LATENCIES, min_size=1), min_size=1, max_size=5))
 def test_percentiles_are_found_among_latencies_in_parts(parts):
     latencies = sorted(latency for part in parts for latency in part)
-    ranks = Ranks(len(latencies))
+    ranks = ExactPercentiles(len(latencies))
     ranks.add(parts[0])
     ranks.add([])
     for part in parts[1:]:
-        ranks.add_ordered(ordered(part))
+        ranks.add_ordered(pack_latencies(part))
     assert ranks.found() == {percent: percentile(latencies, percent) for percent in (50, 95)}
 
 
 @given(st.lists(LATENCIES, min_size=1))
 def test_latencies_in_order_come_back(latencies):
-    assert all_of(ordered(latencies)) == sorted(latencies)
+    assert unpack_latencies(pack_latencies(latencies)) == sorted(latencies)
 
 
 def test_latencies_of_whole_milliseconds_take_a_byte_each():
-    assert len(ordered(range(2_400_000_000, 3_400_000_000, 7_000_000))) == 17 + 142
+    assert len(pack_latencies(range(2_400_000_000, 3_400_000_000, 7_000_000))) == 17 + 142
 
 
 @pytest.mark.parametrize("blob", [b"", b"\x01", b"\x03" + bytes(20), b"\x04" + bytes([1] * 18), b"\x01" + bytes(20)])
 def test_what_are_no_latencies_in_order_is_refused(blob):
     with pytest.raises(ValueError, match="no latencies"):
-        all_of(blob)
+        unpack_latencies(blob)
 
 
-@pytest.mark.parametrize("parts", [[], [b"damaged"], [ordered([1])], [ordered([1, 2]), ordered([3])]], ids=len)
+@pytest.mark.parametrize(
+    "parts", [[], [b"damaged"], [pack_latencies([1])], [pack_latencies([1, 2]), pack_latencies([3])]], ids=len
+)
 def test_of_more_or_fewer_latencies_than_were_counted_nothing_is_found(parts):
-    ranks = Ranks(2)
+    ranks = ExactPercentiles(2)
     for part in parts:
         ranks.add_ordered(part)
     assert ranks.found() is None
 
 
 def test_latencies_are_not_kept_once_their_percentiles_are_found():
-    ranks = Ranks(3)
-    ranks.add_ordered(ordered([5, 7]))
+    ranks = ExactPercentiles(3)
+    ranks.add_ordered(pack_latencies([5, 7]))
     ranks.add([6])
     assert (ranks.found(), ranks._parts) == ({50: 6, 95: 7}, [])

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from spanwise.collector.intake._link import AHEAD, Link, Reader
+from spanwise.collector.ingest.decode_pool import READ_AHEAD_BYTES, MessageReader, SocketLink
 
-SIZES = [3, 0, AHEAD + 10, 1, 5, AHEAD, 0, 0, 7]
+SIZES = [3, 0, READ_AHEAD_BYTES + 10, 1, 5, READ_AHEAD_BYTES, 0, 0, 7]
 HEAP = bytes(n % 251 for n in range(sum(SIZES)))
 
 
-def reading(found: list[bytes], done: asyncio.Event) -> Reader:
+def reading(found: list[bytes], done: asyncio.Event) -> MessageReader:
     for size in SIZES:
         found += [bytes((yield size))]
     done.set()
@@ -24,9 +24,11 @@ def reading(found: list[bytes], done: asyncio.Event) -> Reader:
 
 
 @contextmanager
-def linked(reader: Reader, failed: Callable[[Exception], object] = print) -> Iterator[tuple[Link, socket.socket]]:
+def linked(
+    reader: MessageReader, failed: Callable[[Exception], object] = print
+) -> Iterator[tuple[SocketLink, socket.socket]]:
     ours, theirs = socket.socketpair()
-    link = Link(ours, reader, failed)
+    link = SocketLink(ours, reader, failed)
     with theirs:
         yield link, theirs
     link.close()
@@ -57,7 +59,7 @@ def test_what_there_is_no_room_for_goes_when_there_is_and_in_order():
     assert asyncio.run(send()) == b"".join(b"%02d" % number + HEAP for number in range(40))
 
 
-def strange() -> Reader:
+def strange() -> MessageReader:
     yield 1
     raise ValueError("not this")
 

@@ -18,8 +18,8 @@ from spanwise.collector import connect
 from spanwise.collector.errors import Halted, Refused
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore, holder
-from spanwise.collector.stores.sqlite._lock import _lock
-from spanwise.collector.stores.sqlite._schema import MIGRATIONS
+from spanwise.collector.stores.sqlite.database.file_lock import _lock_byte
+from spanwise.collector.stores.sqlite.database.schema import MIGRATIONS
 
 SAME_VERSION = f"PRAGMA user_version = {len(MIGRATIONS)}"  # a write that changes nothing
 
@@ -108,7 +108,7 @@ def test_a_lock_file_that_leads_elsewhere_is_not_followed(file: Path) -> None:
 def test_what_cannot_be_locked_is_not_held_by_another(file: Path) -> None:
     file.touch()
     with file.open("rb") as unlockable, pytest.raises(OSError, match="descriptor"):
-        _lock(unlockable.fileno())
+        _lock_byte(unlockable.fileno())
 
 
 @pytest.mark.parametrize("moved", ["spanwise.db", "spanwise.db-wal"])

@@ -25,11 +25,11 @@ from collector.otlp import (
     rejected_logs,
 )
 from spanwise.collector.dialects import Amendment, RawLog, read_feedback
-from spanwise.collector.dialects._log import LOG_DIALECTS
+from spanwise.collector.dialects.log_records import LOG_DIALECTS
 from spanwise.collector.errors import Refused
-from spanwise.collector.intake import Receiver
-from spanwise.collector.intake._http import Route
-from spanwise.collector.intake._logs import LOGS, read_item
+from spanwise.collector.ingest import Receiver
+from spanwise.collector.ingest.http_receiver import SignalRoute
+from spanwise.collector.ingest.otlp_signals import LOGS, read_log_item
 from spanwise.collector.records import Feedback, ProcessReport, Run, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -98,7 +98,7 @@ def test_scores() -> None:
 
 def test_an_event_without_a_trace_is_about_the_session_that_it_names() -> None:
     said = {"gen_ai.evaluation.name": "solved", "gen_ai.evaluation.score.value": 1.0, "session.id": "s-1"}
-    item = read_item(RawLog("", None, 7, said, EVENT), lambda *_: None)
+    item = read_log_item(RawLog("", None, 7, said, EVENT), lambda *_: None)
     assert isinstance(item, Feedback)
     assert item.target == Target(session_id="s-1")
 
@@ -164,7 +164,7 @@ def amend(span_id: str, *contents: str) -> tuple[dict[str, Any], tuple[int, str]
     store, event = Amendable(), "gen_ai.client.inference.operation.details"
     values = [AnyValue(string_value=content) for content in contents]
     records = [log_record(ROOT.trace_id, span_id, event_name=event, body=value) for value in values]
-    route = Route(Receiver(store), altered(LOGS, read=partial(read_item, dialects=[*LOG_DIALECTS, details])))
+    route = SignalRoute(Receiver(store), altered(LOGS, read=partial(read_log_item, dialects=[*LOG_DIALECTS, details])))
     return store.fields, rejected_logs(post(route, logs_request(*records)).content)
 
 

@@ -9,13 +9,13 @@ import httpx
 import pytest
 
 from collector.making import run
-from spanwise.collector import _wire
-from spanwise.collector._verbs import PAGE
+from spanwise.collector import record_encoding
 from spanwise.collector.client import HTTPStore
-from spanwise.collector.client import _transport as transport
-from spanwise.collector.client._lots import halves
+from spanwise.collector.client import http_client as transport
+from spanwise.collector.client.http_client import split_in_half
 from spanwise.collector.errors import Refused, TooLarge
-from spanwise.collector.filters import MOST, Filter
+from spanwise.collector.filters import MAX_CONDITION_VALUES, Filter
+from spanwise.collector.operations import MAX_PAGE_SIZE
 from spanwise.collector.records import Booking, Feedback, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -59,15 +59,15 @@ def test_a_question_beyond_measure_is_refused_for_good(server, query):
 
 @pytest.mark.parametrize("name", ["tags", "missing", "untried", "failed", "skipped"])
 def test_so_many_conditions_can_be_asked_at_once(store, name):
-    assert store.traces(Filter(**{name: tuple(map(str, range(MOST)))})).items == ()
+    assert store.traces(Filter(**{name: tuple(map(str, range(MAX_CONDITION_VALUES)))})).items == ()
     with pytest.raises(ValueError, match=f"{name} names 451 things"):
-        Filter(**{name: tuple(map(str, range(MOST + 1)))})
+        Filter(**{name: tuple(map(str, range(MAX_CONDITION_VALUES + 1)))})
 
 
 def test_the_client_reads_more_than_a_page_by_pages(client, store):
-    store.append([run() for _ in range(PAGE + 20)])
-    page = client.traces(limit=PAGE + 10)
-    assert (len(page), len({trace.trace_id for trace in page})) == (PAGE + 10, PAGE + 10)
+    store.append([run() for _ in range(MAX_PAGE_SIZE + 20)])
+    page = client.traces(limit=MAX_PAGE_SIZE + 10)
+    assert (len(page), len({trace.trace_id for trace in page})) == (MAX_PAGE_SIZE + 10, MAX_PAGE_SIZE + 10)
     assert len(client.traces(limit=1_000_000, cursor=page.next)) == 10
     assert client.traces(limit=1_000_000).next is None
 
@@ -87,13 +87,19 @@ def test_so_many_records_can_be_sent_at_once(server):
 
 def test_of_more_records_than_that_none_is_made(server, monkeypatch):
     row, made = b'{"target":{"trace_id":"' + b"a" * 32 + b'"},"key":"k","score":1}', []
-    monkeypatch.setattr(_wire, "decode", lambda *given: made.append(given))
+    monkeypatch.setattr(record_encoding, "decode", lambda *given: made.append(given))
     answer = httpx.post(f"{server.url}/api/feedback", content=b"[" + b",".join([row] * 10_001) + b"]", timeout=60)
     assert (answer.status_code, made) == (413, [])
 
 
 def test_what_is_no_list_has_no_items():
-    assert [_wire.count(body) for body in (b"[1,{},[2]]", b"[]", b'{"a":[1,2]}', b"nope", b"\xff")] == [3, 0, 0, 0, 0]
+    assert [record_encoding.count_items(body) for body in (b"[1,{},[2]]", b"[]", b'{"a":[1,2]}', b"nope", b"\xff")] == [
+        3,
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 # Records
@@ -163,17 +169,17 @@ def test_runs_that_are_too_much_together_go_in_several_requests(client, store):
 def test_halves_keep_traces_whole_and_roots_last():
     root, child = run(), run(parent_id="1" * 16)
     row = Feedback(target=Target(trace_id=root.trace_id), key="k", score=1.0)
-    assert list(halves([root, child], [row])) == [([child], []), ([root], [row])]
+    assert list(split_in_half([root, child], [row])) == [([child], []), ([root], [row])]
     below = run(trace_id=root.trace_id, parent_id=root.span_id)
-    assert list(halves([root, below], [row])) == [([below], ()), ([root], [row])]
-    assert list(halves([root], [row])) == [((), [row]), ([root], ())]
-    assert list(halves([], [row, row])) == [((), [row]), ((), [row])]
-    assert list(halves([root], [])) == [([root], [])]
+    assert list(split_in_half([root, below], [row])) == [([below], ()), ([root], [row])]
+    assert list(split_in_half([root], [row])) == [((), [row]), ([root], ())]
+    assert list(split_in_half([], [row, row])) == [((), [row]), ((), [row])]
+    assert list(split_in_half([root], [])) == [([root], [])]
 
 
 def test_what_cannot_be_parted_is_refused(client):
     with pytest.raises(TooLarge, match="larger than"):
-        client.append([run(inputs="x" * (transport.LARGEST + 1))])
+        client.append([run(inputs="x" * (transport.MAX_BODY_BYTES + 1))])
 
 
 def test_feedback_that_is_too_much_together_goes_in_several_requests(client, store):

@@ -14,9 +14,8 @@ import pytest
 
 from collector import version_1
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._open import open_writable
-from spanwise.collector.stores.sqlite._progress import Progress
-from spanwise.collector.stores.sqlite._schema import MIGRATIONS, _forget_tiny_probabilities
+from spanwise.collector.stores.sqlite.database.connections import open_writable
+from spanwise.collector.stores.sqlite.database.schema import MIGRATIONS, MigrationProgress, _clear_tiny_probabilities
 
 NEWEST = len(MIGRATIONS)
 
@@ -74,14 +73,14 @@ def test_a_file_of_every_older_version_is_brought_up_to_date(file: Path, older: 
 def test_nothing_is_said_of_what_takes_a_moment(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spanwise.collector.migration")
     began = time.monotonic()
-    with Progress("/data/spanwise.db", 4, 8) as progress:
+    with MigrationProgress("/data/spanwise.db", 4, 8) as progress:
         progress.of(5)(1, 2)
     assert not caplog.records or time.monotonic() - began > 1.0
 
 
 def test_what_takes_longer_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spanwise.collector.migration")
-    with Progress("/data/spanwise.db", 4, 8, quiet=0.0) as progress:
+    with MigrationProgress("/data/spanwise.db", 4, 8, quiet=0.0) as progress:
         progress.begin(5)
         progress.begin(6)  # too soon after the last word
     said = [record.getMessage() for record in caplog.records]
@@ -90,7 +89,7 @@ def test_what_takes_longer_says_how_far_it_is(caplog: pytest.LogCaptureFixture) 
 
 def test_what_fails_says_where(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spanwise.collector.migration")
-    with pytest.raises(OSError), Progress("spanwise.db", 4, 8, quiet=0.0) as progress:
+    with pytest.raises(OSError), MigrationProgress("spanwise.db", 4, 8, quiet=0.0) as progress:
         progress.of(6)(1, 2)
         raise OSError
     assert caplog.records[-1].getMessage() == "bringing 'spanwise.db' from version 4 to 8: stopped at 62 %"
@@ -111,7 +110,7 @@ def test_scores_of_an_older_file_belong_to_the_start_of_their_trace(file: Path) 
 
 def test_stated_probabilities_below_one_in_ten_thousand_are_unknown_in_an_older_file(file: Path) -> None:
     version_1.build(file)
-    before = MIGRATIONS.index(_forget_tiny_probabilities)
+    before = MIGRATIONS.index(_clear_tiny_probabilities)
     columns = "rule, target, verdict, reason, incomplete, change, runs_change, read_change, claim, attempts, deaths,"
     columns += " reopened, created_ns, updated_ns, rate, probability"
     with closing(open_writable(str(file), before)) as db:

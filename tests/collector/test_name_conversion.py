@@ -14,14 +14,14 @@ import pytest
 from collector import making
 from collector.test_migrations import KILLED_AT
 from spanwise.collector import connect
-from spanwise.collector.dialects import RawLog, RawSpan, read, read_log
+from spanwise.collector.dialects import RawLog, RawSpan, read_log, read_run
 from spanwise.collector.errors import Refused
 from spanwise.collector.former_names import ATTRIBUTES, present_names, present_run
 from spanwise.collector.records import Feedback, OpenRun, Run, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._lock import Lock
-from spanwise.collector.stores.sqlite._schema import APPLICATION_ID
-from spanwise.collector.stores.sqlite.inspect import check, recover, restore
+from spanwise.collector.stores.sqlite.database.file_lock import FileLock
+from spanwise.collector.stores.sqlite.database.schema import APPLICATION_ID
+from spanwise.collector.stores.sqlite.maintenance.inspection import check_file, recover, restore
 from spanwise.collector.stores.sqlite.name_conversion import FORMER_APPLICATION_ID, adopt_former_file
 
 TEXT = 'said "assay.cost"'
@@ -145,7 +145,7 @@ def test_a_payload_that_cannot_be_read_does_not_prevent_opening(file: Path, runs
 
 
 def test_a_former_file_is_checked_restored_and_recovered(file: Path, tmp_path: Path, runs: list[Run]) -> None:
-    assert check(str(file), deep=True) == []
+    assert check_file(str(file), deep=True) == []
     recover(str(file), str(tmp_path / "recovered.db"))
     restore(str(file), str(tmp_path / "restored.db"))
     for name in ("recovered.db", "restored.db"):
@@ -158,7 +158,7 @@ def test_the_default_file_gets_the_present_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPANWISE_URL", raising=False)
-    monkeypatch.setattr("spanwise.collector._connect.spanwise_at", lambda url: None)
+    monkeypatch.setattr("spanwise.collector.store_connection.probe_server", lambda url: None)
     file.rename("assay.db")
     Path("assay.db.forward").mkdir()
     with connect() as store:
@@ -169,7 +169,7 @@ def test_the_default_file_gets_the_present_name(
 
 def test_a_former_default_file_that_is_open_elsewhere_is_refused(file: Path, tmp_path: Path) -> None:
     file.rename(tmp_path / "assay.db")
-    lock = Lock(str((tmp_path / "assay.db").resolve()))
+    lock = FileLock(str((tmp_path / "assay.db").resolve()))
     with pytest.raises(Refused, match=r"assay\.db"):
         adopt_former_file(str(tmp_path / "spanwise.db"))
     lock.release()
@@ -186,7 +186,7 @@ def test_a_database_of_another_program_keeps_its_name(tmp_path: Path) -> None:
 
 def test_received_spans_and_log_records_get_the_present_names() -> None:
     attributes = {"assay.cost": 0.5, "assay.local_root": "1" * 16, "assay.anything": 1}
-    run = read(RawSpan("1" * 32, "1" * 16, "ask", attributes=attributes, scope="assay", trace_state="assay=1-1-2"))
+    run = read_run(RawSpan("1" * 32, "1" * 16, "ask", attributes=attributes, scope="assay", trace_state="assay=1-1-2"))
     assert (run.cost, run.attributes.pop("otel.trace_state")) == (0.5, "assay=1-1-2")
     assert run.attributes == {"spanwise.local_root": "1" * 16, "assay.anything": 1}
     opened = read_log(RawLog("1" * 32, "1" * 16, 5, {"assay.span.name": "ask"}, "assay.span.started"))

@@ -10,12 +10,14 @@ import pytest
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import Refused
 from spanwise.collector.filters import Filter
-from spanwise.collector.pages.traces import _list
+from spanwise.collector.pages.traces import trace_list
 from spanwise.collector.records import Feedback, Run, Target
 from spanwise.collector.server import Server
-from spanwise.collector.stores.project import ProjectStore
-from spanwise.collector.stores.sqlite import SQLiteStore, _aggregate, _menus
-from spanwise.collector.stores.sqlite._counted import HOUR_NS
+from spanwise.collector.stores.project_scope import ProjectScopedStore
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.query import distinct_values
+from spanwise.collector.stores.sqlite.rollups import aggregation
+from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
 
 NOW = 486_000 * HOUR_NS + 1
 MINUTE = 60 * 10**9
@@ -47,7 +49,7 @@ def test_the_newest_of_those_that_pass_are_counted_and_it_is_said(store):
 
 
 def test_what_is_counted_one_by_one_is_bounded_unless_all_is_asked_for(store, monkeypatch):
-    monkeypatch.setattr(_aggregate, "COUNTED", 4)
+    monkeypatch.setattr(aggregation, "DEFAULT_NEWEST", 4)
     store.append([later(i, user_id="ann", experiment_id="x" if i < 2 else None) for i in range(9)])
     assert counts(store.aggregate(group_by="user")) == {"ann": (4, 4)}
     assert counts(store.aggregate(group_by="user", newest="all")) == {"ann": (9, None)}
@@ -119,8 +121,8 @@ def test_a_long_answer_is_the_same_in_one_go_and_in_several(store):
 def test_charts_know_where_they_are_cut(store):
     store.append([later(i * 5, user_id="ann") for i in range(4)])
     view = (Filter(user="ann"), NOW, NOW + 20 * MINUTE)
-    assert (whole := _list.overview(store, *view)) is not None
-    assert (some := _list.overview(store, *view, newest=2)) is not None
+    assert (whole := trace_list.load_overview(store, *view)) is not None
+    assert (some := trace_list.load_overview(store, *view, newest=2)) is not None
     assert (whole.cut, whole.total.traces) == (None, 4)
     assert some.cut == some.total
     assert (some.total.traces, some.total.start_ns) == (2, later(10).start_ns)
@@ -129,7 +131,7 @@ def test_charts_know_where_they_are_cut(store):
 def test_bars_may_be_cut_where_the_sum_of_all_is_not(store):
     store.append([later(i * 5) for i in range(4)])
     begin = NOW // HOUR_NS * HOUR_NS
-    assert (some := _list.overview(store, Filter(), begin, begin + HOUR_NS - 1, newest=2)) is not None
+    assert (some := trace_list.load_overview(store, Filter(), begin, begin + HOUR_NS - 1, newest=2)) is not None
     assert some.total.traces == 4
     assert some.cut is not None
     assert some.cut.start_ns <= later(10).start_ns < some.cut.start_ns + some.cut.width_ns
@@ -137,10 +139,10 @@ def test_bars_may_be_cut_where_the_sum_of_all_is_not(store):
 
 @pytest.mark.slow
 def test_more_buckets_than_an_answer_holds_are_refused_before_they_are_made(store, monkeypatch):
-    monkeypatch.setattr(_aggregate, "MOST", 5)
+    monkeypatch.setattr(aggregation, "MAX_BUCKETS", 5)
     store.append([later(i, user_id=f"u{i}") for i in range(6)])
     made = []
-    monkeypatch.setattr(_aggregate, "Total", lambda: made.append(1))
+    monkeypatch.setattr(aggregation, "BucketTotals", lambda: made.append(1))
     for asked in ({"bucket_ns": 1}, {"group_by": "user"}, {"group_by": "user", "bucket_ns": 1000}):
         with pytest.raises(Refused, match="more than 5 buckets in one answer: make them wider"):
             store.aggregate(**asked)
@@ -150,7 +152,7 @@ def test_more_buckets_than_an_answer_holds_are_refused_before_they_are_made(stor
 
 
 def test_what_the_sums_answer_has_no_more_buckets_either(store, monkeypatch):
-    monkeypatch.setattr(_aggregate, "MOST", 5)
+    monkeypatch.setattr(aggregation, "MAX_BUCKETS", 5)
     store.append([later(i, name=f"n{i}") for i in range(6)])
     with pytest.raises(Refused, match="more than 5 buckets"):
         store.aggregate(group_by="name")
@@ -159,13 +161,13 @@ def test_what_the_sums_answer_has_no_more_buckets_either(store, monkeypatch):
 
 def test_menus_of_a_project_have_the_values_of_its_newest_traces(store):
     store.append([later(i, user_id=f"u{i}", project="mine") for i in range(3)])
-    store.append([later(10 + i, user_id="new", project="mine") for i in range(_menus.NEWEST - 1)])
-    store.append([later(20 + _menus.NEWEST, user_id="theirs", project="other")])
-    assert ProjectStore(store, "mine").values("user") == store.values("user", project="mine") == ["new", "u2"]
+    store.append([later(10 + i, user_id="new", project="mine") for i in range(distinct_values.NEWEST_TRACES - 1)])
+    store.append([later(20 + distinct_values.NEWEST_TRACES, user_id="theirs", project="other")])
+    assert ProjectScopedStore(store, "mine").values("user") == store.values("user", project="mine") == ["new", "u2"]
 
 
 def test_a_page_says_that_its_charts_show_the_newest_alone(store):
-    for start in range(0, _list.COUNTED + 1, 2_000):
+    for start in range(0, trace_list.MAX_COUNTED_TRACES + 1, 2_000):
         store.append([later(i, start_ns=NOW, user_id="ann") for i in range(start, start + 2_000)])
     with Server(store) as server:
         asked = {"since": NOW, "until": NOW + HOUR_NS, "user": "ann"}
@@ -190,6 +192,6 @@ def test_experiments_are_counted_from_rows_and_the_rest_from_sums(store):
         ):
             for bucket_ns in (None, HOUR_NS, 24 * HOUR_NS):
                 asked = Filter(**filter)
-                rows = _aggregate._Aggregate(reader.db, asked, bucket_ns, "experiment").buckets(None)
-                assert _aggregate.buckets(reader.db, asked, bucket_ns, "experiment") == rows
+                rows = aggregation._Aggregation(reader.db, asked, bucket_ns, "experiment").buckets(None)
+                assert aggregation.compute_buckets(reader.db, asked, bucket_ns, "experiment") == rows
                 assert rows

@@ -4,18 +4,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spanwise.collector.dialects import from_readable, read
-from spanwise.collector.dialects._plain import _KNOWN, plain
-from spanwise.collector.dialects._readable import raw
+from spanwise.collector.dialects import read_run, read_sdk_span
+from spanwise.collector.dialects.sdk_spans import _PLAIN_ATTRIBUTES, make_raw_span, read_plain_span
 from spanwise.collector.records import Run
-from spanwise.tracer import attributes as names
-from spanwise.tracer.capture import capture
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.trace_capture import capture
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 IDS = {names.EXPERIMENT: "e" * 32, names.EXAMPLE: "x1", names.REPETITION: 2}
 ODD = st.dictionaries(
-    st.sampled_from([*sorted(_KNOWN), "llm.model_name", "session.id", "mine"]),
+    st.sampled_from([*sorted(_PLAIN_ATTRIBUTES), "llm.model_name", "session.id", "mine"]),
     st.sampled_from(
         ["", "x", "application/json", "CHAIN", "chain", "RETRIEVER", "LLM", "{", "1", -1, 0, 3, 2**60, True, 0.5]
     ),
@@ -36,8 +35,10 @@ def span_of(inputs=None, outputs=None, *, kind="chain", ids=IDS, odd=None, fails
 
 
 def same(span) -> Run:
-    run = from_readable(span)
-    assert repr(run) == repr(read(raw(span))) or run == read(raw(span))  # NaN is no NaN's equal
+    run = read_sdk_span(span)
+    assert repr(run) == repr(read_run(make_raw_span(span))) or run == read_run(
+        make_raw_span(span)
+    )  # NaN is no NaN's equal
     return run
 
 
@@ -69,6 +70,6 @@ def test_a_failed_span():
 
 def test_what_evaluate_makes_for_every_example_goes_the_short_way():
     span = span_of({"q": "why"}, "because")
-    assert plain(span, {}) is not None
+    assert read_plain_span(span, {}) is not None
     run = same(span)
     assert (run.inputs, run.outputs, run.example_id, run.repetition) == ({"q": "why"}, "because", "x1", 2)

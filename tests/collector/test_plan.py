@@ -7,13 +7,14 @@ import pytest
 from collector.making import child, run
 from collector.outlets import until
 from spanwise.collector.errors import Refused
+from spanwise.collector.filter_values import metadata_text
 from spanwise.collector.filters import Filter
-from spanwise.collector.readings import as_text
-from spanwise.collector.stores._halves import ScoresOf
-from spanwise.collector.stores.sqlite import SQLiteStore, _menus, encode
-from spanwise.collector.stores.sqlite._lists import scored_by
-from spanwise.collector.stores.sqlite._plan import plan
-from spanwise.collector.stores.sqlite._where import conditions, matching
+from spanwise.collector.stores.backends import ScoreQuery
+from spanwise.collector.stores.sqlite import SQLiteStore, encode
+from spanwise.collector.stores.sqlite.query import distinct_values
+from spanwise.collector.stores.sqlite.query.feedback_and_sessions import list_rule_scores
+from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter, compile_match
+from spanwise.collector.stores.sqlite.query.query_plan import plan_query
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ from spanwise.collector.stores.sqlite._where import conditions, matching
 )
 def test_a_condition_on_feedback_looks_at_the_traces_own_feedback_only(tmp_path, filter):
     with SQLiteStore(tmp_path / "spanwise.db"):
-        condition = conditions(filter)[-1]
+        condition = compile_filter(filter)[-1]
         db = sqlite3.connect(tmp_path / "spanwise.db")
         plan = db.execute(
             f"EXPLAIN QUERY PLAN SELECT t.id FROM traces t WHERE {condition.sql}", condition.values
@@ -40,17 +41,21 @@ def test_a_condition_on_feedback_looks_at_the_traces_own_feedback_only(tmp_path,
 def test_traces_with_errors_have_an_index(tmp_path):
     with SQLiteStore(tmp_path / "spanwise.db"):
         db = sqlite3.connect(tmp_path / "spanwise.db")
-        found = plan(db, Filter(status="error", name="n", project="p"))
+        found = plan_query(db, Filter(status="error", name="n", project="p"))
         rows = db.execute(f"EXPLAIN QUERY PLAN SELECT t.id FROM {found.source} WHERE {found.where}", found.values)
         way = " ".join(row[-1] for row in rows)
         db.close()
     assert "USING INDEX traces_with_errors" in way
 
 
-MENUS = [*_menus.OF_ALL.values(), *_menus.OF_PROJECT.values()]
+MENUS = [*distinct_values.ALL_PROJECTS_SQL.values(), *distinct_values.ONE_PROJECT_SQL.values()]
 
 
-@pytest.mark.parametrize("sql", MENUS, ids=[*_menus.OF_ALL, *(f"{field} of a project" for field in _menus.OF_PROJECT)])
+@pytest.mark.parametrize(
+    "sql",
+    MENUS,
+    ids=[*distinct_values.ALL_PROJECTS_SQL, *(f"{field} of a project" for field in distinct_values.ONE_PROJECT_SQL)],
+)
 def test_no_menu_scans_a_table(tmp_path, sql):
     with SQLiteStore(tmp_path / "spanwise.db"):
         db = sqlite3.connect(tmp_path / "spanwise.db")
@@ -79,7 +84,7 @@ BOUNDED = ("SCAN v", "SCAN t", "SCAN j VIRTUAL TABLE", "SCAN (subquery", "SCAN t
     ],
 )
 def test_a_text_is_searched_by_its_words(tmp_path, text, words):
-    assert matching(text) == words
+    assert compile_match(text) == words
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         assert store.traces(text=text).items == ()
 
@@ -93,7 +98,7 @@ def test_a_text_of_many_beginnings_is_refused_and_soon(tmp_path):
 
 
 def test_a_text_without_a_word_is_refused(tmp_path):
-    assert matching(" - * ") == ""
+    assert compile_match(" - * ") == ""
     with SQLiteStore(tmp_path / "spanwise.db") as store, pytest.raises(Refused, match="holds no word"):
         store.traces(text=" - * ")
 
@@ -115,7 +120,7 @@ def test_many_judgements_slow_no_list_down(tmp_path, conditions, index):
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([run(kind="llm"), run(kind="evaluator")])
         db = sqlite3.connect(tmp_path / "spanwise.db")
-        found = plan(db, Filter(**conditions))
+        found = plan_query(db, Filter(**conditions))
         sql = f"SELECT t.id FROM {found.source} WHERE {found.where} ORDER BY t.start_ns DESC, t.id DESC"
         way, *_ = [row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", found.values)]
         db.close()
@@ -136,7 +141,7 @@ def test_what_no_run_has_is_not_looked_for(store):
     store.append([run(model="m", environment="e", tags=("t",))])
     for absent in ({"model": "x"}, {"environment": "x"}, {"kind": "x"}, {"any_kind": "x"}, {"tags": ("t", "x")}):
         db = sqlite3.connect(store.path)
-        assert plan(db, Filter(**absent)).where == "0"
+        assert plan_query(db, Filter(**absent)).where == "0"
         db.close()
         assert ids(store, **absent) == []
 
@@ -177,7 +182,7 @@ def test_conditions_on_one_key_are_asked_of_its_newest_score_together(store):
     assert ids(store, feedback=(("concise", "<", 0.5), ("concise", ">", 0.5))) == []
     assert ids(store, feedback=(("concise", "=", "good"), ("concise", ">", 0.1))) == []
     db = sqlite3.connect(store.path)
-    assert plan(db, Filter(feedback=(("concise", "<", 0.5), ("concise", ">", 0.5)))).where.count("SELECT") == 1
+    assert plan_query(db, Filter(feedback=(("concise", "<", 0.5), ("concise", ">", 0.5)))).where.count("SELECT") == 1
     db.close()
 
 
@@ -188,14 +193,14 @@ def test_metadata_is_found_by_its_text_whatever_it_is(tmp_path, value):
         store.append([one, other])
         for text in ("5", "-7", "0", "true", "false", "0.25", "a", "", "55", "x", "1152921504606846976", '"5'):
             found = {trace.trace_id for trace in store.traces(metadata={"k": text}).items}
-            expected = {one.trace_id} if value is not None and as_text(value) == text else set()
+            expected = {one.trace_id} if value is not None and metadata_text(value) == text else set()
             assert found == expected | ({other.trace_id} if text == "55" else set())
 
 
 @pytest.mark.parametrize("text", ["a*", "pay é*", "pay* пр*", "e-m*"])
 def test_no_word_may_begin_with_a_letter_or_two(text):
     with pytest.raises(Refused, match=r"words that begin with '(a|é|пр|m)'; write three letters or more"):
-        conditions(Filter(text=text))
+        compile_filter(Filter(text=text))
 
 
 @pytest.mark.parametrize("text", ["pay*", "co", "co* costs", "支*"])
@@ -213,7 +218,7 @@ def test_scores_of_a_rule_are_read_in_the_order_of_an_index(tmp_path, monkeypatc
         store.weighted("r")
         db = sqlite3.connect(tmp_path / "spanwise.db")
         db.set_trace_callback(asked.append)
-        scored_by(db, ScoresOf("r", "default", **window))
+        list_rule_scores(db, ScoreQuery("r", "default", **window))
         db.set_trace_callback(None)
         way = " ".join(row[-1] for row in db.execute(f"EXPLAIN QUERY PLAN {asked[-1]}"))
         db.close()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from collector.making import run
-from spanwise.collector._asking import Question, asked
 from spanwise.collector.errors import Closed, StoreError, TooSlow, Unavailable
+from spanwise.collector.request_context import CancellableQuery, query_context
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._pool import READERS, Readers
+from spanwise.collector.stores.sqlite.database.connections import MAX_READERS, ReaderPool
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT {} FROM n"
 SORTED = ENDLESS.format("x") + " ORDER BY hex(x) DESC"
@@ -29,8 +29,8 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 
 @pytest.fixture
-def readers(store: SQLiteStore) -> Iterator[Readers]:
-    made = Readers(store.path, time.time_ns, wait=0.2)
+def readers(store: SQLiteStore) -> Iterator[ReaderPool]:
+    made = ReaderPool(store.path, time.time_ns, wait=0.2)
     yield made
     made.close()
 
@@ -43,15 +43,15 @@ def until(said: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("sql", [ENDLESS.format("sum(x)"), SORTED, JOINED])
-def test_a_question_ends_when_its_time_is_over(readers: Readers, sql: str) -> None:
+def test_a_question_ends_when_its_time_is_over(readers: ReaderPool, sql: str) -> None:
     told = pytest.raises(TooSlow, match=r"GET /x took longer than 0.05 seconds")
-    with asked(Question("GET /x", 0.05)), told, readers.one() as reader:
+    with query_context(CancellableQuery("GET /x", 0.05)), told, readers.one() as reader:
         reader.db.execute(sql).fetchall()
 
 
 def test_a_loop_over_rows_ends_with_its_question(store: SQLiteStore) -> None:
     store.append([run(inputs="x")])
-    with asked(Question("a list", None)) as question, store._file.read() as reader:
+    with query_context(CancellableQuery("a list", None)) as question, store._file.read() as reader:
         [blob] = reader.db.execute("SELECT payload FROM spans").fetchone()
         assert reader.payload(blob)["inputs"] == "x"
         question.leave()
@@ -59,18 +59,18 @@ def test_a_loop_over_rows_ends_with_its_question(store: SQLiteStore) -> None:
             reader.payload(blob)
 
 
-def test_a_question_whose_time_is_over_begins_nothing(readers: Readers) -> None:
-    with asked(Question("late", -1.0)), pytest.raises(TooSlow), readers.one():
+def test_a_question_whose_time_is_over_begins_nothing(readers: ReaderPool) -> None:
+    with query_context(CancellableQuery("late", -1.0)), pytest.raises(TooSlow), readers.one():
         raise AssertionError
 
 
-def stopped(readers: Readers, sql: str, rows: Callable[[], bool] = lambda: True) -> StoreError:
+def stopped(readers: ReaderPool, sql: str, rows: Callable[[], bool] = lambda: True) -> StoreError:
     """What a query raises that nobody waits for any more, and that is interrupted from another thread."""
-    question, failed, inside = Question("a query", None), list[StoreError](), threading.Event()
+    question, failed, inside = CancellableQuery("a query", None), list[StoreError](), threading.Event()
 
     def ask() -> None:
         try:
-            with asked(question), readers.one() as reader:
+            with query_context(question), readers.one() as reader:
                 inside.set()
                 reader.db.execute(sql).fetchall()
         except StoreError as error:
@@ -87,12 +87,12 @@ def stopped(readers: Readers, sql: str, rows: Callable[[], bool] = lambda: True)
 
 
 @pytest.mark.parametrize("sql", [ENDLESS.format("sum(x)"), SORTED, JOINED])
-def test_a_question_ends_when_its_caller_leaves(readers: Readers, sql: str) -> None:
+def test_a_question_ends_when_its_caller_leaves(readers: ReaderPool, sql: str) -> None:
     assert isinstance(stopped(readers, sql), Closed)
 
 
 @pytest.mark.slow  # to fill an index in which one step takes long
-def test_one_long_step_of_the_text_index_is_interrupted(store: SQLiteStore, readers: Readers) -> None:
+def test_one_long_step_of_the_text_index_is_interrupted(store: SQLiteStore, readers: ReaderPool) -> None:
     words = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 300000)"
     fill = f"{words} INSERT INTO words (rowid, text) SELECT x, 'w' || x || ' x' || x FROM n"
     store._file.write(lambda db: db.execute(fill).rowcount)
@@ -100,20 +100,20 @@ def test_one_long_step_of_the_text_index_is_interrupted(store: SQLiteStore, read
         began = time.thread_time()
         reader.db.execute(PREFIX).fetchall()
         whole = time.thread_time() - began
-    question = Question("a beginning", whole / 4)
+    question = CancellableQuery("a beginning", whole / 4)
     timer = threading.Timer(whole / 4 + 0.005, question.interrupt)
     timer.start()
-    with asked(question), pytest.raises(TooSlow), readers.one() as reader:
+    with query_context(question), pytest.raises(TooSlow), readers.one() as reader:
         while True:  # once may be over before the moment comes
             reader.db.execute(PREFIX).fetchall()
     timer.join()
 
 
-def test_who_comes_next_meets_no_interrupt_that_came_late(readers: Readers) -> None:
+def test_who_comes_next_meets_no_interrupt_that_came_late(readers: ReaderPool) -> None:
     stopped(readers, ENDLESS.format("sum(x)"))
     assert readers._free == []  # that connection is closed
-    question = Question("gone", None)
-    with asked(question), readers.one() as reader:
+    question = CancellableQuery("gone", None)
+    with query_context(question), readers.one() as reader:
         before = reader
     question.interrupt()
     with readers.one() as reader:
@@ -122,15 +122,15 @@ def test_who_comes_next_meets_no_interrupt_that_came_late(readers: Readers) -> N
 
 
 def test_the_writer_is_not_stopped_with_a_question(store: SQLiteStore) -> None:
-    with asked(Question("late", -1.0)) as question:
+    with query_context(CancellableQuery("late", -1.0)) as question:
         question.interrupt()
         store.append([run("kept")])
     assert [trace.name for trace in store.traces()] == ["kept"]
 
 
-def test_who_finds_all_readers_busy_is_told_to_come_again(readers: Readers) -> None:
+def test_who_finds_all_readers_busy_is_told_to_come_again(readers: ReaderPool) -> None:
     with ExitStack() as held:
-        for _ in range(READERS):
+        for _ in range(MAX_READERS):
             held.enter_context(readers.one())
         with pytest.raises(Unavailable, match="all 8 readers") as told, readers.one():
             raise AssertionError
@@ -142,13 +142,13 @@ def test_who_finds_all_readers_busy_is_told_to_come_again(readers: Readers) -> N
 def test_numbers_and_the_text_index_need_none_of_the_readers(store: SQLiteStore) -> None:
     store.append([run(inputs="needle")])
     with ExitStack() as held:
-        for _ in range(READERS):
+        for _ in range(MAX_READERS):
             held.enter_context(store._file.read())
         until(lambda: store.health()["text_index_waiting_traces"] == 0)
     assert len(store.traces(text="needle").items) == 1
 
 
-def test_a_reader_that_raises_goes_back_into_the_pool(readers: Readers) -> None:
-    for _ in range(READERS + 1):
+def test_a_reader_that_raises_goes_back_into_the_pool(readers: ReaderPool) -> None:
+    for _ in range(MAX_READERS + 1):
         with pytest.raises(KeyboardInterrupt), readers.one():
             raise KeyboardInterrupt

@@ -27,7 +27,7 @@ from collector.otlp import (
     request_nested,
     span,
 )
-from spanwise.collector.intake import Limits
+from spanwise.collector.ingest import Limits
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 

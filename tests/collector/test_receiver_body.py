@@ -12,10 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.collector.intake import Limits
-from spanwise.collector.intake._body import Body, Disconnected, Inflated, Pending, Plain, Receive, sink
-from spanwise.collector.intake._errors import Permanent, Retryable
-from spanwise.collector.intake._large import LARGE
+from spanwise.collector.ingest import Limits
+from spanwise.collector.ingest.ingest_errors import PermanentError, RetryableError
+from spanwise.collector.ingest.limits import LARGE_BODY_BYTES
+from spanwise.collector.ingest.request_body import (
+    ClientDisconnected,
+    InflatingBuffer,
+    PendingBytes,
+    PlainBuffer,
+    Receive,
+    RequestBody,
+    make_buffer,
+)
 
 LIMIT = 1000
 LIMITS = Limits(request_bytes=LIMIT, stall_seconds=0.05)
@@ -34,9 +42,9 @@ def pieces(*bodies: bytes, more: bool = False) -> Receive:
     return receive
 
 
-def read(receive: Receive, pending: Pending, encoding: bytes = b"") -> bytes:
+def read(receive: Receive, pending: PendingBytes, encoding: bytes = b"") -> bytes:
     async def whole() -> bytes:
-        body = Body(pending, LIMITS)
+        body = RequestBody(pending, LIMITS)
         try:
             return await body.read({b"content-encoding": encoding}, receive)
         finally:
@@ -46,7 +54,7 @@ def read(receive: Receive, pending: Pending, encoding: bytes = b"") -> bytes:
 
 
 def refusal(work: Callable[[], Any]) -> str:
-    with pytest.raises((Permanent, Retryable)) as refused:
+    with pytest.raises((PermanentError, RetryableError)) as refused:
         work()
     return refused.value.reason
 
@@ -54,7 +62,7 @@ def refusal(work: Callable[[], Any]) -> str:
 @pytest.mark.parametrize("encoding", SQUEEZE)
 @pytest.mark.parametrize(("size", "fits"), [(LIMIT - 1, True), (LIMIT, True), (LIMIT + 1, False)])
 def test_the_bound_is_of_the_body_as_inflated(encoding, size, fits):
-    body, pending = bytes(size), Pending(10**6)
+    body, pending = bytes(size), PendingBytes(10**6)
     if fits:
         assert read(pieces(SQUEEZE[encoding](body)), pending, encoding) == body
     else:
@@ -64,7 +72,7 @@ def test_the_bound_is_of_the_body_as_inflated(encoding, size, fits):
 
 @pytest.mark.parametrize("held", [0, 1, LIMIT - 1, LIMIT])
 def test_a_bomb_is_inflated_one_byte_beyond_the_bound_and_no_further(held):
-    bomb = Inflated(LIMIT, 31)
+    bomb = InflatingBuffer(LIMIT, 31)
     if held:
         bomb.feed(gzip.compress(bytes(held)))
     assert bomb.size == held
@@ -77,58 +85,58 @@ def test_a_body_in_any_pieces_is_the_same_body(members: list[bytes], encoding: b
     members = members if encoding != b"deflate" else members[:1]
     wire = b"".join(map(SQUEEZE[encoding], members)) or SQUEEZE[encoding](b"")
     cut = [wire[start : start + step] for start in range(0, len(wire), step)] or [b""]
-    assert read(pieces(*cut), Pending(10**6), encoding) == b"".join(members)
+    assert read(pieces(*cut), PendingBytes(10**6), encoding) == b"".join(members)
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
 @pytest.mark.parametrize("damage", [lambda wire: wire[:-1], lambda wire: b"no" + wire, lambda wire: b""])
 def test_what_is_not_the_compression_that_it_claims(encoding, damage):
     wire = damage(SQUEEZE[encoding](b"hello"))
-    assert refusal(lambda: read(pieces(wire), Pending(10**6), encoding)) == "bad_compression"
+    assert refusal(lambda: read(pieces(wire), PendingBytes(10**6), encoding)) == "bad_compression"
 
 
 @pytest.mark.parametrize(("claimed", "sent"), [(b"gzip", b"deflate"), (b"deflate", b"gzip")])
 def test_one_compression_is_not_taken_for_the_other(claimed, sent):
-    assert refusal(lambda: read(pieces(SQUEEZE[sent](b"hello")), Pending(10**6), claimed)) == "bad_compression"
+    assert refusal(lambda: read(pieces(SQUEEZE[sent](b"hello")), PendingBytes(10**6), claimed)) == "bad_compression"
 
 
 @pytest.mark.parametrize(
     ("headers", "outcome"),
     [
-        ({b"content-length": b"1000"}, Plain),
+        ({b"content-length": b"1000"}, PlainBuffer),
         ({b"content-length": b"1001"}, "too_large"),
-        ({b"content-length": b"nine"}, Plain),
-        ({b"content-encoding": b" GZIP "}, Inflated),
-        ({b"content-encoding": b"deflate"}, Inflated),
-        ({b"content-encoding": b"identity"}, Plain),
+        ({b"content-length": b"nine"}, PlainBuffer),
+        ({b"content-encoding": b" GZIP "}, InflatingBuffer),
+        ({b"content-encoding": b"deflate"}, InflatingBuffer),
+        ({b"content-encoding": b"identity"}, PlainBuffer),
         ({b"content-encoding": b"br"}, "encoding"),
     ],
 )
 def test_headers_decide_before_a_byte_is_read(headers, outcome):
     if isinstance(outcome, str):
-        assert refusal(lambda: sink(headers, LIMIT)) == outcome
+        assert refusal(lambda: make_buffer(headers, LIMIT)) == outcome
     else:
-        assert type(sink(headers, LIMIT)) is outcome
+        assert type(make_buffer(headers, LIMIT)) is outcome
 
 
 def test_what_was_sent_is_told():
-    with pytest.raises(Permanent, match="1,001 bytes in one request, at most 1,000: send less"):
-        sink({b"content-length": b"1001"}, LIMIT)
-    with pytest.raises(Permanent, match="content-encoding 'br' is not one of"):
-        sink({b"content-encoding": b"br"}, LIMIT)
+    with pytest.raises(PermanentError, match="1,001 bytes in one request, at most 1,000: send less"):
+        make_buffer({b"content-length": b"1001"}, LIMIT)
+    with pytest.raises(PermanentError, match="content-encoding 'br' is not one of"):
+        make_buffer({b"content-encoding": b"br"}, LIMIT)
 
 
 def test_a_body_counts_as_pending_until_it_is_released():
-    pending = Pending(10**6)
+    pending = PendingBytes(10**6)
     pending.add(7, 7)
-    body = Body(pending, LIMITS)
+    body = RequestBody(pending, LIMITS)
     assert asyncio.run(body.read({}, pieces(bytes(300), bytes(200)))) == bytes(500)
     assert (body.size, pending.size) == (500, 507)
     body.release()
     assert pending.size == 7
 
 
-@pytest.mark.parametrize(("pending", "reason"), [(Pending(500), None), (Pending(499), "overload")])
+@pytest.mark.parametrize(("pending", "reason"), [(PendingBytes(500), None), (PendingBytes(499), "overload")])
 def test_all_bodies_together_have_a_bound(pending, reason):
     if reason is None:
         assert len(read(pieces(bytes(300), bytes(200)), pending)) == 500
@@ -138,7 +146,7 @@ def test_all_bodies_together_have_a_bound(pending, reason):
 
 
 def test_a_body_that_stalls_is_given_up_and_released():
-    pending = Pending(10**6)
+    pending = PendingBytes(10**6)
     assert refusal(lambda: read(pieces(b"half", more=True), pending)) == "stalled"
     assert pending.size == 0
 
@@ -147,13 +155,13 @@ def test_a_client_that_went_away_is_not_answered():
     async def gone() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
-    with pytest.raises(Disconnected):
-        read(gone, Pending(10**6))
+    with pytest.raises(ClientDisconnected):
+        read(gone, PendingBytes(10**6))
 
 
 def test_large_bodies_leave_room_for_small_ones():
-    pending = Pending(6 * LARGE)
-    pending.add(5 * LARGE, 5 * LARGE)
-    pending.add(LARGE - 1, LARGE - 1)
-    with pytest.raises(Retryable):
-        pending.add(1, LARGE)
+    pending = PendingBytes(6 * LARGE_BODY_BYTES)
+    pending.add(5 * LARGE_BODY_BYTES, 5 * LARGE_BODY_BYTES)
+    pending.add(LARGE_BODY_BYTES - 1, LARGE_BODY_BYTES - 1)
+    with pytest.raises(RetryableError):
+        pending.add(1, LARGE_BODY_BYTES)

@@ -20,19 +20,17 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from collector.making import run
 from collector.otlp import altered, attribute, log_record, logs_request, post, rejected, rejected_logs, request, span
 from collector.outlets import until
-from spanwise.collector._metrics import Metrics
-from spanwise.collector.dialects import Draft, RawSpan, read
-from spanwise.collector.dialects._log import LOG_DIALECTS
-from spanwise.collector.dialects._read import DIALECTS
+from spanwise.collector.dialects import Draft, RawSpan, read_run
+from spanwise.collector.dialects.log_records import LOG_DIALECTS
+from spanwise.collector.dialects.translation import DIALECTS
 from spanwise.collector.errors import Closed, Refused, Unavailable
-from spanwise.collector.intake import Limits, Receiver
-from spanwise.collector.intake._http import Route
-from spanwise.collector.intake._logs import LOGS, read_item
-from spanwise.collector.intake._signal import Signal
-from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.ingest import Limits, Receiver
+from spanwise.collector.ingest.http_receiver import SignalRoute
+from spanwise.collector.ingest.otlp_signals import LOGS, TRACES, Signal, read_log_item
+from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._writer import Job
+from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
 
 ROOT = run()
 
@@ -60,13 +58,13 @@ def outcome(path: Path, signal: Signal[Any], body: bytes, *runs: Run) -> Outcome
     with SQLiteStore(path / "a.db") as store:
         store.append(runs)
         receiver = Receiver(store, metrics)
-        answer = post(Route(receiver, signal), body)
+        answer = post(SignalRoute(receiver, signal), body)
         receiver.close()
         return Outcome(answer, store.count(), metrics.text().splitlines())
 
 
 def test_a_dialect_that_fails_loses_no_span(tmp_path):
-    signal = altered(TRACES, read=partial(read, dialects=[*DIALECTS, vendor]))
+    signal = altered(TRACES, read=partial(read_run, dialects=[*DIALECTS, vendor]))
     found = outcome(tmp_path, signal, request(span(), span(attributes=[attribute("vendor.list", "s")])))
     assert (found.answer.status_code, found.answer.content, found.stored["spans"]) == (200, b"", 2)
     assert 'spanwise_dialect_errors_total{dialect="vendor"} 1' in found.numbers
@@ -111,8 +109,8 @@ def test_what_a_run_cannot_have_costs_only_the_dialect_that_filled_it_in(field, 
 
     faults: list[str] = []
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="a", attributes={"gen_ai.request.model": "m"})
-    found = read(raw, lambda dialect, error: faults.append(dialect), [wrong, *DIALECTS])
-    assert (faults, found) == (["wrong"], read(raw))
+    found = read_run(raw, lambda dialect, error: faults.append(dialect), [wrong, *DIALECTS])
+    assert (faults, found) == (["wrong"], read_run(raw))
 
 
 def test_a_request_on_which_we_fail_as_a_whole_is_not_to_be_sent_again(tmp_path, caplog):
@@ -124,7 +122,7 @@ def test_a_request_on_which_we_fail_as_a_whole_is_not_to_be_sent_again(tmp_path,
 
 
 def test_a_reader_of_log_records_that_fails_leaves_them_to_the_others(tmp_path):
-    signal = altered(LOGS, read=partial(read_item, dialects=[fails, *LOG_DIALECTS]))
+    signal = altered(LOGS, read=partial(read_log_item, dialects=[fails, *LOG_DIALECTS]))
     score = [attribute("gen_ai.evaluation.name", "k"), attribute("gen_ai.evaluation.score.label", "good")]
     good = log_record(ROOT.trace_id, ROOT.span_id, event_name="gen_ai.evaluation.result", attributes=score)
     found = outcome(tmp_path, signal, logs_request(good, log_record(ROOT.trace_id, ROOT.span_id)), ROOT)
@@ -163,7 +161,7 @@ def test_a_server_that_waits_no_longer_has_what_is_under_way_sent_again(tmp_path
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    async def cut_off(store: SQLiteStore, route: Route[Any]) -> None:
+    async def cut_off(store: SQLiteStore, route: SignalRoute[Any]) -> None:
         task = asyncio.ensure_future(route(scope, receive, send))
         await asyncio.to_thread(until, lambda: store._file.writer.depth)
         task.cancel()
@@ -174,10 +172,10 @@ def test_a_server_that_waits_no_longer_has_what_is_under_way_sent_again(tmp_path
         return go_on.wait(60)
 
     with SQLiteStore(tmp_path / "a.db") as store, closing(Receiver(store)) as receiver:
-        store._file.put(Job(weight=64, action=hold))
+        store._file.put(WriteJob(weight=64, action=hold))
         assert began.wait(60)
         try:
-            asyncio.run(cut_off(store, Route(receiver, TRACES)))
+            asyncio.run(cut_off(store, SignalRoute(receiver, TRACES)))
         finally:
             go_on.set()
     assert (sent[0]["status"], dict(sent[0]["headers"])[b"retry-after"]) == (503, b"1")

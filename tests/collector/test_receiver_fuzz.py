@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.otlp import attribute, json_request, json_span, nested, request, request_nested, span
-from spanwise.collector.dialects import Dialect, Draft, RawSpan, read
-from spanwise.collector.dialects._read import DIALECTS
-from spanwise.collector.intake import _logs, _traces
-from spanwise.collector.intake._decode import Codec, decode
-from spanwise.collector.intake._errors import Permanent
-from spanwise.collector.intake._limits import Limits
+from spanwise.collector.dialects import Dialect, Draft, RawSpan, read_run
+from spanwise.collector.dialects.translation import DIALECTS
+from spanwise.collector.ingest import otlp_signals
+from spanwise.collector.ingest.ingest_errors import PermanentError
+from spanwise.collector.ingest.limits import Limits
+from spanwise.collector.ingest.request_decoder import Codec, decode
 from spanwise.collector.records import Event
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.tracer import attributes as names
+from spanwise.tracer import attribute_names as names
 
 LIMITS = Limits(depth=5, attributes=20, value_bytes=1000, spans=50)
 VALID = request(
@@ -80,7 +80,7 @@ def outcome(codec: Codec[Any], body: bytes) -> Any:
     """What is kept, None if the whole is refused. Any other exception is a fault, and so is one that was caught."""
     try:
         decoded = decode(codec, body, LIMITS)
-    except Permanent:
+    except PermanentError:
         return None
     assert not decoded.faults
     assert "internal" not in decoded.refused_by_reason
@@ -89,7 +89,12 @@ def outcome(codec: Codec[Any], body: bytes) -> Any:
 
 @given(st.binary(max_size=200))
 def test_any_bytes(body: bytes) -> None:
-    for codec in (_traces.PROTOBUF, _traces.JSON_, _logs.PROTOBUF, _logs.JSON_):
+    for codec in (
+        otlp_signals.TRACES_PROTOBUF,
+        otlp_signals.TRACES_JSON,
+        otlp_signals.LOGS_PROTOBUF,
+        otlp_signals.LOGS_JSON,
+    ):
         outcome(codec, body)
 
 
@@ -98,7 +103,7 @@ def test_a_valid_request_with_bytes_changed_or_cut_off(changes: list[tuple[int, 
     body = bytearray(VALID)
     for place, value in changes:
         body[place] = value
-    found = outcome(_traces.PROTOBUF, bytes(body[:end]))
+    found = outcome(otlp_signals.TRACES_PROTOBUF, bytes(body[:end]))
     assert found is None or len(found.items) + found.refused_count <= 60
 
 
@@ -116,7 +121,9 @@ def test_a_valid_request_with_bytes_changed_or_cut_off(changes: list[tuple[int, 
     ),
 )
 def test_json_of_any_shape_costs_its_own_span_alone(value: Any, key: str) -> None:
-    found = outcome(_traces.JSON_, json.dumps(json_request(json_span(**{key: value}), json_span("good"))).encode())
+    found = outcome(
+        otlp_signals.TRACES_JSON, json.dumps(json_request(json_span(**{key: value}), json_span("good"))).encode()
+    )
     assert found is not None
     assert found.items[-1].name == "good"
     assert len(found.items) + found.refused_count == 2
@@ -136,7 +143,7 @@ def test_any_attributes_are_read_and_none_is_lost(given_: dict, resource: dict, 
         resource=resource,
         events=(event,),
     )
-    run = read(raw, strict)
+    run = read_run(raw, strict)
     taken = (
         run.inputs,
         run.outputs,
@@ -192,8 +199,10 @@ def test_a_dialect_that_fails_leaves_the_span_as_it_was_before_it(span: RawSpan,
     others = [*DIALECTS[:place], *DIALECTS[place + 1 :]]
     failing = fails_after(DIALECTS[place], wrecks)
     before = deepcopy(span)
-    found = read(span, lambda name, error: faults.append(name), [*DIALECTS[:place], failing, *DIALECTS[place + 1 :]])
-    assert found == read(span, strict, others)
+    found = read_run(
+        span, lambda name, error: faults.append(name), [*DIALECTS[:place], failing, *DIALECTS[place + 1 :]]
+    )
+    assert found == read_run(span, strict, others)
     assert (faults, span) == (["failing"], before)
 
 
@@ -202,7 +211,7 @@ def test_a_dialect_that_fails_leaves_the_span_as_it_was_before_it(span: RawSpan,
 def test_a_span_on_which_every_dialect_fails_stays_as_it_came(span: RawSpan) -> None:
     faults: list[str] = []
     failing = [fails_after(dialect, True) for dialect in DIALECTS]
-    found = read(span, lambda name, error: faults.append(name), failing)
+    found = read_run(span, lambda name, error: faults.append(name), failing)
     assert {name: found.attributes[name] for name in span.attributes} == span.attributes
     assert (found.inputs, found.documents, found.kind, len(faults)) == (None, (), "unknown", len(DIALECTS))
 
@@ -210,10 +219,10 @@ def test_a_span_on_which_every_dialect_fails_stays_as_it_came(span: RawSpan) -> 
 def test_depth_is_bounded_in_both_encodings() -> None:
     for depth in (90, 500, 5000):
         body = request_nested(depth)
-        assert outcome(_traces.PROTOBUF, body + VALID).refused_count == 1
+        assert outcome(otlp_signals.TRACES_PROTOBUF, body + VALID).refused_count == 1
         deep = '{"arrayValue":{"values":[' * depth + "{}" + "]}}" * depth
         one = json.dumps(json_span(attributes=[{"key": "a", "value": "DEEP"}])).replace('"DEEP"', deep)
-        outcome(_traces.JSON_, json.dumps(json_request("ONE")).replace('"ONE"', one).encode())
+        outcome(otlp_signals.TRACES_JSON, json.dumps(json_request("ONE")).replace('"ONE"', one).encode())
 
 
 FUZZ = """

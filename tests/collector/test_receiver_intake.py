@@ -12,18 +12,16 @@ import pytest
 
 from collector.making import run
 from collector.otlp import PROTOBUF, altered, attribute, request, span
-from spanwise.collector._metrics import Metrics
-from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.errors import Refused, Unavailable
-from spanwise.collector.intake import Limits
-from spanwise.collector.intake._beside import Beside
-from spanwise.collector.intake._decode import decode
-from spanwise.collector.intake._decoded import Decoded, check_ids
-from spanwise.collector.intake._errors import ItemRefused, Permanent, Retryable
-from spanwise.collector.intake._intake import LARGE, Intake
-from spanwise.collector.intake._keep import MANY, StoreKeeper
-from spanwise.collector.intake._signal import Request
-from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.ingest import Limits
+from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError, RetryableError
+from spanwise.collector.ingest.ingest_pipeline import LARGE_BODY_BYTES, IngestPipeline
+from spanwise.collector.ingest.offload import Offloader
+from spanwise.collector.ingest.otlp_signals import TRACES, Request
+from spanwise.collector.ingest.request_decoder import DecodedRequest, check_ids, decode
+from spanwise.collector.ingest.store_sink import BATCH_SIZE, StoreSink
+from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Run
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -51,9 +49,9 @@ class Failing:
         raise self.error
 
 
-def take(body: bytes, *keepers: Any, metrics: Metrics | None = None, signal: Any = TRACES) -> Decoded[Run]:
-    beside = Beside()
-    intake = Intake(keepers, beside, metrics or Metrics(), Limits())
+def take(body: bytes, *keepers: Any, metrics: Metrics | None = None, signal: Any = TRACES) -> DecodedRequest[Run]:
+    beside = Offloader()
+    intake = IngestPipeline(keepers, beside, metrics or Metrics(), Limits())
     try:
         return asyncio.run(intake.take(Request(signal, signal.protobuf, body)))
     finally:
@@ -64,11 +62,11 @@ def test_items_that_cannot_be_parsed_count_against_the_bound_too():
     """They are looked at one by one: that costs most."""
     bad = request(span("NAME")).replace(b"NAME", b"\xff\xfe\xff\xfe")
     for count, reason in ((3, "malformed"), (4, "too_many")):
-        with pytest.raises(Permanent) as refused:
+        with pytest.raises(PermanentError) as refused:
             decode(TRACES.protobuf, bad * count, Limits(spans=3))
         assert refused.value.reason == reason
     assert len(decode(TRACES.protobuf, request(span()) * 3, Limits(spans=3)).items) == 3
-    with pytest.raises(Permanent, match="4 items in one request, at most 3: send less"):
+    with pytest.raises(PermanentError, match="4 items in one request, at most 3: send less"):
         decode(TRACES.protobuf, request(span()) * 4, Limits(spans=3))
 
 
@@ -89,9 +87,9 @@ def test_a_request_of_nothing_is_handed_to_nobody():
 @pytest.mark.parametrize(
     ("error", "kind", "reason", "retry_after"),
     [
-        (Unavailable("full", 7.0), Retryable, "unavailable", 7.0),
-        (Refused("newer file"), Permanent, "refused", None),
-        (ZeroDivisionError("ours"), Retryable, "internal", 5.0),
+        (Unavailable("full", 7.0), RetryableError, "unavailable", 7.0),
+        (Refused("newer file"), PermanentError, "refused", None),
+        (ZeroDivisionError("ours"), RetryableError, "internal", 5.0),
     ],
 )
 def test_what_a_keeper_cannot_do_is_permanent_or_retryable(error, kind, reason, retry_after):
@@ -113,18 +111,20 @@ def test_what_is_kept_and_refused_is_counted_once():
 
 def test_what_was_refused_is_counted_although_the_rest_could_not_be_kept():
     metrics = Metrics()
-    with pytest.raises(Retryable):
+    with pytest.raises(RetryableError):
         take(request(span(), span(trace_id=b"")), Failing(OSError()), metrics=metrics)
     assert (metrics.value("spanwise_refused_total"), metrics.value("spanwise_stored_total")) == (1, 0)
 
 
-@pytest.mark.parametrize(("size", "thread"), [(LARGE - 1, "MainThread"), (LARGE, "spanwise-large_0")])
+@pytest.mark.parametrize(
+    ("size", "thread"), [(LARGE_BODY_BYTES - 1, "MainThread"), (LARGE_BODY_BYTES, "spanwise-large_0")]
+)
 def test_large_bodies_are_decoded_beside_the_event_loop(size, thread):
     threads = []
 
     def read_here(raw: RawSpan, *args: Any) -> Run:
         threads.append(threading.current_thread().name)
-        return read(raw, *args)
+        return read_run(raw, *args)
 
     short = request(span(attributes=[attribute("a", "x" * 300_000)]))
     body = request(span(attributes=[attribute("a", "x" * (300_000 + size - len(short)))]))
@@ -147,12 +147,12 @@ class Encoding:
         return self.store.append_async(runs)
 
 
-@pytest.mark.parametrize(("many", "thread"), [(MANY - 1, "MainThread"), (MANY, "spanwise-large_0")])
+@pytest.mark.parametrize(("many", "thread"), [(BATCH_SIZE - 1, "MainThread"), (BATCH_SIZE, "spanwise-large_0")])
 def test_many_runs_are_encoded_beside_the_event_loop(tmp_path, many, thread):
-    beside = Beside()
+    beside = Offloader()
     with SQLiteStore(tmp_path / "a.db") as store:
         encoding = Encoding(store)
-        keep = StoreKeeper(encoding, beside).keep
+        keep = StoreSink(encoding, beside).keep
         runs = [run() for _ in range(many)]
         assert asyncio.run(keep(Request(TRACES, TRACES.protobuf, b""), runs)) == ()
         assert (encoding.thread, store.count()["spans"]) == (thread, many)
@@ -165,7 +165,7 @@ def test_a_store_that_only_waits_is_waited_for_beside_the_event_loop():
             self.runs, self.thread = list(runs), threading.current_thread()
 
     store, given = Plain(), [run()]
-    asyncio.run(StoreKeeper(store, Beside()).keep(Request(TRACES, TRACES.protobuf, b""), given))
+    asyncio.run(StoreSink(store, Offloader()).keep(Request(TRACES, TRACES.protobuf, b""), given))
     assert store.runs == given
     assert store.thread is not threading.main_thread()
 
@@ -175,7 +175,7 @@ def large_threads() -> set[threading.Thread]:
 
 
 def test_the_thread_for_large_bodies_ends_with_the_server(tmp_path):
-    body = request(*[span(attributes=[attribute("a", "x" * LARGE)]) for _ in range(9)])
+    body = request(*[span(attributes=[attribute("a", "x" * LARGE_BODY_BYTES)]) for _ in range(9)])
     of_others = large_threads()
     with SQLiteStore(tmp_path / "a.db") as store:
         with Server(store) as server:
@@ -196,7 +196,7 @@ def test_ids_of_another_length_are_none(ids):
 
 
 def test_the_reasons_told_are_the_three_most_frequent():
-    decoded = Decoded[Run]()
+    decoded = DecodedRequest[Run]()
     for reason, count in (("a", 1), ("b", 2), ("c", 3)):
         decoded.refuse(ItemRefused("x", reason), count=count)
     assert decoded.reason == "3 × c; 2 × b; 1 × a"

@@ -8,14 +8,14 @@ from dataclasses import asdict, replace
 import orjson
 import pytest
 
-from spanwise.collector import _wire
-from spanwise.collector.records import Document, Feedback, Retention, Run, Target, Trace, scored
+from spanwise.collector import record_encoding
+from spanwise.collector.records import Document, Feedback, Retention, Run, Target, Trace, make_score
 
 TARGET = Target(trace_id="1" * 32)
 
 
 def quick() -> Feedback:
-    return scored(TARGET, "k", 0.5, source="code", evaluator="e", version="1")
+    return make_score(TARGET, "k", 0.5, source="code", evaluator="e", version="1")
 
 
 def test_ids_are_those_of_stored_files() -> None:
@@ -43,7 +43,7 @@ def test_an_id_that_nobody_has_asked_for_yet_is_written_all_the_same() -> None:
     assert pickle.loads(pickle.dumps(quick())).id == known
     assert asdict(quick())["id"] == known
     assert orjson.loads(orjson.dumps(quick()))["id"] == known
-    assert _wire.decode(Feedback, _wire.encode(quick())).id == known
+    assert record_encoding.decode(Feedback, record_encoding.encode(quick())).id == known
 
 
 def test_another_attribute_is_none() -> None:

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from collector.making import START, child, run
 from spanwise.collector.records import Run, TraceSummary, Usage
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._codec import facts
-from spanwise.collector.stores.sqlite._rollup import RollUp, roll_up
-from spanwise.collector.stores.sqlite._values import loads
+from spanwise.collector.stores.sqlite.database.column_values import loads
+from spanwise.collector.stores.sqlite.write.run_codec import extract_fact
+from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow, summarize_trace
 
 _numbers = itertools.count(1)
 
 
-def rolled(*runs: Run) -> RollUp:
-    return roll_up([facts(one) for one in runs])[0]
+def rolled(*runs: Run) -> SummaryRow:
+    return summarize_trace([extract_fact(one) for one in runs])[0]
 
 
 def own(one: Run, root: Run, calls: int = 0, **counts: int) -> Run:
@@ -96,7 +96,7 @@ def test_two_of_three_are_counted_as_two() -> None:
     rolled_up = rolled(root, *failing)
     assert (rolled_up.span_count, rolled_up.error_count, rolled_up.status) == (3, 2, "ok")
     assert (rolled_up.names, rolled_up.kinds) == ('["answer","n1","n2"]', '["chain","tool"]')
-    assert rolled_up.size == sum(facts(one).size for one in (root, *failing))
+    assert rolled_up.size == sum(extract_fact(one).size for one in (root, *failing))
 
 
 def test_what_the_root_does_not_say_is_that_of_the_first_span_that_does() -> None:

@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from collector.deciding import ruled
 from collector.ruled import monitored
 from spanwise.collector.api import create_app
-from spanwise.collector.api._rule_metrics import RULES
+from spanwise.collector.prometheus_metrics import MAX_METRIC_RULES
 from spanwise.collector.records import Booking, RuleSettings
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -48,10 +48,10 @@ def test_what_is_spent(tmp_path):
 
 def test_names_are_escaped_and_rules_bounded(tmp_path):
     with SQLiteStore(tmp_path / "spanwise.db") as store:
-        for number in range(RULES + 5):
+        for number in range(MAX_METRIC_RULES + 5):
             ruled(store, name=f'"\n{number:03}')
         text = metrics(store)
-    assert text.count("\nspanwise_rule_rate{") == RULES
+    assert text.count("\nspanwise_rule_rate{") == MAX_METRIC_RULES
     assert 'rule="\\"\\n000"' in text
 
 

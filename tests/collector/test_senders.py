@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from spanwise.collector import senders
-from spanwise.collector._metrics import HELP
-from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.diagnostics import doctor_report
+from spanwise.collector.diagnostics.doctor_report import (
+    CONTENT_SETTINGS,
+    ERROR_COUNTERS,
+    FieldCoverage,
+    advised,
+    find_problems,
+    look,
+)
+from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.filters import Filter
+from spanwise.collector.prometheus_metrics import METRIC_HELP
 from spanwise.collector.records import Document, ProcessReport, Rule, Run, Usage
-from spanwise.collector.remedies import CONTENT, advised
-from spanwise.collector.senders import Share, look
 from spanwise.collector.stores import Store
-from spanwise.collector.troubles import COUNTERS, troubles
 
 
 def now() -> int:
@@ -56,12 +61,12 @@ def test_each_sender_is_counted_by_itself(store: Store) -> None:
     first, second = look(store).senders
     assert first.who == ("shop", "openinference.instrumentation.openai", "opentelemetry python")
     assert first.shares == {
-        "inputs": Share(1, 2),
-        "outputs": Share(1, 2),
-        "documents": Share(0, 0),
-        "model": Share(1, 2),
-        "tokens": Share(1, 2),
-        "session": Share(1, 2),
+        "inputs": FieldCoverage(1, 2),
+        "outputs": FieldCoverage(1, 2),
+        "documents": FieldCoverage(0, 0),
+        "model": FieldCoverage(1, 2),
+        "tokens": FieldCoverage(1, 2),
+        "session": FieldCoverage(1, 2),
     }
     assert (second.who.service, second.shares["documents"], second.kinds) == ("bank", (1, 1), {"retriever": 1})
 
@@ -77,8 +82,8 @@ def test_unread_attributes_are_counted_without_their_indices(store: Store) -> No
 def test_names_without_end_are_bounded(store: Store) -> None:
     store.append([span(n, attributes={f"key-{n}-{m}-{'x' * 300}": m for m in range(100)}) for n in range(1, 9)])
     [sender] = look(store).senders
-    assert len(sender.unread) == senders.SHOWN
-    assert max(map(len, sender.unread)) <= senders.LONGEST
+    assert len(sender.unread) == doctor_report.MAX_SHOWN_NAMES
+    assert max(map(len, sender.unread)) <= doctor_report.MAX_TEXT_LENGTH
 
 
 def test_so_many_spans_are_looked_at_and_no_more(store: Store) -> None:
@@ -99,7 +104,7 @@ def test_a_trace_that_is_larger_than_all_is_left_out_and_told(store: Store) -> N
     store.append([*(span(n, trace=1) for n in range(1, 1_200)), span(2_000)])
     seen = look(store, spans=10)
     assert (seen.spans, seen.too_large, seen.whole) == (1, 1, False)
-    assert any("left out for their size" in one for one in troubles(store, seen, {}))
+    assert any("left out for their size" in one for one in find_problems(store, seen, {}))
 
 
 def test_nothing_stored_is_nothing_seen(store: Store) -> None:
@@ -125,10 +130,10 @@ def test_what_another_part_of_a_service_retrieves_is_missing_of_none(store: Stor
     assert "retriever" not in told
 
 
-@pytest.mark.parametrize("scope", CONTENT)
+@pytest.mark.parametrize("scope", CONTENT_SETTINGS)
 def test_an_instrumentation_that_sends_no_contents_is_told_its_switch(scope: str, store: Store) -> None:
     told = advice(span(1, scope=scope.strip() or scope, kind="llm"), store=store)
-    assert f"1 of 1 spans have no inputs; contents need {CONTENT[scope]}" in told
+    assert f"1 of 1 spans have no inputs; contents need {CONTENT_SETTINGS[scope]}" in told
 
 
 def test_calls_without_tokens_are_told_how_streams_say_them(store: Store) -> None:
@@ -139,7 +144,7 @@ def test_calls_without_tokens_are_told_how_streams_say_them(store: Store) -> Non
 
 def test_content_that_waits_for_log_records_is_told(store: Store) -> None:
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="chat", attributes={}, start_ns=now(), end_ns=now())
-    waiting = read(raw, dialects=[lambda draft: setattr(draft, "awaits", ("inputs",))])
+    waiting = read_run(raw, dialects=[lambda draft: setattr(draft, "awaits", ("inputs",))])
     assert "1 spans wait for content that comes in log records" in advice(waiting, store=store)
 
 
@@ -152,7 +157,7 @@ def test_all_is_well_says_nothing(store: Store) -> None:
         store=store,
     )
     assert told == ""
-    assert troubles(store, look(store), {}) == []
+    assert find_problems(store, look(store), {}) == []
 
 
 def test_hostile_names_do_not_steer_who_reads_them(store: Store) -> None:
@@ -167,27 +172,27 @@ def test_hostile_names_do_not_steer_who_reads_them(store: Store) -> None:
 def test_drops_that_processes_report_are_told(store: Store) -> None:
     store.add_reports([ProcessReport(instance="i", reported_ns=now(), started=5, dropped={"queue full": 3})])
     assert any(
-        "3 spans were dropped by senders, reason 'queue full'" in one for one in troubles(store, look(store), {})
+        "3 spans were dropped by senders, reason 'queue full'" in one for one in find_problems(store, look(store), {})
     )
 
 
 def test_clocks_that_cannot_be_are_told(store: Store) -> None:
     store.append([span(1, attributes={"spanwise.sent.start_ns": 2**62})])
-    assert any("1 spans bore times that cannot be" in one for one in troubles(store, look(store), {}))
+    assert any("1 spans bore times that cannot be" in one for one in find_problems(store, look(store), {}))
 
 
 def test_a_rule_that_nobody_carries_out_is_told(store: Store) -> None:
     store.save_rule(Rule(name="grounded", version="1", evaluators=({"id": "exact"},)))
-    assert troubles(store, look(store), {}) == ["rule 'grounded': no worker runs this rule"]
+    assert find_problems(store, look(store), {}) == ["rule 'grounded': no worker runs this rule"]
 
 
 def test_what_a_collector_counts_is_told_where_it_is_not_zero(store: Store) -> None:
-    assert set(COUNTERS) <= set(HELP)
+    assert set(ERROR_COUNTERS) <= set(METRIC_HELP)
     numbers = {
         'spanwise_dialect_errors_total{dialect="genai"}': 2.0,
         "spanwise_refused_total": 0.0,
         "spanwise_received_total": 9.0,
     }
-    [told] = troubles(store, look(store), numbers)
+    [told] = find_problems(store, look(store), numbers)
     assert told.startswith("2 spans or log records read without a dialect")
     assert 'dialect="genai"' in told

@@ -7,11 +7,11 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from spanwise.collector.dialects import RawSpan, read
-from spanwise.collector.intake._settled import Settled
+from spanwise.collector.dialects import RawSpan, read_run
+from spanwise.collector.ingest.store_sink import CommitWaiter
 from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore, encode
-from spanwise.collector.stores.sqlite._writer import Job
+from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
 
 
 class Counting(asyncio.SelectorEventLoop):
@@ -40,7 +40,7 @@ def settle(futures: list[Future[int]]) -> None:
 
 
 async def waited_for(futures: list[Future[int]]) -> list[Any]:
-    settled = Settled()
+    settled = CommitWaiter()
     tasks = [asyncio.ensure_future(settled(future)) for future in futures]
     await asyncio.sleep(0)
     in_a_thread(lambda: settle(futures))
@@ -61,12 +61,12 @@ def test_all_that_is_settled_in_a_row_wakes_the_loop_once_and_each_gets_its_own(
 def test_what_is_settled_already_is_not_waited_for():
     future: Future[int] = Future()
     future.set_result(7)
-    assert asyncio.run(Settled()(future)) == 7
+    assert asyncio.run(CommitWaiter()(future)) == 7
 
 
 def test_whoever_leaves_cancels_its_own_future_alone():
     async def leave() -> tuple[bool, int]:
-        settled, first, second = Settled(), Future[int](), Future[int]()
+        settled, first, second = CommitWaiter(), Future[int](), Future[int]()
         gone, stays = asyncio.ensure_future(settled(first)), asyncio.ensure_future(settled(second))
         await asyncio.sleep(0)
         gone.cancel()
@@ -79,7 +79,7 @@ def test_whoever_leaves_cancels_its_own_future_alone():
 
 def test_one_that_leaves_after_it_was_settled_takes_nobodys_answer_along():
     async def leave() -> int:
-        settled, first, second = Settled(), Future[int](), Future[int]()
+        settled, first, second = CommitWaiter(), Future[int](), Future[int]()
         gone, stays = asyncio.ensure_future(settled(first)), asyncio.ensure_future(settled(second))
         await asyncio.sleep(0)
         in_a_thread(lambda: (first.set_result(1), second.set_result(2)))
@@ -91,7 +91,7 @@ def test_one_that_leaves_after_it_was_settled_takes_nobodys_answer_along():
 
 def test_a_loop_that_is_closed_meanwhile_disturbs_nobody_who_settles(caplog):
     future, loop = Future[int](), asyncio.new_event_loop()
-    waiting = loop.create_task(Settled()(future))
+    waiting = loop.create_task(CommitWaiter()(future))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     in_a_thread(lambda: future.set_result(1))
@@ -102,7 +102,7 @@ def test_a_loop_that_is_closed_meanwhile_disturbs_nobody_who_settles(caplog):
 
 
 def test_one_serves_loops_that_follow_each_other():
-    settled = Settled()
+    settled = CommitWaiter()
 
     async def once(number: int) -> int:
         future: Future[int] = Future()
@@ -114,7 +114,7 @@ def test_one_serves_loops_that_follow_each_other():
 
 def test_none_is_lost_that_many_threads_settle_at_the_same_time():
     async def hammered() -> list[int]:
-        settled, futures = Settled(), [Future[int]() for _ in range(4000)]
+        settled, futures = CommitWaiter(), [Future[int]() for _ in range(4000)]
         tasks = [asyncio.ensure_future(settled(future)) for future in futures]
         await asyncio.sleep(0)
 
@@ -130,17 +130,17 @@ def test_none_is_lost_that_many_threads_settle_at_the_same_time():
 
 
 def run(number: int) -> Run:
-    return read(RawSpan(trace_id=f"{number:032x}", span_id="2" * 16, name="s"))
+    return read_run(RawSpan(trace_id=f"{number:032x}", span_id="2" * 16, name="s"))
 
 
 def test_of_one_commit_that_fails_each_gets_what_became_of_its_own(tmp_path):
     """What waits behind the gate is one group: the broken batch in it fails, alone."""
 
     async def three(store: SQLiteStore) -> list[Any]:
-        gate, file, settled = threading.Event(), store._file, Settled()
-        held = file.put(Job(weight=64, action=lambda db: gate.wait(60)))
+        gate, file, settled = threading.Event(), store._file, CommitWaiter()
+        held = file.put(WriteJob(weight=64, action=lambda db: gate.wait(60)))
         batches = [encode([run(1)]), encode([run(2)])._replace(payloads=[]), encode([run(3)])]
-        tasks = [asyncio.ensure_future(settled(file.put(Job(weight=1, batch=one)))) for one in batches]
+        tasks = [asyncio.ensure_future(settled(file.put(WriteJob(weight=1, batch=one)))) for one in batches]
         await asyncio.sleep(0)
         gate.set()
         await settled(held)

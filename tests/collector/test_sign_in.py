@@ -15,13 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.making import run
-from spanwise.collector._sign_ins import LASTS, MOST_OF_ONE, SignIns, cookie_of, is_token, signed, token
-from spanwise.collector.api import Door, Guard, Keys, create_app
-from spanwise.collector.api._keys import Ages
-from spanwise.collector.api._scopes import Scopes
-from spanwise.collector.api._sign_in import onward
-from spanwise.collector.api._tries import BURST, Tries
+from spanwise.collector.api import Authenticator, KeyCache, SecurityMiddleware, create_app
+from spanwise.collector.api.sign_in_routes import safe_redirect_path
 from spanwise.collector.records import Key
+from spanwise.collector.security.authentication import ATTEMPT_BURST, AttemptLimiter, KeyCacheTimes
+from spanwise.collector.security.authorization import RoutePermissions
+from spanwise.collector.security.browser_sessions import (
+    MAX_SESSIONS_PER_KEY,
+    SESSION_LIFETIME_S,
+    BrowserSessions,
+    build_session_cookie,
+    is_form_token,
+    make_form_token,
+    read_session_cookie,
+)
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -105,7 +112,7 @@ def test_the_cookie_is_for_this_server_alone(browser: httpx.Client) -> None:
     given = sign_in(browser, "reads").headers["set-cookie"]
     parts = given.split("; ")
     assert re.fullmatch(rf"spanwise-session-{browser.base_url.port}=[\w-]{{43}}", parts[0])
-    assert set(parts[1:]) == {"Path=/", "HttpOnly", "SameSite=Lax", f"Max-Age={LASTS}"}
+    assert set(parts[1:]) == {"Path=/", "HttpOnly", "SameSite=Lax", f"Max-Age={SESSION_LIFETIME_S}"}
     assert "reads" not in given
 
 
@@ -130,9 +137,9 @@ def test_signing_out_ends_the_session_also_for_whoever_has_the_cookie(browser: h
 
 
 def test_a_revoked_key_signs_out(store: SQLiteStore, locked: Server, browser: httpx.Client) -> None:
-    assert Ages().fresh == 10  # seconds, for which keys are believed
+    assert KeyCacheTimes().fresh == 10  # seconds, for which keys are believed
     assert locked.door.keys is not None
-    locked.door.keys.ages = Ages(fresh=0, patience=60, grace=60, pause=0)
+    locked.door.keys.ages = KeyCacheTimes(fresh=0, patience=60, grace=60, pause=0)
     sign_in(browser, "brief")
     assert browser.get("/").status_code == 200
     store.delete_key("id-brief")
@@ -166,7 +173,9 @@ def test_a_server_of_this_machine_has_nothing_to_sign_in_to(store: SQLiteStore) 
 
 def test_a_server_without_pages_leads_nobody_to_a_form_that_it_has_not(store: SQLiteStore) -> None:
     async def asked() -> int:
-        guard = Guard(create_app(store), Scopes([("POST", "/mcp", "read")]), Door(Keys(store)))
+        guard = SecurityMiddleware(
+            create_app(store), RoutePermissions([("POST", "/mcp", "read")]), Authenticator(KeyCache(store))
+        )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://t") as client:
             return (await client.get("/mcp", headers=READER)).status_code
 
@@ -205,8 +214,8 @@ def test_a_key_that_only_sends_opens_no_page(browser: httpx.Client) -> None:
 
 
 def test_wrong_keys_are_limited_and_never_shown(locked: Server, browser: httpx.Client) -> None:
-    locked.door.tries = Tries(lambda: 0.0)  # no try comes back, however long the test takes
-    answers = [sign_in(browser, f"secret-{number}") for number in range(BURST + 5)]
+    locked.door.tries = AttemptLimiter(lambda: 0.0)  # no try comes back, however long the test takes
+    answers = [sign_in(browser, f"secret-{number}") for number in range(ATTEMPT_BURST + 5)]
     assert answers[0].status_code == 401
     assert (answers[-1].status_code, answers[-1].headers["retry-after"]) == (429, "1")
     assert all("secret-" not in answer.text for answer in answers)
@@ -225,7 +234,7 @@ def test_another_sites_page_rides_no_session(store: SQLiteStore, browser: httpx.
     asked: list[tuple[dict[str, str], dict[str, str]]] = [
         (form, {}),
         ({**form, "token": "0" * 64}, {}),
-        ({**form, "token": token(b"")}, {}),
+        ({**form, "token": make_form_token(b"")}, {}),
         (right, {"origin": "http://evil.test"}),
         (right, {"origin": "null"}),
         (right, {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}),
@@ -255,10 +264,10 @@ def test_while_the_store_is_silent_nobody_is_signed_out(locked: Server, browser:
     sign_in(browser, "reads")
     keys = locked.door.keys
     assert keys is not None
-    known, keys.ages = keys._known, Ages(fresh=0, patience=0, grace=0, pause=60)
+    known, keys.ages = keys._known, KeyCacheTimes(fresh=0, patience=0, grace=0, pause=60)
     answer = browser.get("/")
     assert (answer.status_code, "retry-after" in answer.headers, "Not now" in answer.text) == (503, True, True)
-    keys._known, keys.ages = known, Ages()
+    keys._known, keys.ages = known, KeyCacheTimes()
     assert browser.get("/").status_code == 200
 
 
@@ -320,7 +329,7 @@ def test_huge_cookies_are_refused_or_passed_over(browser: httpx.Client, locked: 
 
 @pytest.mark.parametrize("given", ["/", "/traces/a?b=/c#d", "/sessions/a%2F%2Fb", "/datasets/ü"])
 def test_addresses_of_ours_are_gone_on_to(given: str) -> None:
-    assert onward(given) == given
+    assert safe_redirect_path(given) == given
 
 
 @pytest.mark.parametrize(
@@ -347,13 +356,13 @@ def test_addresses_of_ours_are_gone_on_to(given: str) -> None:
     ],
 )
 def test_nobody_is_sent_on_to_another_site(browser: httpx.Client, given: str) -> None:
-    assert onward(given) == "/"
+    assert safe_redirect_path(given) == "/"
     assert sign_in(browser, "reads", given).headers["location"] == "/"
 
 
 @given(st.text())
 def test_whatever_is_given_leads_to_a_path_here(given: str) -> None:
-    address = onward(given)
+    address = safe_redirect_path(given)
     assert httpx.URL("http://ours.test").join(address).host == "ours.test"
 
 
@@ -362,45 +371,45 @@ def test_whatever_is_given_leads_to_a_path_here(given: str) -> None:
 
 def test_a_session_ends_after_its_time_whatever_the_clock_on_the_wall_says() -> None:
     now = [0.0]
-    sign_ins = SignIns(lambda: now[0])
+    sign_ins = BrowserSessions(lambda: now[0])
     id = sign_ins.begin(b"k")
-    now[0] = LASTS - 1
+    now[0] = SESSION_LIFETIME_S - 1
     assert sign_ins.key_of(id) == b"k"
-    now[0] = LASTS
+    now[0] = SESSION_LIFETIME_S
     assert sign_ins.key_of(id) is None
 
 
 def test_a_session_of_tls_is_none_in_a_cookie_that_others_could_have_set() -> None:
-    sign_ins = SignIns()
+    sign_ins = BrowserSessions()
     id = sign_ins.begin(b"k", secure=True)
     assert sign_ins.key_of(id) is None
     assert sign_ins.key_of(id, secure=True) == b"k"
-    assert signed([(b"cookie", b"__Host-spanwise-session=a; spanwise-session=b")], "h") == ("a", True)
+    assert read_session_cookie([(b"cookie", b"__Host-spanwise-session=a; spanwise-session=b")], "h") == ("a", True)
 
 
 def test_sessions_are_bounded() -> None:
-    sign_ins = SignIns()
+    sign_ins = BrowserSessions()
     first, other = sign_ins.begin(b"a"), sign_ins.begin(b"b")
-    for _ in range(MOST_OF_ONE):
+    for _ in range(MAX_SESSIONS_PER_KEY):
         sign_ins.begin(b"a")
     assert sign_ins.key_of(first) is None
     assert sign_ins.key_of(other) == b"b"
-    assert len(sign_ins._sessions) == MOST_OF_ONE + 1
+    assert len(sign_ins._sessions) == MAX_SESSIONS_PER_KEY + 1
 
 
 def test_no_secret_lies_in_memory_beside_the_hashes() -> None:
-    sign_ins = SignIns()
+    sign_ins = BrowserSessions()
     id = sign_ins.begin(b"k")
     assert id not in repr(sign_ins._sessions)
 
 
 @pytest.mark.parametrize("host", ["a;b", "a:99999999", "[::1", "a:x", "a: 1", "a:1;Domain=evil", "", "a:80\r\nx: y"])
 def test_no_host_writes_more_than_its_port_into_the_cookie(host: str) -> None:
-    assert re.fullmatch(r"spanwise-session(-\d{1,5})?", cookie_of(host, secure=False).name)
+    assert re.fullmatch(r"spanwise-session(-\d{1,5})?", build_session_cookie(host, secure=False).name)
 
 
 @given(st.text(), st.binary(min_size=1))
 def test_a_token_is_right_for_its_bond_alone(text: str, bond: bytes) -> None:
-    assert is_token(token(bond), bond)
-    assert not is_token(token(bond), b"")
-    assert not is_token(text, bond)
+    assert is_form_token(make_form_token(bond), bond)
+    assert not is_form_token(make_form_token(bond), b"")
+    assert not is_form_token(text, bond)

@@ -35,9 +35,10 @@ from spanwise.collector.records import (
     Target,
     Usage,
 )
-from spanwise.collector.stores._halves import Gone
-from spanwise.collector.stores.sqlite import SQLiteStore, _delete, encode, holder
-from spanwise.collector.stores.sqlite._pool import Readers
+from spanwise.collector.stores.backends import DeletedTraces
+from spanwise.collector.stores.sqlite import SQLiteStore, encode, holder
+from spanwise.collector.stores.sqlite.database.connections import ReaderPool
+from spanwise.collector.stores.sqlite.maintenance import deletion
 
 DAY = 86_400 * SECOND
 
@@ -492,7 +493,7 @@ def test_a_trace_that_is_deleted_while_it_is_indexed_leaves_no_words(store: SQLi
     file = store._behind._file
 
     def delete_slowly(db: sqlite3.Connection) -> int:
-        count, _ = _delete.remove(file.appender, Gone([gone.trace_id]), _delete.Pace(), db)
+        count, _ = deletion.delete_traces(file.appender, DeletedTraces([gone.trace_id]), deletion.DeletionPace(), db)
         # its text may have been read meanwhile, and shall be written next
         eventually(lambda: file.writer.depth > 0, True, seconds=1)
         return count
@@ -506,7 +507,7 @@ def test_a_trace_that_is_deleted_while_it_is_indexed_leaves_no_words(store: SQLi
 def test_feedback_on_a_session_stays_while_a_trace_of_it_comes(store: SQLiteStore) -> None:
     store.append([old := run(session_id="s")])
     store.add_feedback([Feedback(target=Target(session_id="s"), key="k", score=1.0)])
-    assert (going := store.passing(Filter(trace_ids=(old.trace_id,)))) == Gone([old.trace_id], ["s"])
+    assert (going := store.passing(Filter(trace_ids=(old.trace_id,)))) == DeletedTraces([old.trace_id], ["s"])
     store.append([run(session_id="s")])
     assert store.remove([going]) == 1
     assert len(store.feedbacks(target=Target(session_id="s"))) == 1
@@ -583,7 +584,7 @@ LONG = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 100
 
 
 def test_closing_ends_a_query_and_pulls_no_connection_from_under_it(store: SQLiteStore, file: Path) -> None:
-    readers, inside, outcomes = Readers(str(file), time.time_ns), threading.Semaphore(0), list[BaseException]()
+    readers, inside, outcomes = ReaderPool(str(file), time.time_ns), threading.Semaphore(0), list[BaseException]()
 
     def read() -> None:
         try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from collector.making import run
 from spanwise.collector.records import Feedback, Target
-from spanwise.collector.statistics import newest
+from spanwise.collector.statistics import select_latest
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 
@@ -141,4 +141,4 @@ def test_what_counts_is_the_newest_of_each_place_whatever_was_said(shared_file, 
     with closing(sqlite3.connect(shared_file.path)) as db:
         stored = db.execute("SELECT id, standing FROM feedback ORDER BY rowid").fetchall()
     rows = [(id, standing) for id, standing in stored if id in by_id]
-    assert {id for id, standing in rows if standing} == {one.id for one in newest(by_id[id] for id, _ in rows)}
+    assert {id for id, standing in rows if standing} == {one.id for one in select_latest(by_id[id] for id, _ in rows)}

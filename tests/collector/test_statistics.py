@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from spanwise.collector.records import Feedback, Target
 from spanwise.collector.statistics import (
-    boolean_family,
+    compute_boolean_rates,
     databricks_results,
     databricks_table,
+    get_sampling_position,
     haystack_results,
-    newest,
-    summarise,
-    u,
+    select_latest,
+    summarize_by_key,
 )
 
 
@@ -31,30 +31,30 @@ def row(value=None, key="k", trace=1, **more):
 
 
 def test_errors_and_skips_are_counted_and_are_no_zeros():
-    stats = summarise([row(1.0), row(0.5), row(None), row(ValueError("x")), row("good")])["k"]
+    stats = summarize_by_key([row(1.0), row(0.5), row(None), row(ValueError("x")), row("good")])["k"]
     assert (stats.n, stats.mean, stats.minimum, stats.maximum) == (2, 0.75, 0.5, 1.0)
     assert (stats.failed, stats.skipped, stats.labels) == (1, 1, {"good": 1})
 
 
 def test_a_key_without_scores_has_no_mean():
-    stats = summarise([row(None), row(ValueError("x"))])["k"]
+    stats = summarize_by_key([row(None), row(ValueError("x"))])["k"]
     assert (stats.n, stats.mean, stats.passed) == (0, None, None)
 
 
 def test_the_share_that_passes():
-    assert summarise([row(True), row(False), row(True), row(None)])["k"].passed == pytest.approx(2 / 3)
-    assert summarise([row(0.2), row(0.8)])["k"].passed is None
-    assert summarise([row(0.2), row(0.8), row(0.5)], {"k": lambda score: score >= 0.5})["k"].passed == pytest.approx(
-        2 / 3
-    )
+    assert summarize_by_key([row(True), row(False), row(True), row(None)])["k"].passed == pytest.approx(2 / 3)
+    assert summarize_by_key([row(0.2), row(0.8)])["k"].passed is None
+    assert summarize_by_key([row(0.2), row(0.8), row(0.5)], {"k": lambda score: score >= 0.5})[
+        "k"
+    ].passed == pytest.approx(2 / 3)
 
 
 @given(st.lists(st.floats(-1e9, 1e9) | st.booleans() | st.none() | st.just(ValueError("x")), min_size=1), st.randoms())
 def test_order_does_not_matter_and_every_row_is_counted(values, random):
     rows = [row(value) for value in values]
     shuffled = random.sample(rows, len(rows))
-    stats = summarise(rows)["k"]
-    assert stats == summarise(shuffled)["k"]
+    stats = summarize_by_key(rows)["k"]
+    assert stats == summarize_by_key(shuffled)["k"]
     assert stats.n + stats.failed + stats.skipped == len(rows)
     if stats.n:
         assert stats.minimum - 1e-6 <= stats.mean <= stats.maximum + 1e-6
@@ -68,7 +68,7 @@ def test_newer_versions_replace_older_ones_and_people_stay_apart():
         row(0.0, source="human", author="ann", created_ns=2),
         row(1.0, source="human", author="bob", created_ns=1),
     ]
-    assert [one.score for one in newest(rows)] == [0.0, 0.0, 1.0]
+    assert [one.score for one in select_latest(rows)] == [0.0, 0.0, 1.0]
 
 
 FAMILY = st.lists(
@@ -93,7 +93,7 @@ def rows_of(outcomes):
 
 @given(FAMILY)
 def test_passes_failures_and_parse_failures_make_one(outcomes):
-    family = boolean_family(rows_of(outcomes), "pii")
+    family = compute_boolean_rates(rows_of(outcomes), "pii")
     assert family.cases + family.failed + family.skipped == len(outcomes)
     if not family.cases:
         assert family.passes is family.failures is family.parse_failures is None
@@ -103,7 +103,7 @@ def test_passes_failures_and_parse_failures_make_one(outcomes):
 
 
 def test_retrieval_failures_are_of_the_contexts_that_were_judged():
-    family = boolean_family(rows_of(["pass", "retrieval", "parse"]), "pii")
+    family = compute_boolean_rates(rows_of(["pass", "retrieval", "parse"]), "pii")
     assert (family.retrieval_failures, family.parse_failures) == (0.5, pytest.approx(1 / 3))
 
 
@@ -219,12 +219,16 @@ def test_results_under_haystacks_names():
 
 
 def test_u_is_fixed_even_and_free_of_the_bits_that_head_sampling_reads() -> None:
-    assert u("default/a") == u("default/a") != u("default/b")
-    kept = [u(f"{7:016x}{number:016x}") for number in range(2000)]  # the head keeps low ones alone
-    assert all(0 <= value < 1 for value in (*kept, u("\ud800")))
+    assert (
+        get_sampling_position("default/a") == get_sampling_position("default/a") != get_sampling_position("default/b")
+    )
+    kept = [get_sampling_position(f"{7:016x}{number:016x}") for number in range(2000)]  # the head keeps low ones alone
+    assert all(0 <= value < 1 for value in (*kept, get_sampling_position("\ud800")))
     assert abs(sum(kept) / len(kept) - 0.5) < 0.03
     assert abs(sum(value < 0.1 for value in kept) / len(kept) - 0.1) < 0.03
 
 
 def test_u_is_what_it_was_in_every_version() -> None:
-    assert u("0af7651916cd43dd8448eb211c80319c") == 0.52800064361768  # stored decisions were made with it
+    assert (
+        get_sampling_position("0af7651916cd43dd8448eb211c80319c") == 0.52800064361768
+    )  # stored decisions were made with it

@@ -15,17 +15,17 @@ import httpx
 import pytest
 
 from collector.making import child, run
-from spanwise.collector import _wire
-from spanwise.collector._lanes import HELD, Lanes
-from spanwise.collector.api._streamed import Streamed
+from spanwise.collector import record_encoding
+from spanwise.collector.api.http_conversion import StreamedJSON
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.errors import NotFound, StoreError, TooLarge
+from spanwise.collector.query_scheduler import MAX_PENDING_RESPONSE_BYTES, QueryScheduler
 from spanwise.collector.records import OpenRun, Run
 from spanwise.collector.server import Server
-from spanwise.collector.stores.project import ProjectStore
+from spanwise.collector.stores.project_scope import ProjectScopedStore
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.collector.stores.sqlite._large import LARGE, MOST
-from spanwise.collector.stores.sqlite._pool import READERS
+from spanwise.collector.stores.sqlite.database.connections import MAX_READERS
+from spanwise.collector.stores.sqlite.query.trace_queries import LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES
 
 
 @pytest.fixture
@@ -51,7 +51,8 @@ def large(store: SQLiteStore, n: int = 400, **fields: Any) -> Run:
     """The root of a trace that is larger than an answer may be at once."""
     root = run("large", **fields)
     below = [
-        child(root, f"c{i}", inputs=os.urandom(2 * LARGE // n // 2).hex(), resource={"n": i % 3}) for i in range(n)
+        child(root, f"c{i}", inputs=os.urandom(2 * LARGE_ANSWER_BYTES // n // 2).hex(), resource={"n": i % 3})
+        for i in range(n)
     ]
     store.append([root, *below])
     store.feedback(root.trace_id, "k", 1.0)
@@ -64,14 +65,14 @@ def test_a_large_trace_is_the_same_in_pieces(store: SQLiteStore, server: Server)
     trace_id = large(store).trace_id
     answer = httpx.get(f"{server.url}/api/traces/{trace_id}", timeout=60)
     assert "content-length" not in answer.headers
-    assert answer.content == _wire.encode(store.trace(trace_id))
+    assert answer.content == record_encoding.encode(store.trace(trace_id))
 
 
 def test_a_small_one_comes_at_once(store: SQLiteStore, server: Server) -> None:
     store.append([root := run()])
     answer = httpx.get(f"{server.url}/api/traces/{root.trace_id}")
     assert int(answer.headers["content-length"]) == len(answer.content)
-    assert answer.content == _wire.encode(store.trace(root.trace_id))
+    assert answer.content == record_encoding.encode(store.trace(root.trace_id))
 
 
 def test_several_come_in_the_order_asked(store: SQLiteStore, server: Server) -> None:
@@ -91,16 +92,18 @@ def test_a_trace_that_is_not_there_is_not_found(server: Server) -> None:
 
 def test_another_projects_large_trace_is_not_there(store: SQLiteStore) -> None:
     mine, theirs = large(store, project="mine"), large(store, project="theirs")
-    found = ProjectStore(store, "mine").unread([mine.trace_id, theirs.trace_id])
+    found = ProjectScopedStore(store, "mine").unread([mine.trace_id, theirs.trace_id])
     assert [trace.root.trace_id for trace in found] == [mine.trace_id]
 
 
 def test_another_projects_trace_is_too_large_for_nobody(store: SQLiteStore) -> None:
     mine, theirs = large(store, project="mine"), large(store, project="theirs")
-    store._file.write(lambda db: db.execute("UPDATE traces SET size = ? WHERE project = 'theirs'", (MOST,)).rowcount)
-    view = ProjectStore(store, "mine")
+    store._file.write(
+        lambda db: db.execute("UPDATE traces SET size = ? WHERE project = 'theirs'", (MAX_ANSWER_BYTES,)).rowcount
+    )
+    view = ProjectScopedStore(store, "mine")
     assert [trace.root.trace_id for trace in view.unread([mine.trace_id, theirs.trace_id])] == [mine.trace_id]
-    store._file.write(lambda db: db.execute("UPDATE traces SET size = ?", (MOST + 1,)).rowcount)
+    store._file.write(lambda db: db.execute("UPDATE traces SET size = ?", (MAX_ANSWER_BYTES + 1,)).rowcount)
     assert view.unread([theirs.trace_id, "f" * 32]) == []
     with pytest.raises(TooLarge):
         view.unread([mine.trace_id])
@@ -111,13 +114,13 @@ def test_who_reads_slowly_holds_no_reader(store: SQLiteStore, server: Server) ->
     with socket.create_connection(("127.0.0.1", server.port)) as slow, ExitStack() as held:
         slow.sendall(f"GET /api/traces/{trace_id} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
         assert slow.recv(12) == b"HTTP/1.1 200"
-        for _ in range(READERS):
+        for _ in range(MAX_READERS):
             held.enter_context(store._file.read())
 
 
 def test_what_is_too_much_for_one_answer_is_refused_and_its_pages_are_not(store: SQLiteStore, server: Server) -> None:
     trace_id = large(store).trace_id
-    store._file.write(lambda db: db.execute("UPDATE traces SET size = ?", (MOST + 1,)).rowcount)
+    store._file.write(lambda db: db.execute("UPDATE traces SET size = ?", (MAX_ANSWER_BYTES + 1,)).rowcount)
     with HTTPStore(server.url) as client:
         with pytest.raises(TooLarge, match="page by page"):
             client.trace(trace_id)
@@ -131,7 +134,7 @@ def test_damage_in_the_middle_of_an_answer_is_no_answer(store: SQLiteStore, serv
         client.trace(trace_id)
 
 
-def sent(answer: Streamed, *, leaves: bool) -> list[Any]:
+def sent(answer: StreamedJSON, *, leaves: bool) -> list[Any]:
     """What an answer sends to somebody who leaves at once, or never."""
     messages = list[Any]()
 
@@ -149,19 +152,19 @@ def sent(answer: Streamed, *, leaves: bool) -> list[Any]:
 
 
 def test_nothing_more_is_written_for_somebody_who_has_left() -> None:
-    lanes, pieces = Lanes(), iter([b"x"] * 1_000)
-    sent(Streamed(pieces, lanes, HELD), leaves=True)
+    lanes, pieces = QueryScheduler(), iter([b"x"] * 1_000)
+    sent(StreamedJSON(pieces, lanes, MAX_PENDING_RESPONSE_BYTES), leaves=True)
     assert len(list(pieces)) > 900
     assert lanes.hold(1)
 
 
 def test_when_too_much_waits_to_be_taken_more_is_refused() -> None:
-    lanes = Lanes()
-    assert lanes.hold(HELD)
-    start, body = sent(Streamed(iter([b"x"]), lanes, 1), leaves=False)
+    lanes = QueryScheduler()
+    assert lanes.hold(MAX_PENDING_RESPONSE_BYTES)
+    start, body = sent(StreamedJSON(iter([b"x"]), lanes, 1), leaves=False)
     assert (start["status"], b"ask again" in body["body"]) == (503, True)
-    lanes.let_go(HELD)
-    assert [message.get("body") for message in sent(Streamed(iter([b"x"]), lanes, 1), leaves=False)] == [
+    lanes.let_go(MAX_PENDING_RESPONSE_BYTES)
+    assert [message.get("body") for message in sent(StreamedJSON(iter([b"x"]), lanes, 1), leaves=False)] == [
         None,
         b"x",
         b"",

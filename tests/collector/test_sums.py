@@ -23,18 +23,23 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Bucket, Feedback, FeedbackStats, Run, Target, Usage
 from spanwise.collector.server import Server
-from spanwise.collector.stores.sqlite import SQLiteStore, _cells, _days, _hours, _rest
-from spanwise.collector.stores.sqlite._aggregate import _Aggregate
-from spanwise.collector.stores.sqlite._counted import HOUR_NS, MOST_ROWS
-from spanwise.collector.stores.sqlite._days import added_up, in_order, names
-from spanwise.collector.stores.sqlite._file import File
-from spanwise.collector.stores.sqlite._open import open_writable
-from spanwise.collector.stores.sqlite._plan import plan
-from spanwise.collector.stores.sqlite._recount import Recount
-from spanwise.collector.stores.sqlite._rest import Rest
-from spanwise.collector.stores.sqlite._schema import MIGRATIONS, SUMS, _add_up, _add_up_hours
-from spanwise.collector.stores.sqlite._summed import asked
-from spanwise.collector.stores.sqlite._traces import SQLiteTraces
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.database.connections import open_writable
+from spanwise.collector.stores.sqlite.database.schema import (
+    MIGRATIONS,
+    ROLLUP_TABLES,
+    _add_hourly_rollups,
+    _add_sealed_hours,
+)
+from spanwise.collector.stores.sqlite.database_file import DatabaseFile
+from spanwise.collector.stores.sqlite.maintenance import rebuild_jobs
+from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import PeriodSealer, RollupRecounter
+from spanwise.collector.stores.sqlite.query.query_plan import plan_query
+from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
+from spanwise.collector.stores.sqlite.rollups.aggregation import _Aggregation, plan_rollup_query
+from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS, MAX_HOUR_ROWS
+from spanwise.collector.stores.sqlite.rollups.sealed_rollups import build_day, collect_latencies, collect_names
+from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
 
 NOW = 486_000 * HOUR_NS + 1
 GROUPS = (None, "project", "environment", "name", "model")
@@ -48,10 +53,10 @@ class Held:
         self.open()
 
     def open(self) -> None:
-        self.file = File(self.path)
+        self.file = DatabaseFile(self.path)
         self.traces = SQLiteTraces(self.file)
-        self.recount = Recount(self.file, threading.Event())
-        self.rest = Rest(self.file, threading.Event())
+        self.recount = RollupRecounter(self.file, threading.Event())
+        self.rest = PeriodSealer(self.file, threading.Event())
 
     def again(self) -> None:
         self.file.close()
@@ -89,8 +94,8 @@ def both(
     db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None
 ) -> tuple[list[Bucket], list[Bucket]]:
     """Through sums, and through rows."""
-    question = asked(filter, bucket_ns, group_by)
-    return _Aggregate(db, filter, bucket_ns, group_by).buckets(question), _Aggregate(
+    question = plan_rollup_query(filter, bucket_ns, group_by)
+    return _Aggregation(db, filter, bucket_ns, group_by).buckets(question), _Aggregation(
         db, filter, bucket_ns, group_by
     ).buckets(None)
 
@@ -110,10 +115,10 @@ FILTERS = (
 
 def assert_right(here: Held) -> None:
     with here.file.read() as reader:
-        assert _cells.wrong(reader.db) == 0
-        assert _days.wrong(reader.db) == 0
+        assert hourly_rollups.count_wrong_hours(reader.db) == 0
+        assert sealed_rollups.count_wrong_periods(reader.db) == 0
         for name in "abc":
-            chosen = plan(reader.db, Filter(any_name=name), judgements=True)
+            chosen = plan_query(reader.db, Filter(any_name=name), judgements=True)
             sql = f"SELECT t.id FROM {chosen.source} WHERE {chosen.where}"
             found = {row[0] for row in reader.db.execute(sql, chosen.values)}
             rows = reader.db.execute("SELECT DISTINCT trace FROM spans WHERE name = ?", (name,)).fetchall()
@@ -238,8 +243,12 @@ def resting(here: Held, hour: int) -> Iterator[None]:
     """Make an hour and its day ready, while others write."""
     here.make_ready()
     with here.file.read() as reader:
-        latencies, named, day = in_order(reader.db, hour), names(reader.db, hour), added_up(reader.db, hour // 24)
-        rows = _hours.added_up(reader.db, hour, latencies or {})
+        latencies, named, day = (
+            collect_latencies(reader.db, hour),
+            collect_names(reader.db, hour),
+            build_day(reader.db, hour // 24),
+        )
+        rows = sealed_rollups.build_hour(reader.db, hour, latencies or {})
     yield
     here.file.write(lambda db: here.rest._put_hour(hour, latencies, rows, named, db))
     here.file.write(lambda db: here.rest._put_day(hour // 24, day, [], db))
@@ -370,7 +379,7 @@ def test_a_day_of_which_all_is_deleted_leaves_nothing(here):
     here.traces.remove([here.traces.passing(Filter())])
     here.make_ready()
     with here.file.read() as reader:
-        for table in SUMS:
+        for table in ROLLUP_TABLES:
             assert reader.db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
 
 
@@ -515,7 +524,7 @@ def test_more_buckets_than_an_answer_holds_are_refused_also_of_hours_at_rest(her
 def test_a_part_of_an_hour_has_all_that_a_bucket_has(here):
     """Where records change, what is in files is to be made anew: by another version of the file."""
     theirs = [field.name for field in fields(Bucket)], [field.name for field in fields(FeedbackStats)]
-    of_file = (*_hours.Part.__struct_fields__[3:], _hours.Stats.__struct_fields__[:-1])
+    of_file = (*sealed_rollups.HourBucket.__struct_fields__[3:], sealed_rollups.FeedbackSums.__struct_fields__[:-1])
     assert ([*of_file[:-1]], list(of_file[-1])) == theirs
 
 
@@ -524,7 +533,7 @@ def test_a_file_whose_hours_are_not_added_up_has_them_made_ready_again(here):
     here.file.close()
     with closing(sqlite3.connect(here.path, isolation_level=None)) as db:
         db.execute("DROP TABLE sums_of_hours")
-        _add_up_hours(db, lambda *_: None)  # as the file was brought up to date
+        _add_sealed_hours(db, lambda *_: None)  # as the file was brought up to date
     here.open()
     assert here.ready() == (0, 1)
     assert_same(here)
@@ -545,7 +554,7 @@ def test_latencies_that_are_damaged_come_from_rows(here, damage):
 
 
 def test_a_store_makes_ready_what_is_at_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(_rest, "EVERY", 0.05)
+    monkeypatch.setattr(rebuild_jobs, "LOOK_SECONDS", 0.05)
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         store.append([later(i, start_ns=NOW + i * HOUR_NS) for i in range(30)])
         until(lambda: days_of(store) == 2)
@@ -558,7 +567,7 @@ def days_of(store: SQLiteStore) -> int:
 
 
 def test_a_name_for_each_trace_is_read_from_rows_and_costs_no_more(here):
-    for start in range(0, MOST_ROWS + 2_000, 1_000):
+    for start in range(0, MAX_HOUR_ROWS + 2_000, 1_000):
         here.traces.append([later(i, name=f"n{i}") for i in range(start, start + 1_000)])
     assert state(here) == 2
     here.count()
@@ -566,7 +575,7 @@ def test_a_name_for_each_trace_is_read_from_rows_and_costs_no_more(here):
         assert reader.db.execute("SELECT count(*) FROM sums").fetchone() == (0,)
         summed, exact = both(reader.db, Filter(), HOUR_NS, "name")
     assert summed == exact
-    assert len(exact) == MOST_ROWS + 2_000
+    assert len(exact) == MAX_HOUR_ROWS + 2_000
 
 
 def test_an_hour_that_was_too_much_is_counted_again_after_a_vacuum(here):
@@ -779,7 +788,7 @@ def test_a_trace_deleted_twice_counts_once(here):
 
 
 def test_an_older_file_answers_at_once_and_is_counted_behind(tmp_path):
-    with closing(open_writable(str(tmp_path / "spanwise.db"), MIGRATIONS.index(_add_up))) as db:
+    with closing(open_writable(str(tmp_path / "spanwise.db"), MIGRATIONS.index(_add_hourly_rollups))) as db:
         names = "trace_id, span_count, project, environment, name, kind, status, start_ns, end_ns"
         rows = [(f"{i:032x}", 1, "p", "e", "a", "llm", "ok", NOW + i * HOUR_NS, NOW + i * HOUR_NS) for i in range(20)]
         db.executemany(f"INSERT INTO traces ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanwise.collector.records import Feedback, FeedbackStats, Target
-from spanwise.collector.statistics import Tally, newest, percentile, place_of
-from spanwise.collector.statistics._sum import FULL, Sum, expansion
+from spanwise.collector.statistics import Tally, get_feedback_slot, percentile, select_latest
+from spanwise.collector.statistics.feedback_tally import MAX_PENDING_PARTS, ExactSum, exact_expansion
 
 TARGET = Target(trace_id="1" * 32)
 SCORES = st.floats(-1e12, 1e12) | st.booleans()
@@ -162,31 +162,34 @@ def test_counts_of_elsewhere_are_added():
 
 @given(st.lists(st.floats(-1e300, 1e300), max_size=30))
 def test_an_expansion_has_the_same_exact_sum_and_begins_with_it(values):
-    parts = expansion(values)
+    parts = exact_expansion(values)
     assert sum(map(Fraction, parts)) == sum(map(Fraction, values))
     assert not parts or parts[0] == float(sum(map(Fraction, values)))
 
 
 def test_many_numbers_take_little_memory_and_lose_nothing():
-    total, numbers = Sum(), [0.1 * place * (-1) ** (place % 3) for place in range(5 * FULL)] + [1e16, 1.0, -1e16]
+    total, numbers = (
+        ExactSum(),
+        [0.1 * place * (-1) ** (place % 3) for place in range(5 * MAX_PENDING_PARTS)] + [1e16, 1.0, -1e16],
+    )
     for number in numbers:
         total.add(number)
-        assert len(total.parts) <= FULL
+        assert len(total.parts) <= MAX_PENDING_PARTS
     assert float(total) == float(sum(map(Fraction, numbers)))
 
 
 def test_many_scores_take_little_memory_too():
-    scores = [1e16, *[0.1] * (3 * FULL), -1e16]
+    scores = [1e16, *[0.1] * (3 * MAX_PENDING_PARTS), -1e16]
     tally = tallied(scores)
-    assert len(tally.plain.parts) < FULL
+    assert len(tally.plain.parts) < MAX_PENDING_PARTS
     assert tally.mean == float(sum(map(Fraction, scores))) / len(scores)
 
 
 def test_what_is_too_large_for_a_float_is_infinite_and_no_error():
-    tally = tallied([1.7e308] * (FULL + 5))
+    tally = tallied([1.7e308] * (MAX_PENDING_PARTS + 5))
     assert isinf(tally.mean)
-    assert isnan(float(Sum([inf, -inf])))
-    assert expansion([inf, 1.0]) == [inf]
+    assert isnan(float(ExactSum([inf, -inf])))
+    assert exact_expansion([inf, 1.0]) == [inf]
 
 
 # percentiles
@@ -213,11 +216,11 @@ def spoken(score, at, **more):
 
 def test_a_later_version_replaces_an_earlier_one_in_either_order():
     rows = [spoken(1.0, 2, version="2"), spoken(0.0, 1, version="1")]
-    assert [row.score for row in newest(rows)] == [row.score for row in newest(rows[::-1])] == [1.0]
+    assert [row.score for row in select_latest(rows)] == [row.score for row in select_latest(rows[::-1])] == [1.0]
 
 
 def test_of_equally_old_ones_the_last_counts():
-    assert [row.score for row in newest([spoken(0.0, 1), spoken(1.0, 1, version="2")])] == [1.0]
+    assert [row.score for row in select_latest([spoken(0.0, 1), spoken(1.0, 1, version="2")])] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -232,17 +235,17 @@ def test_of_equally_old_ones_the_last_counts():
 )
 def test_what_stands_elsewhere_does_not_hide(other):
     rows = [spoken(0.0, 1, rule="a", author="ann"), spoken(1.0, 2, **{"rule": "a", "author": "ann", **other})]
-    assert newest(rows) == rows
-    assert place_of(rows[0]) != place_of(rows[1])
+    assert select_latest(rows) == rows
+    assert get_feedback_slot(rows[0]) != get_feedback_slot(rows[1])
 
 
 @pytest.mark.parametrize("author", [None, ""])
 def test_people_without_a_name_are_not_the_same_person(author):
     votes = [spoken(score, 1, source="human", author=author, id=str(score)) for score in (0.0, 1.0)]
-    assert newest(votes) == votes
-    assert len(newest([spoken(score, 1, author=author, id=str(score)) for score in (0.0, 1.0)])) == 1
+    assert select_latest(votes) == votes
+    assert len(select_latest([spoken(score, 1, author=author, id=str(score)) for score in (0.0, 1.0)])) == 1
 
 
 def test_the_order_is_that_of_the_first_of_each():
     rows = [spoken(0.0, 1), spoken(0.5, 1, rule="b"), spoken(1.0, 2)]
-    assert [row.score for row in newest(rows)] == [1.0, 0.5]
+    assert [row.score for row in select_latest(rows)] == [1.0, 0.5]

@@ -13,17 +13,22 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from spanwise.collector._lanes import Lanes
-from spanwise.collector._verbs import Call, Control, Traces, calls, verb
-from spanwise.collector._verbs._forms import REQUIRED
-from spanwise.collector.api._http import map_errors
-from spanwise.collector.api._routes import beside, install, verbs
+from spanwise.collector.api.http_conversion import install_error_handlers
+from spanwise.collector.api.routes import extra_route, install_routes, operation_routes
 from spanwise.collector.client import HTTPStore
-from spanwise.collector.client._ask import ask
-from spanwise.collector.client._transport import Transport
+from spanwise.collector.client.http_client import HTTPTransport, send_operation
 from spanwise.collector.errors import NotFound, Refused, Unavailable
 from spanwise.collector.filters import Filter
-from spanwise.collector.intake import Limits, Receiver
+from spanwise.collector.ingest import Limits, Receiver
+from spanwise.collector.operations import (
+    ControlOperations,
+    Operation,
+    TraceOperations,
+    list_operations,
+    store_operation,
+)
+from spanwise.collector.operations.request_mapping import REQUIRED
+from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.records import Key, Rule, Target
 from spanwise.collector.stores import ControlStore, TraceStore
 
@@ -67,14 +72,14 @@ class Shop(Protocol):
 class Shops:
     """The table: that, the Protocol and a store are the three places of a verb."""
 
-    shoe = verb(Shop.shoe, "GET /api/shoes/{name:path}", tag="shoes")
-    shoes = verb(Shop.shoes, "GET /api/shoes", tag="shoes")
-    boxes = verb(Shop.boxes, "GET /api/boxes", tag="shoes")
-    find = verb(Shop.find, "GET /api/find", tag="shoes")
-    add = verb(Shop.add, "POST /api/shoes", tag="shoes", batch=2)
-    many = verb(Shop.many, "POST /api/many", tag="shoes", batch=2)
-    count_of = verb(Shop.count_of, "DELETE /api/shoes", tag="shoes", alias={"names": "name"}, batch=2)
-    wear = verb(
+    shoe = store_operation(Shop.shoe, "GET /api/shoes/{name:path}", tag="shoes")
+    shoes = store_operation(Shop.shoes, "GET /api/shoes", tag="shoes")
+    boxes = store_operation(Shop.boxes, "GET /api/boxes", tag="shoes")
+    find = store_operation(Shop.find, "GET /api/find", tag="shoes")
+    add = store_operation(Shop.add, "POST /api/shoes", tag="shoes", batch=2)
+    many = store_operation(Shop.many, "POST /api/many", tag="shoes", batch=2)
+    count_of = store_operation(Shop.count_of, "DELETE /api/shoes", tag="shoes", alias={"names": "name"}, batch=2)
+    wear = store_operation(
         Shop.wear,
         "POST /api/shoes/{name:path}",
         tag="shoes",
@@ -82,12 +87,12 @@ class Shops:
         says="Walk.",
         needs="ingest",
     )
-    keep = verb(Shop.keep, "POST /api/keep", tag="shoes")
-    save = verb(Shop.save, "POST /api/rules", tag="shoes")
-    change = verb(Shop.change, "PATCH /api/rules/{name}", tag="shoes")
-    throw_away = verb(Shop.throw_away, "DELETE /api/shoes/{name}", tag="shoes")
-    clear = verb(Shop.clear, "DELETE /api/boxes", tag="shoes")
-    sweep = verb(Shop.sweep, "POST /api/sweep", tag="shoes", count="dust", patient=True)
+    keep = store_operation(Shop.keep, "POST /api/keep", tag="shoes")
+    save = store_operation(Shop.save, "POST /api/rules", tag="shoes")
+    change = store_operation(Shop.change, "PATCH /api/rules/{name}", tag="shoes")
+    throw_away = store_operation(Shop.throw_away, "DELETE /api/shoes/{name}", tag="shoes")
+    clear = store_operation(Shop.clear, "DELETE /api/boxes", tag="shoes")
+    sweep = store_operation(Shop.sweep, "POST /api/sweep", tag="shoes", count="dust", patient=True)
 
 
 class Kept:
@@ -111,10 +116,10 @@ class Client(Shops):
     """The methods of the table over HTTP."""
 
     def __init__(self, url: str) -> None:
-        self.transport = Transport(url, None)
+        self.transport = HTTPTransport(url, None)
 
-    def _ask(self, call: Call, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        return ask(self.transport, call, args, given)
+    def _ask(self, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        return send_operation(self.transport, call, args, given)
 
 
 RULE = Rule(name="r", version="1", evaluators=())
@@ -129,10 +134,10 @@ def try_on(store: Kept, name: str, times: int) -> str:
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Kept, str, FastAPI]]:
     app, store = FastAPI(), Kept()
-    app.state.store, app.state.lanes = store, Lanes()
-    install(app, [beside(try_on, "GET /api/try", "shoes"), *verbs(Shops)])
+    app.state.store, app.state.lanes = store, QueryScheduler()
+    install_routes(app, [extra_route(try_on, "GET /api/try", "shoes"), *operation_routes(Shops)])
     app.state.receiver = Receiver(store, limits=Limits(pending_bytes=10**6))
-    map_errors(app)
+    install_error_handlers(app)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -351,19 +356,19 @@ def test_the_table_describes_the_api(served: tuple[Kept, str, FastAPI]) -> None:
 
 
 def test_what_a_row_says() -> None:
-    rows = {call.name: call for call in calls(Shops)}
+    rows = {call.name: call for call in list_operations(Shops)}
     assert [rows[name].needs for name in ("shoe", "add", "wear")] == ["read", "write", "ingest"]
     assert [rows[name].patient for name in ("sweep", "clear")] == [True, False]
     assert (rows["shoe"].takes, rows["shoe"].answers) == (None, Mapping[str, str])
     assert (rows["sweep"].answers, rows["keep"].answers, rows["add"].answers) == (dict[str, int], Key, dict[str, int])
 
 
-@pytest.mark.parametrize(("table", "protocol"), [(Traces, TraceStore), (Control, ControlStore)])
+@pytest.mark.parametrize(("table", "protocol"), [(TraceOperations, TraceStore), (ControlOperations, ControlStore)])
 def test_every_verb_of_a_store_is_a_row(table: type, protocol: type) -> None:
     names = {name for name, member in vars(table).items() if hasattr(member, "row")}
     methods = {name for name, member in vars(protocol).items() if inspect.isfunction(member) and name[0] != "_"}
     assert names == methods - {"close", "feedback", "each"}
-    assert names == {call.name for call in calls(table)}
+    assert names == {call.name for call in list_operations(table)}
 
 
 @pytest.mark.parametrize("name", ["traces", "dataset", "claim"])
@@ -375,5 +380,7 @@ def test_a_method_of_the_client_looks_like_the_verb(name: str) -> None:
 
 
 def test_what_may_take_long_is_waited_for() -> None:
-    patient = {call.name for table in (Traces, Control) for call in calls(table) if call.patient}
+    patient = {
+        call.name for table in (TraceOperations, ControlOperations) for call in list_operations(table) if call.patient
+    }
     assert patient == {"delete", "delete_feedback", "prune", "vacuum"}

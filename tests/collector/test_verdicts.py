@@ -10,7 +10,7 @@ import pytest
 
 from collector.making import child, run
 from spanwise.collector.records import Feedback, Target
-from spanwise.collector.stores._halves import Verdicts
+from spanwise.collector.stores.backends import TargetFeedback
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 TRACE = Target(trace_id="1" * 32)
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 def verdicts(claim: int, *keys: str, target: Target = TRACE, evaluators: tuple[str, ...] = ("e",), **more: Any) -> Any:
     """Feedback under keys by the first of the evaluators."""
     said = [Feedback(target=target, key=key, score=claim / 10, evaluator=evaluators[0], created_ns=1) for key in keys]
-    return Verdicts("r", target, claim, evaluators, said, **more)
+    return TargetFeedback("r", target, claim, evaluators, said, **more)
 
 
 def kept(store: SQLiteStore) -> list[tuple[str, int | None]]:
@@ -106,9 +106,9 @@ def test_of_one_call_later_sets_come_in_the_place_of_earlier_ones(store: SQLiteS
     assert kept(store) == [("b", 3)]
 
 
-def judged(claim: int, judge: str) -> Verdicts:
+def judged(claim: int, judge: str) -> TargetFeedback:
     said = Feedback(target=TRACE, key="k", score=1.0, evaluator="e", source="model", judge_trace_id=judge)
-    return Verdicts("r", TRACE, claim, ("e",), [said])
+    return TargetFeedback("r", TRACE, claim, ("e",), [said])
 
 
 def test_judgements_that_nothing_leads_to_any_more_go(store: SQLiteStore) -> None:

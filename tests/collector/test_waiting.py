@@ -17,10 +17,11 @@ from collector.making import child, run
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Amendment, Retention, Run
 from spanwise.collector.server import Server
-from spanwise.collector.stores.sqlite import SQLiteStore, _responses
-from spanwise.collector.stores.sqlite._numbers import number_of
-from spanwise.collector.stores.sqlite._schema import migrate
-from spanwise.collector.stores.sqlite._waiting import Waiting
+from spanwise.collector.stores.sqlite import SQLiteStore
+from spanwise.collector.stores.sqlite.database.column_values import hash_id
+from spanwise.collector.stores.sqlite.database.schema import migrate
+from spanwise.collector.stores.sqlite.write import pending_amendments
+from spanwise.collector.stores.sqlite.write.pending_amendments import PendingAmendments
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def store(file: Path) -> Iterator[SQLiteStore]:
         yield made
 
 
-def waiting(store: SQLiteStore) -> Waiting:
+def waiting(store: SQLiteStore) -> PendingAmendments:
     return store._traces._file.appender.waiting
 
 
@@ -163,7 +164,7 @@ def test_a_server_says_what_waits_and_what_was_given_up(store: SQLiteStore) -> N
 
 def test_another_answer_with_the_same_number_is_not_taken_for_it(store: SQLiteStore) -> None:
     store.append([other := run(attributes={"gen_ai.response.id": "other"})])
-    store._traces._file.write(lambda db: db.execute("UPDATE responses SET answer = ?", (number_of("mine"),)))
+    store._traces._file.write(lambda db: db.execute("UPDATE responses SET answer = ?", (hash_id("mine"),)))
     said_of_mine = Amendment("0" * 32, "0" * 16, {"outputs": "secret"}, response_id="mine")
     assert (store.add_amendments([said_of_mine]), store.trace(other.trace_id).root) == ([False], other)
 
@@ -174,7 +175,7 @@ def test_an_older_file_keeps_what_its_answers_are_found_by(file: Path) -> None:
         migrate(db, str(file), upto=8)
         db.execute("INSERT INTO responses VALUES (1, 'mine')")
     with SQLiteStore(file), closing(sqlite3.connect(file)) as db:
-        assert db.execute("SELECT span, answer FROM responses").fetchall() == [(1, number_of("mine"))]
+        assert db.execute("SELECT span, answer FROM responses").fetchall() == [(1, hash_id("mine"))]
 
 
 def test_what_is_said_of_a_damaged_run_is_refused_alone(store: SQLiteStore) -> None:
@@ -202,7 +203,7 @@ def parts(file: Path) -> list[tuple[int, int]]:
 
 def found(store: SQLiteStore, id: str) -> list[str]:
     with store._traces._file.read() as reader:
-        return [trace_id for trace_id, _ in _responses.find(reader, id)]
+        return [trace_id for trace_id, _ in pending_amendments.find_by_response_id(reader, id)]
 
 
 def test_answers_are_found_in_every_part_the_latest_first(store: SQLiteStore, file: Path) -> None:
@@ -213,7 +214,7 @@ def test_answers_are_found_in_every_part_the_latest_first(store: SQLiteStore, fi
 
 
 def test_no_more_are_looked_at_than_a_call_has_instrumentations(store: SQLiteStore) -> None:
-    runs = answered(store, *["a"] * (_responses.CANDIDATES + 4))
+    runs = answered(store, *["a"] * (pending_amendments.MAX_CANDIDATES + 4))
     assert found(store, "a") == [one.trace_id for one in reversed(runs[4:])]
 
 
@@ -254,7 +255,7 @@ def test_a_restart_goes_on_with_the_last_part(store: SQLiteStore, file: Path) ->
 
 def test_only_the_latest_answers_are_kept(store: SQLiteStore) -> None:
     runs = answered(store, "a", "b", "c")
-    store._traces._file.write(lambda db: _responses.prune(db, most=_responses.PART))
+    store._traces._file.write(lambda db: pending_amendments.prune_response_ids(db, most=pending_amendments.BLOCK_SIZE))
     assert [found(store, id) for id in "abc"] == [[], [runs[1].trace_id], [runs[2].trace_id]]
 
 
@@ -262,11 +263,11 @@ def test_answers_of_an_older_file_come_into_parts_that_are_found_and_removed(fil
     version_1.build(file)
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         migrate(db, str(file), upto=12)
-        rows = [(span, number_of(f"answer {span}")) for span in range(1, 2502, 2)]
+        rows = [(span, hash_id(f"answer {span}")) for span in range(1, 2502, 2)]
         db.executemany("INSERT INTO responses VALUES (?, ?)", rows)
         migrate(db, str(file))
         assert dict(db.execute("SELECT span, answer FROM responses").fetchall()) == dict(rows)
         assert db.execute("SELECT DISTINCT part FROM responses").fetchall() == [(1,), (1999,)]
         assert not db.execute("SELECT 1 FROM responses WHERE span < part").fetchall()
-        _responses.remove(db, [1])
+        pending_amendments.remove_response_ids(db, [1])
         assert db.execute("SELECT min(span) FROM responses").fetchone() == (3,)

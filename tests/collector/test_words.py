@@ -24,14 +24,22 @@ import pytest
 from collector.conformance_traces import eventually
 from collector.making import child, run
 from spanwise.collector.records import Retention, Run
-from spanwise.collector.stores.sqlite import SQLiteStore, _behind, _spill, _words, encode
-from spanwise.collector.stores.sqlite._behind import LONG
-from spanwise.collector.stores.sqlite._file import File
-from spanwise.collector.stores.sqlite._held import BYTES, MEMORY, Held
-from spanwise.collector.stores.sqlite._texts import CHARACTERS, add_leaves, leaves
-from spanwise.collector.stores.sqlite._values import loads
-from spanwise.collector.stores.sqlite._words import LOT, PIECE
-from spanwise.collector.stores.sqlite._writer import Job
+from spanwise.collector.stores.sqlite import SQLiteStore, encode
+from spanwise.collector.stores.sqlite.database.column_values import loads
+from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
+from spanwise.collector.stores.sqlite.database_file import DatabaseFile
+from spanwise.collector.stores.sqlite.maintenance import background_worker
+from spanwise.collector.stores.sqlite.maintenance.background_worker import BURST_FACTOR
+from spanwise.collector.stores.sqlite.search import fulltext_index, searchable_text
+from spanwise.collector.stores.sqlite.search.fulltext_index import INSERT_MULTIPLE, MIN_TRANSACTION_CHARACTERS
+from spanwise.collector.stores.sqlite.search.searchable_text import (
+    MAX_BUFFER_BYTES,
+    MAX_BUFFER_MEMORY,
+    MAX_TRACE_CHARACTERS,
+    TextBuffer,
+    add_leaves,
+    iterate_leaves,
+)
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 
 @contextmanager
-def waiting(store: SQLiteStore) -> Iterator[File]:
+def waiting(store: SQLiteStore) -> Iterator[DatabaseFile]:
     """Nothing is indexed meanwhile."""
     with store._behind._lock:
         yield store._behind._file
@@ -86,7 +94,7 @@ def test_words_of_a_batch_are_those_of_its_payloads(value: Any) -> None:
     batch = encode([run(inputs=value, outputs=[value, "end"])])
     stored = loads(batch.payloads[0])
     [text] = batch.texts.values()
-    assert text == "\n".join(dict.fromkeys(leaves((stored["inputs"], stored["outputs"]))))
+    assert text == "\n".join(dict.fromkeys(iterate_leaves((stored["inputs"], stored["outputs"]))))
 
 
 def test_a_plain_payload_is_not_parsed_for_its_words() -> None:
@@ -106,7 +114,7 @@ def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> No
     runs, found = some(), []
     for most in (0, 2**20):
         with SQLiteStore(tmp_path / f"{most}.db") as store:
-            store._behind._file.appender.held = Held(str(tmp_path), most)
+            store._behind._file.appender.held = TextBuffer(str(tmp_path), most)
             with waiting(store) as file:
                 store.append(runs)
                 assert len(file.appender.held) == (len(ODD) if most else 0)
@@ -118,7 +126,7 @@ def test_from_memory_comes_the_same_index_as_from_the_file(tmp_path: Path) -> No
 
 def test_what_memory_has_no_room_for_is_read_back(store: SQLiteStore, tmp_path: Path) -> None:
     with waiting(store) as file:
-        file.appender.held = held = Held(str(tmp_path), 2_000)
+        file.appender.held = held = TextBuffer(str(tmp_path), 2_000)
         store.append([run(inputs=f"word{number} " + "filler " * 20) for number in range(100)])
         assert 0 < len(held) < 20
         assert 0 < held.bytes <= 2_000
@@ -127,7 +135,7 @@ def test_what_memory_has_no_room_for_is_read_back(store: SQLiteStore, tmp_path: 
 
 
 def test_memory_is_given_back_whichever_way_a_trace_goes() -> None:
-    held = Held("", 10_000)
+    held = TextBuffer("", 10_000)
     for key, text in ((1, "a"), (2, "b" * 100), (3, None), (4, "c" * 20_000)):
         held.add(key, text, 7, 9, new=True)
     held.add(1, "more", 8, 9, new=False)
@@ -197,8 +205,8 @@ def test_what_was_never_committed_is_not_indexed(store: SQLiteStore) -> None:
     batch = encode([run(inputs="never")])
     broken = batch._replace(facts=[batch.facts[0]._replace(name=object())])  # type: ignore[arg-type]
     with waiting(store) as file:
-        jobs = [Job(weight=1, batch=encode([run(inputs="once")])), Job(weight=1, action=fail)]
-        futures = [file.put(job) for job in (*jobs, Job(weight=1, batch=broken))]
+        jobs = [WriteJob(weight=1, batch=encode([run(inputs="once")])), WriteJob(weight=1, action=fail)]
+        futures = [file.put(job) for job in (*jobs, WriteJob(weight=1, batch=broken))]
         assert [future.exception(60) is None for future in futures] == [True, False, False]
     assert words(store) == "once"
     assert file.appender.held.bytes == 0
@@ -211,10 +219,12 @@ def test_a_piece_that_is_rolled_back_is_indexed_later(store: SQLiteStore) -> Non
 
         def put_and_fail(_: sqlite3.Connection) -> None:
             now = time.monotonic()
-            assert _words.put_held(file.appender.reader, file.appender.held, PIECE, now, now) == len("again")
+            assert fulltext_index.write_buffered(
+                file.appender.reader, file.appender.held, MIN_TRANSACTION_CHARACTERS, now, now
+            ) == len("again")
             raise RuntimeError
 
-        failed = file.put(Job(weight=1, action=put_and_fail, patient=True))
+        failed = file.put(WriteJob(weight=1, action=put_and_fail, patient=True))
         assert isinstance(failed.exception(60), RuntimeError)
     assert indexed(store) == {("again", root.trace_id)}
 
@@ -227,18 +237,20 @@ def test_segments_are_merged_a_few_pages_at_a_time(store: SQLiteStore) -> None:
         text = " ".join(f"{pick.getrandbits(24):x}" for _ in range(1_500))
         held.add(n, text, n, len(text), new=True)
         before = db.total_changes
-        assert store._file.write(lambda _: _words.put_held(reader, held, PIECE, time.monotonic(), 0.0)) == len(text)
+        assert store._file.write(
+            lambda _: fulltext_index.write_buffered(reader, held, MIN_TRANSACTION_CHARACTERS, time.monotonic(), 0.0)
+        ) == len(text)
         changes.append(db.total_changes - before)
     assert max(changes) < 300  # pages that were written or removed; left to itself FTS5 comes to five hundred
     [(segments,)] = db.execute("SELECT count(DISTINCT segid) FROM words_idx").fetchall()
-    assert segments < 3 * _words.SEGMENTS
+    assert segments < 3 * fulltext_index.MERGE_SEGMENTS
     db.execute("INSERT INTO words (words) VALUES ('integrity-check')")
 
 
 def test_what_a_large_piece_leaves_to_be_merged_is_merged_in_turn_with_others(store: SQLiteStore) -> None:
     behind, merged = store._behind, list[str]()
     behind.close()
-    pick, long = random.Random(1), _words.MERGED_A_PAGE * _words.MERGED_AT_ONCE
+    pick, long = random.Random(1), fulltext_index.CHARACTERS_PER_MERGE_PAGE * fulltext_index.MAX_MERGE_PAGES
     db, behind._under_load = store._file._db, True
     store._file.write(lambda db: db.execute("INSERT INTO words (words, rank) VALUES ('usermerge', 2)"))
     for merges in (1 + 1, 1 + 2):  # there is nothing to be merged with the first, which is found out once
@@ -251,9 +263,9 @@ def test_what_a_large_piece_leaves_to_be_merged_is_merged_in_turn_with_others(st
         db.set_trace_callback(lambda sql: merged.append(sql) if "'merge'" in sql else None)
         assert behind._from_memory(False)
         db.set_trace_callback(None)
-        store._file.appender.held._most = BYTES
+        store._file.appender.held._most = MAX_BUFFER_BYTES
         assert len(merged) == merges
-        assert {sql.rpartition(", ")[2].rstrip(")") for sql in merged} == {str(_words.MERGED_AT_ONCE)}
+        assert {sql.rpartition(", ")[2].rstrip(")") for sql in merged} == {str(fulltext_index.MAX_MERGE_PAGES)}
         assert store._file.writer.commits == commits + len(merged)  # the first is of the piece's own
         merged.clear()
 
@@ -266,7 +278,11 @@ def test_a_file_of_before_merges_as_a_new_one_does_and_one_without_that_table_op
     for then in ("DELETE FROM words_config WHERE k <> 'version'", "DROP TABLE words_config"):
         with SQLiteStore(tmp_path / "a.db"):
             pass
-        assert settings() == {"automerge": 0, "usermerge": _words.SEGMENTS, "crisismerge": _words.TOO_MANY}
+        assert settings() == {
+            "automerge": 0,
+            "usermerge": fulltext_index.MERGE_SEGMENTS,
+            "crisismerge": fulltext_index.CRISIS_SEGMENTS,
+        }
         with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as db:
             db.execute(then)
     with SQLiteStore(tmp_path / "a.db") as store:
@@ -293,7 +309,9 @@ def test_words_that_waited_in_memory_survive_a_kill(tmp_path: Path) -> None:
 
 
 def test_two_rounds_at_once_index_each_trace_once(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_behind, "BUSY_RATE", float("inf"))  # so many rounds are taken for load, under which words rest
+    monkeypatch.setattr(
+        background_worker, "BUSY_RATE", float("inf")
+    )  # so many rounds are taken for load, under which words rest
     stop = threading.Event()
 
     def rounds() -> None:
@@ -327,9 +345,9 @@ def made(store: SQLiteStore, after_ns: int = 10**9) -> int:
     file = store._behind._file
     file.write(lambda _: file.appender.disturbed.clear())
     with file.read() as reader:
-        due = _words.waiting(reader, file.clock.now() + after_ns)
-        entries = list(_words.entries(reader, due))
-    return file.write(lambda _: _words.put(file.appender.reader, entries, file.appender.disturbed))
+        due = fulltext_index.find_due_traces(reader, file.clock.now() + after_ns)
+        entries = list(fulltext_index.read_entries(reader, due))
+    return file.write(lambda _: fulltext_index.write_entries(file.appender.reader, entries, file.appender.disturbed))
 
 
 def overdue(store: SQLiteStore) -> None:
@@ -367,8 +385,8 @@ def test_a_trace_that_grows_is_not_called_late(still: SQLiteStore) -> None:
 
 
 def test_a_trace_with_all_that_is_indexed_of_it_costs_no_more(still: SQLiteStore) -> None:
-    still.append([root := run(inputs="a " * CHARACTERS)])
-    assert made(still) == CHARACTERS
+    still.append([root := run(inputs="a " * MAX_TRACE_CHARACTERS)])
+    assert made(still) == MAX_TRACE_CHARACTERS
     for _ in range(3):
         still.append([child(root, inputs="too late")])
         assert made(still) == 0
@@ -383,7 +401,9 @@ def test_of_a_long_trace_no_more_is_read_than_is_indexed(still: SQLiteStore) -> 
     still.append([child(root, inputs=f"{number} " + "word " * 2_000) for number in range(400)])
     with still._behind._file.read() as reader:
         reader.payload = noting(reader.payload, read)  # type: ignore[method-assign]
-        [_] = _words.entries(reader, _words.waiting(reader, still._behind._file.clock.now() + 10**9))
+        [_] = fulltext_index.read_entries(
+            reader, fulltext_index.find_due_traces(reader, still._behind._file.clock.now() + 10**9)
+        )
     assert 0 < len(read) < 400
 
 
@@ -420,8 +440,8 @@ def test_a_damaged_span_keeps_no_other_out_of_the_index_and_its_trace_can_be_del
 LATER = 10**9  # seconds on the clock that is never set back
 
 
-def filled(most: int, *sizes: int, memory: int = MEMORY) -> Held:
-    held = Held("", most, memory)
+def filled(most: int, *sizes: int, memory: int = MAX_BUFFER_MEMORY) -> TextBuffer:
+    held = TextBuffer("", most, memory)
     for key, size in enumerate(sizes):
         held.add(key, "x" * size, key, 1, new=True)
     return held
@@ -431,9 +451,9 @@ def test_what_rests_is_taken_and_what_grows_waits_but_not_for_ever() -> None:
     held = filled(2**20, 10, 10, 10)
     until = time.monotonic()
     held.add(1, "more", 9, 1, new=False)
-    assert held.due(PIECE, until, 0.0) == [0, 2]
-    assert held.due(PIECE, 0.0, until) == [0, 1, 2]
-    assert held.due(PIECE, 0.0, 0.0) == []
+    assert held.due(MIN_TRANSACTION_CHARACTERS, until, 0.0) == [0, 2]
+    assert held.due(MIN_TRANSACTION_CHARACTERS, 0.0, until) == [0, 1, 2]
+    assert held.due(MIN_TRANSACTION_CHARACTERS, 0.0, 0.0) == []
 
 
 def test_a_piece_has_so_many_characters_and_one_trace_however_long() -> None:
@@ -455,14 +475,14 @@ def test_tiny_traces_fill_the_memory_as_well() -> None:
     assert 100 < len(held) < 200
     assert held.is_filling
     assert held.memory <= 100_000
-    while taken := held.due(PIECE, LATER, 0.0):
+    while taken := held.due(MIN_TRANSACTION_CHARACTERS, LATER, 0.0):
         for key in taken:
             held.take(key)
     assert (len(held), held.bytes, held.memory) == (0, 0, 0)
 
 
 def test_one_wide_character_does_not_make_all_others_wide() -> None:
-    held = Held("")
+    held = TextBuffer("")
     held.add(1, "\N{GRINNING FACE}" + "x" * 100_000, 1, 1, new=True)
     assert held.bytes < 110_000
 
@@ -488,27 +508,27 @@ def test_under_load_words_wait_until_they_are_due_or_too_many(still: SQLiteStore
 
 def test_what_a_burst_has_left_is_taken_in_large_pieces_when_it_is_over(still: SQLiteStore) -> None:
     behind, held = still._behind, still._file.appender.held
-    behind._piece = 4 * PIECE
+    behind._piece = 4 * MIN_TRANSACTION_CHARACTERS
     for key in range(20):
-        held.add(key, "x" * PIECE, key, 1, new=True)
+        held.add(key, "x" * MIN_TRANSACTION_CHARACTERS, key, 1, new=True)
     behind._under_load = True
-    assert behind._most == 4 * PIECE
+    assert behind._most == 4 * MIN_TRANSACTION_CHARACTERS
     behind._under_load = False
-    assert behind._most == LONG * 4 * PIECE
+    assert behind._most == BURST_FACTOR * 4 * MIN_TRANSACTION_CHARACTERS
     for key in range(12):
         held.drop(key)
-    assert behind._most == 4 * PIECE
+    assert behind._most == 4 * MIN_TRANSACTION_CHARACTERS
     for key in range(12, 18):
         held.drop(key)
-    assert behind._most == PIECE
+    assert behind._most == MIN_TRANSACTION_CHARACTERS
 
 
 def test_load_is_many_spans_that_take_much_of_the_writers_time(still: SQLiteStore) -> None:
     behind, writer, found = still._behind, still._file.writer, []
     for rate, share in ((2.0, 2.0), (2.0, 0.5), (0.5, 2.0)):
         behind._looked -= 10.0
-        writer.written += int(rate * 10 * _behind.BUSY_RATE)
-        writer.spent += share * 10 * _behind.BUSY_SHARE
+        writer.written += int(rate * 10 * background_worker.BUSY_RATE)
+        writer.spent += share * 10 * background_worker.BUSY_SHARE
         found.append(behind._busy())
     assert found == [True, False, False]
 
@@ -517,9 +537,9 @@ def test_load_is_many_spans_that_take_much_of_the_writers_time(still: SQLiteStor
 def test_a_burst_that_went_to_the_disk_has_the_words_that_are_in_its_spans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
-    monkeypatch.setattr(_spill, "BLOCK", 4_000)
-    monkeypatch.setattr(_spill, "IN_MEMORY", 1)
-    monkeypatch.setattr(_spill, "SPARE", 0)
+    monkeypatch.setattr(searchable_text, "BLOCK_BYTES", 4_000)
+    monkeypatch.setattr(searchable_text, "MEMORY_BLOCKS", 1)
+    monkeypatch.setattr(searchable_text, "SPARE_DISK_BYTES", 0)
     with SQLiteStore(tmp_path / "spanwise.db") as store:
         with waiting(store) as file:
             runs = [run(inputs=f"word{number} " * 9, outputs=f"answer{number}") for number in range(400)]
@@ -530,7 +550,7 @@ def test_a_burst_that_went_to_the_disk_has_the_words_that_are_in_its_spans(
             assert file.appender.held._spill._file is not None
             if lost:
                 file.appender.held.close()
-                file.appender.held = Held(str(tmp_path))
+                file.appender.held = TextBuffer(str(tmp_path))
         found = indexed(store)
         assert (len(file.appender.held), file.appender.held.bytes) == (0, 0)
         expected = set()
@@ -559,13 +579,16 @@ def test_nothing_of_what_is_held_is_lost_when_the_store_is_closed(tmp_path: Path
 
 def test_traces_that_are_indexed_together_make_one_segment_and_few_statements(still: SQLiteStore) -> None:
     file, statements = still._behind._file, list[str]()
-    still.append([run(inputs=f"word{number}") for number in range(2 * LOT + 9)])
+    still.append([run(inputs=f"word{number}") for number in range(2 * INSERT_MULTIPLE + 9)])
     file.write(lambda db: db.set_trace_callback(statements.append))
-    put = partial(_words.put_held, file.appender.reader, file.appender.held, 10**6, time.monotonic(), 0.0)
+    put = partial(fulltext_index.write_buffered, file.appender.reader, file.appender.held, 10**6, time.monotonic(), 0.0)
     assert (file.write(lambda _: put()) > 0, len(file.appender.held)) == (True, 9)
     assert (file.write(lambda _: put()) > 0, len(file.appender.held)) == (True, 0)
     file.write(lambda db: db.set_trace_callback(None))
-    assert [one.count("word") for one in statements if one.startswith("INSERT INTO words (rowid")] == [2 * LOT + 1, 10]
+    assert [one.count("word") for one in statements if one.startswith("INSERT INTO words (rowid")] == [
+        2 * INSERT_MULTIPLE + 1,
+        10,
+    ]
     with file.read() as reader:
         assert reader.db.execute("SELECT count(DISTINCT segid) FROM words_idx").fetchone() == (2,)
 

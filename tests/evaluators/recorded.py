@@ -11,9 +11,9 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 
-from spanwise.cli._evaluator_pages import run_example
-from spanwise.evaluators import get, names, score
-from spanwise.evaluators.protocol import spec
+from spanwise.cli.evaluator_docs import run_example
+from spanwise.evaluators import get_evaluator, list_evaluators, score
+from spanwise.evaluators.interface import get_spec
 
 FILE = Path(__file__).parent.parent / "fixtures" / "evaluators" / "recorded.json"
 TEXTS = [
@@ -58,16 +58,16 @@ LEFT_OUT = {"human_feedback", "latency", "agent_sanity"}  # people, clocks and f
 
 def recorded_ids():
     """The evaluators whose results are the same on every machine: those without a model that has to be there."""
-    return [id for id in names() if id not in LEFT_OUT and not _needs_model(id)]
+    return [id for id in list_evaluators() if id not in LEFT_OUT and not _needs_model(id)]
 
 
 def results(id):
     """What an evaluator says of its example and of the fixed cases, as plain values."""
-    said = [[_plain(one) for one in run_example(spec(id))]] if spec(id).example else []
-    if spec(id).judge or spec(id).model or spec(id).summary or spec(id).group == "agents":
+    said = [[_plain(one) for one in run_example(get_spec(id))]] if get_spec(id).example else []
+    if get_spec(id).judge or get_spec(id).model or get_spec(id).summary or get_spec(id).group == "agents":
         return said
     for parameters in PARAMETERS.get(id, [{}]):
-        evaluator = get(id, **parameters)
+        evaluator = get_evaluator(id, **parameters)
         for outputs, reference in TEXTS:
             fields = {"inputs": "Where is the cat?", "outputs": outputs, "reference_outputs": reference}
             fields |= {"documents": DOCUMENTS, "expected_documents": EXPECTED}
@@ -76,7 +76,7 @@ def results(id):
 
 
 def _needs_model(id):
-    return spec(id).model and not re.search(r"(model|embed)=", spec(id).example)
+    return get_spec(id).model and not re.search(r"(model|embed)=", get_spec(id).example)
 
 
 def _plain(feedback):
@@ -91,7 +91,7 @@ def main():
     now = {}
     for id in recorded_ids():
         with redirect_stderr(StringIO()):
-            now[id] = {"version": spec(id).version, "results": results(id)}
+            now[id] = {"version": get_spec(id).version, "results": results(id)}
         known = before.get(id)
         if known and known["version"] == now[id]["version"] and known["results"] != now[id]["results"]:
             sys.exit(f"results of {id!r} changed under version {known['version']!r}: give it another version number")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanwise.collector.records import Run, Trace
-from spanwise.evaluators import get, score
-from spanwise.evaluators.builtin.agents import _assigned
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.agents import _maximum_matching
 
 
 def trace_of(*steps, kind="tool"):
@@ -51,7 +51,7 @@ def answered(*steps):
     ],
 )
 def test_matches_of_tool_calls(match, made, passes):
-    feedback = score(get("tool_calls", expected=["a", "b"], match=match), answered(*made))
+    feedback = score(get_evaluator("tool_calls", expected=["a", "b"], match=match), answered(*made))
     assert feedback[0].score is passes
 
 
@@ -59,9 +59,9 @@ def test_matches_of_tool_calls(match, made, passes):
 def test_a_tool_has_the_name_that_its_span_says_it_has(name):
     make = {"trace_id": "1" * 32, "span_id": "2" * 16, "kind": "tool"}
     called = Run(name="ai.toolCall", attributes={name: "track"}, **make)
-    assert score(get("tool_calls", expected=["track"]), Trace(called, (called,)))[0].score is True
+    assert score(get_evaluator("tool_calls", expected=["track"]), Trace(called, (called,)))[0].score is True
     unnamed = Run(name="track", attributes={name: ["other"]}, **make)
-    assert score(get("tool_calls", expected=["track"]), Trace(unnamed, (unnamed,)))[0].score is True
+    assert score(get_evaluator("tool_calls", expected=["track"]), Trace(unnamed, (unnamed,)))[0].score is True
 
 
 def test_arguments_of_tool_calls():
@@ -69,15 +69,16 @@ def test_arguments_of_tool_calls():
     expected = {
         "tool_calls": [{"name": "search", "arguments": {"query": "cats"}}, {"name": "send", "arguments": {"to": "ann"}}]
     }
-    assert score(get("tool_calls"), done, reference_outputs=expected)[0].score is True
-    assert score(get("tool_calls", all_arguments=True), done, reference_outputs=expected)[0].score is False
+    assert score(get_evaluator("tool_calls"), done, reference_outputs=expected)[0].score is True
+    assert score(get_evaluator("tool_calls", all_arguments=True), done, reference_outputs=expected)[0].score is False
     assert (
-        score(get("tool_calls", expected=[{"name": "search", "arguments": {"query": "dogs"}}]), done)[0].score is False
+        score(get_evaluator("tool_calls", expected=[{"name": "search", "arguments": {"query": "dogs"}}]), done)[0].score
+        is False
     )
 
 
 def test_precision_and_recall_count_each_call_once():
-    feedback = score(get("tool_calls", expected=["a", "a", "b"]), trace_of("a", "c"))
+    feedback = score(get_evaluator("tool_calls", expected=["a", "a", "b"]), trace_of("a", "c"))
     assert [(one.key, one.score) for one in feedback[1:]] == [
         ("tool_calls_precision", 0.5),
         ("tool_calls_recall", pytest.approx(1 / 3)),
@@ -87,32 +88,38 @@ def test_precision_and_recall_count_each_call_once():
 def test_a_loose_expectation_does_not_take_the_call_that_a_strict_one_needs():
     expected = ["search", {"name": "search", "arguments": {"q": 1}}]
     feedback = score(
-        get("tool_calls", expected=expected, match="unordered"), trace_of(("search", {"q": 1}), ("search", {"q": 2}))
+        get_evaluator("tool_calls", expected=expected, match="unordered"),
+        trace_of(("search", {"q": 1}), ("search", {"q": 2})),
     )
     assert feedback[0].score is True
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=4), st.lists(st.sampled_from("ab"), max_size=4))
 def test_unordered_is_a_permutation(made, wanted):
-    passed = score(get("tool_calls", expected=wanted, match="unordered"), answered(*made))[0].score
+    passed = score(get_evaluator("tool_calls", expected=wanted, match="unordered"), answered(*made))[0].score
     assert passed == (tuple(wanted) in set(permutations(made)))
 
 
 def test_a_case_without_expected_calls_is_skipped():
-    assert {one.outcome for one in score(get("tool_calls"), trace_of("a"))} == {"skip"}
-    assert score(get("tool_calls"), trace_of("a"), reference_outputs=[{"tool": "a"}])[0].outcome == "error"
+    assert {one.outcome for one in score(get_evaluator("tool_calls"), trace_of("a"))} == {"skip"}
+    assert score(get_evaluator("tool_calls"), trace_of("a"), reference_outputs=[{"tool": "a"}])[0].outcome == "error"
 
 
 def test_trajectories():
     done = trace_of("retrieve", "rerank", "read", kind="chain")
-    assert score(get("trajectory_match"), done, reference_outputs=["retrieve", "rerank", "read"])[0].score is True
-    assert score(get("trajectory_match", match="ordered", expected=["retrieve", "read"]), done)[0].score is True
-    missed = score(get("trajectory_match", expected=["read"]), done)[0]
+    assert (
+        score(get_evaluator("trajectory_match"), done, reference_outputs=["retrieve", "rerank", "read"])[0].score
+        is True
+    )
+    assert (
+        score(get_evaluator("trajectory_match", match="ordered", expected=["retrieve", "read"]), done)[0].score is True
+    )
+    missed = score(get_evaluator("trajectory_match", expected=["read"]), done)[0]
     assert (missed.score, missed.comment) == (False, "retrieve → rerank → read")
 
 
 def test_trajectories_of_some_kinds():
-    assert score(get("trajectory_match", expected=[], kinds=["tool"]), answered())[0].score is True
+    assert score(get_evaluator("trajectory_match", expected=[], kinds=["tool"]), answered())[0].score is True
 
 
 @pytest.mark.parametrize(
@@ -130,15 +137,15 @@ def test_trajectories_of_some_kinds():
     ],
 )
 def test_spans_that_match(parameters, passes):
-    assert score(get("has_span", **parameters), trace_of(("a", {"q": 1}), "b"))[0].score is passes
+    assert score(get_evaluator("has_span", **parameters), trace_of(("a", {"q": 1}), "b"))[0].score is passes
 
 
 def test_step_limits():
-    assert score(get("step_limit", limit=2), trace_of("a", "b"))[0].score is True
-    assert score(get("step_limit", limit=1), trace_of("a", "b"))[0].comment == "2 steps"
-    assert score(get("step_limit", limit=0), trace_of("a", kind="chain"))[0].score is True
+    assert score(get_evaluator("step_limit", limit=2), trace_of("a", "b"))[0].score is True
+    assert score(get_evaluator("step_limit", limit=1), trace_of("a", "b"))[0].comment == "2 steps"
+    assert score(get_evaluator("step_limit", limit=0), trace_of("a", kind="chain"))[0].score is True
     with pytest.raises(ValueError, match="-1"):
-        get("step_limit", limit=-1)
+        get_evaluator("step_limit", limit=-1)
 
 
 @pytest.fixture
@@ -154,7 +161,7 @@ def left_behind(tmp_path):
 
 
 def test_sanity_of_a_directory(left_behind):
-    feedback = score(get("agent_sanity", directory=str(left_behind)), outputs="done")[0]
+    feedback = score(get_evaluator("agent_sanity", directory=str(left_behind)), outputs="done")[0]
     assert feedback.score == pytest.approx(4 / 6)
     assert set(feedback.metadata["problems"]) == {"broken.json", "empty.txt"}
 
@@ -178,21 +185,21 @@ def test_sanity_of_a_directory(left_behind):
     ],
 )
 def test_expectations_of_an_artifact(left_behind, path, expected, problem):
-    judge = get("agent_sanity", expectations={path: expected}, directory=str(left_behind))
+    judge = get_evaluator("agent_sanity", expectations={path: expected}, directory=str(left_behind))
     problems = score(judge, outputs="done")[0].metadata["problems"].get(path, [])
     assert (problems == []) if problem is None else any(problem in one for one in problems)
 
 
 def test_artifacts_may_be_handed_over():
     outputs = {"artifacts": [{"path": "a.json", "content": "[1]"}, {"path": "b.json", "content": "[1"}]}
-    assert score(get("agent_sanity"), outputs=outputs)[0].score == 0.5
+    assert score(get_evaluator("agent_sanity"), outputs=outputs)[0].score == 0.5
 
 
 def test_no_artifacts_are_a_problem_and_nonsense_an_error():
-    assert score(get("agent_sanity"), outputs="done")[0].score == 0.0
-    assert score(get("agent_sanity"), outputs={"artifacts": [3]})[0].outcome == "error"
+    assert score(get_evaluator("agent_sanity"), outputs="done")[0].score == 0.0
+    assert score(get_evaluator("agent_sanity"), outputs={"artifacts": [3]})[0].outcome == "error"
     with pytest.raises(ValueError, match="'colour'"):
-        get("agent_sanity", expectations={"a": {"colour": "red"}})
+        get_evaluator("agent_sanity", expectations={"a": {"colour": "red"}})
 
 
 @pytest.mark.parametrize(
@@ -206,26 +213,26 @@ def test_no_artifacts_are_a_problem_and_nonsense_an_error():
 )
 @pytest.mark.parametrize("made", [{"filter": {"a": 1}}, '{"filter": {"a": 1}}'])
 def test_arguments_are_the_same_in_each_form_in_which_models_give_them(made, wanted):
-    judge = get("tool_calls", expected=[wanted], all_arguments=True)
+    judge = get_evaluator("tool_calls", expected=[wanted], all_arguments=True)
     assert score(judge, trace_of(("find", made)))[0].score is True
     assert score(judge, trace_of(("find", {"filter": {"a": 2}})))[0].score is False
 
 
 def test_expected_steps_are_a_list():
     with pytest.raises(ValueError, match="expected is a list"):
-        get("trajectory_match", expected="search")
+        get_evaluator("trajectory_match", expected="search")
 
 
 def test_an_artifact_named_twice_fails_if_either_is_bad():
     good, bad = {"path": "a.json", "content": "[1]"}, {"path": "a.json", "content": "[1"}
     for artifacts in ([good, bad], [bad, good]):
-        assert score(get("agent_sanity"), outputs={"artifacts": artifacts})[0].score == 0.5
+        assert score(get_evaluator("agent_sanity"), outputs={"artifacts": artifacts})[0].score == 0.5
 
 
 @pytest.mark.parametrize("content", [{"x": 1}, [1], b"[1]", '["\\ud800"]'])
 def test_content_of_artifacts_may_be_values_or_bytes(content):
     outputs = {"artifacts": [{"path": "a.json", "content": content}]}
-    assert score(get("agent_sanity"), outputs=outputs)[0].score == 1.0
+    assert score(get_evaluator("agent_sanity"), outputs=outputs)[0].score == 1.0
 
 
 @pytest.mark.parametrize(
@@ -244,11 +251,13 @@ def test_content_of_artifacts_may_be_values_or_bytes(content):
 )
 def test_parameters_that_nothing_could_meet_are_refused(id, parameters, told):
     with pytest.raises(ValueError, match=re.escape(told)):
-        get(id, **parameters)
+        get_evaluator(id, **parameters)
 
 
 def test_a_kind_of_ones_own_is_a_kind():
-    assert score(get("step_limit", limit=0, kinds=["my_step"]), trace_of("a", kind="my_step"))[0].score is False
+    assert (
+        score(get_evaluator("step_limit", limit=0, kinds=["my_step"]), trace_of("a", kind="my_step"))[0].score is False
+    )
 
 
 def most(made, wanted):
@@ -262,11 +271,11 @@ def most(made, wanted):
 
 @given(st.lists(st.integers(0, 3), max_size=4), st.lists(st.sets(st.integers(0, 3)), max_size=4))
 def test_as_many_as_can_be_are_assigned(made, wanted):
-    assert _assigned(made, wanted, lambda call, each: call in each) == most(made, wanted)
+    assert _maximum_matching(made, wanted, lambda call, each: call in each) == most(made, wanted)
 
 
 @pytest.mark.parametrize("id", ["tool_calls", "trajectory_match"])
 def test_an_agent_that_calls_thousands_of_times_is_judged(id):
     done = trace_of(*["search"] * 3000)
-    assert score(get(id, expected=["search"] * 3000, match="unordered"), done)[0].score is True
-    assert len(score(get(id, expected=["search"]), done)[0].comment) < 1100
+    assert score(get_evaluator(id, expected=["search"] * 3000, match="unordered"), done)[0].score is True
+    assert len(score(get_evaluator(id, expected=["search"]), done)[0].comment) < 1100

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from spanwise.evaluators import get, score
-from spanwise.evaluators.builtin._below import Below
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.artifacts import ArtifactDirectory
 
 SECRET = "the secret"
 
@@ -23,7 +23,9 @@ def place(tmp_path):
 
 def problem(place, name, **parameters):
     """What is said of one artifact that the answer names."""
-    feedback = score(get("agent_sanity", directory=str(place), **parameters), outputs={"artifacts": [name]})[0]
+    feedback = score(get_evaluator("agent_sanity", directory=str(place), **parameters), outputs={"artifacts": [name]})[
+        0
+    ]
     assert feedback.outcome == "score", feedback.error
     return feedback.metadata["problems"].get(name, [])
 
@@ -98,7 +100,7 @@ def test_what_cannot_be_opened_says_why(place, name, told):
 
 def test_a_name_that_no_encoding_writes_is_refused(place):
     with pytest.raises(PermissionError, match="no file can have its name"):
-        Below(str(place), most=10, left=10).read("\ud800")
+        ArtifactDirectory(str(place), most=10, left=10).read("\ud800")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -109,7 +111,7 @@ def test_an_unreadable_file_says_so(place):
 
 
 def test_a_name_of_megabytes_is_refused_in_few_words():
-    feedback = score(get("agent_sanity"), outputs={"artifacts": ["n" * 10_000_000]})[0]
+    feedback = score(get_evaluator("agent_sanity"), outputs={"artifacts": ["n" * 10_000_000]})[0]
     assert "an artifact's path has 10,000,000 characters, more than 4,096" in feedback.error
     assert len(feedback.error) < 500
 
@@ -117,7 +119,7 @@ def test_a_name_of_megabytes_is_refused_in_few_words():
 def test_no_file_is_opened_without_a_directory(place, monkeypatch):
     monkeypatch.chdir(place)
     (place / "a.json").write_text("[1]")
-    feedback = score(get("agent_sanity"), outputs={"artifacts": ["a.json", "/etc/passwd"]})[0]
+    feedback = score(get_evaluator("agent_sanity"), outputs={"artifacts": ["a.json", "/etc/passwd"]})[0]
     assert feedback.outcome == "skip"
     assert "names files ('a.json', '/etc/passwd')" in feedback.comment
     assert "directory=…" in feedback.comment
@@ -126,7 +128,7 @@ def test_no_file_is_opened_without_a_directory(place, monkeypatch):
 def test_what_is_expected_but_not_handed_over_is_missing(place, monkeypatch):
     monkeypatch.chdir(place)
     (place / "a.json").write_text("[1]")
-    feedback = score(get("agent_sanity", expectations={"a.json": {}}), outputs="done")[0]
+    feedback = score(get_evaluator("agent_sanity", expectations={"a.json": {}}), outputs="done")[0]
     assert (feedback.score, feedback.comment) == (
         0.0,
         "a.json: cannot be read: it is not handed over, and there is no directory to look in",
@@ -136,7 +138,7 @@ def test_what_is_expected_but_not_handed_over_is_missing(place, monkeypatch):
 def test_more_bytes_than_may_be_read_are_an_error_that_names_the_way_out(place):
     for name in ("a.txt", "b.txt"):
         (place / name).write_bytes(b"x" * 600)
-    feedback = score(get("agent_sanity", directory=str(place), max_bytes=1000), outputs="done")[0]
+    feedback = score(get_evaluator("agent_sanity", directory=str(place), max_bytes=1000), outputs="done")[0]
     assert "artifact 'b.txt' has 600 bytes" in feedback.error
     assert "give a larger max_bytes" in feedback.error
 
@@ -144,16 +146,18 @@ def test_more_bytes_than_may_be_read_are_an_error_that_names_the_way_out(place):
 def test_a_file_of_terabytes_is_not_read(place):
     with (place / "a.txt").open("wb") as sparse:
         sparse.truncate(1 << 40)
-    assert "1,099,511,627,776 bytes" in score(get("agent_sanity", directory=str(place)), outputs="done")[0].error
+    assert (
+        "1,099,511,627,776 bytes" in score(get_evaluator("agent_sanity", directory=str(place)), outputs="done")[0].error
+    )
 
 
 def test_content_that_was_handed_over_is_bounded_too():
     outputs = {"artifacts": {"a.txt": "x" * 2000}}
-    assert "has 2,000 bytes" in score(get("agent_sanity", max_bytes=1000), outputs=outputs)[0].error
+    assert "has 2,000 bytes" in score(get_evaluator("agent_sanity", max_bytes=1000), outputs=outputs)[0].error
 
 
 def test_more_artifacts_than_may_be_looked_at_are_an_error(place):
-    judge = get("agent_sanity", directory=str(place), max_artifacts=3)
+    judge = get_evaluator("agent_sanity", directory=str(place), max_artifacts=3)
     named = score(judge, outputs=[f"{n}.txt" for n in range(4)])[0]
     for n in range(4):
         (place / str(n)).mkdir()
@@ -201,13 +205,13 @@ def test_nothing_outside_is_read_while_files_become_links(place):
 
 
 def test_a_directory_that_is_not_there_is_an_error_and_no_zero(place):
-    feedback = score(get("agent_sanity", directory=str(place / "none")), outputs="done")[0]
+    feedback = score(get_evaluator("agent_sanity", directory=str(place / "none")), outputs="done")[0]
     assert "none' cannot be listed: No such file or directory" in feedback.error
 
 
 def test_contents_by_name_are_artifacts():
     outputs = {"artifacts": {"a.json": {"x": 1}, "b.json": "[1", "c.txt": "words"}}
-    feedback = score(get("agent_sanity"), outputs=outputs)[0]
+    feedback = score(get_evaluator("agent_sanity"), outputs=outputs)[0]
     assert feedback.score == pytest.approx(2 / 3)
     assert list(feedback.metadata["problems"]) == ["b.json"]
 
@@ -215,24 +219,24 @@ def test_contents_by_name_are_artifacts():
 @pytest.mark.parametrize("one", ["a.txt", {"path": "a.txt"}, {"path": "a.txt", "content": "sound"}])
 def test_one_artifact_needs_no_list(place, one):
     (place / "a.txt").write_text("sound")
-    feedback = score(get("agent_sanity", directory=str(place)), outputs={"artifacts": one})[0]
+    feedback = score(get_evaluator("agent_sanity", directory=str(place)), outputs={"artifacts": one})[0]
     assert (feedback.score, feedback.metadata["artifacts"]) == (1.0, 1)
 
 
 def test_an_artifact_named_in_two_ways_is_one(place):
     (place / "a.txt").write_text("")
-    judge = get("agent_sanity", directory=str(place), expectations={"./a.txt": {"min_bytes": 1}})
+    judge = get_evaluator("agent_sanity", directory=str(place), expectations={"./a.txt": {"min_bytes": 1}})
     assert score(judge, outputs=["./a.txt"])[0].metadata["artifacts"] == 1
 
 
 def test_lines_of_json_end_at_newlines_alone():
     outputs = {"artifacts": {"a.jsonl": json.dumps({"a": "one\u2028two"}, ensure_ascii=False) + "\n"}}
-    assert score(get("agent_sanity"), outputs=outputs)[0].score == 1.0
+    assert score(get_evaluator("agent_sanity"), outputs=outputs)[0].score == 1.0
 
 
 def test_of_millions_of_problems_the_first_are_told():
     outputs = {"artifacts": {"a.jsonl": "\n".join(map(str, range(1000)))}}
-    judge = get("agent_sanity", expectations={"a.jsonl": {"fields": {"x": 1}}})
+    judge = get_evaluator("agent_sanity", expectations={"a.jsonl": {"fields": {"x": 1}}})
     assert len(score(judge, outputs=outputs)[0].metadata["problems"]["a.jsonl"]) == 20
 
 
@@ -250,4 +254,4 @@ def test_of_millions_of_problems_the_first_are_told():
 )
 def test_parameters_that_make_no_sense_are_refused(bad, words):
     with pytest.raises(ValueError, match=words):
-        get("agent_sanity", **bad)
+        get_evaluator("agent_sanity", **bad)

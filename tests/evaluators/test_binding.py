@@ -6,8 +6,8 @@ import pytest
 
 from spanwise.collector.records import Case, Document, Example
 from spanwise.evaluators import as_evaluator, evaluate, evaluator, score
-from spanwise.evaluators.protocol import BindingError, value_of
-from spanwise.evaluators.protocol._binding import FIELDS, asked_by, bind
+from spanwise.evaluators.interface import BindingError, get_case_field
+from spanwise.evaluators.interface.argument_binding import FIELDS, bind, read_call_fields
 
 EXAMPLE = Example(inputs="of the example", reference_outputs="expected", guidelines="short", metadata={"city": "Bonn"})
 
@@ -91,7 +91,7 @@ def test_a_path_may_begin_below_the_field_that_it_is_for():
 
 def test_the_runs_metadata_go_before_the_examples():
     both = Case(example=EXAMPLE, metadata={"city": "Rome"})
-    assert [value_of(case, "metadata") for case in (both, Case(example=EXAMPLE), Case())] == [
+    assert [get_case_field(case, "metadata") for case in (both, Case(example=EXAMPLE), Case())] == [
         {"city": "Rome"},
         {"city": "Bonn"},
         {},
@@ -100,13 +100,13 @@ def test_the_runs_metadata_go_before_the_examples():
 
 @pytest.mark.parametrize("name", ["inputs", "reference_outputs", "guidelines"])
 def test_the_case_goes_before_its_example(name):
-    assert value_of(Case(example=EXAMPLE, **{name: "of the case"}), name) == "of the case"
-    assert value_of(Case(example=EXAMPLE), name) == getattr(EXAMPLE, name)
-    assert value_of(Case(), name) is None
+    assert get_case_field(Case(example=EXAMPLE, **{name: "of the case"}), name) == "of the case"
+    assert get_case_field(Case(example=EXAMPLE), name) == getattr(EXAMPLE, name)
+    assert get_case_field(Case(), name) is None
 
 
 def test_a_name_that_no_case_has_is_nothing():
-    assert value_of(Case(outputs="a"), "output") is None
+    assert get_case_field(Case(outputs="a"), "output") is None
 
 
 def test_everything_means_the_fields_that_are_not_named_and_what_a_map_adds():
@@ -165,7 +165,7 @@ def test_what_a_class_asks_for_is_read_off_its_call():
     class Judge:
         def __call__(self, outputs, case, documents=None, strict=False): ...
 
-    assert asked_by(Judge) == (("outputs",), ("documents",))
+    assert read_call_fields(Judge) == (("outputs",), ("documents",))
 
 
 def test_documents_that_were_looked_for_and_not_found_are_there():

@@ -13,8 +13,8 @@ import pydantic
 import pytest
 
 from spanwise.collector.records import Case, Example
-from spanwise.evaluators import evaluate, evaluator, get, score
-from spanwise.evaluators.protocol import plain
+from spanwise.evaluators import evaluate, evaluator, get_evaluator, score
+from spanwise.evaluators.interface import to_plain
 
 
 class Answer(pydantic.BaseModel):
@@ -76,7 +76,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("given", "seen"), VALUES, ids=lambda value: f"{type(value).__name__}")
 def test_a_value_is_seen_as_plain_and_whole(given, seen):
-    came = plain(given)
+    came = to_plain(given)
     assert repr(came) == repr(seen)  # 3 is no 3.0
 
 
@@ -96,7 +96,7 @@ def test_by_hand_is_as_in_evaluate(store, given):
 
 @pytest.mark.parametrize("value", [float("nan"), np.float64("nan"), np.float32("nan"), float("inf")])
 def test_what_is_no_number_is_seen_as_it_is_stored(value):
-    assert plain(value) is None
+    assert to_plain(value) is None
 
 
 class NoArray:
@@ -110,19 +110,19 @@ class Mute:
 
 
 def test_a_value_that_cannot_say_what_it_is_is_still_seen():
-    assert plain(NoArray()) == "[NoArray that could not be captured: RuntimeError]"
-    assert plain([Mute()]) == ["[Mute whose repr raised Failed]"]
+    assert to_plain(NoArray()) == "[NoArray that could not be captured: RuntimeError]"
+    assert to_plain([Mute()]) == ["[Mute whose repr raised Failed]"]
 
 
 def test_labels_of_numpy_are_those_of_python():
-    said = score(get("classification"), outputs=[np.int64(1), np.int64(0)], reference_outputs=[1, 0])
+    said = score(get_evaluator("classification"), outputs=[np.int64(1), np.int64(0)], reference_outputs=[1, 0])
     assert (said[0].key, said[0].score) == ("classification_accuracy", 1.0)
 
 
 def test_a_set_takes_arrays_and_columns_and_leaves_out_what_is_missing():
-    said = score(get("classification"), outputs=np.array([1, 0]), reference_outputs=pd.Series([1, 0]))
+    said = score(get_evaluator("classification"), outputs=np.array([1, 0]), reference_outputs=pd.Series([1, 0]))
     assert said[0].score == 1.0
-    said = score(get("classification"), outputs=pd.Series([1, pd.NA, 0]), reference_outputs=[1, 1, 0])
+    said = score(get_evaluator("classification"), outputs=pd.Series([1, pd.NA, 0]), reference_outputs=[1, 1, 0])
     assert (said[0].score, said[0].metadata["left_out"]) == (1.0, 1)
 
 
@@ -155,7 +155,7 @@ def test_the_callers_values_are_left_alone():
 
 def test_references_of_an_example_are_plain_too():
     example = Example(inputs={"q": 1}, reference_outputs=np.int64(3))
-    assert score(get("exact"), outputs=np.int64(3), example=example)[0].score == 1.0
+    assert score(get_evaluator("exact"), outputs=np.int64(3), example=example)[0].score == 1.0
 
 
 def _with_an_address(number):
@@ -175,7 +175,7 @@ def _with_an_address(number):
     ids=["array", "array in a dict", "series", "wide frame", "long frame in a dict"],
 )
 def test_an_address_amid_a_large_array_or_table_is_found(outputs):
-    said = score(get("pii"), outputs=outputs)
+    said = score(get_evaluator("pii"), outputs=outputs)
     assert (said[0].key, said[0].score, said[0].comment) == ("pii", False, "answer: 1 email")
 
 
@@ -186,6 +186,6 @@ def test_an_address_amid_a_large_array_or_table_is_found(outputs):
 )
 def test_a_reference_is_seen_as_it_is_stored(store, value):
     for row in ({"inputs": "q", "reference_outputs": value}, Example(inputs="q", reference_outputs=value)):
-        done = evaluate([row], lambda inputs: value, [get("exact")], store=store, progress=False)
+        done = evaluate([row], lambda inputs: value, [get_evaluator("exact")], store=store, progress=False)
         assert [row.scores["exact"] for row in done.rows()] == [1.0]
-        assert [row.scores["exact"] for row in done.evaluate([get("exact")]).rows()] == [1.0]
+        assert [row.scores["exact"] for row in done.evaluate([get_evaluator("exact")]).rows()] == [1.0]

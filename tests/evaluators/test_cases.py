@@ -9,12 +9,12 @@ from haystack import Document as HaystackDocument
 
 from collector.making import child, run
 from spanwise.collector.records import Case, Document, Example, Run, Trace
-from spanwise.collector.statistics import boolean_family
+from spanwise.collector.statistics import compute_boolean_rates
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators import as_evaluator, ascore, case_of, evaluate, evaluator, get, score
-from spanwise.evaluators.builtin._verdicts import family, unparsed, verdict
-from spanwise.evaluators.engine import Recorder
-from spanwise.evaluators.protocol import documents_of
+from spanwise.evaluators import as_evaluator, ascore, evaluate, evaluator, get_evaluator, make_case, score
+from spanwise.evaluators.builtin.boolean_families import family_metrics, family_rows, unparsed_rows
+from spanwise.evaluators.experiments import Recorder
+from spanwise.evaluators.interface import to_documents
 from spanwise.tracer import trace as trace_calls
 
 
@@ -45,12 +45,12 @@ class LangChainDocument:
     ],
 )
 def test_documents_in_many_forms(given, expected):
-    assert documents_of([given]) == (expected,)
+    assert to_documents([given]) == (expected,)
 
 
 def test_an_empty_document_of_a_row_stops_no_run(store):
     rows = [{"inputs": "?", "outputs": "!", "documents": [{"content": ""}, "a"], "expected_documents": ["a"]}]
-    (row,) = evaluate(rows, None, [get("ir_mrr")], store=store).rows()
+    (row,) = evaluate(rows, None, [get_evaluator("ir_mrr")], store=store).rows()
     assert row.scores == {"ir_mrr": 0.5}
 
 
@@ -62,7 +62,10 @@ def test_an_empty_document_that_a_task_retrieved_keeps_its_rank(store, empty):
 
     rows = [{"inputs": {"question": "?"}, "expected_documents": ["a"]}]
     (row,) = evaluate(
-        rows, lambda question: len(search(question)), ["ir_mrr", get("DocumentMRR", key="theirs")], store=store
+        rows,
+        lambda question: len(search(question)),
+        ["ir_mrr", get_evaluator("DocumentMRR", key="theirs")],
+        store=store,
     ).rows()
     assert row.scores == {"ir_mrr": 0.5, "theirs": 0.5}
 
@@ -70,7 +73,7 @@ def test_an_empty_document_that_a_task_retrieved_keeps_its_rank(store, empty):
 @pytest.mark.parametrize("bad", ["a string", {"content": "one document"}, [3], [{"title": "no content"}], [None]])
 def test_what_is_no_list_of_documents(bad):
     with pytest.raises((TypeError, ValueError)):
-        documents_of(bad)
+        to_documents(bad)
 
 
 ROOT = Path(__file__).parents[2]
@@ -91,33 +94,33 @@ def test_one_place_makes_cases():
 
 
 def test_a_case_of_a_trace(trace):
-    case = case_of(trace, Example(inputs=WHY, reference_outputs="So."), outputs="Instead.")
+    case = make_case(trace, Example(inputs=WHY, reference_outputs="So."), outputs="Instead.")
     assert (case.inputs, case.outputs, case.run.name) == (WHY, "Instead.", "answer")
     assert [document.id for document in case.documents] == ["d1", "d2"]
     assert (case.reference_outputs, case.example.reference_outputs) == ("So.", "So.")
 
 
 def test_without_an_example_the_root_says_what_was_asked(trace):
-    case = case_of(trace)
+    case = make_case(trace)
     assert (case.example, case.inputs, case.outputs, case.reference_outputs) == (None, WHY, "Because.", None)
 
 
 def test_the_examples_inputs_stand_before_those_of_the_root(trace):
-    assert case_of(trace, Example(inputs={"question": "Why not?"})).inputs == {"question": "Why not?"}
+    assert make_case(trace, Example(inputs={"question": "Why not?"})).inputs == {"question": "Why not?"}
 
 
 def test_all_that_an_example_says_is_in_the_case(trace):
     said = {"conditions": ["c"], "guidelines": "g", "history": [], "expected_documents": (Document("e"),)}
-    case = case_of(trace, Example(inputs=1, **said))
+    case = make_case(trace, Example(inputs=1, **said))
     assert {name: getattr(case, name) for name in said} == said
 
 
 def test_metadata_of_root_and_example_are_one(trace):
     tagged = replace(trace, root=replace(trace.root, metadata={"model": "m", "k": 1}))
-    assert case_of(tagged, Example(inputs=1, metadata={"k": 3})).metadata == {"model": "m", "k": 3}
-    assert case_of(tagged, Example(inputs=1)).metadata == {"model": "m", "k": 1}
-    assert case_of(trace, Example(inputs=1, metadata={"k": 3})).metadata == {"k": 3}
-    assert case_of(None, Example(inputs=1, metadata={"k": 3})).metadata == {"k": 3}
+    assert make_case(tagged, Example(inputs=1, metadata={"k": 3})).metadata == {"model": "m", "k": 3}
+    assert make_case(tagged, Example(inputs=1)).metadata == {"model": "m", "k": 1}
+    assert make_case(trace, Example(inputs=1, metadata={"k": 3})).metadata == {"k": 3}
+    assert make_case(None, Example(inputs=1, metadata={"k": 3})).metadata == {"k": 3}
 
 
 def ran(kind, documents=()):
@@ -142,8 +145,8 @@ GIVEN = Example(inputs=1, documents=(Document("given"),))
     ],
 )
 def test_whose_documents_a_case_has(target, example, documents):
-    assert case_of(target, example).documents == documents
-    assert case_of(target, example, documents=["by hand"]).documents == (Document("by hand"),)
+    assert make_case(target, example).documents == documents
+    assert make_case(target, example, documents=["by hand"]).documents == (Document("by hand"),)
 
 
 CHAT = {"input": [{"role": "user", "content": "Hi"}, {"role": "user", "content": "Why?"}]}
@@ -160,7 +163,7 @@ CHAT = {"input": [{"role": "user", "content": "Hi"}, {"role": "user", "content":
 @pytest.mark.parametrize("with_example", [True, False])
 def test_a_kind_of_dataset_shows_texts(kind, inputs, outputs, seen, with_example):
     run = Run(trace_id="1" * 32, span_id="a" * 16, name="x", inputs=inputs, outputs=outputs)
-    case = case_of(Trace(run, (run,)), Example(inputs=inputs) if with_example else None, kind)
+    case = make_case(Trace(run, (run,)), Example(inputs=inputs) if with_example else None, kind)
     assert (case.inputs, case.outputs, case.history) == seen
 
 
@@ -172,7 +175,7 @@ def turn(number, asked, answered, **fields):
 def test_a_session_is_its_turns_by_start():
     first, second = turn(1, {"q": "Hi"}, "Hello"), turn(2, {"q": "Why?"}, "So.", kind="retriever")
     for order in ([first, second], (second, first), iter([second, first])):
-        case = case_of(order)
+        case = make_case(order)
         assert (case.trace, case.inputs, case.outputs, case.documents) == (second, {"q": "Why?"}, "So.", ())
         assert [(one["role"], one["content"]) for one in case.history] == [
             ("user", "Hi"),
@@ -183,12 +186,12 @@ def test_a_session_is_its_turns_by_start():
 
 
 def test_a_turn_without_an_answer_is_a_question_alone():
-    case = case_of([turn(1, CHAT, None, status="error"), turn(2, "Well?", "So.")])
+    case = make_case([turn(1, CHAT, None, status="error"), turn(2, "Well?", "So.")])
     assert [one["content"] for one in case.history] == ["Why?", "Well?", "So."]
 
 
 def test_an_example_of_a_session_brings_references_and_not_what_was_asked():
-    case = case_of([turn(1, "Why?", "So.")], Example(inputs="another", reference_outputs="R", history=["old"]))
+    case = make_case([turn(1, "Why?", "So.")], Example(inputs="another", reference_outputs="R", history=["old"]))
     assert (case.inputs, case.reference_outputs, len(case.history)) == ("Why?", "R", 2)
 
 
@@ -198,23 +201,23 @@ def test_an_example_of_a_session_brings_references_and_not_what_was_asked():
 )
 def test_what_no_case_can_be_made_of(target, error, said):
     with pytest.raises(error, match=said):
-        case_of(target)
+        make_case(target)
 
 
 def test_a_field_that_there_is_not_is_named():
     with pytest.raises(TypeError, match="a case has no field 'output'; it has conditions, documents"):
-        case_of(None, output=1)
+        make_case(None, output=1)
 
 
 def test_fields_may_have_the_names_of_databricks_columns():
-    case = case_of(None, request="Q", response="A", expected_response="E", retrieved_context=[{"doc_uri": "u"}])
+    case = make_case(None, request="Q", response="A", expected_response="E", retrieved_context=[{"doc_uri": "u"}])
     assert (case.inputs, case.outputs, case.reference_outputs, case.documents[0].id) == ("Q", "A", "E", "u")
 
 
 @pytest.mark.parametrize("fields", [{"outputs": "a", "response": "b"}, {"response": "b", "outputs": "a"}])
 def test_a_field_under_two_names_is_refused(fields):
     with pytest.raises(TypeError, match="'outputs' is given twice"):
-        case_of(None, **fields)
+        make_case(None, **fields)
 
 
 @trace_calls(kind="retriever")
@@ -232,7 +235,7 @@ def whole(documents):
 
 
 def test_the_same_run_is_the_same_case_everywhere(store):
-    recall = get("document_recall")
+    recall = get_evaluator("document_recall")
     data = [Example(inputs={"q": "a"}, reference_outputs="x", expected_documents=(Document("t", "d1"),))]
     experiment = evaluate(data, answer, [recall], summary_evaluators=[whole], store=store, progress=False)
     (row,) = experiment.rows()
@@ -248,7 +251,11 @@ def test_the_same_run_is_the_same_case_everywhere(store):
 
 
 def test_a_run_that_failed_is_skipped_by_hand_as_in_an_experiment(store):
-    judges = [get("exact"), evaluator(key="asked")(lambda inputs: True), evaluator(key="ran")(lambda run: True)]
+    judges = [
+        get_evaluator("exact"),
+        evaluator(key="asked")(lambda inputs: True),
+        evaluator(key="ran")(lambda run: True),
+    ]
     experiment = evaluate([{"inputs": 1}], lambda n: 1 / 0, judges, store=store, progress=False)
     (row,) = experiment.rows()
     by_hand = [score(judge, row.trace, example=row.example)[0] for judge in judges]
@@ -277,19 +284,21 @@ def test_scoring_from_async_code():
 
 def test_families_make_one_on_the_whole_way():
     said = {
-        "passes": verdict("safe", True, True),
-        "fails": verdict("safe", False, True),
-        "bad context": verdict("safe", True, False),
-        "unclear": unparsed("safe", "no yes and no no"),
+        "passes": family_rows("safe", True, True),
+        "fails": family_rows("safe", False, True),
+        "bad context": family_rows("safe", True, False),
+        "unclear": unparsed_rows("safe", "no yes and no no"),
     }
     rows = [one for row in said.values() for one in score(lambda outputs, row=row: row, outputs="x")]
-    rates = boolean_family(rows, "safe")
+    rates = compute_boolean_rates(rows, "safe")
     assert (rates.passes, rates.failures, rates.parse_failures) == (0.25, 0.5, 0.25)
     assert (rates.retrieval_failures, rates.generation_failures) == (pytest.approx(1 / 3), 0.25)
 
 
 def test_the_metrics_of_a_family():
-    assert [(metric.key, metric.higher_is_better, metric.threshold, metric.primary) for metric in family("safe")] == [
+    assert [
+        (metric.key, metric.higher_is_better, metric.threshold, metric.primary) for metric in family_metrics("safe")
+    ] == [
         ("safe", True, 0.5, True),
         ("safe_fail", False, 0.5, False),
         ("safe_retrieval_fail", False, 0.5, False),
@@ -302,5 +311,5 @@ def test_a_case_of_a_stored_trace_has_the_derived_values_of_its_root(tmp_path):
     root = run("workflow")
     with SQLiteStore(tmp_path / "a.db") as store:
         store.append([root, child(root, inputs="When?", outputs="Monday")])
-        case = case_of(store.trace(root.trace_id))
+        case = make_case(store.trace(root.trace_id))
     assert (case.inputs, case.outputs) == ("When?", "Monday")

@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators import evaluate, from_dict, get, protocol, score
+from spanwise.evaluators import evaluate, from_dict, get_evaluator, interface, score
 from spanwise.evaluators.judges import scripted
 
 YES = {"rationale": "It does.", "rating": "yes"}
@@ -34,7 +34,7 @@ NEEDS = [(id, need) for id, (_, needs) in OF_ANSWERS.items() for need in needs]
 def one(id, *said, **fields):
     """The one feedback of a judge that says this on a whole case with some fields changed."""
     judge = scripted(*said)
-    (feedback,) = score(get(id, judge=judge, **OF_ANSWERS.get(id, ({},))[0]), **{**WHOLE, **fields})
+    (feedback,) = score(get_evaluator(id, judge=judge, **OF_ANSWERS.get(id, ({},))[0]), **{**WHOLE, **fields})
     return feedback
 
 
@@ -81,7 +81,7 @@ def test_what_is_missing_makes_a_skip_that_names_it(id, need):
 @pytest.mark.parametrize("id", sorted(OF_ANSWERS.keys() - {"relevance_to_query", "custom_judge"}))
 def test_a_judgement_can_do_without_the_request(id):
     judge = scripted(YES)
-    (feedback,) = score(get(id, judge=judge, **OF_ANSWERS[id][0]), **{**WHOLE, "inputs": None})
+    (feedback,) = score(get_evaluator(id, judge=judge, **OF_ANSWERS[id][0]), **{**WHOLE, "inputs": None})
     assert feedback.score is True
     assert "(not given)" in asked(judge)[0]
 
@@ -89,9 +89,9 @@ def test_a_judgement_can_do_without_the_request(id):
 @pytest.mark.parametrize("id", [*OF_ANSWERS, "chunk_relevance"])
 def test_the_judge_sees_what_it_judges(id):
     judge = scripted(YES)
-    score(get(id, judge=judge, **OF_ANSWERS.get(id, ({},))[0]), **WHOLE)
+    score(get_evaluator(id, judge=judge, **OF_ANSWERS.get(id, ({},))[0]), **WHOLE)
     shown = {"inputs": "When was it built?", "outputs": "In 1912.", "documents": "Built in 1912."}
-    needed = get(id, judge=judge, **OF_ANSWERS.get(id, ({},))[0]).needs
+    needed = get_evaluator(id, judge=judge, **OF_ANSWERS.get(id, ({},))[0]).needs
     assert all(text in asked(judge)[0] for name, text in shown.items() if name in needed)
 
 
@@ -104,7 +104,7 @@ def test_documents_without_texts_cannot_be_judged(id):
 
 def test_an_answer_is_judged_also_where_nothing_was_retrieved():
     judge = scripted(YES)
-    assert score(get("groundedness_judge", judge=judge), **{**WHOLE, "documents": ()})[0].score is True
+    assert score(get_evaluator("groundedness_judge", judge=judge), **{**WHOLE, "documents": ()})[0].score is True
     assert "(no documents)" in asked(judge)[0]
 
 
@@ -117,7 +117,7 @@ def test_nothing_is_not_enough_for_the_expected_answer():
 def test_guidelines_are_numbered_whatever_their_form():
     judge = scripted(YES, YES, YES)
     for guidelines in (["Be brief", " ", "Be kind"], {"tone": ["Be kind"], "length": "Be brief"}, "Be brief"):
-        score(get("guideline_adherence", judge=judge), **{**WHOLE, "guidelines": guidelines})
+        score(get_evaluator("guideline_adherence", judge=judge), **{**WHOLE, "guidelines": guidelines})
     first, second, third = asked(judge)
     assert "1. Be brief\n2. Be kind\n" in first
     assert "1. tone: Be kind\n2. length: Be brief\n" in second
@@ -132,7 +132,7 @@ def test_no_guidelines_are_none_to_keep_to(guidelines):
 
 def both(*said, **fields):
     judge = scripted(*said)
-    evaluator = get("guideline_adherence", judge=judge, global_guidelines=["Be kind"])
+    evaluator = get_evaluator("guideline_adherence", judge=judge, global_guidelines=["Be kind"])
     return {feedback.key: feedback for feedback in score(evaluator, **{**WHOLE, **fields})}
 
 
@@ -162,18 +162,19 @@ def test_one_of_two_judgements_may_fail_without_the_other():
 def test_other_global_guidelines_are_another_version():
     judge = scripted(YES)
     versions = {
-        get("guideline_adherence", judge=judge, global_guidelines=text).version for text in (None, "Be kind", ["Be"])
+        get_evaluator("guideline_adherence", judge=judge, global_guidelines=text).version
+        for text in (None, "Be kind", ["Be"])
     }
     assert len(versions) == 3
 
 
 def test_global_guidelines_must_say_something():
     with pytest.raises(ValueError, match=r"global_guidelines are a text or a list of texts, not \[\]"):
-        get("global_guideline_adherence", judge=scripted(YES), global_guidelines=[])
+        get_evaluator("global_guideline_adherence", judge=scripted(YES), global_guidelines=[])
 
 
 def chunks(*said, documents=("a", "b", "c", "d"), id="chunk_relevance", **parameters):
-    (feedback,) = score(get(id, judge=scripted(*said), **parameters), inputs="?", documents=list(documents))
+    (feedback,) = score(get_evaluator(id, judge=scripted(*said), **parameters), inputs="?", documents=list(documents))
     return feedback
 
 
@@ -218,7 +219,7 @@ def test_no_chunks_are_a_skip():
 def test_a_custom_judge_of_answers_has_the_name_of_its_assessment():
     judge = scripted(NO)
     prompt = "Polite? {request} {response} {expected_response} {retrieved_context} {guidelines}"
-    evaluator = get("custom_judge", assessment_name="polite", prompt=prompt, judge=judge)
+    evaluator = get_evaluator("custom_judge", assessment_name="polite", prompt=prompt, judge=judge)
     (feedback,) = score(evaluator, **WHOLE)
     assert (evaluator.key, feedback.key, feedback.score) == ("polite", "polite", False)
     assert all(text in asked(judge)[0] for text in ("When was", "In 1912.", "1912", "Built in 1912.", "1. Be brief"))
@@ -237,7 +238,9 @@ def test_a_custom_judge_of_retrieval_judges_chunk_by_chunk():
 
 
 def test_what_a_custom_judge_lacks_is_named_under_its_own_key():
-    evaluator = get("custom_judge", assessment_name="polite", prompt="{expected_response}", judge=scripted(YES))
+    evaluator = get_evaluator(
+        "custom_judge", assessment_name="polite", prompt="{expected_response}", judge=scripted(YES)
+    )
     (feedback,) = score(evaluator, outputs="a")
     assert (feedback.key, feedback.outcome) == ("polite", "skip")
     assert "needs reference_outputs" in feedback.comment
@@ -253,7 +256,9 @@ def test_what_a_custom_judge_lacks_is_named_under_its_own_key():
 )
 def test_a_custom_judge_that_cannot_work_is_refused(parameters, said):
     with pytest.raises(ValueError, match=said):
-        get("custom_judge", **{"assessment_name": "x", "prompt": "{response}", "judge": scripted(YES), **parameters})
+        get_evaluator(
+            "custom_judge", **{"assessment_name": "x", "prompt": "{response}", "judge": scripted(YES), **parameters}
+        )
 
 
 PARAMETERS = {
@@ -267,7 +272,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("id", PARAMETERS)
 def test_every_judge_says_what_it_is(id):
-    said = protocol.spec(id)
+    said = interface.get_spec(id)
     assert said.judge
     assert said.kind == "model"
     assert all((said.standards, said.source, said.canonical, said.example))
@@ -276,7 +281,9 @@ def test_every_judge_says_what_it_is(id):
 
 @pytest.mark.parametrize("id", PARAMETERS)
 def test_every_judge_survives_the_way_through_json(id):
-    one = get(id, judge={"model": "m", "base_url": "http://localhost:1/v1", "api_key": "secret"}, **PARAMETERS[id])
+    one = get_evaluator(
+        id, judge={"model": "m", "base_url": "http://localhost:1/v1", "api_key": "secret"}, **PARAMETERS[id]
+    )
     data = json.dumps(one.to_dict())
     again = from_dict(json.loads(data))
     assert (again.key, again.version, again.metrics, again.needs) == (one.key, one.version, one.metrics, one.needs)
@@ -287,7 +294,9 @@ def test_every_judge_survives_the_way_through_json(id):
 def test_another_prompt_or_judge_is_another_version(id):
     other = {"pipeline_judge": "Rate {{answer}}."}.get(id, "Is it so? {documents} {guidelines}")
     parameters = {**PARAMETERS[id], "judge": "m"}
-    versions = [get(id, **{**parameters, **change}).version for change in ({}, {"judge": "n"}, {"prompt": other})]
+    versions = [
+        get_evaluator(id, **{**parameters, **change}).version for change in ({}, {"judge": "n"}, {"prompt": other})
+    ]
     assert len({*versions}) == 3
 
 
@@ -305,7 +314,7 @@ def test_every_judge_takes_any_case_without_raising(id):
         Case(outputs=float("nan"), inputs=object(), reference_outputs=[None], documents=(Document("x"),), guidelines=7),
     ]
     for case in hostile:
-        (feedback,) = score(get(id, judge=scripted(lambda ask: "no verdict"), **PARAMETERS[id]), case)
+        (feedback,) = score(get_evaluator(id, judge=scripted(lambda ask: "no verdict"), **PARAMETERS[id]), case)
         assert feedback.outcome in ("skip", "error") or not case.documents
 
 
@@ -313,7 +322,7 @@ def test_of_a_conversation_the_last_turn_is_judged():
     judge = scripted(YES)
     turns = [("user", "Hello"), ("assistant", "Hi"), ("user", "When was it built?")]
     inputs = {"messages": [{"role": role, "content": content} for role, content in turns]}
-    score(get("relevance_to_query", judge=judge), inputs=inputs, outputs="In 1912.")
+    score(get_evaluator("relevance_to_query", judge=judge), inputs=inputs, outputs="In 1912.")
     (text,) = asked(judge)
     assert "The last turn:\nWhen was it built?" in text
     assert text.index("user: Hello") < text.index("The last turn:")
@@ -326,7 +335,7 @@ def test_many_chunks_are_asked_about_a_bounded_number_at_once():
 
 def test_a_prompt_that_does_not_name_the_chunk_is_refused():
     with pytest.raises(ValueError, match="asked about one chunk after the other"):
-        get("chunk_relevance", judge=scripted(YES), prompt="Relevant? {inputs}")
+        get_evaluator("chunk_relevance", judge=scripted(YES), prompt="Relevant? {inputs}")
 
 
 ROWS = [
@@ -365,10 +374,12 @@ def verdict(ask):
 def evaluators():
     judge = scripted(verdict)
     return [
-        *(get(id, judge=judge) for id in JUDGES),
-        get("guideline_adherence", judge=judge, global_guidelines=["Be kind"]),
-        get("custom_judge", judge=judge, assessment_name="short", prompt="{request} {response}"),
-        get("custom_judge", judge=judge, assessment_name="new", assessment_type="RETRIEVAL", prompt="{documents}"),
+        *(get_evaluator(id, judge=judge) for id in JUDGES),
+        get_evaluator("guideline_adherence", judge=judge, global_guidelines=["Be kind"]),
+        get_evaluator("custom_judge", judge=judge, assessment_name="short", prompt="{request} {response}"),
+        get_evaluator(
+            "custom_judge", judge=judge, assessment_name="new", assessment_type="RETRIEVAL", prompt="{documents}"
+        ),
         "document_recall",
     ]
 
@@ -399,14 +410,14 @@ def test_an_evaluation_set_of_databricks_gives_its_results(store, form):
 
 
 def test_a_custom_judge_that_failed_on_all_rows_says_so_under_its_name(store):
-    mute = get("custom_judge", judge=scripted(lambda ask: "?"), assessment_name="short", prompt="{response}")
+    mute = get_evaluator("custom_judge", judge=scripted(lambda ask: "?"), assessment_name="short", prompt="{response}")
     said = evaluate(ROWS, None, evaluators=[mute], store=store).databricks()
     assert said["response/llm_judged/short/rating/percentage"] is None
     assert all("parse failure" in why for why in said["response/llm_judged/short/error_message"])
 
 
 def test_a_judgement_of_chunks_is_one_trace_with_a_question_each(store):
-    (row,) = evaluate(ROWS[:1], None, [get("chunk_relevance", judge=scripted(verdict))], store=store).rows()
+    (row,) = evaluate(ROWS[:1], None, [get_evaluator("chunk_relevance", judge=scripted(verdict))], store=store).rows()
     judgement = store.trace(row.feedback["chunk_relevance"].judge_trace_id)
     assert len(judgement.runs) == 1 + 2
     assert judgement.root.kind == "evaluator"

@@ -8,8 +8,8 @@ import pytest
 from evaluators.judge_server import Reply, completion, error, serving
 from spanwise.collector.records import Document, Example
 from spanwise.evaluators import Judge, datasets
+from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges import scripted
-from spanwise.evaluators.protocol import Unjudged
 
 REPLY = 'Sure: ```json\n[{"question": "Where is Paris?", "answer": "In France"}, {"question": "How big?", "answer": "Big"}]\n```'
 

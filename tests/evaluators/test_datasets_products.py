@@ -51,7 +51,7 @@ def test_goldens_of_deepeval(ending):
 @pytest.mark.parametrize("ending", ["json", "jsonl", "csv"])
 def test_conversations_of_deepeval(ending):
     said, unsaid = datasets.read(MADE / f"deepeval_conversations.{ending}")
-    assert datasets.kind_of([said]) == "chat"
+    assert datasets.infer_kind([said]) == "chat"
     assert said.inputs == {"input": [{"role": "user", "content": "It is late"}]}
     assert said.outputs == {"output": {"role": "assistant", "content": "We refund it"}}
     assert (said.reference_outputs, said.metadata["scenario"]) == ("Refund", "A parcel is late")

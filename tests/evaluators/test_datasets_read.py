@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanwise.collector.records import Document, Example, Run, Trace, example_id
+from spanwise.collector.records import Document, Example, Run, Trace, derive_example_id
 from spanwise.evaluators import datasets
-from spanwise.evaluators.datasets._columns import FIELDS
+from spanwise.evaluators.datasets.column_mapping import FIELDS
 
 EXAMPLE = {"inputs": {"question": "Q?"}, "reference_outputs": "A", "metadata": {"level": 2}, "split": "test"}
 
@@ -286,7 +286,7 @@ def test_fine_tuning_lines_of_openai_go_in_and_out(files, tmp_path):
         {"messages": [{"role": "user", "content": "Bye"}, {"role": "assistant", "content": "So long"}]},
     ]
     examples = datasets.read(files("train.jsonl", "\n".join(map(json.dumps, lines))))
-    assert datasets.kind_of(examples) == "chat"
+    assert datasets.infer_kind(examples) == "chat"
     assert examples[0].reference_outputs == {"output": {"role": "assistant", "content": "Hello"}}
     datasets.write(examples, tmp_path / "out.jsonl", format="openai")
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == lines
@@ -303,7 +303,7 @@ def test_a_cell_that_is_missing_is_no_reference_and_no_id(missing):
         [{"question": "q", "expected": missing, "reference": "a", "id": missing, "context": missing}]
     )[0]
     assert (example.inputs, example.reference_outputs, example.documents) == ({"question": "q"}, "a", None)
-    assert example.id == example_id(example)
+    assert example.id == derive_example_id(example)
 
 
 def test_a_column_of_a_field_may_stand_after_those_of_its_parts():

@@ -5,7 +5,7 @@ import pandas
 import pytest
 
 from spanwise.collector.records import Example
-from spanwise.evaluators import datasets, evaluate, get, score
+from spanwise.evaluators import datasets, evaluate, get_evaluator, score
 from spanwise.evaluators.builtin.text import exact
 
 
@@ -137,7 +137,9 @@ def test_prepare_data_may_use_langsmiths_names(store):
         return {"prediction": run.outputs["answer"], "reference": example.outputs["x"], "input": "q"}
 
     rows = [{"inputs": {"q": 1}, "reference_outputs": {"x": "A", "y": 2}}]
-    (scores,) = outcomes(store, rows, lambda q: {"answer": "A", "z": 3}, [get("exact", prepare_data=prepared)])
+    (scores,) = outcomes(
+        store, rows, lambda q: {"answer": "A", "z": 3}, [get_evaluator("exact", prepare_data=prepared)]
+    )
     assert scores == {"exact": 1.0}
 
 
@@ -148,7 +150,7 @@ def test_prepare_data_counts_for_evaluators_of_batches():
         seen.extend(texts)
         return [[1.0, 0.0] for _ in texts]
 
-    judge = get(
+    judge = get_evaluator(
         "semantic_similarity", model=model, prepare_data=lambda outputs: {"prediction": "said", "reference": "ref"}
     )
     assert score(judge, outputs="x", reference_outputs="y")[0].outcome == "score"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from spanwise.collector.records import Document, Example
 from spanwise.evaluators import datasets
-from spanwise.evaluators.datasets._kinds import view, view_outputs
+from spanwise.evaluators.datasets.stored_datasets import view_example, view_outputs
 
 FULL = Example(
     inputs={"question": "Q?", "k": 3},
@@ -95,15 +95,15 @@ def test_all_examples_follow_the_schema_inferred_from_them(examples):
 
 
 def test_kinds_are_told_by_the_first_example():
-    assert datasets.kind_of([CHAT]) == "chat"
-    assert datasets.kind_of([Example(inputs={"input": "text"})]) == "llm"
-    assert datasets.kind_of([FULL]) == "kv"
+    assert datasets.infer_kind([CHAT]) == "chat"
+    assert datasets.infer_kind([Example(inputs={"input": "text"})]) == "llm"
+    assert datasets.infer_kind([FULL]) == "kv"
     with pytest.raises(ValueError, match="is not of kind 'chat'"):
         datasets.check_kind([FULL], "chat")
 
 
 def test_evaluators_see_the_last_turn_of_a_chat():
-    seen = view(CHAT, "chat")
+    seen = view_example(CHAT, "chat")
     assert (seen["inputs"], seen["reference_outputs"]) == ("Q?", "A")
     assert seen["history"] == [{"role": "system", "content": "S"}]
     assert view_outputs({"output": [{"role": "assistant", "content": "B"}]}, "chat") == "B"
@@ -111,7 +111,10 @@ def test_evaluators_see_the_last_turn_of_a_chat():
 
 def test_messages_of_langchain_are_understood():
     serialised = [{"type": "human", "data": {"content": "Q?"}}, {"id": ["x", "AIMessage"], "kwargs": {"content": "A"}}]
-    assert datasets.messages(serialised) == [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A"}]
+    assert datasets.to_messages(serialised) == [
+        {"role": "user", "content": "Q?"},
+        {"role": "assistant", "content": "A"},
+    ]
 
 
 def test_a_diff_names_what_changed():

@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from evaluators.judge_server import Reply, error, serving
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.models import Embedder, NoModel, embedder
-from spanwise.evaluators.protocol import Unjudged
 
 
 def vector(text):
@@ -128,7 +128,7 @@ def test_the_key_is_in_no_part_of_what_is_shown_of_an_answer():
 @pytest.mark.parametrize("key", ["groundedness", "sas", "hallucination", "toxicity", "perplexity"])
 def test_no_token_is_a_parameter_of_an_evaluator(key):
     with pytest.raises(ValueError, match=r"would be stored .*: set HF_TOKEN") as raised:
-        get(key, model={"model": "m", "token": "hf_secret"})
+        get_evaluator(key, model={"model": "m", "token": "hf_secret"})
     assert "hf_secret" not in str(raised.value)
 
 
@@ -156,7 +156,7 @@ def test_a_bad_text_takes_no_other_case_with_it():
         model = {"model": "small", "base_url": server.url, "cache": False}
         cases = [Case(outputs=text, reference_outputs="r") for text in ("a", "bad", "ccc")]
         targets = [Target(trace_id=f"{n:032x}") for n in range(3)]
-        rows = asyncio.run(get("semantic_similarity", model=model).evaluate_batch(cases, targets))
+        rows = asyncio.run(get_evaluator("semantic_similarity", model=model).evaluate_batch(cases, targets))
     assert [row[0].outcome for row in rows] == ["score", "error", "score"]
     assert "refused to embed (400)" in rows[1][0].error
 
@@ -176,7 +176,7 @@ def test_a_key_of_the_environment_goes_to_its_own_address_alone(monkeypatch):
 def test_without_a_key_openai_is_not_asked(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     model = Embedder("text-embedding-3-small", base_url="https://api.openai.com/v1", cache=False)
-    [found] = score(get("semantic_similarity", model=model), outputs="a", reference_outputs="b")
+    [found] = score(get_evaluator("semantic_similarity", model=model), outputs="a", reference_outputs="b")
     assert "needs a key: give api_key, or set OPENAI_API_KEY" in found.error
 
 
@@ -208,7 +208,7 @@ def test_a_key_without_an_address_is_refused():
 
 def test_the_version_knows_the_address_and_never_the_key():
     one, two = (Embedder("m", base_url=f"http://{host}/v1", api_key="sk-1") for host in ("a", "b"))
-    assert get("groundedness", model=one).version != get("groundedness", model=two).version
+    assert get_evaluator("groundedness", model=one).version != get_evaluator("groundedness", model=two).version
     assert "sk-1" not in repr(one.identity)
 
 

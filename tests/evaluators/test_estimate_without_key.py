@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spanwise.evaluators import Judge, estimate, get
+from spanwise.evaluators import Judge, estimate, get_evaluator
 from spanwise.evaluators.judges import NoJudge
 
 CASE = {"inputs": "The capital of France?", "outputs": "It is Paris.", "reference_outputs": "Paris"}
@@ -17,11 +17,11 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calls_and_cost_are_told_without_a_key() -> None:
-    told = estimate([get("correctness", judge=Judge(model="gpt-4o-mini"))], [CASE, CASE])
+    told = estimate([get_evaluator("correctness", judge=Judge(model="gpt-4o-mini"))], [CASE, CASE])
     assert told.total.calls == 2
     assert 0 < (told.total.usd or 0) <= (told.total.usd_at_most or 0)
 
 
 def test_without_a_model_it_is_refused() -> None:
     with pytest.raises(NoJudge, match="a model is never guessed"):
-        estimate([get("correctness")], [CASE])
+        estimate([get_evaluator("correctness")], [CASE])

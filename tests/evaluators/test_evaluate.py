@@ -19,8 +19,8 @@ import pytest
 from spanwise.collector.errors import NotFound, StoreError
 from spanwise.collector.records import Document, Example
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators import Experiment, aevaluate, evaluate, evaluator, get
-from spanwise.evaluators.engine import TaskError
+from spanwise.evaluators import Experiment, aevaluate, evaluate, evaluator, get_evaluator
+from spanwise.evaluators.experiments import TaskError
 from spanwise.tracer import current_run, span, trace
 
 QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(5)]
@@ -35,7 +35,7 @@ def outputs_of(experiment):
 
 
 def test_every_run_is_scored_and_stored_in_the_order_of_the_dataset(store):
-    experiment = evaluate(QUESTIONS, answer, [get("exact")], store=store, progress=False)
+    experiment = evaluate(QUESTIONS, answer, [get_evaluator("exact")], store=store, progress=False)
     rows = list(experiment.rows())
     assert [row.inputs["q"] for row in rows] == ["Q0", "Q1", "Q2", "Q3", "Q4"]
     assert [row.scores for row in rows] == [{"exact": 1.0}] * 5
@@ -72,7 +72,7 @@ def test_an_async_task_runs_concurrently_on_one_loop(store):
         running -= 1
         return answer(q)
 
-    experiment = evaluate(QUESTIONS, slow, [get("exact")], store=store, concurrency=3, progress=False)
+    experiment = evaluate(QUESTIONS, slow, [get_evaluator("exact")], store=store, concurrency=3, progress=False)
     assert (experiment.summary()["exact"].mean, most) == (1.0, 3)
 
 
@@ -137,7 +137,7 @@ def test_a_failing_task_is_an_error_and_its_evaluators_skip(store):
             raise ValueError("no idea")
         return answer(q)
 
-    experiment = evaluate(QUESTIONS, task, [get("exact")], store=store, progress=False)
+    experiment = evaluate(QUESTIONS, task, [get_evaluator("exact")], store=store, progress=False)
     row = experiment.summary()["exact"]
     assert (row.n, row.failed, row.skipped, experiment.summary().failed) == (4, 0, 1, 1)
     (failure,) = experiment.errors()
@@ -179,7 +179,7 @@ def test_retrieved_documents_reach_the_evaluators(store):
         return "x"
 
     data = [Example(inputs={"q": "Q"}, expected_documents=(Document("one", "1"),))]
-    experiment = evaluate(data, task, [get("document_recall")], store=store, progress=False)
+    experiment = evaluate(data, task, [get_evaluator("document_recall")], store=store, progress=False)
     assert experiment.summary()["document_recall"].mean == 1.0
 
 
@@ -335,7 +335,9 @@ def test_a_generator_of_texts_is_one_text(store):
         yield "a "
         yield q.lower()
 
-    assert evaluate(QUESTIONS, task, [get("exact")], store=store, progress=False).summary()["exact"].mean == 1.0
+    assert (
+        evaluate(QUESTIONS, task, [get_evaluator("exact")], store=store, progress=False).summary()["exact"].mean == 1.0
+    )
 
 
 def test_batch_evaluators_get_many_cases_at_once(store):
@@ -369,8 +371,8 @@ def test_summary_evaluators_judge_all_runs_at_once(store):
 
 def test_from_async_code_and_within_a_running_loop(store):
     async def main():
-        inside = await aevaluate(QUESTIONS, answer, [get("exact")], store=store, progress=False)
-        nested = evaluate(QUESTIONS, answer, [get("exact")], store=store, progress=False)
+        inside = await aevaluate(QUESTIONS, answer, [get_evaluator("exact")], store=store, progress=False)
+        nested = evaluate(QUESTIONS, answer, [get_evaluator("exact")], store=store, progress=False)
         return inside.summary()["exact"].mean, nested.summary()["exact"].mean
 
     assert asyncio.run(main()) == (1.0, 1.0)
@@ -389,11 +391,13 @@ def test_a_bad_row_stops_everything_but_keeps_what_is_done(store):
 
 def test_two_evaluators_with_one_key_are_refused(store):
     with pytest.raises(ValueError, match="two evaluators have the key 'exact'"):
-        evaluate(QUESTIONS, answer, [get("exact"), get("exact")], store=store, progress=False)
+        evaluate(QUESTIONS, answer, [get_evaluator("exact"), get_evaluator("exact")], store=store, progress=False)
 
 
 def test_what_an_experiment_was_made_with_is_recorded(store):
-    experiment = evaluate(QUESTIONS, answer, [get("exact")], store=store, metadata={"k": 3}, seed=1, progress=False)
+    experiment = evaluate(
+        QUESTIONS, answer, [get_evaluator("exact")], store=store, metadata={"k": 3}, seed=1, progress=False
+    )
     record = store.experiment(experiment.id)
     assert record.metadata["k"] == 3
     assert {"task", "task_code", "seed", "python", "spanwise", "dataset", "dataset_version"} <= record.metadata[
@@ -423,7 +427,7 @@ def test_models_tokens_and_cost_are_summed(store):
 
 
 def test_an_experiment_prints_in_terminals_and_notebooks(store):
-    experiment = evaluate(QUESTIONS, answer, [get("exact")], store=store, name="<b>", progress=False)
+    experiment = evaluate(QUESTIONS, answer, [get_evaluator("exact")], store=store, name="<b>", progress=False)
     assert "│ exact │ 5 │    1 │" in str(experiment)
     assert "<td>exact</td>" in experiment.to_html()
     assert "&lt;b&gt;" in experiment._repr_html_()

@@ -7,7 +7,7 @@ from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Run, Trace, Usage
 from spanwise.collector.server import Server
-from spanwise.evaluators import evaluate, evaluator, get
+from spanwise.evaluators import evaluate, evaluator, get_evaluator
 
 COUNT = 5
 
@@ -97,8 +97,8 @@ def test_with_resume_nobody_looks_again_unless_something_failed_or_changed(store
 
 
 def test_two_evaluators_of_one_kind_are_told_apart(store, live):
-    attached(store, judges=[get("contains", key="a", text="a")])
-    both = [get("contains", key="a", text="a"), get("contains", key="b", text="b")]
+    attached(store, judges=[get_evaluator("contains", key="a", text="a")])
+    both = [get_evaluator("contains", key="a", text="a"), get_evaluator("contains", key="b", text="b")]
     summary = attached(store, judges=both, resume=True).summary()
     assert (summary["a"].n, summary["b"].n) == (4, 4)
 

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from spanwise.collector.records import Example
-from spanwise.evaluators import Experiment, evaluate, get
-from spanwise.evaluators.scoring import case_of
-from spanwise.tracer import attributes, current_run, trace
+from spanwise.evaluators import Experiment, evaluate, get_evaluator
+from spanwise.evaluators.scoring import make_case
+from spanwise.tracer import attribute_names, current_run, trace
 
 
 class Busy(Exception):
@@ -68,9 +68,13 @@ def test_failed_attempts_take_their_time_now_and_when_it_is_loaded(store):
 
 @pytest.mark.parametrize("kind", AGENTS)
 def test_who_judges_sees_the_attempt_that_counts(store, kind):
-    judges = [get("trajectory_match", expected=["search"]), get("cost"), get("step_limit", limit=1)]
+    judges = [
+        get_evaluator("trajectory_match", expected=["search"]),
+        get_evaluator("cost"),
+        get_evaluator("step_limit", limit=1),
+    ]
     experiment = evaluate(DATA, kind([]), judges, retries=2, store=store, progress=False)
-    further = experiment.evaluate([get("trajectory_match", key="again", expected=["search"])], progress=False)
+    further = experiment.evaluate([get_evaluator("trajectory_match", key="again", expected=["search"])], progress=False)
     means = {key: row.mean for key, row in further.summary().items()}
     assert means == {"trajectory_match": 1.0, "cost": 0.25, "step_limit": 1.0, "again": 1.0}
 
@@ -79,16 +83,18 @@ def test_who_judges_sees_the_attempt_that_counts(store, kind):
 def test_every_attempt_is_in_the_trace_with_its_number(store, kind):
     (row,) = evaluate(DATA, kind([]), retries=2, store=store, progress=False).rows()
     root = row.trace.root
-    assert (root.status, root.attributes[attributes.ATTEMPT], row.trace.complete) == ("ok", 3, True)
-    below = [run for run in row.trace.runs if run.parent_id == root.span_id and attributes.ATTEMPT in run.attributes]
-    assert [(run.attributes[attributes.ATTEMPT], run.status) for run in below] == [(1, "error"), (2, "error")]
+    assert (root.status, root.attributes[attribute_names.ATTEMPT], row.trace.complete) == ("ok", 3, True)
+    below = [
+        run for run in row.trace.runs if run.parent_id == root.span_id and attribute_names.ATTEMPT in run.attributes
+    ]
+    assert [(run.attributes[attribute_names.ATTEMPT], run.status) for run in below] == [(1, "error"), (2, "error")]
     assert len(row.trace.runs) == 6
-    assert len(case_of(row.trace, Example(inputs=1)).trace.runs) == 2
+    assert len(make_case(row.trace, Example(inputs=1)).trace.runs) == 2
 
 
 def test_a_run_that_needed_one_attempt_says_nothing_of_it(store):
     (row,) = evaluate(DATA, search, retries=2, store=store, progress=False).rows()
-    assert attributes.ATTEMPT not in row.trace.root.attributes
+    assert attribute_names.ATTEMPT not in row.trace.root.attributes
 
 
 def tried(store, error, **settings):
@@ -137,7 +143,7 @@ def test_an_attempt_that_took_too_long_is_tried_again(store):
         return "x"
 
     (row,) = evaluate(DATA, task, retries=1, timeout=1.0, store=store, progress=False).rows()
-    assert (row.outputs, row.trace.root.attributes[attributes.ATTEMPT]) == ("x", 2)
+    assert (row.outputs, row.trace.root.attributes[attribute_names.ATTEMPT]) == ("x", 2)
 
 
 @pytest.mark.parametrize("kind", [agent, agent_later])

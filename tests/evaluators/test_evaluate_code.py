@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from spanwise.evaluators import evaluate, evaluator, get
-from spanwise.evaluators.engine import CannotResume
-from spanwise.evaluators.protocol.fingerprint import code_of, unknown_to
+from spanwise.evaluators import evaluate, evaluator, get_evaluator
+from spanwise.evaluators.experiments import CannotResume
+from spanwise.evaluators.interface.fingerprint import digest_code, list_untracked_state
 
 TASK = """
 import json
@@ -45,7 +45,7 @@ def shop(tmp_path, monkeypatch):
         importlib.invalidate_caches()
         sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
         try:
-            return code_of(importlib.import_module("shop_task").answer)
+            return digest_code(importlib.import_module("shop_task").answer)
         finally:
             sys.dont_write_bytecode = before
 
@@ -81,7 +81,7 @@ def test_a_change_is_noticed_where_it_matters(shop, module, before, after, names
 
 def test_the_digests_are_the_same_in_every_process(shop, tmp_path):
     shop()
-    script = "import json, shop_task; from spanwise.evaluators.protocol.fingerprint import code_of as c; print(json.dumps(c(shop_task.answer)))"
+    script = "import json, shop_task; from spanwise.evaluators.interface.fingerprint import code_of as c; print(json.dumps(c(shop_task.answer)))"
     found = [
         json.loads(
             subprocess.run(
@@ -106,9 +106,9 @@ def test_arguments_and_closures_count():
     def closing(k):
         return lambda q: q * k
 
-    assert code_of(functools.partial(task, 2)) == code_of(functools.partial(task, 2))
-    assert differing(code_of(functools.partial(task, 2)), code_of(functools.partial(task, 3)))
-    assert differing(code_of(closing(2)), code_of(closing(3)))
+    assert digest_code(functools.partial(task, 2)) == digest_code(functools.partial(task, 2))
+    assert differing(digest_code(functools.partial(task, 2)), digest_code(functools.partial(task, 3)))
+    assert differing(digest_code(closing(2)), digest_code(closing(3)))
 
 
 def test_resume_names_what_changed_in_the_code(store):
@@ -152,8 +152,8 @@ def test_an_evaluator_that_changed_says_it_again(store):
 
 
 def test_an_evaluator_with_other_parameters_says_it_again(store):
-    first = evaluate([{"q": "abc"}], _same, [get("regex", pattern="a")], store=store, progress=False)
-    again = first.evaluate([get("regex", pattern="z")], progress=False)
+    first = evaluate([{"q": "abc"}], _same, [get_evaluator("regex", pattern="a")], store=store, progress=False)
+    again = first.evaluate([get_evaluator("regex", pattern="z")], progress=False)
     assert (first.summary()["regex"].mean, again.summary()["regex"].mean) == (1.0, 0.0)
 
 
@@ -188,5 +188,5 @@ def test_containers_beside_the_code_are_compared_unless_it_changes_them(shop):
     assert told == [{"shop_task.CONFIG"}, {"shop_task.Style.marks"}, {"shop_task.answer..words"}]
     answer = importlib.import_module("shop_task").answer
     answer("?")
-    assert code_of(answer) == changed[-1]
-    assert unknown_to(answer) == []
+    assert digest_code(answer) == changed[-1]
+    assert list_untracked_state(answer) == []

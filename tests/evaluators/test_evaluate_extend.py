@@ -3,7 +3,7 @@
 import pytest
 
 from spanwise.evaluators import Experiment, datasets, evaluate
-from spanwise.evaluators.engine import CannotResume
+from spanwise.evaluators.experiments import CannotResume
 
 
 def rows(count, start=0):

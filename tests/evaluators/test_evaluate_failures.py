@@ -5,9 +5,9 @@ import contextvars
 import pytest
 
 from spanwise.evaluators import Experiment, evaluate, evaluator
-from spanwise.evaluators.engine import run_again
-from spanwise.evaluators.engine._summary import summarise
-from spanwise.evaluators.engine._tally import Tallies
+from spanwise.evaluators.experiments import rerun_command
+from spanwise.evaluators.experiments.experiment_report import make_summary
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.tracer import current_run
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(20)]
@@ -56,7 +56,7 @@ def test_where_nothing_failed_nothing_is_added_but_task_ok_can_be_asked_for(stor
 
 
 def test_before_any_run_there_is_no_share_of_failures():
-    summary = summarise("t", Tallies(), repeats=False)
+    summary = make_summary("t", ExperimentTally(), repeats=False)
     assert (summary["task_ok"].n, summary["task_ok"].mean, list(summary)) == (0, None, [])
     with pytest.raises(KeyError):
         summary["task_okay"]
@@ -82,7 +82,7 @@ def test_nobody_else_has_that_key(store):
 
 
 def test_the_way_to_run_only_what_failed_is_said(store):
-    run_again.set(None)  # as if no command had run in this process
+    rerun_command.set(None)  # as if no command had run in this process
     (example,) = DATA[:1]
     failed = evaluate([example], survivor, store=store, progress=False)
     id = next(failed.rows()).example_id
@@ -91,5 +91,5 @@ def test_the_way_to_run_only_what_failed_is_said(store):
 
 
 def _as_command(failed, id):
-    run_again.set("spanwise eval check.py")
+    rerun_command.set("spanwise eval check.py")
     assert f"run that example alone: spanwise eval check.py --only {id} --pdb" in str(failed)

@@ -8,7 +8,7 @@ import pytest
 
 from spanwise.collector.records import Example
 from spanwise.evaluators import evaluate
-from spanwise.evaluators.engine._fresh import Copies
+from spanwise.evaluators.experiments.task_call import ValueCopier
 from spanwise.tracer import trace
 
 DATA = [{"inputs": {"messages": [{"role": "user", "content": "hi"}]}, "reference_outputs": 1}]
@@ -110,14 +110,14 @@ class Hostile:
 @pytest.mark.parametrize("value", [threading.Lock(), Hostile(), (Hostile(), [])])
 def test_whatever_copying_raises_costs_no_run(value):
     said = []
-    copied = Copies(said.append).of({"a": value, "b": [1]})
+    copied = ValueCopier(said.append).of({"a": value, "b": [1]})
     assert (copied["a"] is value, copied["b"], len(said)) == (True, [1], 1)
 
 
 def test_values_that_refer_to_themselves():
     value = {"list": []}
     value["list"] += [value, value["list"]]
-    copied = Copies(pytest.fail).of(value)
+    copied = ValueCopier(pytest.fail).of(value)
     assert copied is not value
     assert copied["list"][0] is copied
     assert copied["list"][1] is copied["list"]
@@ -127,7 +127,7 @@ def test_nesting_that_is_too_deep_is_shared():
     value, said = [], []
     for _ in range(100_000):
         value = [value]
-    assert Copies(said.append).of(value) is value
+    assert ValueCopier(said.append).of(value) is value
     assert "nested too deeply" in said[0]
     while value:
         value = value[0]
@@ -136,7 +136,7 @@ def test_nesting_that_is_too_deep_is_shared():
 def test_texts_are_not_copied():
     text = "x" * 1000
     value = {"text": text, "parts": [text]}
-    copied = Copies(pytest.fail).of(value)
+    copied = ValueCopier(pytest.fail).of(value)
     assert copied == value
     assert copied["parts"] is not value["parts"]
     assert copied["parts"][0] is text

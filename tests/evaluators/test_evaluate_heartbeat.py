@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from spanwise.collector.format import SILENCE_NS, standing, to_the_second
+from spanwise.collector.formatting import HEARTBEAT_TIMEOUT_NS, date_and_time, standing
 from spanwise.collector.records import Experiment as Record
 from spanwise.evaluators import Experiment, evaluate
-from spanwise.evaluators.engine import Recorder
-from spanwise.evaluators.engine._heartbeat import Heartbeat
+from spanwise.evaluators.experiments import Recorder
+from spanwise.evaluators.experiments.experiment_liveness import Heartbeat
 
 HOUR = 3_600 * 10**9
 
@@ -30,10 +30,10 @@ def eventually(look):
     ("seen", "status", "told"),
     [
         (0, "running", "running"),
-        (-SILENCE_NS // 2, "running", "running"),
-        (-2 * SILENCE_NS, "running", "no sign of life since "),
+        (-HEARTBEAT_TIMEOUT_NS // 2, "running", "running"),
+        (-2 * HEARTBEAT_TIMEOUT_NS, "running", "no sign of life since "),
         (None, "running", "no sign of life since "),  # of a version that gave none, begun an hour ago
-        (SILENCE_NS // 2, "running", "running"),  # another machine's clock is a little ahead
+        (HEARTBEAT_TIMEOUT_NS // 2, "running", "running"),  # another machine's clock is a little ahead
         (HOUR, "running", "running or killed: its last sign of life is dated "),
         (-HOUR, "finished", "finished"),
         (HOUR, "interrupted", "interrupted"),
@@ -45,13 +45,13 @@ def test_what_is_said_of_an_experiment_by_its_last_sign_of_life(seen, status, to
     said = standing(one)
     assert said.startswith(told)
     if told.endswith(" "):
-        assert to_the_second(one.seen_ns or one.started_ns) in said
+        assert date_and_time(one.seen_ns or one.started_ns) in said
     else:
         assert said == told
 
 
 def test_a_sign_at_the_beginning_of_time_is_an_old_one():
-    assert standing(record(seen_ns=0, started_ns=0)) == f"no sign of life since {to_the_second(0)}"
+    assert standing(record(seen_ns=0, started_ns=0)) == f"no sign of life since {date_and_time(0)}"
 
 
 def test_signs_of_life_come_while_a_task_takes_long(store):

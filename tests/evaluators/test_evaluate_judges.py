@@ -10,10 +10,10 @@ from evaluators.judge_server import serving
 from spanwise.collector.errors import NotFound, Unavailable
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Example, Feedback, Run, Usage
-from spanwise.evaluators import Experiment, evaluate, evaluator, get, score
-from spanwise.evaluators.engine import Recorder, finish_stored
+from spanwise.evaluators import Experiment, evaluate, evaluator, get_evaluator, score
+from spanwise.evaluators.experiments import Recorder, finish_stored_experiment
+from spanwise.evaluators.interface import as_evaluator
 from spanwise.evaluators.judges import Completion, Judge, scripted
-from spanwise.evaluators.protocol import as_evaluator
 from spanwise.tracer import current_run
 
 ID = "relevance_to_query"
@@ -22,7 +22,7 @@ ROWS = [{"inputs": {"question": f"Why {n}?"}} for n in range(4)]
 
 
 def relevance(*replies, **options):
-    return get(ID, judge=scripted(*(replies or [lambda ask: YES])), **options)
+    return get_evaluator(ID, judge=scripted(*(replies or [lambda ask: YES])), **options)
 
 
 def answer(question):
@@ -47,7 +47,7 @@ def test_what_judges_cost_stands_beside_what_the_tasks_cost(store):
 
 def priced(server, path, price=None):
     model = Judge(model="m", base_url=server.url, api_key="k", cache=path, price=price)
-    return get(ID, judge=model)
+    return get_evaluator(ID, judge=model)
 
 
 def test_an_unknown_cost_is_not_zero_when_an_answer_comes_from_the_cache(store, tmp_path):
@@ -65,7 +65,7 @@ def test_an_unknown_cost_is_not_zero_when_an_answer_comes_from_the_cache(store, 
 def test_a_sum_of_costs_says_how_many_calls_it_lacks(store, tmp_path):
     with serving(lambda request: YES.text) as server:
         known, unknown = (priced(server, tmp_path / name, price) for name, price in (("a", (1.0, 1.0)), ("b", None)))
-        both = [known, get("safety", judge=unknown.function.judges[0])]
+        both = [known, get_evaluator("safety", judge=unknown.function.judges[0])]
         experiment = run(store, both, ROWS[:2])
     summary = experiment.summary()
     assert summary.judge_cost == pytest.approx(2 * 15e-6)
@@ -83,7 +83,7 @@ def test_answers_from_the_cache_alone_cost_nothing(store, tmp_path):
 
 def test_a_judgement_with_a_call_of_unknown_cost_has_no_cost(store):
     parts = scripted(Completion(text=YES.text, usage=Usage(1, 1)), Completion(text=YES.text))
-    made = get("chunk_relevance", judge=replace(parts, price=(1.0, 1.0)))
+    made = get_evaluator("chunk_relevance", judge=replace(parts, price=(1.0, 1.0)))
     (said,) = score(made, inputs="q", documents=["a", "b"])
     assert said.metadata["judge"]["calls"] == 2
     assert "cost" not in said.metadata["judge"]
@@ -122,7 +122,7 @@ def test_a_judgement_that_gives_several_keys_is_counted_once(store):
 def test_an_evaluator_without_a_judge_is_refused_before_any_task_runs(store, monkeypatch):
     monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     with pytest.raises(ValueError, match="no judge is named"):
-        run(store, [get(ID)])
+        run(store, [get_evaluator(ID)])
     assert store.count()["traces"] == 0
     assert store.experiments() == []
 
@@ -174,7 +174,7 @@ def test_a_store_that_refuses_judgements_gets_them_later_with_their_feedback(sto
 
 
 def test_what_a_store_never_takes_waits_with_its_feedback(store, tmp_path):
-    from spanwise.evaluators.engine import deliver_spool
+    from spanwise.evaluators.experiments import deliver_spool
 
     experiment = run(Away(store, 10**9, OSError("full")), [relevance()])
     assert store.count()["traces"] == 0
@@ -223,7 +223,7 @@ def test_the_recorder_keeps_judgements_with_its_runs(store):
     assert feedback.judge_trace_id == own.trace_id
     assert store.trace(own.trace_id).root.metadata["judged_trace"] == feedback.target.trace_id
     assert evaluator.function.judge.backend.asked[0].sample == 2000
-    assert finish_stored(store, experiment.id, [], "finished").summary().judge_calls == 1
+    assert finish_stored_experiment(store, experiment.id, [], "finished").summary().judge_calls == 1
 
 
 def test_a_judge_of_the_whole_set_is_kept_with_what_it_said(store):

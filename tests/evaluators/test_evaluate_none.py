@@ -3,8 +3,8 @@
 import pytest
 
 from spanwise.collector.records import Run, Trace
-from spanwise.evaluators import Experiment, evaluate, evaluator, get, score
-from spanwise.evaluators.scoring import case_of
+from spanwise.evaluators import Experiment, evaluate, evaluator, get_evaluator, score
+from spanwise.evaluators.scoring import make_case
 from spanwise.tracer import configure, trace
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": "y"} for n in range(10)]
@@ -51,7 +51,7 @@ def test_none_is_a_value_when_a_set_is_judged(store):
 def test_a_trace_that_says_null_has_answered_and_one_that_says_nothing_has_not(store):
     def live(**attributes):
         root = Run(trace_id="1" * 32, span_id="2" * 16, name="f", attributes=attributes)
-        return [one.outcome for one in score(get("length"), Trace(root, (root,)))]
+        return [one.outcome for one in score(get_evaluator("length"), Trace(root, (root,)))]
 
     assert (live(**{"output.value": "null"}), live()) == (["score"], ["skip"])
 
@@ -64,7 +64,7 @@ def test_given_answers_that_are_not_there_are_missing(store):
 
 
 def test_none_where_a_map_points_in_outputs_is_a_value(store):
-    exact = get("exact", map={"outputs": "outputs.answer"})
+    exact = get_evaluator("exact", map={"outputs": "outputs.answer"})
     data = [{"inputs": {"q": n}, "reference_outputs": "y"} for n in range(4)]
     answers = [{"answer": "y"}, {"answer": None}, None, {"other": 1}]
     summary = evaluate(data, lambda q: answers[q], [exact], store=store, progress=False).summary()
@@ -91,14 +91,14 @@ def test_an_answer_that_was_not_recorded_is_missing_when_it_is_read_back(store):
         live = evaluate(DATA, lambda q: "y", ["exact"], store=store, progress=False)
     finally:
         configure(capture="full")
-    again = live.evaluate([get("exact", key="again")], progress=False).summary()
+    again = live.evaluate([get_evaluator("exact", key="again")], progress=False).summary()
     assert (again["exact"].mean, again["again"].n, again["again"].skipped) == (1.0, 0, 10)
 
 
 def test_an_optional_argument_gets_none_that_was_returned():
     root = Run(trace_id="1" * 32, span_id="2" * 16, name="f", attributes={"output.value": "null"})
     optional = evaluator(key="k")(lambda outputs="not given": outputs is None)
-    assert score(optional, case_of(Trace(root, (root,))))[0].score is True
+    assert score(optional, make_case(Trace(root, (root,))))[0].score is True
 
 
 def test_a_call_that_returned_none_says_so_in_its_span(store):

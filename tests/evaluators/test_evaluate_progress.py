@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from spanwise.evaluators import evaluate
-from spanwise.evaluators.engine._progress import NotebookBar, Quiet, RichBar, bar
-from spanwise.evaluators.engine._waiting import under_way
+from spanwise.evaluators.experiments.experiment_liveness import describe_pending_work
+from spanwise.evaluators.experiments.experiment_progress import HiddenBar, NotebookBar, TerminalBar, make_progress_bar
 
 DATA = [{"q": n} for n in range(3)]
 
@@ -26,15 +26,15 @@ def screen(monkeypatch):
 
 
 def test_quiet_where_there_is_no_terminal_and_in_ci(screen, monkeypatch):
-    assert isinstance(bar("x", 3, None, screen), RichBar)
+    assert isinstance(make_progress_bar("x", 3, None, screen), TerminalBar)
     monkeypatch.setenv("CI", "true")
-    assert isinstance(bar("x", 3, None, screen), Quiet)
-    assert isinstance(bar("x", 3, True, screen), RichBar)
-    assert isinstance(bar("x", 3, False, screen), Quiet)
+    assert isinstance(make_progress_bar("x", 3, None, screen), HiddenBar)
+    assert isinstance(make_progress_bar("x", 3, True, screen), TerminalBar)
+    assert isinstance(make_progress_bar("x", 3, False, screen), HiddenBar)
 
 
 def test_the_bar_shows_how_far_it_is_and_what_failed(screen):
-    with bar("an experiment", 3, True, screen) as shown:
+    with make_progress_bar("an experiment", 3, True, screen) as shown:
         shown.advance(2, 1)
     assert "an experiment" in screen.file.getvalue()
     assert "2/3" in screen.file.getvalue()
@@ -42,7 +42,7 @@ def test_the_bar_shows_how_far_it_is_and_what_failed(screen):
 
 
 def test_the_bar_says_what_is_waited_for(screen):
-    with bar("an experiment", 3, True, screen) as shown:
+    with make_progress_bar("an experiment", 3, True, screen) as shown:
         shown.waiting("waiting for [somebody]")
     assert "waiting for [somebody]" in screen.file.getvalue()
 
@@ -52,7 +52,7 @@ def test_what_is_waited_for_is_read_off_the_stacks(store, is_async):
     seen = {}
 
     def look(who):
-        seen[who] = under_way(loop)
+        seen[who] = describe_pending_work(loop)
 
     async def task(q):
         look("task")
@@ -111,7 +111,7 @@ def notebook(monkeypatch):
 
 def test_a_notebook_gets_a_bar_that_needs_no_widgets(notebook):
     console = Console(file=io.StringIO(), force_jupyter=True)
-    with bar("an <experiment>", 3, True, console) as shown:
+    with make_progress_bar("an <experiment>", 3, True, console) as shown:
         assert isinstance(shown, NotebookBar)
         shown.advance(2, 1)
         assert 'an &lt;experiment&gt; <progress value="2" max="3"></progress> 2 of 3 runs, 1 failed' in shown.html()

@@ -10,8 +10,8 @@ from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.records import Feedback, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators import Experiment, compare, evaluate, evaluator, get
-from spanwise.evaluators.engine import CannotResume
+from spanwise.evaluators import Experiment, compare, evaluate, evaluator, get_evaluator
+from spanwise.evaluators.experiments import CannotResume
 from spanwise.tracer import current_run
 
 QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"a q{n}"} for n in range(8)]
@@ -35,7 +35,14 @@ class Task:
 
 def run(task, store, *more, **settings):
     return evaluate(
-        QUESTIONS, task, [get("exact"), *more], store=store, name="x", concurrency=1, progress=False, **settings
+        QUESTIONS,
+        task,
+        [get_evaluator("exact"), *more],
+        store=store,
+        name="x",
+        concurrency=1,
+        progress=False,
+        **settings,
     )
 
 
@@ -177,7 +184,7 @@ def test_experiments_are_compared_example_by_example(store):
     worse = evaluate(
         QUESTIONS,
         lambda q: "no" if q == "Q1" else f"a {q.lower()}",
-        [get("exact")],
+        [get_evaluator("exact")],
         store=store,
         name="worse",
         progress=False,
@@ -209,13 +216,13 @@ def test_the_store_is_readable_by_others_afterwards(tmp_path):
 
 
 def test_the_same_evaluator_with_other_parameters_under_another_key_is_run(store):
-    experiment = run(Task(), store, get("regex", pattern="q1"))
-    experiment = experiment.evaluate([get("regex", pattern="q2", key="has_q2")])
+    experiment = run(Task(), store, get_evaluator("regex", pattern="q1"))
+    experiment = experiment.evaluate([get_evaluator("regex", pattern="q2", key="has_q2")])
     assert (experiment.summary()["regex"].mean, experiment.summary()["has_q2"].mean) == (1 / 8, 1 / 8)
 
 
 def test_votes_that_came_since_are_read_when_people_are_asked_again(store):
-    people = get("human_feedback", of="good")
+    people = get_evaluator("human_feedback", of="good")
     experiment = run(Task(), store, people)
     assert experiment.summary()["human_feedback"].skipped == 8
     first = next(experiment.rows()).trace.trace_id
@@ -228,7 +235,7 @@ def test_votes_that_came_since_are_read_when_people_are_asked_again(store):
 @pytest.mark.parametrize("status", ["interrupted", "running"])
 def test_scoring_what_is_there_does_not_make_it_whole(store, interrupted, status):
     before = store.change_experiment(store.experiment("x").id, status=status)
-    further = Experiment.load(store, "x").evaluate([get("not_empty")], progress=False)
+    further = Experiment.load(store, "x").evaluate([get_evaluator("not_empty")], progress=False)
     assert further.summary()["not_empty"].n == 5
     now = store.experiment("x")
     assert (now.status, now.ended_ns, now.seen_ns) == (status, before.ended_ns, before.seen_ns)

@@ -8,23 +8,23 @@ import time
 
 import pytest
 
-from spanwise.collector.dialects import from_readable
+from spanwise.collector.dialects import read_sdk_span
 from spanwise.collector.records import Trace
-from spanwise.evaluators import Experiment, compare, evaluate, get, score
-from spanwise.tracer import _runtime, _settings, current_run, span, trace
-from spanwise.tracer.capture import is_traced
+from spanwise.evaluators import Experiment, compare, evaluate, get_evaluator, score
+from spanwise.tracer import configuration, current_run, process_runtime, span, trace
 from spanwise.tracer.testing import capture_spans
+from spanwise.tracer.trace_capture import is_traced
 
 DATA = [{"inputs": {"q": "Why?"}}]
 JUDGES = [
-    get("trajectory_match", expected=["search", "send"]),
-    get("trajectory_match", expected=["agent", "search", "send"], key="with_root"),
-    get("step_limit", limit=2, kinds=None),
-    get("step_limit", limit=1, kinds=None, key="one_step"),
-    get("tool_calls", expected=[{"name": "send", "arguments": {"to": "ann"}}], match="strict"),
-    get("has_span", kind="agent", at_most=1),
-    get("has_span", name="agent", inputs={"q": "Why?"}, at_most=1, key="asked"),
-    get("agent_sanity"),
+    get_evaluator("trajectory_match", expected=["search", "send"]),
+    get_evaluator("trajectory_match", expected=["agent", "search", "send"], key="with_root"),
+    get_evaluator("step_limit", limit=2, kinds=None),
+    get_evaluator("step_limit", limit=1, kinds=None, key="one_step"),
+    get_evaluator("tool_calls", expected=[{"name": "send", "arguments": {"to": "ann"}}], match="strict"),
+    get_evaluator("has_span", kind="agent", at_most=1),
+    get_evaluator("has_span", name="agent", inputs={"q": "Why?"}, at_most=1, key="asked"),
+    get_evaluator("agent_sanity"),
 ]
 
 
@@ -117,7 +117,7 @@ def live(task):
                 list(called)
         except LookupError:
             pass
-        runs = tuple(map(from_readable, spans.spans))
+        runs = tuple(map(read_sdk_span, spans.spans))
     return Trace(next(run for run in runs if run.parent_id is None), runs, complete=True)
 
 
@@ -322,7 +322,7 @@ def test_retries_keep_the_root_of_the_attempt_that_worked(store):
 def test_outputs_are_those_of_the_tasks_span_or_what_came_of_it(store, task, expected):
     seen = []
     experiment = evaluate(DATA, task, [lambda outputs: not seen.append(outputs)], store=store, progress=False)
-    again = experiment.evaluate([get("exact", key="again")])
+    again = experiment.evaluate([get_evaluator("exact", key="again")])
     assert (seen, [row.outputs for row in again.rows()]) == ([expected], [expected])
 
 
@@ -347,12 +347,14 @@ def test_rows_show_the_examples_inputs_whatever_the_task_calls_them(store):
 
 
 def test_examples_that_runs_carry_are_redacted_as_their_inputs(store):
-    previous = _runtime.replace(_runtime.Runtime(_settings.resolve(redact=["ssn"], spill_dir="off")))
+    previous = process_runtime.replace_runtime(
+        process_runtime.Runtime(configuration.resolve_settings(redact=["ssn"], spill_dir="off"))
+    )
     try:
         data = ({"inputs": {"q": q, "ssn": "123"}} for q in "a")
         (row,) = evaluate(data, trace(lambda inputs: "x"), store=store, progress=False).rows()
     finally:
-        _runtime.replace(previous)
+        process_runtime.replace_runtime(previous)
     assert row.inputs == {"q": "a", "ssn": "[redacted]"}
     assert "123" not in repr(row)
 

@@ -8,22 +8,22 @@ from typing import get_type_hints
 import pytest
 
 from spanwise.evaluators import Experiment, aevaluate, evaluate
-from spanwise.evaluators.engine._settings import _ELSEWHERE, Options, Settings
+from spanwise.evaluators.experiments.experiment_settings import _FOREIGN_NAMES, EvaluateOptions, ExperimentSettings
 
 DATA = [{"inputs": "a"}]
 
 
 def test_checkers_and_the_engine_know_the_same_options():
-    types = get_type_hints(Options)
-    assert types == get_type_hints(Settings)
-    assert list(types) == [field.name for field in fields(Settings)]
+    types = get_type_hints(EvaluateOptions)
+    assert types == get_type_hints(ExperimentSettings)
+    assert list(types) == [field.name for field in fields(ExperimentSettings)]
 
 
 @pytest.mark.parametrize("function", [evaluate, aevaluate])
 def test_help_shows_every_option_with_its_default(function):
     parameters = inspect.signature(function).parameters
     assert list(parameters)[:3] == ["dataset", "task", "evaluators"]
-    defaults = {field.name: field.default for field in fields(Settings)}
+    defaults = {field.name: field.default for field in fields(ExperimentSettings)}
     assert {name: one.default for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY} == defaults
     assert (parameters["concurrency"].default, parameters["retries"].annotation) == (8, "int")
 
@@ -94,14 +94,14 @@ def test_an_argument_in_the_words_of_another_product_is_answered_in_ours(name, o
 
 def test_no_option_of_ours_is_taken_for_another_product_s():
     names = {*inspect.signature(evaluate).parameters}
-    assert not names & set(_ELSEWHERE)
-    assert {said.partition("=")[0] for said in _ELSEWHERE.values()} <= names
+    assert not names & set(_FOREIGN_NAMES)
+    assert {said.partition("=")[0] for said in _FOREIGN_NAMES.values()} <= names
 
 
 def test_what_takes_options_stays_what_it_was():
     assert inspect.iscoroutinefunction(aevaluate)
     assert not inspect.iscoroutinefunction(evaluate)
-    assert (evaluate.__name__, evaluate.__module__) == ("evaluate", "spanwise.evaluators.engine._evaluate")
+    assert (evaluate.__name__, evaluate.__module__) == ("evaluate", "spanwise.evaluators.experiments.experiment_runner")
 
 
 def test_all_differences_to_langsmiths_evaluate_are_named_at_once():

@@ -9,7 +9,7 @@ import pytest
 from spanwise.collector.errors import NotFound
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Document, Example, Run
-from spanwise.evaluators import Experiment, aevaluate, datasets, evaluate, evaluator, get
+from spanwise.evaluators import Experiment, aevaluate, datasets, evaluate, evaluator, get_evaluator
 
 EXAMPLES = [
     Example(inputs={"q": f"Q{n}"}, reference_outputs=f"a q{n}", split="test" if n % 2 else "train") for n in range(6)
@@ -21,7 +21,7 @@ def answer(q):
 
 
 def scored(dataset, store, task=answer, **settings):
-    return evaluate(dataset, task, [get("exact")], store=store, progress=False, **settings)
+    return evaluate(dataset, task, [get_evaluator("exact")], store=store, progress=False, **settings)
 
 
 def test_a_stored_dataset_is_pinned_to_its_version(store):
@@ -129,7 +129,7 @@ def traces(store):
 
 
 def test_the_same_evaluators_score_given_answers_stored_traces_and_a_live_task(store, traces):
-    evaluators = [get("exact"), get("document_recall")]
+    evaluators = [get_evaluator("exact"), get_evaluator("document_recall")]
     references = {"reference_outputs": "a q1", "expected_documents": (Document("d", "1"),)}
     live = evaluate(
         [Example(inputs={"q": "Q1"}, documents=(Document("d", "1"),), **references)],

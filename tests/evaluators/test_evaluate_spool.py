@@ -12,10 +12,9 @@ from spanwise.collector.errors import Refused, Unavailable
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import Experiment, evaluate
-from spanwise.evaluators.engine import _write, deliver_spool
-from spanwise.evaluators.engine._spool import Parcel, Spool, spool_of
-from spanwise.evaluators.engine._spooled import with_spool
-from spanwise.tracer.spans import current as tracing
+from spanwise.evaluators.experiments import deliver_spool, result_writer
+from spanwise.evaluators.experiments.result_writer import ResultSpool, SpoolBatch, make_spool, make_spooled_store
+from spanwise.tracer.internal_api import get_runtime as tracing
 
 QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"Q{n}"} for n in range(6)]
 
@@ -86,20 +85,20 @@ def test_a_spool_of_before_in_the_working_folder_is_still_delivered(store, monke
 
 def test_where_no_file_can_be_written_memory_keeps_the_results(store, tmp_path):
     (tmp_path / "file").write_text("")
-    spool = Spool("e" * 32, [tmp_path / "file", tmp_path / "file" / "below"])
-    spool.add(Parcel([run()], []))
+    spool = ResultSpool("e" * 32, [tmp_path / "file", tmp_path / "file" / "below"])
+    spool.add(SpoolBatch([run()], []))
     assert (spool.paths, len(list(spool.parcels()))) == ([], 1)
     assert spool.deliver(store) == store.count()["spans"] == 1
 
 
 def test_a_full_disk_takes_no_half_lines_and_the_next_folder_the_rest(store, tmp_path):
-    spool = Spool("e" * 32, [tmp_path / "full", tmp_path / "next"])
-    line = len(msgspec.json.encode(Parcel([run()], []))) + 1
+    spool = ResultSpool("e" * 32, [tmp_path / "full", tmp_path / "next"])
+    line = len(msgspec.json.encode(SpoolBatch([run()], []))) + 1
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    spool.add(Parcel([run()], []))
+    spool.add(SpoolBatch([run()], []))
     resource.setrlimit(resource.RLIMIT_FSIZE, (line + line // 2, hard))
     try:
-        spool.add(Parcel([run()], []))
+        spool.add(SpoolBatch([run()], []))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.parent.name for path in spool.paths] == ["full", "next"]
@@ -109,14 +108,14 @@ def test_a_full_disk_takes_no_half_lines_and_the_next_folder_the_rest(store, tmp
 
 
 def test_what_is_no_json_is_kept_too(store, tmp_path):
-    spool = Spool("e" * 32, [tmp_path])
-    spool.add(Parcel([run(inputs={"q": 2**90, "s": "\ud800"})], []))
+    spool = ResultSpool("e" * 32, [tmp_path])
+    spool.add(SpoolBatch([run(inputs={"q": 2**90, "s": "\ud800"})], []))
     assert spool.deliver(store) == 1
 
 
 def test_a_line_that_a_kill_cut_off_is_passed_over_and_any_other_is_told(store, tmp_path):
     file = tmp_path / "spanwise-spool-x.jsonl"
-    line = msgspec.json.encode(Parcel([run()], [])) + b"\n"
+    line = msgspec.json.encode(SpoolBatch([run()], [])) + b"\n"
     file.write_bytes(line + line[:-30])
     assert deliver_spool(file, store) == 1
     assert not file.exists()
@@ -129,7 +128,7 @@ def test_a_line_that_a_kill_cut_off_is_passed_over_and_any_other_is_told(store, 
 def test_what_another_process_is_writing_is_left_alone(store, tmp_path, capfd):
     experiment = go(store)
     path = tmp_path / f"spanwise-spool-{experiment.id[:12]}-abc.jsonl"
-    path.write_bytes(msgspec.json.encode(Parcel([run()], [])) + b"\n")
+    path.write_bytes(msgspec.json.encode(SpoolBatch([run()], [])) + b"\n")
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         go(store)
@@ -140,9 +139,9 @@ def test_what_another_process_is_writing_is_left_alone(store, tmp_path, capfd):
 
 
 def test_no_two_spools_share_a_file(store):
-    one, other = spool_of("e" * 32, store), spool_of("e" * 32, store)
+    one, other = make_spool("e" * 32, store), make_spool("e" * 32, store)
     for spool in (one, other):
-        spool.add(Parcel([run()], []))
+        spool.add(SpoolBatch([run()], []))
         spool.close()
     assert one.paths != other.paths
     assert one.deliver(store) + other.deliver(store) == 2
@@ -160,7 +159,7 @@ def test_rows_are_there_while_the_store_is_not(store):
 
 
 def test_rows_come_from_the_spool_while_the_server_is_down(store, monkeypatch):
-    monkeypatch.setattr(_write, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(result_writer, "MAX_PAUSE", 0.05)
     server = Server(store).__enter__()
     remote = connect(server.url)
 
@@ -187,11 +186,11 @@ def test_what_only_the_absent_store_has_is_told_in_one_line(store):
 
 
 def test_a_spool_that_is_too_large_is_not_read(store, tmp_path):
-    spool = Spool("e" * 32, [tmp_path])
-    spool.add(Parcel([run()], []))
+    spool = ResultSpool("e" * 32, [tmp_path])
+    spool.add(SpoolBatch([run()], []))
     spool.close()
     with pytest.raises(Refused, match=r"spanwise-spool-.*too much to be read there"):
-        with_spool(store, spool, largest=100).many(["1" * 32])
+        make_spooled_store(store, spool, largest=100).many(["1" * 32])
 
 
 def test_scoring_further_delivers_the_spool_first(store):

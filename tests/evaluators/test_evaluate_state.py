@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from spanwise.evaluators import evaluate
-from spanwise.evaluators.engine import CannotResume
-from spanwise.evaluators.protocol.fingerprint import code_of, unknown_to
+from spanwise.evaluators.experiments import CannotResume
+from spanwise.evaluators.interface.fingerprint import digest_code, list_untracked_state
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Slotted:
 
 
 def differing(one, other):
-    before, after = code_of(one), code_of(other)
+    before, after = digest_code(one), digest_code(other)
     return {name.split(".")[-1] for name in {**before, **after} if before.get(name) != after.get(name)}
 
 
@@ -75,7 +75,7 @@ def test_secrets_do_not_count_and_no_value_is_kept():
     one, other = Slotted("sk-one-1234"), App("p")
     other.api_key = "sk-other"
     assert differing(other, App("p")) == set()
-    assert "sk-one" not in repr(code_of(one))
+    assert "sk-one" not in repr(digest_code(one))
 
 
 def test_closures_count_with_what_they_hold():
@@ -96,9 +96,9 @@ def test_closures_count_with_what_they_hold():
 def test_state_that_refers_to_itself_or_is_huge_ends_the_walk():
     loop = App("p")
     loop.retriever, loop.settings["me"] = loop, loop.settings
-    assert code_of(loop) == code_of(loop)
+    assert digest_code(loop) == digest_code(loop)
     huge = App("p", documents=list(range(100_000)))
-    assert [told.split(".")[-1] for told in unknown_to(huge)] == ["lock (lock)", "settings (dict)"]
+    assert [told.split(".")[-1] for told in list_untracked_state(huge)] == ["lock (lock)", "settings (dict)"]
 
 
 def test_no_code_of_an_object_is_run():
@@ -113,7 +113,7 @@ def test_no_code_of_an_object_is_run():
         def answer(self, q):
             return q
 
-    assert code_of(Lazy().answer)
+    assert digest_code(Lazy().answer)
 
 
 def test_resume_refuses_an_object_with_another_prompt_and_says_what_it_cannot_compare(store, capfd):

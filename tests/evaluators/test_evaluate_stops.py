@@ -7,8 +7,8 @@ import time
 import pytest
 
 from spanwise.collector.errors import NotFound
-from spanwise.evaluators import Experiment, datasets, evaluate, evaluator, get
-from spanwise.evaluators.engine import go_on
+from spanwise.evaluators import Experiment, datasets, evaluate, evaluator, get_evaluator
+from spanwise.evaluators.experiments import resume_command
 from spanwise.tracer import current_run, trace
 
 DATA = [{"inputs": {"q": n}, "reference_outputs": n} for n in range(200)]
@@ -60,7 +60,7 @@ def test_too_many_failures_end_it(store, task, settings, failures):
 
 
 def test_what_ran_is_stored_and_it_goes_on_where_it_stopped(store, capfd):
-    go_on.set(None)  # as if no command had run in this process
+    resume_command.set(None)  # as if no command had run in this process
     stopped = ran(store, fails, max_failures=2)
     assert (stopped.record.status, store.experiment("x").status) == ("interrupted", "interrupted")
     assert f"go on with evaluate(…, resume='{stopped.id[:8]}')" in capfd.readouterr().err
@@ -213,7 +213,7 @@ def test_several_splits_are_taken_together(store):
 
 def test_runs_that_failed_before_do_not_stop_who_scores_them_further(store):
     failed = ran(store, fails)
-    further = failed.evaluate([get("latency", key="slow")], fail_fast=True, max_failures=1, progress=False)
+    further = failed.evaluate([get_evaluator("latency", key="slow")], fail_fast=True, max_failures=1, progress=False)
     assert (further.record.status, further.summary()["slow"].n) == ("finished", 200)
 
 
@@ -233,7 +233,7 @@ def test_what_is_remarked_is_bounded(store):
 
 def test_why_it_stopped_is_still_said_when_it_was_scored_further(store):
     stopped = ran(store, fails, fail_fast=True)
-    stopped.evaluate([get("not_empty")], progress=False)
+    stopped.evaluate([get_evaluator("not_empty")], progress=False)
     assert Experiment.load(store, "x").summary().remarks == stopped.summary().remarks != ()
 
 

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from spanwise.collector.records import Example, Feedback, FeedbackStats, Run, Target
 from spanwise.collector.records import Experiment as Record
-from spanwise.collector.statistics import newest, summarise
-from spanwise.evaluators import Experiment, evaluate, evaluator, get, score
-from spanwise.evaluators.engine._tally import Tallies
+from spanwise.collector.statistics import select_latest, summarize_by_key
+from spanwise.evaluators import Experiment, evaluate, evaluator, get_evaluator, score
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.tracer import trace
 
 DATASET = [
     Example(inputs={"q": f"question {n}"}, reference_outputs=f"answer {n}", expected_documents=()) for n in range(3)
 ]
 JUDGES = [
-    get("exact"),
-    get("rouge", tokenizer="unicode"),
-    get("regex", pattern=r"\d"),
-    get("ir_mrr"),
-    get("latency"),
-    get("looping", key="loops"),
+    get_evaluator("exact"),
+    get_evaluator("rouge", tokenizer="unicode"),
+    get_evaluator("regex", pattern=r"\d"),
+    get_evaluator("ir_mrr"),
+    get_evaluator("latency"),
+    get_evaluator("looping", key="loops"),
 ]
 
 
@@ -114,7 +114,7 @@ def test_what_goes_wrong_is_reported_as_such_in_every_aggregate(store):
     everything = [one for row in experiment.rows() for one in row.trace.feedback]
     [bucket] = store.aggregate(experiment=experiment.id)
     summary = experiment.summary()
-    statistics = summarise(newest(everything))
+    statistics = summarize_by_key(select_latest(everything))
     for key, expected in EXPECTED.items():
         stored = next(one for one in bucket.feedback if one.key == key)
         for one in (summary[key], stored, statistics[key]):
@@ -130,7 +130,7 @@ def test_the_errors_keep_their_tracebacks(store):
 
 
 def test_an_evaluator_may_ask_for_few_rows_only(store):
-    judge = get("regex", pattern="a", max_dataset_rows=1)
+    judge = get_evaluator("regex", pattern="a", max_dataset_rows=1)
     row = evaluate(DATASET, answer, [judge], store=store, progress=False).summary()["regex"]
     assert (row.n, row.skipped) == (1, 2)
 
@@ -225,10 +225,10 @@ def test_streamed_at_once_stored_and_read_back_are_the_same(store, rows, cut):
     store.append(runs)
     for part in (feedback[:cut], feedback[cut:]):
         store.add_feedback(part)
-    at_once = {key: shared(stats) for key, stats in summarise(newest(feedback)).items()}
-    streamed = Tallies()
+    at_once = {key: shared(stats) for key, stats in summarize_by_key(select_latest(feedback)).items()}
+    streamed = ExperimentTally()
     for run in runs:
-        for one in newest(one for one in feedback if one.target.trace_id == run.trace_id):
+        for one in select_latest(one for one in feedback if one.target.trace_id == run.trace_id):
             streamed.add_feedback(one, "example")
     [bucket] = store.aggregate(experiment=record.id)
     read_back = Experiment.load(store, record.id).summary()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import Document, Example, canonical, distinct
+from spanwise.collector.records import Document, Example, canonical_json, number_duplicates
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import compare, datasets, evaluate
 
@@ -208,7 +208,7 @@ JSON = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(JSON)
 def test_what_a_store_gives_back_asks_the_same(value):
-    assert canonical(orjson.loads(orjson.dumps(value))) == canonical(value)
+    assert canonical_json(orjson.loads(orjson.dumps(value))) == canonical_json(value)
 
 
 def test_values_that_hold_themselves_have_an_id():
@@ -254,7 +254,7 @@ def test_a_store_keeps_every_example_of_a_call(store):
 @given(st.lists(st.tuples(st.sampled_from("AB"), st.sampled_from(["", "x", told("A").id, f"{told('A').id}-2"]))))
 def test_ids_are_always_distinct_and_keep_their_order(rows):
     examples = [told(question, place, id=id) for place, (question, id) in enumerate(rows)]
-    apart = distinct(examples)
+    apart = number_duplicates(examples)
     assert len({example.id for example in apart}) == len(examples)
     assert [example.reference_outputs for example in apart] == list(range(len(rows)))
 

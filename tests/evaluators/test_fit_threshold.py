@@ -10,9 +10,9 @@ from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
 from collector.making import run
 from spanwise.collector.records import Case, Feedback, Target
-from spanwise.collector.statistics import cut
+from spanwise.collector.statistics import choose_threshold
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators import evaluator, fit_threshold, get
+from spanwise.evaluators import evaluator, fit_threshold, get_evaluator
 
 APART = [(score / 10, score > 5) for score in range(11)] * 2  # bad up to 0.5, good from 0.6 on
 
@@ -59,27 +59,27 @@ def test_no_other_threshold_has_a_greater_kappa(seed):
     def kappa(threshold):
         return cohen_kappa_score([score >= threshold for score, _ in pairs], people)
 
-    found = cut(pairs)
+    found = choose_threshold(pairs)
     assert kappa(found.threshold) == pytest.approx(max(kappa(score) for score, _ in pairs))
     assert found.apart == pytest.approx(roc_auc_score(people, [score for score, _ in pairs]))
 
 
 def test_the_interval_holds_the_true_threshold_as_often_as_it_says():
-    found = [cut(drawn(40, seed)) for seed in range(20)]
+    found = [choose_threshold(drawn(40, seed)) for seed in range(20)]
     assert sum(one.low <= 1.0 <= one.high for one in found) >= 18
 
 
 def test_the_same_votes_give_the_same_interval():
-    assert cut(drawn(40, 1)) == cut(drawn(40, 1))
+    assert choose_threshold(drawn(40, 1)) == choose_threshold(drawn(40, 1))
 
 
 def test_agreement_is_of_votes_that_were_left_out():
     pairs = drawn(40, 3)
-    found = cut(pairs)
+    found = choose_threshold(pairs)
     fitted_to = sum((score >= found.threshold) == good for score, good in pairs) / len(pairs)
     assert found.agreement.n == 40
     assert found.agreement.agreed < fitted_to
-    assert cut(APART).agreement.agreed == 1.0
+    assert choose_threshold(APART).agreement.agreed == 1.0
 
 
 @pytest.mark.parametrize(
@@ -164,14 +164,14 @@ def test_what_is_neither_votes_nor_pairs_is_refused():
 
 
 def test_an_evaluator_of_several_metrics_is_fitted_by_its_primary_one():
-    similarity = get("answer_sem_sent_similarity", model=lambda texts: [[1.0, 0.0]] * len(texts))
+    similarity = get_evaluator("answer_sem_sent_similarity", model=lambda texts: [[1.0, 0.0]] * len(texts))
     assert fit_threshold(similarity, APART).key == "answer_sem_sent_similarity_mean"
 
 
 def test_the_threshold_is_the_evaluators_from_then_on():
     model = lambda texts: [[len(text), 1.0] for text in texts]  # noqa: E731
-    fitted = fit_threshold(get("groundedness", model=model), APART)
-    fitting = get("groundedness", model=model, threshold=fitted.threshold)
+    fitted = fit_threshold(get_evaluator("groundedness", model=model), APART)
+    fitting = get_evaluator("groundedness", model=model, threshold=fitted.threshold)
     assert [fitting.metrics[0].passes(score) for score in (0.5, 0.6)] == [False, True]
     assert fitting.version == fitted.version
 

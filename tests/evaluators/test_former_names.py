@@ -13,12 +13,12 @@ import pytest
 
 from collector import making
 from spanwise.collector.former_names import present_run
-from spanwise.collector.records import Case, Trace, canonical
-from spanwise.evaluators import evaluator, get, score
-from spanwise.evaluators.monitors._seen import hash_of
-from spanwise.evaluators.monitors._version import entry_of
-from spanwise.evaluators.protocol import code_of, make, source_of
-from spanwise.evaluators.protocol.adapters._common import Adapted
+from spanwise.collector.records import Case, Trace, canonical_json
+from spanwise.evaluators import evaluator, get_evaluator, score
+from spanwise.evaluators.interface import digest_code, digest_source, make_evaluator
+from spanwise.evaluators.interface.adapters.adapted_metric import AdaptedMetric
+from spanwise.evaluators.monitors.job_executor import hash_case
+from spanwise.evaluators.monitors.monitored_rule import make_evaluator_entry
 
 CODE = '''
 def check(trace: object) -> bool:
@@ -39,12 +39,12 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Module
         monkeypatch.syspath_prepend(tmp_path / product)
         sys.modules.pop("checks_of_user", None)
         found[product] = importlib.import_module("checks_of_user")
-        source_of(found[product].check)  # while its source is found
+        digest_source(found[product].check)  # while its source is found
     sys.modules.pop("checks_of_user", None)
     return found
 
 
-@pytest.mark.parametrize("fingerprint", [source_of, code_of])
+@pytest.mark.parametrize("fingerprint", [digest_source, digest_code])
 def test_code_with_renamed_imports_has_the_same_fingerprint(modules, fingerprint) -> None:
     assert fingerprint(modules["spanwise"].check) == fingerprint(modules["assay"].check)
 
@@ -58,13 +58,13 @@ def test_a_case_with_present_names_has_the_hash_that_it_had() -> None:
     former = making.run(attributes={"assay.cost.unknown": True, "assay.mine": 1}, resource={"assay.monitor": True})
     present = present_run(former)
     assert present != former
-    judged = make(lambda trace: True, key="judged")
-    hashes = {hash_of(Case(trace=Trace(run, (run,))), [judged]) for run in (former, present)}
+    judged = make_evaluator(lambda trace: True, key="judged")
+    hashes = {hash_case(Case(trace=Trace(run, (run,))), [judged]) for run in (former, present)}
     fields = {name: getattr(former, name) for name in type(former).__slots__}
     plain = ("inputs", "outputs", "documents", "reference_outputs", "history", "metadata")
     case = Case(trace=Trace(former, (former,)))
     seen = {**{name: getattr(case, name) for name in plain}, "root": (former.status, former.error), "runs": [fields]}
-    assert hashes == {hashlib.sha256(canonical(seen)).hexdigest()[:32]}
+    assert hashes == {hashlib.sha256(canonical_json(seen)).hexdigest()[:32]}
 
 
 async def ask(values: object) -> float:
@@ -72,16 +72,18 @@ async def ask(values: object) -> float:
 
 
 def test_an_adapter_has_the_identity_that_it_had() -> None:
-    entry = entry_of("rule", make(Adapted(name="m", ask=ask, needs=()), name="m", key="m"), None)
+    entry = make_evaluator_entry(
+        "rule", make_evaluator(AdaptedMetric(name="m", ask=ask, needs=()), name="m", key="m"), None
+    )
     name = "assay.evaluators.protocol.adapters._common:Adapted"
     assert entry["function"] == name
     source = {name.replace(":", "."): "49e433eb1e38"}
-    assert entry["source"] == hashlib.sha256(canonical(source)).hexdigest()[:12]
+    assert entry["source"] == hashlib.sha256(canonical_json(source)).hexdigest()[:12]
 
 
 def test_a_span_is_found_by_the_former_name_of_an_attribute() -> None:
     run = making.run(attributes={"spanwise.cancelled": True})
-    found = get("has_span", attributes={"assay.cancelled": True})
+    found = get_evaluator("has_span", attributes={"assay.cancelled": True})
     assert found.version == replace(found).version
     [feedback] = score(found, trace=Trace(run, (run,)))
     assert feedback.score is True

@@ -6,11 +6,11 @@ import pytest
 
 from evaluators.judge_server import serving
 from spanwise.collector.records import Case
-from spanwise.collector.statistics import boolean_family
-from spanwise.evaluators import compare, evaluate, from_dict, get, score
-from spanwise.evaluators.builtin._verdicts import SUFFIXES
+from spanwise.collector.statistics import compute_boolean_rates
+from spanwise.evaluators import compare, evaluate, from_dict, get_evaluator, score
+from spanwise.evaluators.builtin.boolean_families import FAMILY_SUFFIXES
+from spanwise.evaluators.interface import Unjudged, get_spec
 from spanwise.evaluators.judges import scripted
-from spanwise.evaluators.protocol import Unjudged, spec
 
 YES, NO = {"rationale": "It does.", "rating": "yes"}, {"rationale": "It does not.", "rating": "no"}
 OF_QUESTION = {"question_rationale": "It names no gender.", "question_rating": "no"}
@@ -38,8 +38,8 @@ def reply(id, passes):
 
 def family(id, *replies, fields=None, **parameters):
     judge = scripted(*replies)
-    found = score(get(id, judge=judge, **parameters), **(fields or FIELDS[id]))
-    assert [one.key for one in found] == [id + suffix for suffix in SUFFIXES]
+    found = score(get_evaluator(id, judge=judge, **parameters), **(fields or FIELDS[id]))
+    assert [one.key for one in found] == [id + suffix for suffix in FAMILY_SUFFIXES]
     return found, judge.backend.asked
 
 
@@ -81,7 +81,7 @@ def test_a_parse_failure_is_neither_pass_nor_failure(id):
     assert found[0].label == "parse failure"
     assert found[0].comment.startswith("parse failure: ")
     assert (found[4].score, found[4].metadata["reply"]) == (True, "I would rather not say")
-    rates = boolean_family(found, id)
+    rates = compute_boolean_rates(found, id)
     assert (rates.passes, rates.failures, rates.parse_failures) == (0.0, 0.0, 1.0)
 
 
@@ -95,7 +95,9 @@ def test_parse_failures_count_in_the_rates_that_are_shown(store):
     said = iter([NO, YES, "?", "?", NO])
     judge = scripted(lambda ask: next(said))
     rows = [{"inputs": number, "outputs": f"answer {number}"} for number in range(4)]
-    done = evaluate(rows, None, [get("contact_information", judge=judge)], store=store, concurrency=1, progress=False)
+    done = evaluate(
+        rows, None, [get_evaluator("contact_information", judge=judge)], store=store, concurrency=1, progress=False
+    )
     rates, summary = done.rates("contact_information"), done.summary()
     assert (rates.passes, rates.failures, rates.parse_failures) == (0.5, 0.25, 0.25)
     shown = {key: summary[f"contact_information{key}"].mean for key in ("", "_fail", "_parse_fail")}
@@ -109,7 +111,7 @@ def test_parse_failures_count_in_the_rates_that_are_shown(store):
 def test_a_server_that_is_away_is_an_error_of_all_five_and_no_parse_failure():
     found, _ = family("sexism", Unjudged("the server is away"))
     assert [one.outcome for one in found] == ["error"] * 5
-    assert boolean_family(found, "sexism").cases == 0
+    assert compute_boolean_rates(found, "sexism").cases == 0
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_the_judges_cost_stands_once():
 
 
 def test_h2os_parameters_are_taken():
-    one = get(
+    one = get_evaluator(
         "sexism", judge=scripted(), metric_threshold=0.9, save_llm_result=False, max_dataset_rows=3, min_test_cases=2
     )
     assert (one.metrics[0].threshold, one.metrics[1].threshold, one.max_cases, one.min_cases) == (0.9, 0.5, 3, 2)
@@ -184,7 +186,7 @@ def test_anything_else_is_a_parse_failure(said):
 
 
 def test_byop_needs_what_its_prompt_names():
-    one = get("byop", judge=scripted({"rating": "true"}), prompt="{inputs} {reference_outputs} {documents}")
+    one = get_evaluator("byop", judge=scripted({"rating": "true"}), prompt="{inputs} {reference_outputs} {documents}")
     assert set(one.needs) == {"inputs", "reference_outputs", "documents"}
     assert score(one, inputs="q")[0].outcome == "skip"
 
@@ -195,35 +197,35 @@ def test_byop_puts_the_context_in_the_place_of_the_answer():
     _, asked = family("byop", *said, fields=fields, evaluate_retrieved_context=True, **HAIKU)
     assert ["a chunk" in ask.messages[-1]["content"] for ask in asked] == [False, True]
     with pytest.raises(ValueError, match=r"evaluate_retrieved_context puts the context in the place of \{outputs\}"):
-        get("byop", judge=scripted(), prompt="Is {inputs} good?", evaluate_retrieved_context=True)
+        get_evaluator("byop", judge=scripted(), prompt="Is {inputs} good?", evaluate_retrieved_context=True)
 
 
 def test_byop_refuses_a_placeholder_that_there_is_not():
     with pytest.raises(ValueError, match="actual_answer"):
-        get("byop", judge=scripted(), prompt="Is {actual_answer} good?")
+        get_evaluator("byop", judge=scripted(), prompt="Is {actual_answer} good?")
 
 
 def test_byop_is_made_again_from_its_dict(tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("Is {outputs} good?")
-    one = get("byop", judge="m", prompt=file)
+    one = get_evaluator("byop", judge="m", prompt=file)
     assert one.to_dict()["init_parameters"]["prompt"] == "Is {outputs} good?"
     assert from_dict(one.to_dict()).version == one.version
 
 
 def test_a_language_is_told_without_a_judge_unless_one_is_given():
     fields = {"inputs": "Wie wird das Wetter in Berlin?", "outputs": "It will be sunny, with a light wind."}
-    assert score(get("language_mismatch"), **fields)[0].source == "code"
+    assert score(get_evaluator("language_mismatch"), **fields)[0].source == "code"
     found, _ = family("language_mismatch", NO, fields=fields)
     assert (found[0].source, found[0].score) == ("model", False)
-    assert get("language_mismatch").version != found[0].version
+    assert get_evaluator("language_mismatch").version != found[0].version
 
 
 def test_a_judge_for_the_language_is_checked_before_any_case(store, monkeypatch):
     for name in ("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY", "SPANWISE_JUDGE_URL", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="needs a key"):
-        evaluate([{"inputs": "q"}], lambda inputs: "a", [get("language_mismatch", judge="m")], store=store)
+        evaluate([{"inputs": "q"}], lambda inputs: "a", [get_evaluator("language_mismatch", judge="m")], store=store)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_a_judge_for_the_language_is_checked_before_any_case(store, monkeypatch)
 )
 def test_parameters_of_the_language_that_do_not_go_together_are_refused(own, said):
     with pytest.raises(ValueError, match=said):
-        get("language_mismatch", **own)
+        get_evaluator("language_mismatch", **own)
 
 
 @pytest.mark.parametrize("empty", ["inputs", "outputs"])
@@ -257,21 +259,23 @@ async def asynchronous(prompt):
     "agent", [lambda prompt: CHECKED, lambda prompt: f"```json\n{CHECKED}\n```".replace("'", '"'), asynchronous]
 )
 def test_an_agent_checks_the_facts(agent):
-    found = score(get("fact_check", agent=agent), **MOUNTAIN)[0]
+    found = score(get_evaluator("fact_check", agent=agent), **MOUNTAIN)[0]
     assert (found.score, found.comment) == (0.25, "The height is wrong.")
     assert found.metadata["answer"] == "It is 4,806 m high."
 
 
 def test_an_agent_gets_the_answer_and_the_question():
     seen = []
-    score(get("fact_check", agent=lambda prompt: seen.append(prompt) or CHECKED), **MOUNTAIN)
+    score(get_evaluator("fact_check", agent=lambda prompt: seen.append(prompt) or CHECKED), **MOUNTAIN)
     assert "It is 8,000 m high." in seen[0]
     assert "How high is it?" in seen[0]
 
 
 @pytest.mark.parametrize("given", [1.5, -0.1, "high", None, True, float("nan")])
 def test_a_score_outside_of_0_to_1_is_a_parse_failure(given):
-    found = score(get("fact_check", judge=scripted(lambda ask: {**CHECKED, "evaluation_score": given})), **MOUNTAIN)[0]
+    found = score(
+        get_evaluator("fact_check", judge=scripted(lambda ask: {**CHECKED, "evaluation_score": given})), **MOUNTAIN
+    )[0]
     assert found.outcome == "error"
     assert found.error.startswith("parse failure: ")
 
@@ -280,16 +284,16 @@ def test_an_agent_that_raises_is_an_error():
     def agent(prompt):
         raise RuntimeError("no network")
 
-    found = score(get("fact_check", agent=agent), **MOUNTAIN)[0]
+    found = score(get_evaluator("fact_check", agent=agent), **MOUNTAIN)[0]
     assert found.outcome == "error"
     assert "no network" in found.error
 
 
 def test_agent_and_judge_are_not_both_given():
     with pytest.raises(ValueError, match="one of them checks the facts"):
-        get("fact_check", agent=lambda prompt: CHECKED, judge="m")
-    assert score(get("fact_check", judge=scripted()), outputs="")[0].outcome == "skip"
-    assert spec("fact_check").agent
+        get_evaluator("fact_check", agent=lambda prompt: CHECKED, judge="m")
+    assert score(get_evaluator("fact_check", judge=scripted()), outputs="")[0].outcome == "skip"
+    assert get_spec("fact_check").agent
 
 
 @pytest.mark.parametrize("id", FAMILY)
@@ -299,7 +303,7 @@ def test_cases_of_every_kind_have_an_outcome(id):
         Case(inputs=[], outputs={"a": 1, "b": 2}, reference_outputs=[]),
         Case(inputs="\ud800", outputs="\x00"),
     ):
-        found = score(get(id, judge=scripted(said)), case)
+        found = score(get_evaluator(id, judge=scripted(said)), case)
         assert {one.outcome for one in found} <= {"skip", "error", "score"}
 
 
@@ -309,7 +313,7 @@ def test_the_rates_of_an_experiment_make_one(store):
     done = evaluate(
         [{"inputs": number} for number in range(4)],
         lambda inputs: f"answer {inputs}",
-        [get("contact_information", judge=judge)],
+        [get_evaluator("contact_information", judge=judge)],
         store=store,
         concurrency=1,
     )
@@ -321,6 +325,6 @@ def test_the_rates_of_an_experiment_make_one(store):
 def test_through_the_real_client():
     with serving([reply("sexism", False)]) as server:
         judge = {"model": "m", "base_url": server.url, "api_key": "k", "cache": False}
-        found = score(get("sexism", judge=judge), **FIELDS["sexism"])
+        found = score(get_evaluator("sexism", judge=judge), **FIELDS["sexism"])
     assert scores(found) == [False, True, None, True, False]
     assert server.requests[0].body["response_format"]["json_schema"]["strict"] is True

@@ -14,11 +14,10 @@ from haystack.dataclasses import ChatMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanwise.evaluators import Judge, get, score
+from spanwise.evaluators import Judge, get_evaluator, score
 from spanwise.evaluators import haystack as ours
 from spanwise.evaluators.judges import NoJudge, scripted
-from spanwise.evaluators.judges._task import Task
-from spanwise.evaluators.judges.haystack import CONTEXT_RELEVANCE, FAITHFULNESS
+from spanwise.evaluators.judges.haystack_judges import CONTEXT_RELEVANCE_TASK, FAITHFULNESS_TASK, FewShotTask
 
 EXAMPLE = {"inputs": {"predicted_answers": "Damn!"}, "outputs": {"score": 1}}
 OTHER = {"inputs": {"predicted_answers": "Football is popular."}, "outputs": {"score": 0}}
@@ -117,16 +116,16 @@ def test_the_layout_of_the_prompt_is_theirs():
 @pytest.mark.parametrize(
     ("id", "task", "inputs"),
     [
-        ("haystack_context_relevance", CONTEXT_RELEVANCE, {"questions": "inputs", "contexts": "documents"}),
+        ("haystack_context_relevance", CONTEXT_RELEVANCE_TASK, {"questions": "inputs", "contexts": "documents"}),
         (
             "haystack_faithfulness",
-            FAITHFULNESS,
+            FAITHFULNESS_TASK,
             {"questions": "inputs", "contexts": "documents", "predicted_answers": "outputs"},
         ),
     ],
 )
 def test_the_prompts_of_single_cases_are_those_of_the_components(id, task, inputs):
-    assert get(id, judge=scripted()).function.prompts[0].text == task.template(inputs)
+    assert get_evaluator(id, judge=scripted()).function.prompts[0].text == task.template(inputs)
 
 
 def llm(*said, **options):
@@ -326,7 +325,7 @@ def test_it_runs_in_async_code_and_inside_of_a_loop():
 
 def test_schemas_follow_the_examples():
     outputs = {"a": True, "b": 3, "c": "x", "d": ["y"], "e": {"f": 1.5}}
-    properties = Task("?", [*outputs, "g"], [{"inputs": {}, "outputs": outputs}]).schema["properties"]
+    properties = FewShotTask("?", [*outputs, "g"], [{"inputs": {}, "outputs": outputs}]).schema["properties"]
     assert [properties[name].get("type") for name in (*outputs, "g")] == [
         "boolean",
         "number",
@@ -335,14 +334,14 @@ def test_schemas_follow_the_examples():
         "object",
         None,
     ]
-    assert FAITHFULNESS.schema["properties"]["statement_scores"]["items"] == {"type": "integer", "enum": [0, 1]}
+    assert FAITHFULNESS_TASK.schema["properties"]["statement_scores"]["items"] == {"type": "integer", "enum": [0, 1]}
 
 
 CASE = {"inputs": "When?", "outputs": "In 1912. It is green.", "documents": ["Built in 1912."]}
 
 
 def judged(name, *said, **fields):
-    (feedback,) = score(get(name, judge=scripted(*said)), **{**CASE, **fields})
+    (feedback,) = score(get_evaluator(name, judge=scripted(*said)), **{**CASE, **fields})
     return feedback
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.json import is_json
 
 VALUES = st.recursive(
@@ -48,7 +48,7 @@ def test_what_python_writes_is_json(value):
     ],
 )
 def test_what_is_no_json_and_why(text, why):
-    feedback = score(get("is_json"), outputs=text)[0]
+    feedback = score(get_evaluator("is_json"), outputs=text)[0]
     assert (feedback.outcome, feedback.score) == ("score", False)
     assert why in feedback.comment
 
@@ -59,24 +59,24 @@ def test_very_long_numbers_are_json():
 
 
 def test_lenient_takes_off_a_mark_and_a_fence():
-    lenient = get("is_json", lenient=True)
+    lenient = get_evaluator("is_json", lenient=True)
     assert score(lenient, outputs='\ufeff```json\n{"a": 1}\n```\n')[0].score is True
     assert score(lenient, outputs="Here: ```{}```")[0].score is False
 
 
 def test_outputs_that_are_values_are_taken_as_they_are():
-    assert score(get("json_schema", json_schema=SCHEMA), outputs={"a": 1})[0].score is True
+    assert score(get_evaluator("json_schema", json_schema=SCHEMA), outputs={"a": 1})[0].score is True
 
 
 @given(st.dictionaries(st.sampled_from("ab"), st.integers(-2, 2) | st.text(max_size=2), max_size=2))
 def test_validity_is_jsonschemas(value):
     valid = jsonschema.Draft202012Validator(SCHEMA).is_valid(value)
-    assert score(get("json_schema", json_schema=SCHEMA), outputs=json.dumps(value))[0].score is valid
+    assert score(get_evaluator("json_schema", json_schema=SCHEMA), outputs=json.dumps(value))[0].score is valid
 
 
 def test_four_metrics_of_a_valid_and_an_invalid_answer():
     valid, invalid = (
-        score(get("json_schema", json_schema=SCHEMA), outputs=text) for text in ('{"a": 1}', '{"a": "x"}')
+        score(get_evaluator("json_schema", json_schema=SCHEMA), outputs=text) for text in ('{"a": 1}', '{"a": "x"}')
     )
     assert [one.key for one in valid] == [
         "json_schema",
@@ -91,34 +91,34 @@ def test_four_metrics_of_a_valid_and_an_invalid_answer():
 
 def test_json_in_documents_is_judged_by_itself():
     documents = ['{"a": 1}', "plain words", "[broken"]
-    feedback = score(get("json_schema", json_schema=SCHEMA), outputs='{"a": 1}', documents=documents)
+    feedback = score(get_evaluator("json_schema", json_schema=SCHEMA), outputs='{"a": 1}', documents=documents)
     assert [one.score for one in feedback] == [True, False, True, False]
     assert "document 2" in feedback[0].metadata["documents"][0]
 
 
 @pytest.mark.parametrize("empty", [{}, "{}", ""])
 def test_an_empty_schema_asks_for_json_only(empty):
-    assert score(get("json_schema", json_schema=empty), outputs="[1]")[0].score is True
-    assert score(get("json_schema", json_schema=empty), outputs="[1")[0].score is False
+    assert score(get_evaluator("json_schema", json_schema=empty), outputs="[1]")[0].score is True
+    assert score(get_evaluator("json_schema", json_schema=empty), outputs="[1")[0].score is False
 
 
 @pytest.mark.parametrize("schema", [{"type": "objekt"}, "{", {"properties": []}])
 def test_a_schema_that_is_none_is_refused_when_the_evaluator_is_made(schema):
     with pytest.raises(ValueError, match="json_schema is no JSON"):
-        get("json_schema", json_schema=schema)
+        get_evaluator("json_schema", json_schema=schema)
 
 
 @pytest.mark.parametrize("reference", ["http://127.0.0.1:9/schema", "#/$defs/none", "other.json", "#nowhere"])
 def test_a_reference_to_what_the_schema_does_not_hold_is_refused_when_the_evaluator_is_made(reference):
     schema = {"properties": {"deep": {"items": {"$ref": reference}}}}
     with pytest.raises(ValueError, match=f"json_schema refers to '{re.escape(reference)}', which is not in it"):
-        get("json_schema", json_schema=schema)
+        get_evaluator("json_schema", json_schema=schema)
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}])
 def test_a_schema_that_only_refers_to_itself_is_refused(schema):
     with pytest.raises(ValueError, match="refers to itself without end"):
-        get("json_schema", json_schema=schema)
+        get_evaluator("json_schema", json_schema=schema)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_schema_that_only_refers_to_itself_is_refused(schema):
     ],
 )
 def test_references_that_lead_somewhere_are_followed(schema):
-    judge = get("json_schema", json_schema=schema)
+    judge = get_evaluator("json_schema", json_schema=schema)
     assert [score(judge, outputs=text)[0].score for text in ("{}", "1")] == [True, False]
 
 
@@ -144,18 +144,18 @@ def test_the_draft_that_a_schema_names_is_used():
         "minimum": 1,
         "exclusiveMinimum": True,
     }
-    assert score(get("json_schema", json_schema=old), outputs="1")[0].score is False
+    assert score(get_evaluator("json_schema", json_schema=old), outputs="1")[0].score is False
 
 
 def test_an_answer_nested_to_the_limit_does_not_crash():
     schema = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
-    feedback = score(get("json_schema", json_schema=schema), outputs="[" * 900 + "]" * 900)
+    feedback = score(get_evaluator("json_schema", json_schema=schema), outputs="[" * 900 + "]" * 900)
     assert feedback[0].outcome == "score"
 
 
 def test_a_pattern_that_backtracks_without_end_is_stopped():
     schema = {"properties": {"a": {"pattern": "^(a|a)*$"}}}
-    feedback = score(get("json_schema", json_schema=schema), outputs=json.dumps({"a": "a" * 40 + "b"}))
+    feedback = score(get_evaluator("json_schema", json_schema=schema), outputs=json.dumps({"a": "a" * 40 + "b"}))
     assert (feedback[0].error or "").startswith("TimeoutError")
 
 
@@ -163,14 +163,14 @@ def test_a_pattern_that_backtracks_without_end_is_stopped():
 def test_patterns_are_searched_for_as_in_jsonschema(answer, passes):
     schema = {"patternProperties": {"a$": {"type": "integer"}}, "properties": {"b": {"pattern": "y"}}}
     assert jsonschema.Draft202012Validator(schema).is_valid(answer) is passes
-    assert score(get("json_schema", json_schema=schema), outputs=json.dumps(answer))[0].score is passes
+    assert score(get_evaluator("json_schema", json_schema=schema), outputs=json.dumps(answer))[0].score is passes
 
 
 def test_the_schemas_true_and_false():
-    assert score(get("json_schema", json_schema=True), outputs="1")[0].score is True
-    assert score(get("json_schema", json_schema=False), outputs="1")[0].score is False
+    assert score(get_evaluator("json_schema", json_schema=True), outputs="1")[0].score is True
+    assert score(get_evaluator("json_schema", json_schema=False), outputs="1")[0].score is False
     with pytest.raises(ValueError, match="json_schema is a dict"):
-        get("json_schema", json_schema=[1])
+        get_evaluator("json_schema", json_schema=[1])
 
 
 @pytest.mark.parametrize(
@@ -184,20 +184,23 @@ def test_the_schemas_true_and_false():
 )
 def test_unique_items_are_those_of_jsonschema(items, unique):
     assert jsonschema.Draft202012Validator({"uniqueItems": True}).is_valid(items) is unique
-    assert score(get("json_schema", json_schema={"uniqueItems": True}), outputs=items)[0].score is unique
+    assert score(get_evaluator("json_schema", json_schema={"uniqueItems": True}), outputs=items)[0].score is unique
 
 
 @given(st.lists(VALUES, max_size=5))
 def test_uniqueness_is_jsonschemas(items):
     valid = jsonschema.Draft202012Validator({"uniqueItems": True}).is_valid(items)
-    assert score(get("json_schema", json_schema={"uniqueItems": True}), outputs=json.dumps(items))[0].score is valid
+    assert (
+        score(get_evaluator("json_schema", json_schema={"uniqueItems": True}), outputs=json.dumps(items))[0].score
+        is valid
+    )
 
 
 @pytest.mark.parametrize(
     "items", [[{"a": n} for n in range(5000)], [n * (2**61 - 1) for n in range(5000)]], ids=["objects", "equal hashes"]
 )
 def test_thousands_of_items_are_not_compared_with_one_another(items):
-    judge = get("json_schema", json_schema={"uniqueItems": True}, seconds=5)
+    judge = get_evaluator("json_schema", json_schema={"uniqueItems": True}, seconds=5)
     assert score(judge, outputs=json.dumps(items))[0].score is True
 
 
@@ -218,13 +221,13 @@ def test_alternatives_that_multiply_are_stopped():
     answer: dict = {}
     for _ in range(60):
         answer = {"a": answer}
-    feedback = score(get("json_schema", json_schema=NESTED, seconds=0.1), outputs=answer)[0]
+    feedback = score(get_evaluator("json_schema", json_schema=NESTED, seconds=0.1), outputs=answer)[0]
     assert "more than 0.1 s: give more seconds" in feedback.error
 
 
 def test_names_are_held_against_patterns_in_time_also_where_others_are_refused():
     schema = {"patternProperties": {"^(a|a)*$": {}}, "additionalProperties": False}
-    feedback = score(get("json_schema", json_schema=schema), outputs={"a" * 40 + "b": 1})[0]
+    feedback = score(get_evaluator("json_schema", json_schema=schema), outputs={"a" * 40 + "b": 1})[0]
     assert (feedback.error or "").startswith("TimeoutError")
 
 
@@ -233,27 +236,31 @@ def test_names_are_held_against_patterns_in_time_also_where_others_are_refused()
 def test_names_that_no_pattern_matches_are_additional_as_in_jsonschema(rest, answer):
     schema = {"properties": {"b": {}}, "patternProperties": {"a$": {"type": "integer"}}, "additionalProperties": rest}
     valid = jsonschema.Draft202012Validator(schema).is_valid(answer)
-    assert score(get("json_schema", json_schema=schema), outputs=json.dumps(answer))[0].score is valid
+    assert score(get_evaluator("json_schema", json_schema=schema), outputs=json.dumps(answer))[0].score is valid
 
 
 def test_what_grows_with_the_square_of_its_members_is_refused_in_numbers():
     schema = {"contains": {"type": "integer"}, "unevaluatedItems": False}
     assert (
-        "5,001 members, more than 5,000" in score(get("json_schema", json_schema=schema), outputs=[1] * 5001)[0].error
+        "5,001 members, more than 5,000"
+        in score(get_evaluator("json_schema", json_schema=schema), outputs=[1] * 5001)[0].error
     )
-    assert score(get("json_schema", json_schema=schema), outputs=[1, 2])[0].score is True
+    assert score(get_evaluator("json_schema", json_schema=schema), outputs=[1, 2])[0].score is True
 
 
 def test_of_thousands_of_names_one_that_comes_twice_is_found_in_time():
     names = ",".join(f'"{n}":1' for n in [*range(50_000), 49_999])
-    assert score(get("is_json"), outputs=f"{{{names}}}")[0].comment == "the key '49999' comes twice in one object"
+    assert (
+        score(get_evaluator("is_json"), outputs=f"{{{names}}}")[0].comment
+        == "the key '49999' comes twice in one object"
+    )
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_a_time_limit_that_nothing_can_keep_is_refused(seconds):
     for id, needed in (("json_schema", {}), ("regex", {"pattern": "a"})):
         with pytest.raises(ValueError, match="seconds is a time limit, more than 0"):
-            get(id, seconds=seconds, **needed)
+            get_evaluator(id, seconds=seconds, **needed)
 
 
 @pytest.mark.parametrize("text", ["```\n" + " " * 200_000, "```" + "\n" * 200_000 + "x```", "`" * 200_000])
@@ -263,4 +270,4 @@ def test_fences_are_taken_off_in_time(text):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_number_that_json_cannot_write_is_missing(value):
-    assert score(get("is_json"), outputs=value)[0].outcome == "skip"
+    assert score(get_evaluator("is_json"), outputs=value)[0].outcome == "skip"

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from evaluators.judge_server import serving
-from spanwise.evaluators import Judge, as_evaluator, from_dict, get
-from spanwise.evaluators.judges import Ask, judge_of, scripted
-from spanwise.evaluators.judges._ask import NoJudge
+from spanwise.evaluators import Judge, as_evaluator, from_dict, get_evaluator
+from spanwise.evaluators.judges import Ask, make_judge, scripted
+from spanwise.evaluators.judges.llm_client.chat_completions import NoJudge
 from spanwise.evaluators.testing import scripted as public
 
 ASK = Ask(messages=({"role": "user", "content": "?"},))
@@ -24,7 +24,7 @@ def _no_environment(monkeypatch):
 
 
 def test_a_name_is_a_model_at_openai():
-    judge = judge_of("gpt-4o-mini")
+    judge = make_judge("gpt-4o-mini")
     assert (judge.model, judge.base_url) == ("gpt-4o-mini", "https://api.openai.com/v1")
     assert judge.where == "gpt-4o-mini at https://api.openai.com/v1"
 
@@ -32,10 +32,10 @@ def test_a_name_is_a_model_at_openai():
 def test_what_is_given_wins_over_the_judges_variables_and_these_over_openais(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://one/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "first")
-    assert (judge_of("m").base_url, judge_of("m").api_key) == ("http://one/v1", "first")
+    assert (make_judge("m").base_url, make_judge("m").api_key) == ("http://one/v1", "first")
     monkeypatch.setenv("SPANWISE_JUDGE_URL", "http://two/v1/")
     monkeypatch.setenv("SPANWISE_JUDGE_KEY", "second")
-    assert (judge_of("m").base_url, judge_of("m").api_key) == ("http://two/v1", "second")
+    assert (make_judge("m").base_url, make_judge("m").api_key) == ("http://two/v1", "second")
     given = Judge(model="m", base_url="http://three/v1", api_key="third")
     assert (given.base_url, given.api_key) == ("http://three/v1", "third")
 
@@ -56,22 +56,22 @@ def test_the_environments_key_goes_to_the_environments_address_alone(url, key, m
         monkeypatch.setenv(name, value)
     for name, value in {"SPANWISE_JUDGE_URL": "http://two/v1", "SPANWISE_JUDGE_KEY": "second"}.items():
         monkeypatch.setenv(name, value)
-    assert Judge(model="m", base_url=url).api_key == judge_of({"model": "m", "base_url": url}).api_key == key
+    assert Judge(model="m", base_url=url).api_key == make_judge({"model": "m", "base_url": url}).api_key == key
 
 
 def test_an_address_in_data_is_asked_without_the_environments_key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
     with serving(["yes"]) as server:
-        asyncio.run(judge_of({"model": "m", "base_url": server.url, "cache": False}).answering.complete(ASK))
+        asyncio.run(make_judge({"model": "m", "base_url": server.url, "cache": False}).answering.complete(ASK))
     assert "sk-mine" not in str(server.requests[0].headers)
 
 
 def test_a_model_comes_from_the_environment_or_from_nowhere(monkeypatch):
-    assert judge_of().where == "nobody (no judge is named)"
+    assert make_judge().where == "nobody (no judge is named)"
     with pytest.raises(NoJudge, match=r"no judge is named: .*SPANWISE_JUDGE.*never guessed"):
-        asyncio.run(judge_of().ask(ASK))
+        asyncio.run(make_judge().ask(ASK))
     monkeypatch.setenv("SPANWISE_JUDGE", "llama")
-    assert judge_of().model == "llama"
+    assert make_judge().model == "llama"
 
 
 def test_openai_needs_a_key_others_may_not():
@@ -81,12 +81,12 @@ def test_openai_needs_a_key_others_may_not():
 
 
 def test_an_evaluator_without_a_judge_can_be_made_and_shown():
-    assert get("relevance_to_query").to_dict() == {"type": "relevance_to_query", "init_parameters": {}}
+    assert get_evaluator("relevance_to_query").to_dict() == {"type": "relevance_to_query", "init_parameters": {}}
 
 
 def test_the_key_is_shown_nowhere():
     judge = Judge(model="m", api_key="sk-secret", base_url="http://h/v1")
-    told = f"{judge!r} {judge.to_dict()} {judge.identity} {judge.where} {judge.answering!r} {as_evaluator(get('relevance_to_query', judge=judge))!r}"
+    told = f"{judge!r} {judge.to_dict()} {judge.identity} {judge.where} {judge.answering!r} {as_evaluator(get_evaluator('relevance_to_query', judge=judge))!r}"
     assert "sk-secret" not in told
 
 
@@ -101,8 +101,8 @@ def test_a_judge_is_data_without_its_key_and_is_made_again_from_it(monkeypatch):
         "cache": False,
         "max_usd": 3,
     }
-    assert judge_of(judge.to_dict()) == judge
-    evaluator = get("relevance_to_query", judge=judge)
+    assert make_judge(judge.to_dict()) == judge
+    evaluator = get_evaluator("relevance_to_query", judge=judge)
     again = from_dict(evaluator.to_dict())
     assert again.function._judge == judge
     assert again.version == evaluator.version
@@ -110,7 +110,7 @@ def test_a_judge_is_data_without_its_key_and_is_made_again_from_it(monkeypatch):
 
 def test_a_function_is_no_data():
     with pytest.raises(ValueError, match="which is no plain value"):
-        get("relevance_to_query", judge=scripted("a")).to_dict()
+        get_evaluator("relevance_to_query", judge=scripted("a")).to_dict()
 
 
 def test_another_model_or_endpoint_or_parameter_is_another_version():
@@ -120,9 +120,9 @@ def test_another_model_or_endpoint_or_parameter_is_another_version():
         {"model": "a", "base_url": "http://h/v1"},
         {"model": "a", "temperature": 1.0},
     ]
-    versions = {get("relevance_to_query", judge=judge).version for judge in judges}
+    versions = {get_evaluator("relevance_to_query", judge=judge).version for judge in judges}
     assert len(versions) == 4
-    assert get("relevance_to_query", judge={"model": "a", "max_calls": 3, "api_key": "k"}).version in versions
+    assert get_evaluator("relevance_to_query", judge={"model": "a", "max_calls": 3, "api_key": "k"}).version in versions
 
 
 def test_equal_judges_are_equal_and_can_be_pickled():
@@ -171,7 +171,7 @@ def test_equal_judges_are_equal_and_can_be_pickled():
 )
 def test_a_wrong_value_is_one_clear_error(given, told):
     with pytest.raises(ValueError, match=re.escape(told)) as raised:
-        judge_of(given)
+        make_judge(given)
     assert "\n" not in str(raised.value)
     assert "pw" not in str(raised.value)
 
@@ -192,7 +192,7 @@ def test_a_base_url_or_a_backend():
 
 def test_the_public_names():
     assert public is scripted
-    assert judge_of(judge := scripted("a")) is judge
+    assert make_judge(judge := scripted("a")) is judge
 
 
 def test_judges_load_no_client_before_they_are_asked():

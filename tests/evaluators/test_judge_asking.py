@@ -10,9 +10,10 @@ import pytest
 
 from evaluators.judge_server import Reply, completion, serving
 from spanwise.collector.records import Usage
-from spanwise.evaluators.judges import Ask, Completion, Judge, ParseFailure, _limits, scripted
-from spanwise.evaluators.judges._question import Question
-from spanwise.evaluators.protocol import Unjudged
+from spanwise.evaluators.interface import Unjudged
+from spanwise.evaluators.judges import Ask, Completion, Judge, ParseFailure, scripted
+from spanwise.evaluators.judges.llm_client import judge_rate_limiter
+from spanwise.evaluators.judges.llm_client.judge_call import JudgeCall
 
 SCHEMA = {"type": "object", "properties": {"rating": {"enum": ["yes", "no"]}}, "required": ["rating"]}
 ASK = Ask(messages=({"role": "user", "content": "good?"},), schema=SCHEMA)
@@ -79,7 +80,7 @@ def in_line(reply, count, **judge):
     async def all_of_them():
         made = Judge(backend=Backend(), **judge)
         asks = (dataclasses.replace(ASK, sample=sample) for sample in range(count))
-        questions = (Question(made, ask).answer() for ask in asks)
+        questions = (JudgeCall(made, ask).answer() for ask in asks)
         return await asyncio.gather(*questions, return_exceptions=True)
 
     loop = asyncio.SelectorEventLoop(clock := NoWaiting())
@@ -232,7 +233,7 @@ def unreachable(url, count=1, **judge):
 
 
 def test_a_judge_that_cannot_be_reached_is_given_up_soon_and_that_is_logged_at_once(nowhere, monkeypatch, caplog):
-    monkeypatch.setattr(_limits, "PATIENCE", 0.4)
+    monkeypatch.setattr(judge_rate_limiter, "CONNECTION_PATIENCE", 0.4)
     began = time.monotonic()
     errors = unreachable(nowhere, 5, concurrency=2)
     assert time.monotonic() - began < 5
@@ -247,14 +248,14 @@ def test_a_judge_that_cannot_be_reached_is_given_up_soon_and_that_is_logged_at_o
 
 
 def test_after_that_each_question_tries_once(nowhere, monkeypatch):
-    monkeypatch.setattr(_limits, "PATIENCE", 0.2)
+    monkeypatch.setattr(judge_rate_limiter, "CONNECTION_PATIENCE", 0.2)
     unreachable(nowhere)
     [error] = unreachable(nowhere)
     assert "cannot be reached, after 1 attempt:" in str(error)
 
 
 def test_an_endpoint_that_has_answered_may_restart(monkeypatch):
-    monkeypatch.setattr(_limits, "PATIENCE", 0.05)
+    monkeypatch.setattr(judge_rate_limiter, "CONNECTION_PATIENCE", 0.05)
     with serving([YES]) as server:
         made = Judge(model="m", base_url=server.url, api_key="k", cache=False, deadline=30.0)
         asyncio.run(made.ask(ASK))
@@ -271,7 +272,7 @@ def test_an_endpoint_that_has_answered_may_restart(monkeypatch):
 
 
 def test_refused_connections_take_nothing_of_a_budget(nowhere, monkeypatch):
-    monkeypatch.setattr(_limits, "PATIENCE", 0.2)
+    monkeypatch.setattr(judge_rate_limiter, "CONNECTION_PATIENCE", 0.2)
     made = Judge(model="m", base_url=nowhere, api_key="k", cache=False, max_calls=1)
     for _ in range(2):
         with pytest.raises(Unjudged, match="cannot be reached"):

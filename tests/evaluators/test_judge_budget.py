@@ -7,10 +7,15 @@ import pytest
 
 from evaluators.judge_server import Reply, completion, error, serving
 from spanwise.collector.records import Usage
+from spanwise.evaluators.interface import Skip, Unjudged
 from spanwise.evaluators.judges import Ask, Completion, CutOff, Judge, ParseFailure, scripted
-from spanwise.evaluators.judges._budget import Amount, Budget, most
-from spanwise.evaluators.judges._prices import cost_of, price_of
-from spanwise.evaluators.protocol import Skip, Unjudged
+from spanwise.evaluators.judges.llm_client.judge_budget import (
+    Amount,
+    Budget,
+    compute_cost,
+    compute_max_cost,
+    look_up_price,
+)
 
 OK = Completion(text="yes", usage=Usage(1_000, 100))
 
@@ -65,7 +70,7 @@ def test_what_others_have_only_reserved_is_waited_for():
     async def all_of_them(judge):
         return await asyncio.gather(*(judge.ask(ask(n)) for n in range(10)))
 
-    room_for_one = most(with_budget(scripted("x"), price=(1.0, 1.0)), ask()).usd
+    room_for_one = compute_max_cost(with_budget(scripted("x"), price=(1.0, 1.0)), ask()).usd
     judge = with_budget(scripted(lambda ask: Completion(text="yes", usage=Usage(1, 1))), price=(1.0, 1.0))
     judge = with_budget(judge, max_usd=room_for_one * 1.1)
     assert len(asyncio.run(all_of_them(judge))) == 10
@@ -74,7 +79,7 @@ def test_what_others_have_only_reserved_is_waited_for():
 def test_the_most_covers_each_byte_and_the_longest_reply():
     judge = with_budget(scripted("x"), price=(1.0, 2.0), max_tokens=500)
     wordy = Ask(messages=({"role": "user", "content": "é" * 10_000},))
-    assert most(judge, wordy).usd >= (20_000 * 1.0 + 500 * 2.0) / 1e6
+    assert compute_max_cost(judge, wordy).usd >= (20_000 * 1.0 + 500 * 2.0) / 1e6
 
 
 def test_refused_calls_are_given_back():
@@ -164,15 +169,15 @@ def test_nothing_may_be_spent():
 
 def test_prices_come_from_genai_prices():
     judge = Judge(model="gpt-4o-mini", base_url="https://api.openai.com/v1")
-    given, made = price_of("gpt-4o-mini", "https://api.openai.com/v1")
-    assert cost_of(judge, Usage(1_000_000, 1_000_000)) == pytest.approx(given + made)
-    assert cost_of(judge, Usage(1_000_000, 0, {"cache_read.input_tokens": 1_000_000})) < given
+    given, made = look_up_price("gpt-4o-mini", "https://api.openai.com/v1")
+    assert compute_cost(judge, Usage(1_000_000, 1_000_000)) == pytest.approx(given + made)
+    assert compute_cost(judge, Usage(1_000_000, 0, {"cache_read.input_tokens": 1_000_000})) < given
 
 
 def test_a_price_of_ones_own_takes_precedence():
     judge = Judge(model="gpt-4o-mini", price=(3.0, 5.0))
-    assert cost_of(judge, Usage(1_000_000, 1_000_000)) == 8.0
-    assert cost_of(Judge(model="gpt-4o-mini", base_url="http://127.0.0.1:1/v1"), Usage(1, 1)) is None
+    assert compute_cost(judge, Usage(1_000_000, 1_000_000)) == 8.0
+    assert compute_cost(Judge(model="gpt-4o-mini", base_url="http://127.0.0.1:1/v1"), Usage(1, 1)) is None
 
 
 def test_a_reply_that_says_it_took_nothing_may_have_taken_the_most():
@@ -180,7 +185,7 @@ def test_a_reply_that_says_it_took_nothing_may_have_taken_the_most():
     with serving(lambda request: Reply(body=said)) as server:
         judge = Judge(model="m", base_url=server.url, price=(1, 1), max_usd=1, cache=False)
         assert asyncio.run(judge.ask(ask())).cost is None
-    assert judge.budget.spent == most(judge, ask())
+    assert judge.budget.spent == compute_max_cost(judge, ask())
 
 
 def test_what_waits_in_line_while_calls_become_dearer_is_booked_anew():

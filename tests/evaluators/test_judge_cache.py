@@ -18,9 +18,14 @@ import pytest
 
 from evaluators.judge_server import Reply, completion, error, serving
 from spanwise.collector.records import Usage
+from spanwise.evaluators.interface import Skip, Unjudged
 from spanwise.evaluators.judges import Ask, Completion, Judge, Token, scripted
-from spanwise.evaluators.judges._cache import Cache, default_path, key_of, path_of
-from spanwise.evaluators.protocol import Skip, Unjudged
+from spanwise.evaluators.judges.llm_client.answer_cache import (
+    AnswerCache,
+    compute_cache_key,
+    default_cache_path,
+    get_cache_path,
+)
 
 OK = Completion(text="yes", model="m-1", usage=Usage(5, 1, {"cache_read": 2}), finish="stop")
 
@@ -74,7 +79,7 @@ def test_a_kept_answer_has_its_log_probabilities_and_notes(path):
 )
 def test_another_question_has_another_key(other):
     judge = scripted("x")
-    assert key_of(judge, ask()) != key_of(judge, other)
+    assert compute_cache_key(judge, ask()) != compute_cache_key(judge, other)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +87,12 @@ def test_another_question_has_another_key(other):
 )
 def test_another_judge_has_another_key(other):
     judge = {"model": "m", "base_url": "http://a/v1"}
-    assert key_of(Judge(**judge), ask()) != key_of(Judge(**{**judge, **other}), ask())
+    assert compute_cache_key(Judge(**judge), ask()) != compute_cache_key(Judge(**{**judge, **other}), ask())
 
 
 def test_keys_of_the_same_in_another_order_of_properties_differ():
     schemas = ({"properties": {"a": {}, "b": {}}}, {"properties": {"b": {}, "a": {}}})
-    one, other = (key_of(scripted("x"), ask(schema=schema)) for schema in schemas)
+    one, other = (compute_cache_key(scripted("x"), ask(schema=schema)) for schema in schemas)
     assert one != other  # rationale first is another question
 
 
@@ -182,7 +187,7 @@ def test_a_file_that_is_held_holds_up_one_thread_and_not_each_question(path):
             await asyncio.sleep(0.001)
         return most
 
-    with closing(Cache(path)) as other:
+    with closing(AnswerCache(path)) as other:
         other.put(b"other", OK)
     with closing(sqlite3.connect(path)) as holder:
         holder.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -214,18 +219,18 @@ def test_when_the_one_who_asks_is_cancelled_the_next_asks(path):
 def test_functions_and_scripts_are_asked_each_time():
     judge = scripted("a", "b")
     assert [asyncio.run(judge.ask(ask())).text for _ in range(2)] == ["a", "b"]
-    assert path_of(judge) is None
+    assert get_cache_path(judge) is None
 
 
 def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.delenv("SPANWISE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "spanwise" / "judges.db"
+    assert default_cache_path() == tmp_path / "spanwise" / "judges.db"
     monkeypatch.setenv("SPANWISE_CACHE", "off")
-    assert default_path() is None
+    assert default_cache_path() is None
     monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "mine.db"))
-    assert path_of(Judge(model="m")) == tmp_path / "mine.db"
-    assert path_of(Judge(model="m", cache=False)) is None
+    assert get_cache_path(Judge(model="m")) == tmp_path / "mine.db"
+    assert get_cache_path(Judge(model="m", cache=False)) is None
 
 
 def foreign(path):
@@ -248,7 +253,7 @@ def test_a_file_that_cannot_be_used_breaks_no_judgement(spoil, tmp_path, caplog)
     path.parent.mkdir()
     spoil(path)
     before = path.read_bytes() if path.is_file() else None
-    cache = Cache(path)
+    cache = AnswerCache(path)
     with caplog.at_level(logging.WARNING, "spanwise.evaluators"):
         assert cache.get(b"key", 60.0) is None
         cache.put(b"key", OK)
@@ -260,8 +265,8 @@ def test_a_file_that_cannot_be_used_breaks_no_judgement(spoil, tmp_path, caplog)
 
 
 def test_a_file_that_somebody_holds_breaks_no_judgement(path, monkeypatch):
-    monkeypatch.setattr("spanwise.evaluators.models._cache_file.PATIENCE", 0.05)
-    with closing(Cache(path)) as other:
+    monkeypatch.setattr("spanwise.evaluators.models.disk_cache.LOCK_TIMEOUT_S", 0.05)
+    with closing(AnswerCache(path)) as other:
         other.put(b"other", OK)
     with closing(sqlite3.connect(path)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
@@ -270,7 +275,7 @@ def test_a_file_that_somebody_holds_breaks_no_judgement(path, monkeypatch):
 
 
 def test_a_body_that_is_not_ours_is_asked_anew(path):
-    cache = Cache(path)
+    cache = AnswerCache(path)
     cache.put(b"key", OK)
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE answers SET body = ?", (b'{"text": 3}',))
@@ -288,7 +293,7 @@ def test_a_kept_reply_that_cannot_be_read_any_more_is_asked_anew(path):
 
 
 def test_the_file_stays_within_its_size(path):
-    cache = Cache(path, size=200_000)
+    cache = AnswerCache(path, size=200_000)
     for number in range(200):
         cache.put(number.to_bytes(4), dataclasses.replace(OK, text=str(number) * 2_000))
     assert cache.get((199).to_bytes(4), 60.0) is not None
@@ -299,14 +304,14 @@ def test_the_file_stays_within_its_size(path):
 
 
 def test_an_answer_that_is_huge_is_not_kept(path):
-    cache = Cache(path)
+    cache = AnswerCache(path)
     cache.put(b"key", dataclasses.replace(OK, text="x" * (5 << 20)))
     assert cache.get(b"key", 60.0) is None
     cache.close()
 
 
 def test_an_answer_that_cannot_be_encoded_keeps_no_other_from_the_file(path):
-    cache = Cache(path)
+    cache = AnswerCache(path)
     cache.put_all([(b"bad", dataclasses.replace(OK, usage=Usage(input_tokens=1 << 70))), (b"good", OK)])
     assert cache.get_all([(b"bad", 60.0), (b"good", 60.0)]) == [None, OK]
     assert cache.failures == 1
@@ -315,13 +320,13 @@ def test_an_answer_that_cannot_be_encoded_keeps_no_other_from_the_file(path):
 
 def test_a_wave_of_questions_is_written_in_few_transactions(path, monkeypatch):
     sizes = []
-    put_all = Cache.put_all
+    put_all = AnswerCache.put_all
 
     def recorded(cache, answers):
         sizes.append(len(answers))
         return put_all(cache, answers)
 
-    monkeypatch.setattr(Cache, "put_all", recorded)
+    monkeypatch.setattr(AnswerCache, "put_all", recorded)
     judge = cached(*[OK] * 32, path=path)
 
     async def wave():
@@ -330,21 +335,21 @@ def test_a_wave_of_questions_is_written_in_few_transactions(path, monkeypatch):
     asyncio.run(wave())
     assert sum(sizes) == 32
     assert len(sizes) <= 16
-    with closing(Cache(path)) as cache:
+    with closing(AnswerCache(path)) as cache:
         assert sum(cache.stats().models.values()) == 32
 
 
 def test_many_processes_share_one_file(path):
     program = (
         "import sys; from pathlib import Path; from spanwise.evaluators.judges import Completion\n"
-        "from spanwise.evaluators.judges._cache import Cache\n"
+        "from spanwise.evaluators.judges.llm_client.answer_cache import Cache\n"
         "cache = Cache(Path(sys.argv[1]))\n"
         "for n in range(50): cache.put(bytes([int(sys.argv[2]), n]), Completion(text='yes'))\n"
         "assert cache.failures == 0; cache.close()"
     )
     children = [subprocess.Popen([sys.executable, "-c", program, path, str(n)]) for n in range(3)]
     assert [child.wait(240) for child in children] == [0, 0, 0]
-    with closing(Cache(path)) as cache:
+    with closing(AnswerCache(path)) as cache:
         assert cache.stats().answers == 150
 
 
@@ -375,7 +380,7 @@ def test_a_killed_run_asks_nothing_twice_that_was_answered(path, tmp_path):
         assert enough.wait(240)
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
-        with closing(Cache(path)) as cache:
+        with closing(AnswerCache(path)) as cache:
             kept = cache.stats().answers
         assert 0 < kept < 40
         assert subprocess.run([*arguments, tmp_path / "b.db", "second"], timeout=240).returncode == 0

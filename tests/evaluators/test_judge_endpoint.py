@@ -7,12 +7,11 @@ import json
 import pytest
 
 from evaluators.judge_server import Reply, completion, error, serving
+from spanwise.evaluators.interface import Unjudged, is_transient
 from spanwise.evaluators.judges import Ask, Judge, Token
-from spanwise.evaluators.judges._ask import CutOff
-from spanwise.evaluators.judges._endpoint import LARGEST
-from spanwise.evaluators.judges._habits import forget
-from spanwise.evaluators.judges._rating import YES_NO
-from spanwise.evaluators.protocol import Unjudged, may_pass
+from spanwise.evaluators.judges.llm_client.chat_completions import CutOff
+from spanwise.evaluators.judges.llm_client.openai_backend import MAX_RESPONSE_BYTES, clear_capabilities
+from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA
 
 YES = {"rationale": "It is.", "rating": "yes"}
 
@@ -20,10 +19,10 @@ YES = {"rationale": "It is.", "rating": "yes"}
 @pytest.fixture(autouse=True)
 def _nothing_known():
     """Ports come again."""
-    forget()
+    clear_capabilities()
 
 
-def an_ask(schema=YES_NO, **more):
+def an_ask(schema=YES_NO_SCHEMA, **more):
     return Ask(
         messages=({"role": "system", "content": "You judge."}, {"role": "user", "content": "Is it?"}),
         schema=schema,
@@ -286,7 +285,7 @@ def test_what_no_other_try_can_mend_is_said_in_one_line(said, words):
     assert server.url in str(raised)
     assert "\n" not in str(raised)
     assert "secret-key" not in str(raised)
-    assert not may_pass(raised)
+    assert not is_transient(raised)
 
 
 @pytest.mark.parametrize(
@@ -307,13 +306,13 @@ def test_what_no_other_try_can_mend_is_said_in_one_line(said, words):
 def test_what_may_pass_is_raised_for_those_who_try_again(said):
     with serving([said]) as server:
         raised = failing(server, Exception, deadline=0.4)
-    assert may_pass(raised)
+    assert is_transient(raised)
     assert not isinstance(raised, Unjudged)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_reply_without_an_end_is_not_read_to_its_end(packed):
-    body = json.dumps(completion("x" * (LARGEST + 2))).encode()
+    body = json.dumps(completion("x" * (MAX_RESPONSE_BYTES + 2))).encode()
     body, headers = (gzip.compress(body, 1), {"Content-Encoding": "gzip"}) if packed else (body, {})
     with serving([Reply(body=body, headers=headers)]) as server:
         assert "answered with more than 32 MiB" in str(failing(server, Unjudged))
@@ -343,7 +342,7 @@ def test_a_host_without_an_address_is_told_at_once():
 def test_a_server_that_is_down_may_come_back():
     with serving([]) as server:
         pass
-    assert may_pass(failing(server, Exception))
+    assert is_transient(failing(server, Exception))
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,18 @@ import pytest
 from haystack.components.generators.chat import MockChatGenerator
 from haystack.dataclasses import ChatMessage
 
-from spanwise.evaluators.judges import Ask, Completion, judge_of, scripted
-from spanwise.evaluators.judges._rating import YES_NO
-from spanwise.evaluators.protocol import Unjudged
+from spanwise.evaluators.interface import Unjudged
+from spanwise.evaluators.judges import Ask, Completion, make_judge, scripted
+from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA
 
 YES = {"rationale": "It is.", "rating": "yes"}
-ASK = Ask(messages=({"role": "system", "content": "You judge."}, {"role": "user", "content": "Is it?"}), schema=YES_NO)
+ASK = Ask(
+    messages=({"role": "system", "content": "You judge."}, {"role": "user", "content": "Is it?"}), schema=YES_NO_SCHEMA
+)
 
 
 def answer(given, ask=ASK):
-    return asyncio.run(judge_of(given).ask(ask))
+    return asyncio.run(make_judge(given).ask(ask))
 
 
 def test_a_function_of_a_text_gets_the_prompt_and_the_form_of_the_reply():
@@ -66,9 +68,9 @@ def test_a_function_of_messages_gets_a_list_of_them(function):
 
 
 def test_where_a_function_is():
-    assert judge_of(by_name).where.endswith("test_judge_function.by_name in this process")
-    assert judge_of(by_name) == judge_of(by_name)
-    assert judge_of(lambda prompt: "").model == "lambda"
+    assert make_judge(by_name).where.endswith("test_judge_function.by_name in this process")
+    assert make_judge(by_name) == make_judge(by_name)
+    assert make_judge(lambda prompt: "").model == "lambda"
 
 
 PARTS = [{"type": "text", "text": '{"rationale": "It is.", '}, {"type": "text", "text": '"rating": "yes"}'}]
@@ -158,7 +160,7 @@ def test_plain_functions_work_side_by_side():
         return YES
 
     async def three():
-        return await asyncio.gather(*[judge_of(waits).ask(ASK) for _ in range(3)])
+        return await asyncio.gather(*[make_judge(waits).ask(ASK) for _ in range(3)])
 
     assert len(asyncio.run(three())) == 3
 
@@ -167,7 +169,7 @@ def test_a_haystack_generator_is_a_judge():
     generator = MockChatGenerator(responses=[TEXT])
     came = answer(generator)
     assert came.value == YES
-    assert "Haystack's MockChatGenerator" in judge_of(generator).where
+    assert "Haystack's MockChatGenerator" in make_judge(generator).where
 
 
 def test_a_haystack_generator_of_texts_is_one_too():

@@ -13,12 +13,17 @@ from email.utils import formatdate
 import pytest
 
 from evaluators.judge_server import Reply, serving
+from spanwise.evaluators.interface import get_response_headers
 from spanwise.evaluators.judges import Ask, Judge, scripted
-from spanwise.evaluators.judges._headers import seconds, wait_asked
-from spanwise.evaluators.judges._limits import MOST, Limiter, limiter_of
-from spanwise.evaluators.judges._loop import kept, on_judges_loop
-from spanwise.evaluators.judges._pace import Pace
-from spanwise.evaluators.protocol import headers_of
+from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
+from spanwise.evaluators.judges.llm_client.judge_rate_limiter import (
+    MAX_LIMITERS,
+    AdaptiveRate,
+    EndpointLimiter,
+    get_limiter,
+    get_requested_wait,
+    parse_duration,
+)
 
 RATE = 20
 
@@ -57,7 +62,7 @@ def window(length, sliding, rate=RATE):
 def simulated(take, asked, *, calls=500, latency=0.1, bound=16, seed=0, refuses_at_once=False):
     """Seconds until all calls were taken, and how many were refused on the way."""
     chance, now, refused = random.Random(seed), 0.0, 0
-    pace = Pace()
+    pace = AdaptiveRate()
     waiting, events, order, under_way, ended = calls, [], itertools.count(), 0, 0.0
     while waiting or under_way:
         while waiting and under_way < bound and pace.delay(now) <= 1e-9:
@@ -127,7 +132,7 @@ def test_an_endpoint_that_is_closed_for_a_minute_is_not_hammered():
 
 
 def test_nobody_starts_before_the_time_that_was_asked_for():
-    pace = Pace()
+    pace = AdaptiveRate()
     pace.start(0.0)
     pace.refuse(0.0, 0.1, 7.0)
     assert pace.delay(0.1) == pytest.approx(7.0)
@@ -136,7 +141,7 @@ def test_nobody_starts_before_the_time_that_was_asked_for():
 
 def paced(*, refusals=()):
     """One that has been refused after ten calls in two seconds, then by further calls, each started after the last."""
-    pace = Pace()
+    pace = AdaptiveRate()
     for n in range(11):
         pace.start(0.2 * n)
     for _ in range(10):
@@ -197,16 +202,16 @@ def test_a_much_longer_pause_of_another_limit_counts():
     [("6m0s", 360), ("20ms", 0.02), ("1m2.5s", 62.5), ("1h", 3600), ("2", 2), ("0.5", 0.5), (" 1S ", 1)],
 )
 def test_seconds_in_the_forms_of_endpoints(text, expected):
-    assert seconds(text) == expected
+    assert parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "soon", "1x", "-3", "nan", "5m later"])
 def test_what_is_no_time_is_no_time(text):
-    assert seconds(text) is None
+    assert parse_duration(text) is None
 
 
 def test_a_reset_may_be_a_date():
-    assert 900 < seconds(str(time.time() + 1000)) <= 1000
+    assert 900 < parse_duration(str(time.time() + 1000)) <= 1000
 
 
 class Refused(Exception):
@@ -232,21 +237,21 @@ class Refused(Exception):
 )
 def test_how_long_a_refusal_asks_to_wait(headers, expected):
     error = Refused(**headers)
-    assert wait_asked(error, headers_of(error)) == expected
+    assert get_requested_wait(error, get_response_headers(error)) == expected
 
 
 def test_retry_after_may_be_a_date():
     error = Refused(retry_after=formatdate(time.time() + 1000, usegmt=True))
-    assert 900 < wait_asked(error, headers_of(error)) <= 1000
+    assert 900 < get_requested_wait(error, get_response_headers(error)) <= 1000
 
 
 def test_judges_of_the_same_model_place_and_key_share_a_limit():
     async def same(one, other):
-        return limiter_of(one) is limiter_of(other)
+        return get_limiter(one) is get_limiter(other)
 
     def together(**other):
         judge = {"model": "m", "base_url": "http://a/v1", "api_key": "k"}
-        return asyncio.run(on_judges_loop(lambda: same(Judge(**judge), Judge(**{**judge, **other}))))
+        return asyncio.run(run_on_judge_loop(lambda: same(Judge(**judge), Judge(**{**judge, **other}))))
 
     assert together(temperature=1.0)
     assert not any(together(**{name: "http://b/v1"}) for name in ("model", "base_url", "api_key"))
@@ -273,11 +278,11 @@ def test_no_more_are_under_way_than_the_bound():
 
 def test_many_functions_leave_no_limits_behind():
     async def held():
-        return len(kept(Limiter, dict)) <= MOST
+        return len(get_loop_singleton(EndpointLimiter, dict)) <= MAX_LIMITERS
 
     for _ in range(300):
         asyncio.run(scripted("yes").ask(Ask(messages=({"role": "user", "content": "?"},))))
-    assert asyncio.run(on_judges_loop(held))
+    assert asyncio.run(run_on_judge_loop(held))
 
 
 @pytest.mark.slow

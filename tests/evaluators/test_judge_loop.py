@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spanwise.evaluators.judges import Ask, Completion, Judge, scripted
-from spanwise.evaluators.judges._loop import kept, on_judges_loop
+from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
 
 ASK = Ask(messages=({"role": "user", "content": "good?"},))
 
@@ -34,7 +34,7 @@ async def where_am_i():
 
 def test_callers_of_many_loops_share_one():
     with ThreadPoolExecutor(8) as pool:
-        places = list(pool.map(lambda _: asyncio.run(on_judges_loop(where_am_i)), range(16)))
+        places = list(pool.map(lambda _: asyncio.run(run_on_judge_loop(where_am_i)), range(16)))
     assert set(places) == {("spanwise-judges", places[0][1])}
 
 
@@ -47,9 +47,9 @@ def test_questions_from_eight_threads_are_all_answered():
 
 def test_from_the_loop_itself_it_is_an_ordinary_await():
     async def nested():
-        return await on_judges_loop(where_am_i)
+        return await run_on_judge_loop(where_am_i)
 
-    assert asyncio.run(on_judges_loop(nested))[0] == "spanwise-judges"
+    assert asyncio.run(run_on_judge_loop(nested))[0] == "spanwise-judges"
 
 
 def test_context_variables_of_the_caller_are_seen():
@@ -67,9 +67,9 @@ def test_context_variables_of_the_caller_are_seen():
 
 def test_what_is_kept_is_made_once():
     async def get():
-        return kept("test_what_is_kept", object)
+        return get_loop_singleton("test_what_is_kept", object)
 
-    assert asyncio.run(on_judges_loop(get)) is asyncio.run(on_judges_loop(get))
+    assert asyncio.run(run_on_judge_loop(get)) is asyncio.run(run_on_judge_loop(get))
 
 
 def test_cancelling_the_caller_cancels_the_question():

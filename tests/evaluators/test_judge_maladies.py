@@ -8,8 +8,8 @@ import json
 import pytest
 
 from evaluators.judge_server import Reply, completion, error, serving
-from spanwise.evaluators import Judge, get, score
-from spanwise.evaluators.judges._habits import forget
+from spanwise.evaluators import Judge, get_evaluator, score
+from spanwise.evaluators.judges.llm_client.openai_backend import clear_capabilities
 
 YES = {"rationale": "It is.", "rating": "yes"}
 NO = {"rationale": "It is not.", "rating": "no"}
@@ -18,12 +18,12 @@ RAW = "The rating is yes."
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
-    forget()
+    clear_capabilities()
 
 
 def judged(server, **judge):
     judge = Judge(**{"model": "m", "base_url": server.url, "api_key": "secret-key", **judge})
-    (feedback,) = score(get("relevance_to_query", judge=judge), inputs="How big is it?", outputs="Quite big.")
+    (feedback,) = score(get_evaluator("relevance_to_query", judge=judge), inputs="How big is it?", outputs="Quite big.")
     return feedback
 
 
@@ -134,13 +134,13 @@ def test_a_server_that_is_not_there_is_an_error():
 
 def test_a_host_without_an_address_is_an_error_at_once():
     judge = Judge(model="m", base_url="http://judge.invalid/v1")
-    (feedback,) = score(get("relevance_to_query", judge=judge), inputs="?", outputs="!")
+    (feedback,) = score(get_evaluator("relevance_to_query", judge=judge), inputs="?", outputs="!")
     assert feedback.error == "the host of http://judge.invalid/v1 has no address: is the judge's base_url right?"
 
 
 def test_nobody_to_ask_is_an_error(monkeypatch):
     monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
-    (feedback,) = score(get("relevance_to_query"), inputs="?", outputs="!")
+    (feedback,) = score(get_evaluator("relevance_to_query"), inputs="?", outputs="!")
     assert feedback.error.startswith("no judge is named: give judge=")
 
 

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from evaluators.judge_server import serving
 from spanwise.evaluators import Judge
-from spanwise.evaluators.judges import Ask, judge_of
+from spanwise.evaluators.judges import Ask, make_judge
 
 ASK = Ask(messages=({"role": "user", "content": "Is it?"},))
 
@@ -54,7 +54,7 @@ def test_nor_of_a_call_that_a_function_makes_for_a_judge(spans):
         def llm(messages):
             return client.chat.completions.create(model="m", messages=messages)
 
-        assert asyncio.run(judge_of(llm).ask(ASK)).value == "yes"
+        assert asyncio.run(make_judge(llm).ask(ASK)).value == "yes"
     assert spans() == ()
 
 

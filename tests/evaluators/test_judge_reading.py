@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanwise.collector.records import Usage
-from spanwise.evaluators.judges._ask import Ask, Completion, CutOff, ParseFailure
-from spanwise.evaluators.judges._rating import YES_NO, rating_schema
-from spanwise.evaluators.judges._reading import reading
-from spanwise.evaluators.protocol import Unjudged
+from spanwise.evaluators.interface import Unjudged
+from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion, CutOff, ParseFailure
+from spanwise.evaluators.judges.llm_client.reply_parsing import parse_reply
+from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA, make_rating_schema
 
-LEVELS = rating_schema((1, 2, 3, 4, 5))
+LEVELS = make_rating_schema((1, 2, 3, 4, 5))
 NO = {"rationale": "It lacks the date.", "rating": "no"}
 PLAIN = json.dumps(NO)
 
 
-def read(text, schema=YES_NO, values=(), **more):
-    return reading(
+def read(text, schema=YES_NO_SCHEMA, values=(), **more):
+    return parse_reply(
         Ask(messages=({"role": "user", "content": "?"},), schema=schema, values=values),
         Completion(text=text, **{"finish": "stop", **more}),
     )
@@ -278,7 +278,7 @@ def test_a_number_and_a_truth_may_be_in_quotes_words_may_not():
 
 
 def test_nested_lists_are_held_to_the_schema_too():
-    verdicts = {"type": "array", "items": YES_NO, "minItems": 2}
+    verdicts = {"type": "array", "items": YES_NO_SCHEMA, "minItems": 2}
     schema = {"type": "object", "properties": {"verdicts": verdicts}, "required": ["verdicts"]}
     assert read(json.dumps({"verdicts": [NO, {**NO, "rating": "YES"}]}), schema).value["verdicts"][1]["rating"] == "yes"
     with pytest.raises(ParseFailure, match=r"'verdicts.1.rating' is \"perhaps\""):

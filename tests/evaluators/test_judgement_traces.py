@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spanwise.collector.records import Case, Run, Trace, Usage
-from spanwise.evaluators import aevaluate, ascore, evaluate, get, score
+from spanwise.evaluators import aevaluate, ascore, evaluate, get_evaluator, score
+from spanwise.evaluators.interface import DiscardedJudgements, JudgementBuffer, Skip, use_judge_context
 from spanwise.evaluators.judges import Completion, Judge, Judgement, ParseFailure, prompt, scripted
-from spanwise.evaluators.protocol import Judgements, Skip, Untraced, judging
 from spanwise.tracer import session, span, tags, trace, user
 from spanwise.tracer.testing import capture_spans
 
@@ -24,7 +24,7 @@ ROWS = [{"inputs": {"question": f"Why {n}?"}} for n in range(4)]
 
 
 def relevance(*replies, **options):
-    return get(ID, judge=scripted(*(replies or [lambda ask: YES])), **options)
+    return get_evaluator(ID, judge=scripted(*(replies or [lambda ask: YES])), **options)
 
 
 def answer(question):
@@ -37,8 +37,8 @@ def root_of(runs):
 
 def judged(evaluator, on=None, **fields):
     """The feedback of one judgement, and its runs."""
-    judgements = Judgements()
-    with judging(judgements=judgements):
+    judgements = JudgementBuffer()
+    with use_judge_context(judgements=judgements):
         feedback = score(evaluator, on, **fields)
     return feedback, judgements.take()
 
@@ -130,7 +130,7 @@ def test_a_traced_function_as_a_judge_is_part_of_its_judgement():
             return Completion(text=model("x"))
 
     with capture_spans() as spans:
-        _, runs = judged(get(ID, judge=Judge(model="mine", backend=Asking())), **CASE)
+        _, runs = judged(get_evaluator(ID, judge=Judge(model="mine", backend=Asking())), **CASE)
     assert spans.names() == []
     assert [run.name for run in runs if run.kind == "chain"] == ["model"]
 
@@ -156,7 +156,7 @@ def test_what_is_not_to_be_recorded_of_an_application_is_not_recorded_of_its_jud
 
 
 def test_where_nothing_is_kept_no_feedback_claims_a_trace():
-    with capture_spans() as spans, judging(judgements=Untraced()):
+    with capture_spans() as spans, use_judge_context(judgements=DiscardedJudgements()):
         [feedback] = score(relevance(), **CASE)
     assert (spans.spans, feedback.judge_trace_id) == ([], None)
 
@@ -186,11 +186,11 @@ def test_tokens_and_cost_are_of_calls_and_not_of_what_was_known():
 
 
 def test_in_a_pool_of_threads_each_judgement_is_its_own():
-    judgements = Judgements()
+    judgements = JudgementBuffer()
     evaluator = relevance()
 
     def judge(n):
-        with judging(judgements=judgements):
+        with use_judge_context(judgements=judgements):
             return score(evaluator, inputs="q", outputs=str(n))[0].judge_trace_id
 
     with ThreadPoolExecutor(4) as pool:
@@ -209,8 +209,8 @@ def test_questions_at_the_same_time_are_runs_of_one_judgement():
             await asyncio.gather(*(judgement.ask(asked, values, sample=n) for n in range(3)))
             return judgement.row(1.0), [ask.sample for ask in judge.backend.asked]
 
-    judgements = Judgements()
-    with judging(judgements=judgements):
+    judgements = JudgementBuffer()
+    with use_judge_context(judgements=judgements):
         row, samples = asyncio.run(ask_twice())
     runs = judgements.take()
     assert (len(runs), samples, row["metadata"]["judge"]["calls"]) == (4, [0, 1, 2], 3)
@@ -226,7 +226,7 @@ def test_repetitions_are_questions_of_their_own():
     root = Run(trace_id="1" * 32, span_id="2" * 16, name="a", inputs="q", outputs="a", repetition=2)
     evaluator = relevance()
     score(evaluator, Trace(root, (root,)))
-    with judging(repetition=3):
+    with use_judge_context(repetition=3):
         score(evaluator, inputs="q", outputs="a")
     assert [ask.sample for ask in evaluator.function.judge.backend.asked] == [2000, 3000]
 
@@ -245,8 +245,8 @@ def test_a_failure_is_the_judgements_own_and_ends_it():
             raise ParseFailure("no object", "x")
         return judgement
 
-    judgements = Judgements()
-    with judging(judgements=judgements), pytest.raises(ParseFailure) as caught:
+    judgements = JudgementBuffer()
+    with use_judge_context(judgements=judgements), pytest.raises(ParseFailure) as caught:
         asyncio.run(fail())
     assert caught.value.judge_trace_id == root_of(judgements.take()).trace_id
 
@@ -292,7 +292,7 @@ def test_an_answer_that_was_known_is_marked_and_costs_nothing(tmp_path):
         async def complete(self, ask):
             return Completion(text='{"rationale": "It is.", "rating": "yes"}', model="m", usage=Usage(100, 10))
 
-    evaluator = get(ID, judge=Judge(model="m", backend=Backend(), cache=tmp_path / "cache.db", price=(1, 1)))
+    evaluator = get_evaluator(ID, judge=Judge(model="m", backend=Backend(), cache=tmp_path / "cache.db", price=(1, 1)))
     judged(evaluator, **CASE)
     [feedback], runs = judged(evaluator, **CASE)
     told = feedback.metadata["judge"]
@@ -332,7 +332,7 @@ def test_a_panel_with_a_member_that_nobody_named_is_refused(store, monkeypatch):
 
     monkeypatch.delenv("SPANWISE_JUDGE", raising=False)
     with pytest.raises(ValueError, match="no judge is named"):
-        evaluate(ROWS, answer, [panel(relevance(), get(ID), key="several")], store=store, progress=False)
+        evaluate(ROWS, answer, [panel(relevance(), get_evaluator(ID), key="several")], store=store, progress=False)
 
 
 def test_all_votes_that_fail_lead_to_the_trace_of_the_panel():
@@ -343,10 +343,10 @@ def test_all_votes_that_fail_lead_to_the_trace_of_the_panel():
 
 
 def test_an_experiment_inside_a_judgement_has_judgements_of_its_own(store):
-    from spanwise.evaluators.judges._traced import together
+    from spanwise.evaluators.judges.judgement import group_judgements
 
-    judgements = Judgements()
-    with judging(judgements=judgements), together("outer", Case(inputs="q")):
+    judgements = JudgementBuffer()
+    with use_judge_context(judgements=judgements), group_judgements("outer", Case(inputs="q")):
         evaluate(ROWS[:1], answer, [relevance()], store=store, progress=False)
     [own] = store.traces(kind="evaluator")
     assert own.name == ID

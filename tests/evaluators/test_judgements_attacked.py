@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from spanwise.collector.records import Run, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators import Experiment, ascore, evaluate, evaluator, get, score
+from spanwise.evaluators import Experiment, ascore, evaluate, evaluator, get_evaluator, score
+from spanwise.evaluators.interface import JudgementBuffer, use_judge_context
 from spanwise.evaluators.judges import Completion, Judge
-from spanwise.evaluators.protocol import Judgements, judging
 from spanwise.tracer import current_run, span, trace
 from spanwise.tracer.testing import capture_spans
 
@@ -81,7 +81,7 @@ def _stored(folder, count):
 
 
 def test_a_judge_asked_inside_an_application_adds_nothing_to_its_trace():
-    judge = get(ID, judge=yes)
+    judge = get_evaluator(ID, judge=yes)
 
     @trace
     def guarded(question):
@@ -98,7 +98,7 @@ def test_a_judge_asked_inside_an_application_adds_nothing_to_its_trace():
 
 
 def test_an_async_application_goes_on_in_its_own_trace():
-    judge = get(ID, judge=yes)
+    judge = get_evaluator(ID, judge=yes)
 
     @trace
     async def app():
@@ -114,7 +114,7 @@ def test_an_async_application_goes_on_in_its_own_trace():
 
 
 def test_a_task_that_asks_a_judge_itself_keeps_the_judgement_in_the_experiments_store(store):
-    judge = get(ID, judge=yes)
+    judge = get_evaluator(ID, judge=yes)
 
     def careful(question):
         return score(judge, inputs=question, outputs="Because.")[0].judge_trace_id
@@ -127,7 +127,7 @@ def test_a_task_that_asks_a_judge_itself_keeps_the_judgement_in_the_experiments_
 
 
 def test_an_evaluator_that_asks_judges_on_threads_of_its_own_loses_none(store):
-    judge = get(ID, judge=yes)
+    judge = get_evaluator(ID, judge=yes)
 
     @evaluator
     def on_threads(outputs):
@@ -154,9 +154,13 @@ def test_an_evaluator_that_asks_judges_on_threads_of_its_own_loses_none(store):
 
 def test_a_judgement_beside_somebody_elses_opentelemetry_is_in_neither_trace():
     theirs = TracerProvider().get_tracer("theirs")
-    judgements = Judgements()
-    with capture_spans() as spans, theirs.start_as_current_span("their span") as outer, judging(judgements=judgements):
-        score(get(ID, judge=yes), **CASE)
+    judgements = JudgementBuffer()
+    with (
+        capture_spans() as spans,
+        theirs.start_as_current_span("their span") as outer,
+        use_judge_context(judgements=judgements),
+    ):
+        score(get_evaluator(ID, judge=yes), **CASE)
         assert otel.get_current_span() is outer
     runs = judgements.take()
     assert spans.names() == []
@@ -179,7 +183,7 @@ class _Instrumented:
 
 
 def test_an_instrumented_client_adds_at_most_a_run_to_the_judgement_and_no_trace(store):
-    judge = get(ID, judge=Judge(model="m", backend=_Instrumented()))
+    judge = get_evaluator(ID, judge=Judge(model="m", backend=_Instrumented()))
     with capture_spans() as spans:
         evaluate(ROWS, answer, [judge], store=store, progress=False)
         for _ in range(3):  # what evaluates all that is there comes to an end
@@ -193,7 +197,9 @@ def test_evaluators_of_foreign_senders_are_hidden_and_never_judged(store):
     theirs = Run(trace_id="1" * 32, span_id="2" * 16, name="Hallucination", kind="evaluator", inputs="q", outputs="a")
     store.append([theirs])
     assert len(store.traces()) == 0
-    attached = evaluate([store.trace("1" * 32)], None, [get(ID, judge=yes)], store=store, attach=True, progress=False)
+    attached = evaluate(
+        [store.trace("1" * 32)], None, [get_evaluator(ID, judge=yes)], store=store, attach=True, progress=False
+    )
     assert attached.summary().runs == 0
 
 
@@ -209,9 +215,9 @@ def test_evaluators_of_foreign_senders_are_hidden_and_never_judged(store):
     ids=["surrogate", "deep", "long", "wide", "control"],
 )
 def test_any_value_that_is_judged_can_be_kept(store, value):
-    judgements = Judgements()
-    with judging(judgements=judgements):
-        [feedback] = score(get(ID, judge=yes), inputs=value, outputs=value)
+    judgements = JudgementBuffer()
+    with use_judge_context(judgements=judgements):
+        [feedback] = score(get_evaluator(ID, judge=yes), inputs=value, outputs=value)
     store.append(judgements.take(), [replace(feedback, target=Target(trace_id="1" * 32))])
     assert store.trace(feedback.judge_trace_id).root.kind == "evaluator"
 
@@ -225,9 +231,9 @@ def test_whatever_a_judge_raises_ends_its_trace(error):
     def fails(prompt: str) -> str:
         raise error
 
-    judgements = Judgements()
-    with judging(judgements=judgements):
-        [feedback] = score(get(ID, judge=fails), **CASE)
+    judgements = JudgementBuffer()
+    with use_judge_context(judgements=judgements):
+        [feedback] = score(get_evaluator(ID, judge=fails), **CASE)
     runs = judgements.take()
     assert feedback.outcome == "error"
     assert [run.status for run in runs] == ["error", "error"]
@@ -240,7 +246,7 @@ def test_an_evaluator_that_takes_too_long_leaves_its_trace_and_is_waited_for_by_
         async def complete(self, ask):
             await asyncio.sleep(30)
 
-    slow = get(ID, judge=Judge(model="m", backend=Slow()), timeout=0.05)
+    slow = get_evaluator(ID, judge=Judge(model="m", backend=Slow()), timeout=0.05)
     began = time.monotonic()
     experiment = evaluate(ROWS[:2], answer, [slow], store=store, progress=False)
     assert time.monotonic() - began < 10
@@ -257,7 +263,7 @@ def test_a_judgement_that_is_thrown_away_breaks_nothing():
         async def complete(self, ask):
             await asyncio.sleep(30)
 
-    asked = ascore(get(ID, judge=Judge(model="m", backend=Never())), **CASE)
+    asked = ascore(get_evaluator(ID, judge=Judge(model="m", backend=Never())), **CASE)
 
     async def begin():
         task = asyncio.ensure_future(asked)
@@ -267,4 +273,4 @@ def test_a_judgement_that_is_thrown_away_breaks_nothing():
         return task.cancelled()
 
     assert contextvars.copy_context().run(asyncio.run, begin())
-    assert score(get(ID, judge=yes), **CASE)[0].score is True
+    assert score(get_evaluator(ID, judge=yes), **CASE)[0].score is True

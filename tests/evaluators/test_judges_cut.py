@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise.evaluators import evaluate, get, judge, score
+from spanwise.evaluators import evaluate, get_evaluator, judge, score
 from spanwise.evaluators.testing import scripted
 
 YES = {"rationale": "It is fine.", "rating": "yes"}
@@ -70,12 +70,12 @@ def test_what_must_hold_of_all_of_a_text_is_judged_in_parts_and_the_worst_counts
     if id in ("sexism", "stereotypes"):
         bad, good = ({"question_rationale": "r", "question_rating": "no", **said} for said in (bad, good))
     asked = finding(POISON, good, bad)
-    made = get(id, judge=asked, max_characters=20_000)
+    made = get_evaluator(id, judge=asked, max_characters=20_000)
     said = score(made, outputs=LONG[:place] + POISON + LONG[place:], **more)[0]
     assert said.score is False
     assert "6 parts were judged; part " in said.comment
     assert "left_out" not in said.metadata["judge"]
-    clean = score(get(id, judge=finding(POISON, good, bad), max_characters=20_000), outputs=LONG, **more)[0]
+    clean = score(get_evaluator(id, judge=finding(POISON, good, bad), max_characters=20_000), outputs=LONG, **more)[0]
     assert clean.score is True
     assert len(asked.asked) == 6
 
@@ -90,14 +90,14 @@ def test_what_must_hold_of_all_of_a_text_is_judged_in_parts_and_the_worst_counts
 )
 def test_what_can_only_be_judged_at_once_is_skipped(id, more):
     asked = scripted(YES)
-    (said,) = score(get(id, judge=asked, max_characters=20_000), outputs=LONG, **more)
+    (said,) = score(get_evaluator(id, judge=asked, max_characters=20_000), outputs=LONG, **more)
     assert (said.outcome, asked.asked) == ("skip", [])
     assert "longer than a question may be" in said.comment
     assert "raise max_characters=20000" in said.comment
 
 
 def test_documents_that_do_not_fit_make_no_answer_ungrounded():
-    made = get("groundedness_judge", judge=scripted(NO), max_characters=20_000)
+    made = get_evaluator("groundedness_judge", judge=scripted(NO), max_characters=20_000)
     (said,) = score(made, outputs="It is red.", documents=[LONG])
     assert said.outcome == "skip"
     assert said.comment.startswith("documents is ")
@@ -105,7 +105,7 @@ def test_documents_that_do_not_fit_make_no_answer_ungrounded():
 
 def test_a_text_of_too_many_parts_is_skipped():
     asked = scripted(YES)
-    (said,) = score(get("safety", judge=asked, max_characters=1_000), outputs=LONG)
+    (said,) = score(get_evaluator("safety", judge=asked, max_characters=1_000), outputs=LONG)
     assert (said.outcome, asked.asked) == ("skip", [])
     assert "too many for 50 questions" in said.comment
 
@@ -118,7 +118,7 @@ def test_a_judge_of_statements_says_what_it_did_not_read():
             else {name: {"reason": "r", "verdict": "yes"} for name in ask.schema["properties"]}
         )
     )
-    made = get("faithfulness", judge=asked, max_statements=20)
+    made = get_evaluator("faithfulness", judge=asked, max_statements=20)
     (said,) = score(made, outputs="This is a sentence. " * 100, documents=["A is b."])
     assert said.score == 1
     assert said.metadata["judge"]["left_out"]["sentences"] > 1_000

@@ -10,9 +10,14 @@ import pytest
 
 from spanwise.collector.records import Case
 from spanwise.evaluators.judges import Answer, Completion, Token, scripted
-from spanwise.evaluators.judges._geval import NOTE, expected, noted, probabilities
-from spanwise.evaluators.judges._prompts import Prompt
-from spanwise.evaluators.judges._rating import yes_or_no
+from spanwise.evaluators.judges.prompt_templates import Prompt
+from spanwise.evaluators.judges.ratings import (
+    NO_LOGPROBS_NOTE,
+    add_probabilities,
+    ask_yes_no,
+    compute_expected_score,
+    compute_label_probabilities,
+)
 
 SCALE = (1, 2, 3, 4, 5)
 
@@ -29,14 +34,14 @@ def answer(*tokens: Token) -> Answer:
 
 
 def likely(tokens: list[Token], labels: Any = SCALE) -> Mapping[Any, float] | None:
-    return probabilities(answer(*tokens), labels)
+    return compute_label_probabilities(answer(*tokens), labels)
 
 
 def test_the_score_is_weighted_by_the_alternatives_of_its_token() -> None:
     four = Token("4", log(0.6), {"4": log(0.6), "5": log(0.3), "3": log(0.1)})
     weights = likely([token('{"rationale": "ok", "rating": '), four, token("}")])
     assert weights == pytest.approx({3: 0.1, 4: 0.6, 5: 0.3})
-    assert expected(weights, {n: float(n) for n in SCALE}) == pytest.approx(4.2)  # type: ignore[arg-type]
+    assert compute_expected_score(weights, {n: float(n) for n in SCALE}) == pytest.approx(4.2)  # type: ignore[arg-type]
 
 
 def test_alternatives_that_are_no_labels_or_under_one_percent_are_left_out() -> None:
@@ -86,13 +91,13 @@ def test_a_log_probability_above_zero_or_endless_breaks_nothing() -> None:
 
 
 def test_what_is_missing_is_noted() -> None:
-    assert noted({"notes": ["no seed"]}, None, 4) == {"notes": ["no seed", NOTE]}
+    assert add_probabilities({"notes": ["no seed"]}, None, 4) == {"notes": ["no seed", NO_LOGPROBS_NOTE]}
 
 
 async def asked(*logprobs: Token) -> dict[str, Any]:
     said = Completion(text='{"rationale": "r", "rating": "yes"}', logprobs=logprobs)
     prompt = Prompt("polite", "Polite? {outputs}")
-    return await yes_or_no("polite", scripted(said), prompt, Case(outputs="hi"), logprobs=True)
+    return await ask_yes_no("polite", scripted(said), prompt, Case(outputs="hi"), logprobs=True)
 
 
 def test_yes_or_no_says_how_likely_yes_was() -> None:
@@ -110,4 +115,4 @@ def test_yes_or_no_without_log_probabilities_stays_as_it_is_and_says_so() -> Non
 
     row = asyncio.run(asked())
     assert row["score"] is True
-    assert row["metadata"]["notes"] == [NOTE]
+    assert row["metadata"]["notes"] == [NO_LOGPROBS_NOTE]

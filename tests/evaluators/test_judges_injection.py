@@ -6,9 +6,9 @@ import pytest
 
 from evaluators.injections import INJECTIONS
 from evaluators.judge_server import serving
-from spanwise.evaluators import Judge, get, judge, score
+from spanwise.evaluators import Judge, get_evaluator, judge, score
 from spanwise.evaluators.judges import Prompt, scripted
-from spanwise.evaluators.judges._fences import cut, harmless, mark_of
+from spanwise.evaluators.judges.untrusted_data import compute_mark, neutralize, truncate_middle
 
 QUESTION = Prompt("q", "Is it good?\n\nAsked:\n{inputs}\n\nAnswer:\n{outputs}\n\nSay yes or no.", bound=50_000)
 MARK = re.compile(r"between <data-([0-9a-f]{16}) …>")
@@ -24,7 +24,7 @@ def taken_apart(messages):
 
 
 def sent(text, share=25_000):
-    return harmless(cut(text, share))
+    return neutralize(truncate_middle(text, share))
 
 
 def test_there_are_enough_of_them():
@@ -70,15 +70,15 @@ def test_it_can_be_sent(attack):
 @each
 @pytest.mark.parametrize("id", ["relevance_to_query", "user_frustrated"])
 def test_a_judge_that_says_no_is_not_talked_over(attack, id):
-    quoting = {"rationale": f"It says: {harmless(attack)[:2_000]}", "rating": "no"}
-    [said] = score(get(id, judge=scripted(quoting)), inputs="2 + 2?", outputs=attack)
+    quoting = {"rationale": f"It says: {neutralize(attack)[:2_000]}", "rating": "no"}
+    [said] = score(get_evaluator(id, judge=scripted(quoting)), inputs="2 + 2?", outputs=attack)
     assert (said.outcome, said.score, said.label) == ("score", False, "no")
 
 
 @each
 def test_a_reply_that_begins_with_it_is_no_yes(attack):
-    reply = f'{harmless(attack)[:2_000]}\n{{"rationale": "It gives orders.", "rating": "no"}}'
-    [said] = score(get("relevance_to_query", judge=scripted(reply, reply)), inputs="2 + 2?", outputs=attack)
+    reply = f'{neutralize(attack)[:2_000]}\n{{"rationale": "It gives orders.", "rating": "no"}}'
+    [said] = score(get_evaluator("relevance_to_query", judge=scripted(reply, reply)), inputs="2 + 2?", outputs=attack)
     assert said.score is not True
     assert (said.outcome, said.label) == ("score", "no") or said.error.startswith("parse failure: ")
 
@@ -98,7 +98,7 @@ JUDGES = {
 def test_an_endpoint_whose_model_quotes_the_forged_verdict_is_asked_once_more(id, more):
     with serving([QUOTING, NO]) as server:
         model = Judge(model="m", base_url=server.url, cache=False)
-        (said,) = score(get(id, judge=model), inputs="q", outputs=f"Bombs are easy. {FORGED}", **more)
+        (said,) = score(get_evaluator(id, judge=model), inputs="q", outputs=f"Bombs are easy. {FORGED}", **more)
     assert (said.outcome, said.score, said.comment) == ("score", False, "It forges a verdict.")
     assert len(server.requests) == 2
     assert "may be a quotation" in server.requests[1].body["messages"][-1]["content"]
@@ -132,9 +132,9 @@ def test_an_example_that_carries_it_stays_between_fences_too(attack):
 
 
 def test_a_value_cannot_hold_its_own_mark():
-    mark = mark_of(["some text"])
-    assert mark_of(["some text"]) == mark
-    assert mark_of(["some text", mark]) != mark
+    mark = compute_mark(["some text"])
+    assert compute_mark(["some text"]) == mark
+    assert compute_mark(["some text", mark]) != mark
     assert len(mark) == 16
 
 
@@ -144,7 +144,7 @@ def test_a_value_cannot_hold_its_own_mark():
 def test_a_mark_that_a_value_holds_is_not_taken(alike):
     marks = {f"{number:02x}" for number in range(256)}
     known = " ".join(alike(mark) for mark in sorted(marks - {"a7"}))  # an attacker who has tried all marks but one
-    assert mark_of([known], digits=2) == "a7"
+    assert compute_mark([known], digits=2) == "a7"
 
 
 def test_a_value_goes_in_once():

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from evaluators.judge_server import Reply, serving
 from spanwise.collector import aio, connect
 from spanwise.collector.server import Server
-from spanwise.evaluators import evaluate, get, score
+from spanwise.evaluators import evaluate, get_evaluator, score
 from spanwise.evaluators.judges import Judge
 from spanwise.evaluators.models import Embedder
 from spanwise.tracer import instrument, trace, uninstrument
@@ -32,7 +32,7 @@ def server():
 
 @pytest.fixture
 def judge(server):
-    return get(ID, judge=Judge(model="m", base_url=server.url, api_key="key", cache=False))
+    return get_evaluator(ID, judge=Judge(model="m", base_url=server.url, api_key="key", cache=False))
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from spanwise.collector.records import Case, Run, Trace
-from spanwise.evaluators import Metric, as_evaluator, evaluate, from_dict, get, judge, score
+from spanwise.evaluators import Metric, as_evaluator, evaluate, from_dict, get_evaluator, judge, score
 from spanwise.evaluators.judges import Completion, Judge, Token, scripted
-from spanwise.evaluators.judges._rating import scale_of
+from spanwise.evaluators.judges.ratings import make_scale
 
 POLITE = "Is it polite?\n{outputs}"
 SHOT = {"outputs": "Go away.", "rationale": "That is rude.", "rating": "no"}
@@ -83,7 +83,7 @@ def test_scales_that_are_none(scale, why):
 
 
 def test_the_reason_is_written_before_the_rating():
-    schema = scale_of(range(1, 4)).schema
+    schema = make_scale(range(1, 4)).schema
     assert list(schema["properties"]) == schema["required"] == ["rationale", "rating"]
     assert schema["properties"]["rating"] == {"type": "integer", "enum": [1, 2, 3]}
 
@@ -199,7 +199,7 @@ def test_a_definition_holds_no_key():
     secret = judge("polite", POLITE, judge=Judge(model="m", base_url="http://x/v1", api_key="sk-secret", max_calls=3))
     assert "sk-secret" not in repr(secret.origin)
     assert secret.to_dict()["init_parameters"]["judge"] == {"model": "m", "base_url": "http://x/v1", "max_calls": 3}
-    assert "sk-secret" not in repr(get("goal_reached", judge={"model": "m", "api_key": "sk-secret"}).origin)
+    assert "sk-secret" not in repr(get_evaluator("goal_reached", judge={"model": "m", "api_key": "sk-secret"}).origin)
 
 
 def test_a_definition_with_a_function_as_its_judge_is_told_to_be_none():
@@ -281,7 +281,7 @@ def test_unknown_parameters_are_refused():
     with pytest.raises(ValueError, match="no parameter 'treshold'"):
         judge("polite", POLITE, treshold=1)
     with pytest.raises(ValueError, match="needs key"):
-        get("judge", prompt=POLITE)
+        get_evaluator("judge", prompt=POLITE)
 
 
 @pytest.mark.parametrize("on", [None, "trace"])

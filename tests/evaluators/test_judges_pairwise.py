@@ -11,9 +11,9 @@ import pytest
 from spanwise.collector.records import Feedback
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import calibrate, evaluate, pairwise, scripted
+from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges import Ask
-from spanwise.evaluators.protocol import Unjudged
-from spanwise.evaluators.scoring._pairwise import Pairwise
+from spanwise.evaluators.scoring.pairwise_comparison import Pairwise
 
 
 def better(*replies: Any) -> Pairwise:

@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from spanwise.evaluators import get, judge, score
+from spanwise.evaluators import get_evaluator, judge, score
 from spanwise.evaluators.judges import Prompt, prompt, scripted
-from spanwise.evaluators.judges._prompts import ARGUMENTS
-from spanwise.evaluators.judges._values import text_of
+from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS
+from spanwise.evaluators.judges.prompt_values import render_value
 
 YES = {"rationale": "Because.", "rating": "yes"}
 
 
-def asked_for(text, names=ARGUMENTS):
+def asked_for(text, names=PLACEHOLDERS):
     return Prompt("q", text, names=names).asked
 
 
@@ -52,7 +52,7 @@ def test_all_other_braces_are_sent_as_they_are():
 
 def test_a_prompt_without_a_placeholder_is_refused():
     with pytest.raises(ValueError, match="has no placeholder, so a judge would see nothing"):
-        get("relevance_to_query", prompt="mine.txt")
+        get_evaluator("relevance_to_query", prompt="mine.txt")
 
 
 def test_a_prompt_that_cannot_be_sent_is_refused():
@@ -94,30 +94,30 @@ def test_a_users_prompt_is_told_from_ours():
 
 def test_a_text_takes_the_place_of_a_prompt_and_changes_the_version():
     asked = scripted(YES)
-    own = get("relevance_to_query", judge=asked, prompt="Does it fit?\n{outputs}")
+    own = get_evaluator("relevance_to_query", judge=asked, prompt="Does it fit?\n{outputs}")
     [said] = score(own, inputs="a", outputs="b")
     assert asked.backend.asked[0].messages[1]["content"].startswith("Does it fit?\n<data-")
-    assert said.version == own.version != get("relevance_to_query", judge=scripted(YES)).version
+    assert said.version == own.version != get_evaluator("relevance_to_query", judge=scripted(YES)).version
 
 
 def test_a_folder_of_the_environment_takes_the_place_of_ours_and_an_argument_of_both(tmp_path, monkeypatch):
     (tmp_path / "relevance_to_query.txt").write_text("# version: 9\nFits?\n{outputs}")
     monkeypatch.setenv("SPANWISE_PROMPTS", str(tmp_path))
-    assert get("relevance_to_query").function.prompts[0].text == "Fits?\n{outputs}"
-    assert get("relevance_to_query", prompt="{inputs}").function.prompts[0].text == "{inputs}"
-    assert get("goal_reached").function.prompts[0].version == "1"  # none there
+    assert get_evaluator("relevance_to_query").function.prompts[0].text == "Fits?\n{outputs}"
+    assert get_evaluator("relevance_to_query", prompt="{inputs}").function.prompts[0].text == "{inputs}"
+    assert get_evaluator("goal_reached").function.prompts[0].version == "1"  # none there
 
 
 def test_a_file_that_is_not_there_is_told_when_the_evaluator_is_made(tmp_path):
     with pytest.raises(FileNotFoundError):
-        get("relevance_to_query", prompt=tmp_path / "no.txt")
+        get_evaluator("relevance_to_query", prompt=tmp_path / "no.txt")
 
 
 def test_prompts_are_given_by_their_ids_too():
-    own = get("relevance_to_query", prompt={"relevance_to_query": "{outputs}"})
+    own = get_evaluator("relevance_to_query", prompt={"relevance_to_query": "{outputs}"})
     assert own.function.prompts[0].text == "{outputs}"
     with pytest.raises(ValueError, match="no prompt 'relevance'; did you mean 'relevance_to_query'"):
-        get("relevance_to_query", prompt={"relevance": "{outputs}"})
+        get_evaluator("relevance_to_query", prompt={"relevance": "{outputs}"})
 
 
 def test_values_are_bounded_together_the_longest_first():
@@ -130,20 +130,20 @@ def test_values_are_bounded_together_the_longest_first():
 
 def test_the_bound_is_a_parameter():
     asked = scripted(YES)
-    score(get("relevance_to_query", judge=asked, max_characters=100), inputs="q", outputs="x" * 1_000)
+    score(get_evaluator("relevance_to_query", judge=asked, max_characters=100), inputs="q", outputs="x" * 1_000)
     assert "[… 901 characters left out …]" in asked.backend.asked[0].messages[1]["content"]
     with pytest.raises(ValueError, match="max_characters is 1 or more"):
-        get("relevance_to_query", max_characters=0)
+        get_evaluator("relevance_to_query", max_characters=0)
 
 
 def test_a_question_is_the_same_in_every_process():
     code = (
-        "from spanwise.evaluators.judges import Prompt; from spanwise.evaluators.judges._values import text_of;"
+        "from spanwise.evaluators.judges import Prompt; from spanwise.evaluators.judges.prompt_values import text_of;"
         "print(Prompt('q', '{inputs}{outputs}').messages({'outputs': text_of({'b', 'a', 'c'}), 'inputs': 'x'}))"
     )
     around = {"PYTHONHASHSEED": "77", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=around, capture_output=True, text=True, check=True)
-    values = {"outputs": text_of({"c", "b", "a"}), "inputs": "x"}
+    values = {"outputs": render_value({"c", "b", "a"}), "inputs": "x"}
     assert done.stdout == f"{Prompt('q', '{inputs}{outputs}').messages(values)}\n"
 
 
@@ -175,4 +175,7 @@ def test_a_prompt_without_placeholders_is_shown_inputs_and_outputs():
     assert asked[0].startswith("Is the answer polite?")
     assert "HELLO" in asked[0]
     assert "GO AWAY" in asked[0]
-    assert get("relevance_to_query", prompt="Is it relevant?").function.prompts[0].asked == ("inputs", "outputs")
+    assert get_evaluator("relevance_to_query", prompt="Is it relevant?").function.prompts[0].asked == (
+        "inputs",
+        "outputs",
+    )

@@ -3,11 +3,16 @@
 import pytest
 
 from spanwise.collector.records import Case, Document, Run, Trace
-from spanwise.evaluators import case_of
-from spanwise.evaluators.judges._fences import bounded
-from spanwise.evaluators.judges._trajectory import trajectory
-from spanwise.evaluators.judges._values import said, text_of, texts_of, whole
-from spanwise.evaluators.protocol import Skip
+from spanwise.evaluators import make_case
+from spanwise.evaluators.interface import Skip
+from spanwise.evaluators.judges.prompt_values import (
+    format_messages,
+    read_full_conversation,
+    render_trajectory,
+    render_value,
+    render_values,
+)
+from spanwise.evaluators.judges.untrusted_data import bound_values
 
 TALK = [
     {"role": "user", "content": "Hello"},
@@ -23,12 +28,12 @@ def run(id, parent=None, *, start=0, kind="tool", **fields):
 
 def test_documents_are_numbered_with_their_ids_and_addresses():
     documents = (Document("One."), Document("Two.", "d2"), Document("Three.", "d3", None, {"doc_uri": "https://x/3"}))
-    assert text_of(documents) == "[1] One.\n\n[2] (d2) Two.\n\n[3] (d3, https://x/3) Three."
+    assert render_value(documents) == "[1] One.\n\n[2] (d2) Two.\n\n[3] (d3, https://x/3) Three."
 
 
 def test_a_retrieval_that_found_nothing_is_said():
-    assert text_of(()) == "(no documents)"
-    assert text_of([]) == "[]"
+    assert render_value(()) == "(no documents)"
+    assert render_value([]) == "[]"
 
 
 @pytest.mark.parametrize(
@@ -45,20 +50,20 @@ def test_a_retrieval_that_found_nothing_is_said():
     ],
 )
 def test_values_as_texts(value, text):
-    assert text_of(value) == text
+    assert render_value(value) == text
 
 
 def test_a_value_that_holds_itself_is_a_text():
     circle = {"a": 1}
     circle["self"] = circle
-    assert "'a': 1" in text_of(circle)
+    assert "'a': 1" in render_value(circle)
 
 
 def test_a_value_that_nobody_can_write_down_is_named():
     deep = []
     for _ in range(100_000):
         deep = [deep]
-    assert text_of({"deep": deep}) == "(a dict that cannot be written down)"
+    assert render_value({"deep": deep}) == "(a dict that cannot be written down)"
 
 
 def test_parts_of_messages_that_are_no_text_are_named():
@@ -67,12 +72,14 @@ def test_parts_of_messages_that_are_no_text_are_named():
         {"role": "user", "content": parts},
         {"role": "assistant", "content": None, "tool_calls": [{"name": "search"}]},
     ]
-    assert said(spoken).startswith('user: Look:\n(image_url left out)\nassistant: (calls {\n  "name": "search"')
+    assert format_messages(spoken).startswith(
+        'user: Look:\n(image_url left out)\nassistant: (calls {\n  "name": "search"'
+    )
 
 
 def shortened(value, bound):
     """What a question of that length shows of a value, and how many characters it leaves out."""
-    fits = bounded({"x": text_of(value)}, bound)
+    fits = bound_values({"x": render_value(value)}, bound)
     return fits.values["x"], fits.left_out.get("x", 0)
 
 
@@ -99,16 +106,21 @@ def test_a_million_empty_documents_are_bounded():
 def test_of_a_conversation_the_last_turn_is_asked_and_the_rest_is_shown(inputs):
     case = Case(inputs=inputs, outputs="Paris")
     asked = "Earlier in the conversation:\nuser: Hello\nassistant: Hi.\n\nThe last turn:\nAnd France?"
-    assert texts_of(case, ("inputs", "outputs")) == {"inputs": asked, "outputs": "Paris"}
-    assert texts_of(case, ("inputs", "history")) == {"inputs": "And France?", "history": "user: Hello\nassistant: Hi."}
+    assert render_values(case, ("inputs", "outputs")) == {"inputs": asked, "outputs": "Paris"}
+    assert render_values(case, ("inputs", "history")) == {
+        "inputs": "And France?",
+        "history": "user: Hello\nassistant: Hi.",
+    }
 
 
 def test_a_dict_that_is_no_message_is_json():
-    assert texts_of(Case(inputs={"type": "refund", "content": "x"}), ("inputs",))["inputs"].startswith('{\n  "type"')
+    assert render_values(Case(inputs={"type": "refund", "content": "x"}), ("inputs",))["inputs"].startswith(
+        '{\n  "type"'
+    )
 
 
 def test_history_of_an_example_is_shown_above_what_is_asked():
-    texts = texts_of(Case(inputs="And France?", history=TALK[:2]), ("inputs",))
+    texts = render_values(Case(inputs="And France?", history=TALK[:2]), ("inputs",))
     assert texts["inputs"].endswith("assistant: Hi.\n\nThe last turn:\nAnd France?")
 
 
@@ -119,29 +131,29 @@ def turn(number, asked, answered):
 
 
 def test_of_a_session_history_is_all_turns_and_outputs_the_last_answer():
-    case = case_of([turn(2, "And you?", "Fine."), turn(1, "Hello", "Hi.")])
-    texts = texts_of(case, ("history", "outputs"))
+    case = make_case([turn(2, "And you?", "Fine."), turn(1, "Hello", "Hi.")])
+    texts = render_values(case, ("history", "outputs"))
     assert texts == {"history": "user: Hello\nassistant: Hi.\nuser: And you?\nassistant: Fine.", "outputs": "Fine."}
 
 
 def test_the_last_turn_of_a_session_is_not_shown_twice():
-    case = case_of([turn(1, "Hello", "Hi."), turn(2, "And you?", "Fine.")])
-    above = texts_of(case, ("inputs",))["inputs"]
+    case = make_case([turn(1, "Hello", "Hi."), turn(2, "And you?", "Fine.")])
+    above = render_values(case, ("inputs",))["inputs"]
     assert (
         above == 'Earlier in the conversation:\nuser: Hello\nassistant: Hi.\n\nThe last turn:\n{\n  "q": "And you?"\n}'
     )
-    assert [message["role"] for message in whole(case)] == ["user", "assistant"] * 2
+    assert [message["role"] for message in read_full_conversation(case)] == ["user", "assistant"] * 2
 
 
 def test_an_answer_in_messages_is_its_text():
     case = Case(inputs="x", outputs={"messages": [*TALK, {"role": "assistant", "content": "Paris"}]})
-    assert texts_of(case, ("outputs",)) == {"outputs": "Paris"}
+    assert render_values(case, ("outputs",)) == {"outputs": "Paris"}
 
 
 def test_what_is_missing_is_named_and_what_may_be_is_put_into_words():
     with pytest.raises(Skip, match="needs reference_outputs and trace"):
-        texts_of(Case(outputs="x"), ("outputs", "reference_outputs", "trajectory"))
-    assert texts_of(Case(outputs="x"), ("outputs", "inputs"), optional={"inputs": "(none)"})["inputs"] == "(none)"
+        render_values(Case(outputs="x"), ("outputs", "reference_outputs", "trajectory"))
+    assert render_values(Case(outputs="x"), ("outputs", "inputs"), optional={"inputs": "(none)"})["inputs"] == "(none)"
 
 
 def test_a_run_tree_as_text():
@@ -149,7 +161,7 @@ def test_a_run_tree_as_text():
     search = run("b", "a", start=2, inputs={"query": "cats"}, error="ValueError: no", status="error")
     plan = run("c", "a", start=1, kind="llm", outputs="search")
     below = run("d", "b", start=3, kind="retriever")
-    assert trajectory(Trace(root, (root, search, plan, below))) == (
+    assert render_trajectory(Trace(root, (root, search, plan, below))) == (
         '1. agent \'run a\'\n   inputs: {"q":"cats"}\n   outputs: none\n'
         "  2. llm 'run c'\n     outputs: search\n"
         '  3. tool \'run b\' failed\n     inputs: {"query":"cats"}\n     error: ValueError: no\n'
@@ -160,22 +172,22 @@ def test_a_run_tree_as_text():
 def test_runs_below_nothing_or_below_each_other_are_shown_once():
     root = run("a")
     runs = (root, run("b", "f", start=1), run("c", "d", start=2), run("d", "c", start=3), run("e", "e", start=4))
-    shown = trajectory(Trace(root, runs))
+    shown = render_trajectory(Trace(root, runs))
     assert [shown.count(f"'run {id}'") for id in "abcde"] == [1] * 5
 
 
 def test_runs_of_evaluators_are_left_out_with_what_is_below_them():
     root = run("a")
     runs = (root, run("b", "a", kind="evaluator"), run("c", "b", kind="llm"), run("d", "c"), run("e", "a"))
-    assert [id for id in "abcde" if f"'run {id}'" in trajectory(Trace(root, runs))] == ["a", "e"]
+    assert [id for id in "abcde" if f"'run {id}'" in render_trajectory(Trace(root, runs))] == ["a", "e"]
 
 
 def test_a_run_tree_knows_how_much_of_it_is_left_out():
     ends = [run("b", "a", start=1, outputs="x" * 50), run("c", "a", start=2, outputs="y" * 2_600)]
-    shown = trajectory(Trace(run("a"), (run("a"), *ends)))
+    shown = render_trajectory(Trace(run("a"), (run("a"), *ends)))
     assert "[… 600 characters left out …]" in shown
-    assert bounded({"trajectory": text_of(shown)}, 100_000).left_out == {"trajectory": 600}
-    assert trajectory(Trace(run("a"), (run("a"), ends[0]))).left_out == 0
+    assert bound_values({"trajectory": render_value(shown)}, 100_000).left_out == {"trajectory": 600}
+    assert render_trajectory(Trace(run("a"), (run("a"), ends[0]))).left_out == 0
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -191,7 +203,7 @@ def test_of_thousands_of_runs_the_first_and_the_last_are_shown(nested):
         )
         for n in range(5_000)
     ]
-    shown = trajectory(Trace(runs[0], tuple(runs)), 10_000)
+    shown = render_trajectory(Trace(runs[0], tuple(runs)), 10_000)
     assert len(shown) < 10_100
     assert shown.startswith("1. chain 'n0'")
     assert "runs left out …]" in shown
@@ -200,4 +212,4 @@ def test_of_thousands_of_runs_the_first_and_the_last_are_shown(nested):
 
 def test_a_run_with_a_huge_value_and_name_is_bounded():
     root = run("a", inputs="x" * 10**6, outputs={"a": "y" * 10**6}, error="z" * 10**6)
-    assert len(trajectory(Trace(root, (root,)))) < 8_000
+    assert len(render_trajectory(Trace(root, (root,)))) < 8_000

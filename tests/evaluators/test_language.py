@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.evaluators import get, score
-from spanwise.evaluators.builtin.language import Told, language, one_language, tell
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.language_detection import (
+    LanguageEstimate,
+    detect_language,
+    estimate_language,
+    is_same_language,
+)
 
 TEXTS = [
     ("en", "The weather is nice today and we are going to the park."),
@@ -36,7 +41,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("code", "text"), TEXTS)
 def test_languages(code, text):
-    assert language(text) == code
+    assert detect_language(text) == code
 
 
 @pytest.mark.parametrize(
@@ -52,12 +57,12 @@ def test_languages(code, text):
     ],
 )
 def test_what_has_no_language(text):
-    assert language(text) is None
+    assert detect_language(text) is None
 
 
 @given(st.text())
 def test_any_text_has_a_language_or_none(text):
-    assert language(text) is None or language(text).isalpha()
+    assert detect_language(text) is None or detect_language(text).isalpha()
 
 
 @pytest.mark.parametrize(
@@ -65,24 +70,24 @@ def test_any_text_has_a_language_or_none(text):
     ["4" * 200_000, "QUJD" * 50_000, "1.2." * 50_000, "(" * 200_000, "a@" * 100_000, "```" * 60_000, "w_" * 100_000],
 )
 def test_hostile_texts_are_told_in_time(text):
-    assert language(text) is None or language(text).isalpha()
+    assert detect_language(text) is None or detect_language(text).isalpha()
 
 
 def test_the_same_language_passes_and_another_fails():
     english, german = TEXTS[0][1], TEXTS[1][1]
-    same = score(get("language_mismatch"), inputs={"question": english}, outputs=english)
-    other = score(get("language_mismatch"), inputs=english, outputs=german)
+    same = score(get_evaluator("language_mismatch"), inputs={"question": english}, outputs=english)
+    other = score(get_evaluator("language_mismatch"), inputs=english, outputs=german)
     assert (same[0].score, other[0].score, other[1].score) == (True, False, True)
     assert other[0].comment == "question en, answer de"
 
 
 def test_code_in_an_answer_does_not_count():
     answer = "Das geht mit einer Schleife über alle Einträge:\n```python\nfor the_item in the_items_of_the_list: print(the_item)\n```"
-    assert score(get("language_mismatch"), inputs=TEXTS[1][1], outputs=answer)[0].score is True
+    assert score(get_evaluator("language_mismatch"), inputs=TEXTS[1][1], outputs=answer)[0].score is True
 
 
 def test_a_language_that_cannot_be_told_is_a_skip_that_says_whose():
-    feedback = score(get("language_mismatch"), inputs=TEXTS[0][1], outputs="42")
+    feedback = score(get_evaluator("language_mismatch"), inputs=TEXTS[0][1], outputs="42")
     assert {one.outcome for one in feedback} == {"skip"}
     assert feedback[0].comment == (
         "the language of the answer cannot be told: it is too short, 0 letters of at least 12"
@@ -93,25 +98,27 @@ def test_a_language_that_cannot_be_told_is_a_skip_that_says_whose():
     "name", ["Barack Obama", "Deutsche Bank AG", "Rio de Janeiro", "Guillermo del Toro", "Buenos Aires"]
 )
 def test_a_name_alone_has_no_language(name):
-    assert language(name) is None
+    assert detect_language(name) is None
 
 
 def test_what_is_long_enough_and_still_unclear_is_not_called_short():
-    feedback = score(get("language_mismatch"), inputs=TEXTS[0][1], outputs="Wolfgang Amadeus Mozart")
+    feedback = score(get_evaluator("language_mismatch"), inputs=TEXTS[0][1], outputs="Wolfgang Amadeus Mozart")
     assert feedback[0].comment == "the language of the answer cannot be told"
 
 
 def test_another_detector_and_the_context():
-    judge = get("language_mismatch", detect=lambda text: text[:2], evaluate_retrieved_context=True)
+    judge = get_evaluator("language_mismatch", detect=lambda text: text[:2], evaluate_retrieved_context=True)
     feedback = score(judge, inputs="en?", outputs="en!", documents=["de"])
     assert [one.score for one in feedback] == [False, True, True, False, False]
 
 
 def test_few_chinese_characters_may_be_japanese():
-    feedback = score(get("language_mismatch"), inputs="日本の首都は?", outputs="東京")
+    feedback = score(get_evaluator("language_mismatch"), inputs="日本の首都は?", outputs="東京")
     assert {one.outcome for one in feedback} == {"skip"}
     longer = score(
-        get("language_mismatch"), inputs="日本の首都はどこですか?", outputs="日本的首都是东京,人口约一千四百万。"
+        get_evaluator("language_mismatch"),
+        inputs="日本の首都はどこですか?",
+        outputs="日本的首都是东京,人口约一千四百万。",
     )
     assert longer[0].score is False
 
@@ -153,7 +160,7 @@ PAIRS = [  # as people ask, and as models answer
 
 @pytest.mark.parametrize(("code", "question", "answer"), PAIRS)
 def test_a_question_and_its_short_answer_are_in_one_language(code, question, answer):
-    feedback = score(get("language_mismatch"), inputs=question, outputs=answer)
+    feedback = score(get_evaluator("language_mismatch"), inputs=question, outputs=answer)
     assert (feedback[0].score, feedback[0].comment) == (True, f"question {code}, answer {code}")
 
 
@@ -161,7 +168,7 @@ def test_a_question_and_its_short_answer_are_in_one_language(code, question, ans
 def test_an_answer_in_another_language_is_never_taken_for_one_in_the_same(at):
     (_, question, _), (other, _, answer) = PAIRS[at], PAIRS[(at + 7) % len(PAIRS)]
     assert other != PAIRS[at][0]
-    assert score(get("language_mismatch"), inputs=question, outputs=answer)[0].score is not True
+    assert score(get_evaluator("language_mismatch"), inputs=question, outputs=answer)[0].score is not True
 
 
 @pytest.mark.parametrize(
@@ -171,16 +178,18 @@ def test_an_answer_in_another_language_is_never_taken_for_one_in_the_same(at):
     "question", ["Who wrote this book?", "Wer hat das Buch geschrieben?", "Кто написал эту книгу?"]
 )
 def test_an_answer_that_is_a_name_is_in_no_other_language(question, name):
-    assert score(get("language_mismatch"), inputs=question, outputs=name)[0].score is not False
+    assert score(get_evaluator("language_mismatch"), inputs=question, outputs=name)[0].score is not False
 
 
 def test_languages_that_are_close_kin_are_not_told_apart_by_a_few_words():
-    feedback = score(get("language_mismatch"), inputs="Číslo stránky je menší.", outputs="Číslo stránky nie je menšie.")
+    feedback = score(
+        get_evaluator("language_mismatch"), inputs="Číslo stránky je menší.", outputs="Číslo stránky nie je menšie."
+    )
     assert feedback[0].score is not False
 
 
 def test_vowel_signs_are_letters():
-    said = score(get("language_mismatch"), inputs=PAIRS[0][1], outputs="यह हिन्दी में है")
+    said = score(get_evaluator("language_mismatch"), inputs=PAIRS[0][1], outputs="यह हिन्दी में है")
     assert said[0].score is False  # seven consonants, six signs
 
 
@@ -198,21 +207,23 @@ def test_vowel_signs_are_letters():
     ],
 )
 def test_texts_in_different_scripts_are_in_different_languages_however_short(question, answer):
-    feedback = {one.key: one for one in score(get("language_mismatch"), inputs=question, outputs=answer)}
+    feedback = {one.key: one for one in score(get_evaluator("language_mismatch"), inputs=question, outputs=answer)}
     assert feedback["language_mismatch"].score is False
     assert feedback["language_mismatch_fail"].score is True
 
 
 @pytest.mark.parametrize("answer", ["OK", "iPhone 15 Pro", "Barack Obama", "42", "HTTP 404"])
 def test_a_name_in_latin_letters_is_in_no_script(answer):
-    assert score(get("language_mismatch"), inputs="Какой это телефон?", outputs=answer)[0].score is not False
+    assert score(get_evaluator("language_mismatch"), inputs="Какой это телефон?", outputs=answer)[0].score is not False
 
 
 def test_a_language_that_is_written_in_two_scripts_is_one():
     cyrillic = "Сутра ће бити сунчано, а увече може да падне слаба киша у Београду и околини."
     latin = "Sutra će biti sunčano, a uveče može da padne slaba kiša u Beogradu i okolini."
     told = [{"sr": 1.0}, {"sr": 1.0}]
-    sides = [Told(likely, 60, script=script) for likely, script in zip(told, ("cyrillic", "latin"), strict=True)]
-    assert one_language(*sides) is True
-    assert one_language(replace(sides[0], likely={"ru": 1.0}), sides[1]) is False
-    assert [tell(text).script for text in (cyrillic, latin)] == ["cyrillic", "latin"]
+    sides = [
+        LanguageEstimate(likely, 60, script=script) for likely, script in zip(told, ("cyrillic", "latin"), strict=True)
+    ]
+    assert is_same_language(*sides) is True
+    assert is_same_language(replace(sides[0], likely={"ru": 1.0}), sides[1]) is False
+    assert [estimate_language(text).script for text in (cyrillic, latin)] == ["cyrillic", "latin"]

@@ -10,9 +10,8 @@ from pkgutil import iter_modules
 import pytest
 
 import spanwise.evaluators
-from spanwise.evaluators.protocol import Metric, builtin
-from spanwise.evaluators.protocol._own import _entries
-from spanwise.evaluators.protocol._table import TABLE
+from spanwise.evaluators.interface import Metric, register_builtin
+from spanwise.evaluators.interface.evaluator_registry import BUILTIN_MODULES, _registrations
 
 ROOMS = [room for room in ("builtin", "judges", "models") if (Path(spanwise.evaluators.__path__[0]) / room).is_dir()]
 HEAVY = (
@@ -59,11 +58,11 @@ def loaded():
 def test_the_table_says_what_the_modules_register():
     for module in modules():
         import_module(module)
-    assert {id: entry.factory.__module__ for id, entry in _entries.items()} == dict(TABLE)
+    assert {id: entry.factory.__module__ for id, entry in _registrations.items()} == dict(BUILTIN_MODULES)
 
 
 def test_an_evaluator_that_the_table_does_not_know_is_told_where_to_write_it():
-    register = builtin("no_such", metrics=(Metric("no_such", primary=True),))
+    register = register_builtin("no_such", metrics=(Metric("no_such", primary=True),))
     with pytest.raises(
         ValueError, match=r"'no_such' is in .*test_lazy: say so in spanwise/evaluators/protocol/_table\.py"
     ):
@@ -72,14 +71,14 @@ def test_an_evaluator_that_the_table_does_not_know_is_told_where_to_write_it():
 
 def test_an_evaluator_in_another_module_than_the_table_says_is_refused():
     with pytest.raises(ValueError, match="'exact' is in"):
-        builtin("exact", metrics=())(type("Exact", (), {"__module__": __name__}))
+        register_builtin("exact", metrics=())(type("Exact", (), {"__module__": __name__}))
 
 
 @pytest.mark.parametrize(("place", "wanted"), list(enumerate(STEPS.values())), ids=list(STEPS))
 def test_what_is_asked_for_is_imported_and_no_more(loaded, place, wanted):
-    assert {name.rpartition(".")[2] for name in loaded[place] & set(TABLE.values())} == wanted
+    assert {name.rpartition(".")[2] for name in loaded[place] & set(BUILTIN_MODULES.values())} == wanted
 
 
 def test_not_even_all_of_them_load_a_heavy_package(loaded):
     assert {name.partition(".")[0] for name in loaded[-1]} & set(HEAVY.split()) == set()
-    assert set(TABLE.values()) <= loaded[-1]
+    assert set(BUILTIN_MODULES.values()) <= loaded[-1]

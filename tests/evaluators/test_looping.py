@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.evaluators import get, score
-from spanwise.evaluators.builtin._repeats import longest_repeat
-from spanwise.evaluators.builtin._sentences import sentences
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.looping import find_longest_repeat
 from spanwise.evaluators.builtin.text import compression_ratio, repeated_share, unique_sentences
+from spanwise.evaluators.builtin.text_segmentation import split_sentences
 
 
 def brute_force(text):
@@ -24,7 +24,7 @@ def brute_force(text):
 
 @given(st.one_of(st.text(alphabet="ab", max_size=40), st.text(alphabet="abc é北", max_size=40), st.text(max_size=30)))
 def test_the_longest_repeat_is_that_of_brute_force(text):
-    found = longest_repeat(text)
+    found = find_longest_repeat(text)
     assert (len(found.text), found.count) == brute_force(text)
     if found.count:
         assert text.count(found.text) == found.count
@@ -43,11 +43,11 @@ def test_a_loop_is_nearly_all_repeat(part, times):
 
 @pytest.mark.parametrize("text", ["", "a"])
 def test_nothing_repeats_in_less_than_two_characters(text):
-    assert longest_repeat(text).count == 0
+    assert find_longest_repeat(text).count == 0
 
 
 def test_texts_with_half_surrogates_are_texts():
-    assert longest_repeat("\ud800\ud800").text == "\ud800"
+    assert find_longest_repeat("\ud800\ud800").text == "\ud800"
     assert compression_ratio("\ud800") > 1
 
 
@@ -74,7 +74,7 @@ def test_compression_is_zlibs_at_its_highest_level():
 
 
 def test_three_metrics_and_what_repeats():
-    unique, repeat, compression = score(get("looping"), outputs="The cat sat down. " * 20)
+    unique, repeat, compression = score(get_evaluator("looping"), outputs="The cat sat down. " * 20)
     assert (unique.key, unique.score) == ("looping_unique_sentences", 0.05)
     assert repeat.score == pytest.approx(1.0)
     assert repeat.metadata["count"] == 2
@@ -82,9 +82,9 @@ def test_three_metrics_and_what_repeats():
 
 
 def test_only_the_metric_that_is_undefined_is_skipped():
-    outcomes = [one.outcome for one in score(get("looping"), outputs="Short.")]
+    outcomes = [one.outcome for one in score(get_evaluator("looping"), outputs="Short.")]
     assert outcomes == ["skip", "score", "score"]
-    assert {one.outcome for one in score(get("looping"), outputs="")} == {"skip"}
+    assert {one.outcome for one in score(get_evaluator("looping"), outputs="")} == {"skip"}
 
 
 @pytest.mark.parametrize(
@@ -110,20 +110,20 @@ def test_only_the_metric_that_is_undefined_is_skipped():
     ],
 )
 def test_sentences(text, count):
-    assert len(sentences(text)) == count
+    assert len(split_sentences(text)) == count
 
 
 @given(st.text())
 def test_sentences_lose_nothing_but_space(text):
-    assert "".join("".join(sentences(text)).split()) == "".join(text.split())
+    assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 
 @pytest.mark.parametrize("text", ["." * 500_000, '."' * 250_000, "a. " * 150_000, "x\n " * 200_000, "Mr. " * 100_000])
 def test_hostile_texts_split_in_time(text):
-    assert "".join(sentences(text)).count(text[0]) == text.count(text[0])
+    assert "".join(split_sentences(text)).count(text[0]) == text.count(text[0])
 
 
 @pytest.mark.parametrize("shortest", [0, -3])
 def test_a_shortest_sentence_of_nothing_is_refused(shortest):
     with pytest.raises(ValueError, match=f"1 character or more, not {shortest}"):
-        get("looping", shortest=shortest)
+        get_evaluator("looping", shortest=shortest)

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from spanwise.evaluators import Metric, as_evaluator, evaluator, get, protocol
-from spanwise.evaluators.protocol import Options
+from spanwise.evaluators import Metric, as_evaluator, evaluator, get_evaluator, interface
+from spanwise.evaluators.interface import EvaluatorOptions
 
 
 def of_this_module(outputs, documents=None, case=None):
@@ -62,7 +62,7 @@ def test_every_option_that_is_declared_is_taken():
     values |= {"source": "llm", "details": False, "min_cases": 3, "max_cases": 4, "summary": True, "timeout": 1}
     values |= {"threshold": 0.5, "map": None, "prepare_data": None, "retry_on": OSError}
     made = evaluator(**values)(of_this_module)
-    assert set(values) == set(Options.__annotations__)
+    assert set(values) == set(EvaluatorOptions.__annotations__)
     assert made.metrics == (Metric("k", (0, 5), higher_is_better=False, threshold=0.5, primary=True),)
     assert (made.version, made.retries, made.min_cases, made.max_cases, made.summary) == ("2", 2, 3, 4, True)
     assert (made.make.source, made.make.details, made.make.version, made.timeout) == ("llm", False, "2", 1)
@@ -110,7 +110,7 @@ def test_a_threshold_is_every_metrics_where_none_is_primary():
 
 
 def test_metrics_keep_their_thresholds_where_none_is_given():
-    assert [metric.threshold for metric in get("pii").metrics] == [0.5] * 4
+    assert [metric.threshold for metric in get_evaluator("pii").metrics] == [0.5] * 4
 
 
 def test_whether_it_is_of_a_set_is_read_off_or_said():
@@ -128,24 +128,24 @@ def test_only_what_can_be_imported_again_has_a_dict():
 
 
 def test_a_dict_is_not_the_evaluators_own():
-    made = get("regex", pattern="a", key="mine")
+    made = get_evaluator("regex", pattern="a", key="mine")
     made.to_dict()["type"] = "other"
     assert made.to_dict()["type"] == "regex"
 
 
 @pytest.mark.parametrize("value", [{"a": [1, None, "x", {"b": 0.5}]}, ("a", "b"), True])
 def test_plain_values_within_values_can_be_written(value):
-    judge = protocol.make(of_this_module, origin={"type": "x", "init_parameters": {"value": value}})
+    judge = interface.make_evaluator(of_this_module, origin={"type": "x", "init_parameters": {"value": value}})
     assert judge.to_dict()["init_parameters"] == {"value": value}
 
 
 @pytest.mark.parametrize("value", [{1: "a"}, [len], {"a": {"b": object()}}, b"bytes"])
 def test_a_value_that_no_json_holds_cannot(value):
-    judge = protocol.make(of_this_module, origin={"type": "x", "init_parameters": {"value": value}})
+    judge = interface.make_evaluator(of_this_module, origin={"type": "x", "init_parameters": {"value": value}})
     with pytest.raises(ValueError, match=r"has the parameter value=.*, which is no plain value"):
         judge.to_dict()
 
 
 def test_standards_and_facts_are_those_of_the_registry():
-    assert get("exact").standards == protocol.spec("exact").standards
+    assert get_evaluator("exact").standards == interface.get_spec("exact").standards
     assert as_evaluator(of_this_module).standards == ()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from spanwise.evaluators import Experiment, evaluate, evaluator, get, judge
+from spanwise.evaluators import Experiment, evaluate, evaluator, get_evaluator, judge
+from spanwise.evaluators.interface import list_specs
 from spanwise.evaluators.monitors import monitor
-from spanwise.evaluators.protocol import specs
 from spanwise.evaluators.testing import scripted
 
 SIX = dict.fromkeys(("toxicity", "severe_toxicity", "obscene", "threat", "insult", "identity_attack"), 0.1)
@@ -12,11 +12,11 @@ ROWS = [{"inputs": {"q": str(n)}} for n in range(4)]
 
 
 def toxicity():
-    return get("toxicity", model=lambda texts: [SIX] * len(texts))
+    return get_evaluator("toxicity", model=lambda texts: [SIX] * len(texts))
 
 
 def byop():
-    return get("byop", prompt="{outputs}", judge=scripted("true"))
+    return get_evaluator("byop", prompt="{outputs}", judge=scripted("true"))
 
 
 def run(store, evaluators, rows=ROWS, **options):
@@ -61,8 +61,8 @@ def test_evaluators_that_are_added_are_compared_with_those_that_are_there(store)
 
 def test_built_in_evaluators_prefix_their_keys():
     own = {"custom_judge", "judge"}
-    assert [metric.key for spec in specs() for metric in spec.metrics if not metric.key.startswith(spec.id)] == []
-    assert own <= {spec.id for spec in specs()}
+    assert [metric.key for spec in list_specs() for metric in spec.metrics if not metric.key.startswith(spec.id)] == []
+    assert own <= {spec.id for spec in list_specs()}
 
 
 def test_toxicity_and_a_judge_of_threats_have_a_row_each(store):

@@ -11,10 +11,10 @@ import numpy
 import pytest
 
 from spanwise.collector.records import Case, Target
-from spanwise.evaluators import evaluate, get, score
+from spanwise.evaluators import evaluate, get_evaluator, score
 from spanwise.evaluators.models import PRESETS, Embedder, NoModel, embedder
-from spanwise.evaluators.models._encoding import Encoding
-from spanwise.evaluators.models._find import find, loading
+from spanwise.evaluators.models.inference_batching import CoalescingEncoder
+from spanwise.evaluators.models.model_resolution import explain_loading_errors, locate_model
 
 
 class Counting:
@@ -39,7 +39,7 @@ def test_equal_texts_are_encoded_once():
 
 def test_what_was_encoded_is_remembered_up_to_a_bound():
     model = Counting()
-    encoding = Encoding(model, memory=600)
+    encoding = CoalescingEncoder(model, memory=600)
     for text in ("a", "b", "b", "c", "d", "a"):
         encoding([text])
     assert model.asked == [["a"], ["b"], ["c"], ["d"], ["a"]]
@@ -54,7 +54,7 @@ def test_what_several_threads_ask_for_meanwhile_goes_together():
         assert go_on.wait(60)
         return model(texts)
 
-    encoding = Encoding(slow)
+    encoding = CoalescingEncoder(slow)
     threads = [threading.Thread(target=encoding, args=([text],)) for text in ("first", "x", "y", "x")]
     threads[0].start()
     assert entered.wait(60)
@@ -71,7 +71,7 @@ def test_what_several_threads_ask_for_meanwhile_goes_together():
 
 
 def test_a_text_that_the_model_cannot_take_fails_alone():
-    encoding = Encoding(Counting(fails="bad"))
+    encoding = CoalescingEncoder(Counting(fails="bad"))
     outcomes = {}
 
     def ask(text):
@@ -98,7 +98,7 @@ def test_what_several_ask_for_is_encoded_once_after_a_failure_too():
         assert go_on.wait(60)
         return model(texts)
 
-    encoding = Encoding(slow, portion=1)
+    encoding = CoalescingEncoder(slow, portion=1)
     asked = [["first"], ["bad", "x"], ["y", "x"], ["y", "x"]]
     threads = [threading.Thread(target=lambda texts=texts: suppressed(encoding, texts)) for texts in asked]
     threads[0].start()
@@ -148,7 +148,7 @@ def test_a_bad_case_does_not_spoil_its_batch():
 
     cases = [Case(outputs="a", reference_outputs="a"), Case(outputs=object(), reference_outputs="a")] * 2
     targets = [Target(trace_id=f"{n:032x}") for n in range(4)]
-    rows = asyncio.run(get("semantic_similarity", model=Counting()).evaluate_batch(cases, targets))
+    rows = asyncio.run(get_evaluator("semantic_similarity", model=Counting()).evaluate_batch(cases, targets))
     assert [row[0].outcome for row in rows] == ["score", "error", "score", "error"]
     assert [row[0].target for row in rows] == targets
 
@@ -173,12 +173,12 @@ def test_no_texts_need_no_model():
 
 def test_a_folder_that_is_not_there_is_said_at_once():
     with pytest.raises(NoModel, match=r"there is no folder .\./nix."):
-        get("groundedness", model="./nix")
+        get_evaluator("groundedness", model="./nix")
 
 
 def test_a_folder_without_a_model_is_said_in_one_line(tmp_path):
     pytest.importorskip("sentence_transformers")
-    [found] = score(get("semantic_similarity", model=str(tmp_path)), outputs="a", reference_outputs="b")
+    [found] = score(get_evaluator("semantic_similarity", model=str(tmp_path)), outputs="a", reference_outputs="b")
     assert "holds no model that can be loaded" in found.error
     assert "\n" not in found.error
 
@@ -186,26 +186,28 @@ def test_a_folder_without_a_model_is_said_in_one_line(tmp_path):
 def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     pytest.importorskip("sentence_transformers")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    [found] = score(get("semantic_similarity", model="no/such-model"), outputs="a", reference_outputs="b")
+    [found] = score(get_evaluator("semantic_similarity", model="no/such-model"), outputs="a", reference_outputs="b")
     assert "run `hf download no/such-model --local-dir DIR` and name the folder DIR instead" in found.error
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
-    made = get("semantic_similarity", model="no/such-model-either")
+    made = get_evaluator("semantic_similarity", model="no/such-model-either")
     [found] = score(made, outputs="a", reference_outputs="b")
     assert "needs 'sentence_transformers', which is not installed: pip install 'spanwise[models]'" in found.error
 
 
 def test_what_names_no_embedder_is_refused():
     with pytest.raises(NoModel, match="an embedder is a model's name, a folder"):
-        get("semantic_similarity", model=5)
+        get_evaluator("semantic_similarity", model=5)
 
 
 def test_the_version_changes_with_model_and_parameters():
-    versions = {get("context_mrr", model=Counting(), mrr_relevant_chunk_threshold=t).version for t in (0.1, 0.2, 0.2)}
+    versions = {
+        get_evaluator("context_mrr", model=Counting(), mrr_relevant_chunk_threshold=t).version for t in (0.1, 0.2, 0.2)
+    }
     assert len(versions) == 2
-    assert get("groundedness", model=Counting()).version != get("groundedness").version
+    assert get_evaluator("groundedness", model=Counting()).version != get_evaluator("groundedness").version
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -215,7 +217,9 @@ def test_the_version_tells_weights_apart_in_folders_of_one_name(key, tmp_path):
         (folder := tmp_path / run / "checkpoint-100").mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(b"two" if run == "two" else b"one")
-    one, two, copy = (get(key, model=str(tmp_path / run / "checkpoint-100")) for run in ("one", "two", "copy"))
+    one, two, copy = (
+        get_evaluator(key, model=str(tmp_path / run / "checkpoint-100")) for run in ("one", "two", "copy")
+    )
     assert one.version == copy.version != two.version
 
 
@@ -242,11 +246,11 @@ def test_a_child_forked_while_a_text_is_encoded_encodes_its_own():
 
 
 def test_where_a_model_is_is_looked_up_once(monkeypatch):
-    from spanwise.evaluators.models import _embedder
+    from spanwise.evaluators.models import embedding_model
 
     asked = []
-    find = _embedder.find
-    monkeypatch.setattr(_embedder, "find", lambda name: asked.append(name) or find(name))
+    find = embedding_model.locate_model
+    monkeypatch.setattr(embedding_model, "locate_model", lambda name: asked.append(name) or find(name))
     made = embedder("no/such-model")
     assert [made.name, made.name, made.identity["model"]] == ["no/such-model"] * 3
     assert asked == ["no/such-model"]
@@ -255,7 +259,9 @@ def test_where_a_model_is_is_looked_up_once(monkeypatch):
 def test_an_experiment_keeps_the_name_of_an_embedder(store):
     model = Embedder(Counting(), name="lengths")
     data = [{"inputs": "a", "reference_outputs": "bb"}]
-    done = evaluate(data, lambda inputs: inputs, [get("semantic_similarity", model=model)], store=store, progress=False)
+    done = evaluate(
+        data, lambda inputs: inputs, [get_evaluator("semantic_similarity", model=model)], store=store, progress=False
+    )
     assert [row.feedback["semantic_similarity"].outcome for row in done.rows()] == ["score"]
     assert "lengths" in repr(store.experiment(done.id).evaluators)
 
@@ -269,7 +275,7 @@ def test_what_is_encoded_while_another_waits_for_it_is_not_encoded_again():
         assert go_on.wait(30)
         return model(texts)
 
-    encoding = Encoding(slow)
+    encoding = CoalescingEncoder(slow)
     threads = [threading.Thread(target=encoding, args=(texts,)) for texts in (["same"], ["same", "other"])]
     threads[0].start()
     assert entered.wait(30)
@@ -284,8 +290,8 @@ def test_what_is_encoded_while_another_waits_for_it_is_not_encoded_again():
 
 @pytest.mark.parametrize("name", ["ALL-minilm-l6-V2", "Sentence-Transformers/all-MiniLM-L6-v2", "all-MiniLM-L6-v2"])
 def test_a_presets_name_may_have_any_case(name):
-    assert find(name).name == "all-MiniLM-L6-v2"
-    assert find(name).preset is PRESETS["all-MiniLM-L6-v2"]
+    assert locate_model(name).name == "all-MiniLM-L6-v2"
+    assert locate_model(name).preset is PRESETS["all-MiniLM-L6-v2"]
 
 
 @pytest.mark.parametrize(
@@ -293,5 +299,5 @@ def test_a_presets_name_may_have_any_case(name):
 )
 def test_a_model_that_is_not_there_suggests_the_closest_preset(name, meant, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(NoModel, match=f"did you mean '{meant}'"), loading(find(name), "it"):
+    with pytest.raises(NoModel, match=f"did you mean '{meant}'"), explain_loading_errors(locate_model(name), "it"):
         raise OSError("no such model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from evaluators.watched import decisions, rule, scores, span, trace_id, verdicts, watching, whole
-from spanwise.collector.statistics import u
+from spanwise.collector.statistics import get_sampling_position
 from spanwise.collector.stores import Store
 
 
@@ -60,7 +60,7 @@ def test_only_what_passes_and_is_drawn_is_scored_and_the_rest_is_counted(store: 
         store.append([whole(number, name="answer" if number % 2 else "other") for number in range(1, 101)])
         monitor.step()
     (status,) = store.status()
-    drawn = [number for number in range(1, 101, 2) if u(trace_id(number)) < 0.5]
+    drawn = [number for number in range(1, 101, 2) if get_sampling_position(trace_id(number)) < 0.5]
     assert sorted(verdicts(store)) == sorted(map(str, drawn))
     assert {one.probability for one in decisions(store)} == {0.5}
     assert (status.counts["filtered"], status.counts["sampled_out"]) == (50, 50 - len(drawn))

@@ -16,8 +16,8 @@ from evaluators.watched import decisions, length, rule, scores, trace_id, until,
 from spanwise.collector.records import Feedback
 from spanwise.collector.stores import Store
 from spanwise.evaluators import evaluator
-from spanwise.evaluators.monitors import Monitor, Stuck, _pauses
-from spanwise.evaluators.monitors._memory import Memory, is_lack_of_memory, used
+from spanwise.evaluators.monitors import Monitor, Stuck, circuit_breaker
+from spanwise.evaluators.monitors.process_limits import WorkerMemory, is_memory_error, memory_in_use
 
 
 class TooMany(Exception):
@@ -301,7 +301,7 @@ def test_a_monitor_that_ends_with_work_under_way_leaves_no_coroutine_behind(
 def test_what_was_leased_before_a_pause_is_given_back_without_a_call_and_one_target_probes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pauses, "SHORTEST", 1.0)
+    monkeypatch.setattr(circuit_breaker, "MIN_PAUSE_S", 1.0)
     calls: list[str] = []
 
     def broken(outputs: str) -> bool:
@@ -333,14 +333,14 @@ def test_what_was_leased_before_a_pause_is_given_back_without_a_call_and_one_tar
 def test_a_lack_of_memory_is_recognised_in_what_led_to_an_error(error: Exception, is_lack: bool) -> None:
     wrapped = ValueError("wrapped by a library")
     wrapped.__cause__ = error
-    assert (is_lack_of_memory(error), is_lack_of_memory(wrapped)) == (is_lack, is_lack)
+    assert (is_memory_error(error), is_memory_error(wrapped)) == (is_lack, is_lack)
 
 
 def test_a_lack_of_memory_in_a_full_worker_is_not_the_evaluators_outcome(store: Store) -> None:
     def large(outputs: str) -> bool:
         raise MemoryError
 
-    memory = Memory(limit=(used() or 0) + (1 << 30))
+    memory = WorkerMemory(limit=(memory_in_use() or 0) + (1 << 30))
     filled = [bytearray(400 << 20)]
     with watching(store, rule(evaluators=[large], retries=0), memory=memory) as monitor:
         monitor.step()

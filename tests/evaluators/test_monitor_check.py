@@ -10,8 +10,8 @@ import pytest
 from evaluators.watched import decisions, span, watching, whole
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Document, Run
-from spanwise.collector.statistics import u
-from spanwise.evaluators import evaluator, get, judge, monitor, scripted
+from spanwise.collector.statistics import get_sampling_position
+from spanwise.evaluators import evaluator, get_evaluator, judge, monitor, scripted
 from spanwise.evaluators.monitors import check
 
 HOUR = 3_600_000_000_000
@@ -38,7 +38,7 @@ def test_it_takes_what_the_rule_itself_would_take(store):
     runs = [run() for _ in range(60)]
     store.append(runs)
     found = check(monitor("r", evaluators=[short], sample_rate=0.3), store)
-    assert found.sampled == sum(u(one.trace_id) < 0.3 for one in runs)
+    assert found.sampled == sum(get_sampling_position(one.trace_id) < 0.3 for one in runs)
 
 
 def test_the_first_stratum_that_passes_gives_the_rate(store):
@@ -106,12 +106,12 @@ def test_an_evaluator_that_fails_says_so(store):
 
 
 def test_an_empty_store_has_nothing_to_say(store):
-    found = check(monitor("r", evaluators=[get("pii")]), store, tries=5)
+    found = check(monitor("r", evaluators=[get_evaluator("pii")]), store, tries=5)
     assert (found.traces, found.matched, found.sampled, found.usd, found.tried) == (0, 0, 0, 0.0, ())
 
 
 def test_more_than_can_be_looked_at_is_extrapolated(store, monkeypatch):
-    monkeypatch.setattr("spanwise.evaluators.monitors._check.LOOKED", 20)
+    monkeypatch.setattr("spanwise.evaluators.monitors.rule_analysis.MAX_COUNTED_TRACES", 20)
     store.append([run() for _ in range(80)])
     found = check(monitor("r", evaluators=[short], sample_rate=0.5), store)
     assert (found.matched, found.exact) == (80, False)

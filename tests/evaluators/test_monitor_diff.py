@@ -8,14 +8,14 @@ import pytest
 
 from evaluators.watched import rule, scores, watching, whole
 from spanwise.collector.errors import NotFound, Refused
-from spanwise.collector.records import Claim, Decided, Decision, Feedback, Finish, Run, Target
-from spanwise.evaluators import get, monitor
+from spanwise.collector.records import Claim, ClaimResult, Decision, DecisionBatch, Feedback, Run, Target
+from spanwise.evaluators import get_evaluator, monitor
 from spanwise.evaluators.monitors import diff
-from spanwise.evaluators.monitors._outcome import SHADOW
+from spanwise.evaluators.monitors.job_outcome import SHADOW_PREFIX
 
 
 def record(name, **options):
-    return monitor(name, evaluators=[get("pii")], **options).record
+    return monitor(name, evaluators=[get_evaluator("pii")], **options).record
 
 
 def scored(store, rule, scores, cost=None):
@@ -30,7 +30,7 @@ def scored(store, rule, scores, cost=None):
     ]
     cursor = store.changes(limit=1).cursor
     at = store.cursor(rule, record.version)
-    decided = Decided(
+    decided = DecisionBatch(
         project="default", rule=rule, version=record.version, after=at, upto=cursor, rows=tuple(rows), token=lease.token
     )
     assert store.decide(decided) == [True]
@@ -38,7 +38,7 @@ def scored(store, rule, scores, cost=None):
     claimed = store.claim(rule, record.version, "me", 60, limit=len(scores))
     for row in claimed:
         claim = Claim(project="default", rule=rule, version=record.version, target=row.target, number=row.claim)
-        key = f"{SHADOW}quality" if record.shadow_of else "quality"
+        key = f"{SHADOW_PREFIX}quality" if record.shadow_of else "quality"
         said = Feedback(
             target=row.target,
             key=key,
@@ -47,7 +47,7 @@ def scored(store, rule, scores, cost=None):
             rule=rule,
             claim=row.claim,
         )
-        finish = Finish(
+        finish = ClaimResult(
             claim=claim,
             verdict="scored",
             states={"quality": {"state": "scored"}},
@@ -91,10 +91,10 @@ def test_an_unknown_rule_names_those_that_there_are(store):
 
 def test_beyond_chance_is_an_interval_without_zero(store):
     from spanwise.collector.statistics import SampledMean
-    from spanwise.evaluators.monitors import Difference
+    from spanwise.evaluators.monitors import KeyDifference
 
     mean = SampledMean(key="k", mean=0.2, low=0.1, high=0.3, n=5, effective=5.0)
-    made = Difference(key="k", old=mean, new=mean, change=mean)
+    made = KeyDifference(key="k", old=mean, new=mean, change=mean)
     assert made.beyond_chance
     assert not replace(made, change=replace(mean, low=-0.1)).beyond_chance
     assert not replace(made, change=replace(mean, low=None, high=None)).beyond_chance
@@ -109,7 +109,7 @@ def test_what_a_shadow_says_is_in_no_mean_of_the_rule(store):
         worker.step()
         store.append([whole(number) for number in range(1, 7)])
         worker.step()
-    assert scores(store, 1) == {"length": 2.0, f"{SHADOW}length": 0.5}
+    assert scores(store, 1) == {"length": 2.0, f"{SHADOW_PREFIX}length": 0.5}
     assert {one.rule for one in store.feedbacks(key="length")} == {"old"}
     [found] = diff(store, "old").differences
     assert (found.key, found.change.n, found.change.mean) == ("length", 6, -1.5)

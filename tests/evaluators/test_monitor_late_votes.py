@@ -15,22 +15,22 @@ from evaluators.watched import rule, trace_id, until, watching, whole
 from spanwise.collector import connect
 from spanwise.collector.records import Decision, Feedback, Target
 from spanwise.collector.server import Server
-from spanwise.collector.statistics import u
+from spanwise.collector.statistics import get_sampling_position
 from spanwise.collector.stores import Store
-from spanwise.collector.stores import summary as read
+from spanwise.collector.stores import summarize_rule as read
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators.monitors import Monitor, Monitored, summary
+from spanwise.evaluators.monitors import Monitor, MonitoredRule, summary
 
 NUMBERS, RATE = range(1, 60), 0.2
 DISLIKED = ("feedback=thumbs_up=0", 1.0)
-SAMPLED = [number for number in NUMBERS if u(trace_id(number)) < RATE]
+SAMPLED = [number for number in NUMBERS if get_sampling_position(trace_id(number)) < RATE]
 OTHERS = [number for number in NUMBERS if number not in SAMPLED]
 
 
 @contextmanager
-def running(store: Store, made: Monitored) -> Iterator[None]:
+def running(store: Store, made: MonitoredRule) -> Iterator[None]:
     """A monitor that follows the feed by itself, until the end."""
-    owned = Monitored(replace(made.record, owner="rules.py"), made.evaluators)
+    owned = MonitoredRule(replace(made.record, owner="rules.py"), made.evaluators)
     monitor = Monitor(store, [owned])
     thread = threading.Thread(target=monitor.run)
     thread.start()
@@ -105,7 +105,7 @@ def test_a_dislike_that_arrives_late_counts_for_the_day_of_its_trace(tmp_path: P
         [of_first] = summary("r", until=2 * day, store=store)
         [of_second] = summary("r", since=2 * day, store=store)
         assert of_first.n == len(first)
-        assert of_second.n == sum(u(trace_id(number)) < 0.5 for number in second)
+        assert of_second.n == sum(get_sampling_position(trace_id(number)) < 0.5 for number in second)
         newest = read(store, store.rules()[0], most=of_second.n)
         assert newest == [of_second]
 
@@ -121,4 +121,4 @@ def test_a_trace_that_a_vote_has_decided_again_counts_once(tmp_path: Path) -> No
             pass
         counts = store.status()[0].counts
         assert sum(counts.values()) == len(NUMBERS)
-        assert counts["sampled_out"] == sum(u(trace_id(number)) >= 0.5 for number in NUMBERS)
+        assert counts["sampled_out"] == sum(get_sampling_position(trace_id(number)) >= 0.5 for number in NUMBERS)

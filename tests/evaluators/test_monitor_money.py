@@ -22,8 +22,8 @@ from spanwise.collector.records import Booking
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
 from spanwise.evaluators import Judge, judge
-from spanwise.evaluators.monitors import Monitor, _pauses
-from spanwise.evaluators.monitors._money import budget_of
+from spanwise.evaluators.monitors import Monitor, circuit_breaker
+from spanwise.evaluators.monitors.rule_spending import budget_name
 
 VERDICT = {"rationale": "short", "rating": "yes"}
 
@@ -76,7 +76,7 @@ def test_calls_are_booked_before_and_settled_after(store: Store) -> None:
         monitor.step()
         store.append([whole(1), whole(2)])
         monitor.step()
-    (booked,) = store.booked(budget_of("default", "r", "calls_per_day"))
+    (booked,) = store.booked(budget_name("default", "r", "calls_per_day"))
     assert (booked.settled, booked.reserved) == (2.0, 0.0)
     assert scores(store, 1) == {"polite": True}
 
@@ -92,8 +92,8 @@ def test_a_call_whose_connection_breaks_stays_booked_as_cost_unknown(
         store.append([whole(1)])
         monitor.step()
     assert scores(store, 1) == {"polite": True}
-    monkeypatch.setattr("spanwise.collector.stores.sqlite._money.UNKNOWN", 0)
-    (booked,) = store.booked(budget_of("default", "r", "calls_per_day"))
+    monkeypatch.setattr("spanwise.collector.stores.sqlite.control.budget_bookings.UNKNOWN_AFTER_NS", 0)
+    (booked,) = store.booked(budget_name("default", "r", "calls_per_day"))
     assert (booked.settled, booked.reserved, booked.unknown) == (1.0, 0.0, 1.0)
 
 
@@ -158,7 +158,7 @@ def test_dollars_are_booked_at_the_most_and_settled_at_what_it_was(store: Store)
             monitor.step()
             store.append([whole(1)])
             monitor.step()
-    (booked,) = store.booked(budget_of("default", "r", "usd_per_day"))
+    (booked,) = store.booked(budget_name("default", "r", "usd_per_day"))
     (kept,) = decisions(store)
     assert booked.reserved == 0.0
     assert 0 < booked.settled < 0.01
@@ -186,8 +186,8 @@ def test_a_budget_that_is_raised_counts_at_once(store: Store) -> None:
 
 
 def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pauses, "FIRST_PROBE", 0.2)
-    made = Booking(id="x", budget=budget_of("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
+    monkeypatch.setattr(circuit_breaker, "FIRST_BUDGET_PROBE_S", 0.2)
+    made = Booking(id="x", budget=budget_name("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
     store.book(made)
     with (
         serving(lambda request: VERDICT) as server,
@@ -200,8 +200,8 @@ def test_what_another_has_reserved_is_waited_for_only_a_moment(store: Store, mon
 
 
 def test_an_empty_budget_is_probed_by_one_target_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pauses, "FIRST_PROBE", 0.1)
-    dead = Booking(id="x", budget=budget_of("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
+    monkeypatch.setattr(circuit_breaker, "FIRST_BUDGET_PROBE_S", 0.1)
+    dead = Booking(id="x", budget=budget_name("default", "r", "calls_per_day"), amount=3, limit=3, period="day")
     store.book(dead)
     with (
         serving(lambda request: VERDICT) as server,
@@ -218,7 +218,7 @@ def test_an_empty_budget_is_probed_by_one_target_at_a_time(store: Store, monkeyp
 
 
 def test_waits_between_probes_grow_to_minutes_while_nothing_is_settled() -> None:
-    money, budget, now = _pauses.NoMoney(), {"calls_per_day": 3.0}, 0.0
+    money, budget, now = circuit_breaker.BudgetBreaker(), {"calls_per_day": 3.0}, 0.0
     waits = []
     for _ in range(9):
         now += money.refused("full", settled=1.0, left=80_000.0, end_ns=10**18, budget=budget, now=now)

@@ -5,11 +5,10 @@ import os
 import pytest
 
 from spanwise.collector.records import Rule
-from spanwise.evaluators.monitors import _deaths
-from spanwise.evaluators.monitors._data import of_data
-from spanwise.evaluators.monitors._reload import Watch
-from spanwise.evaluators.monitors._report import Listener, Teller
-from spanwise.evaluators.monitors._rest import Rest
+from spanwise.evaluators.monitors import worker_process
+from spanwise.evaluators.monitors.rule_loading import FileWatch, rule_from_data
+from spanwise.evaluators.monitors.supervisor import RuleQuarantine
+from spanwise.evaluators.monitors.worker_process import MessageReceiver, MessageSender
 
 
 @pytest.mark.parametrize(
@@ -23,25 +22,28 @@ from spanwise.evaluators.monitors._rest import Rest
     ],
 )
 def test_an_end_in_words(code, words):
-    assert _deaths.cause(code) == words
+    assert worker_process.describe_exit(code) == words
 
 
 def test_the_place_of_a_crash_is_the_users_innermost_line():
     crash = ["Thread 0x1 (most recent call first):", f'  File "{os.__file__}", line 1 in walk']
-    assert _deaths.place(crash) is None
+    assert worker_process.find_crash_location(crash) is None
     crash += ['  File "/home/me/rules.py", line 7 in bad', '  File "/home/me/rules.py", line 9 in outer']
-    assert _deaths.place(crash) == "bad, rules.py:7"
+    assert worker_process.find_crash_location(crash) == "bad, rules.py:7"
 
 
 def test_what_was_held_is_told_in_part():
     claims = [("p", "r", f"trace {n}") for n in range(5)]
-    assert _deaths.held(claims[:1]) == "rule 'r' on trace 0"
-    assert _deaths.held(claims) == "rule 'r' on trace 0 and rule 'r' on trace 1 and rule 'r' on trace 2 and 2 more"
+    assert worker_process.describe_claims(claims[:1]) == "rule 'r' on trace 0"
+    assert (
+        worker_process.describe_claims(claims)
+        == "rule 'r' on trace 0 and rule 'r' on trace 1 and rule 'r' on trace 2 and 2 more"
+    )
 
 
 def test_a_rule_that_alone_ended_three_workers_rests_longer_each_time():
     told = []
-    rest = Rest(told.append)
+    rest = RuleQuarantine(told.append)
     for seconds in (60, 120, 240):
         for _ in range(3):
             assert rest.names() == []
@@ -53,7 +55,7 @@ def test_a_rule_that_alone_ended_three_workers_rests_longer_each_time():
 
 
 def test_no_rule_is_blamed_where_several_ran():
-    rest = Rest(print)
+    rest = RuleQuarantine(print)
     for _ in range(9):
         rest.blame([("p", "bad", "trace 1"), ("p", "good", "trace 1")])
     assert rest.names() == []
@@ -61,7 +63,7 @@ def test_no_rule_is_blamed_where_several_ran():
 
 def test_messages_come_whole_and_what_is_none_is_a_crash():
     reading, writing = os.pipe()
-    listener, teller = Listener(reading), Teller(writing)
+    listener, teller = MessageReceiver(reading), MessageSender(writing)
     try:
         os.write(writing, b"Fatal Python error: Segmentation fault\n")
         teller.tell("say", text="x" * 5000)
@@ -83,7 +85,7 @@ def looked(watch):
 def test_a_change_is_told_once_and_one_that_is_taken_back_at_once_is_none(tmp_path):
     file = tmp_path / "rules.py"
     file.write_text("a")
-    watch = Watch(file)
+    watch = FileWatch(file)
     assert looked(watch) == 0
     file.write_text("b")
     assert looked(watch) == 1
@@ -96,7 +98,7 @@ def test_a_change_is_told_once_and_one_that_is_taken_back_at_once_is_none(tmp_pa
 def test_a_file_that_is_away_or_replaced_by_its_like_has_not_changed(tmp_path):
     file = tmp_path / "rules.py"
     file.write_text("a")
-    watch = Watch(file)
+    watch = FileWatch(file)
     file.rename(tmp_path / "rules.py~")
     assert watch.away
     assert looked(watch) == 0
@@ -107,7 +109,7 @@ def test_a_file_that_is_away_or_replaced_by_its_like_has_not_changed(tmp_path):
 def test_what_is_half_written_waits_for_the_rest(tmp_path):
     file = tmp_path / "rules.py"
     file.write_text("")
-    watch = Watch(file)
+    watch = FileWatch(file)
     for part in ("a", "ab", "abc"):
         file.write_text(part)
         os.utime(file, ns=(1, len(part)))
@@ -116,7 +118,7 @@ def test_what_is_half_written_waits_for_the_rest(tmp_path):
 
 
 def of(type="regex", **parameters):
-    return of_data(Rule(name="r", version="1", evaluators=({"type": type, "init_parameters": parameters},)))
+    return rule_from_data(Rule(name="r", version="1", evaluators=({"type": type, "init_parameters": parameters},)))
 
 
 def test_a_rule_of_data_names_registered_evaluators():
@@ -160,7 +162,7 @@ def test_what_data_may_not_say_is_refused_with_the_way_out(type, parameters, tol
 def test_two_evaluators_of_one_key_are_refused():
     entry = {"type": "regex", "init_parameters": {"pattern": "a"}}
     with pytest.raises(ValueError, match="one key each"):
-        of_data(Rule(name="r", version="1", evaluators=(entry, entry)))
+        rule_from_data(Rule(name="r", version="1", evaluators=(entry, entry)))
 
 
 def test_a_judge_in_data_is_at_an_address_of_the_environment(monkeypatch):
@@ -200,4 +202,4 @@ def test_what_is_said_of_answers_and_spans_names_nothing_of_the_machine(type, pa
 def test_the_thread_that_crashed_goes_before_others():
     other = ["Thread 0x1 (most recent call first):", '  File "/venv/site-packages/anyio/x.py", line 1 in wait']
     crashed = ["Current thread 0x2 (most recent call first):", '  File "/app/rules.py", line 13 in when_asked']
-    assert _deaths.place([*other, "", *crashed]) == "when_asked, rules.py:13"
+    assert worker_process.find_crash_location([*other, "", *crashed]) == "when_asked, rules.py:13"

@@ -11,7 +11,7 @@ import pytest
 from evaluators.watched import span, trace_id, whole
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators.monitors import Plan, Supervisor
+from spanwise.evaluators.monitors import Supervisor, WorkerPlan
 
 RULES = """
 import ctypes, os, signal
@@ -47,7 +47,7 @@ def watching(folder, rules, **plan):
     (folder / "rules.py").write_text(rules)
     told, stop = [], threading.Event()
     with SQLiteStore(folder / "a.db") as store, Server(store) as server:
-        made = Plan(file=folder / "rules.py", url=server.url, **plan)
+        made = WorkerPlan(file=folder / "rules.py", url=server.url, **plan)
         thread = threading.Thread(target=lambda: Supervisor(made, told.append).run(stop))
         thread.start()
         try:

@@ -9,13 +9,13 @@ import pytest
 
 from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, until, verdicts, watching, whole
 from spanwise.collector.filters import Filter
-from spanwise.collector.records import Document, Head, RuleSettings
+from spanwise.collector.records import Document, RuleSettings, TraceHead
 from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors import Monitor
-from spanwise.evaluators.monitors._ready import ready
-from spanwise.tracer import attributes as names
+from spanwise.evaluators.monitors.readiness import trace_readiness
+from spanwise.tracer import attribute_names as names
 
-HEAD = Head(
+HEAD = TraceHead(
     trace_id=trace_id(1),
     cursor="1",
     change=1,
@@ -201,8 +201,8 @@ def test_words_are_waited_for(store: Store) -> None:
 )
 def test_what_tells_that_a_trace_is_ready(said: dict[str, Any], again: bool, at: float, incomplete: bool) -> None:
     head = replace(HEAD, **said)
-    assert ready(head, RuleSettings(), first=50, changed=100, again=again) == (at, incomplete)
+    assert trace_readiness(head, RuleSettings(), first=50, changed=100, again=again) == (at, incomplete)
 
 
 def test_anothers_trace_that_never_is_quiet_is_taken_after_the_longest_wait() -> None:
-    assert ready(HEAD, RuleSettings(), first=0, changed=595, again=False) == (600, True)
+    assert trace_readiness(HEAD, RuleSettings(), first=0, changed=595, again=False) == (600, True)

@@ -21,7 +21,7 @@ from integration.serving import environment
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors import Monitor, load
-from spanwise.evaluators.monitors._money import budget_of
+from spanwise.evaluators.monitors.rule_spending import budget_name
 
 TRACES = 4
 RULES = """
@@ -166,7 +166,8 @@ def test_a_kill_at_a_state_leaves_one_outcome_one_score_and_one_booking_per_call
         assert set(given.values()) <= {1}
         assert len(given) == (0 if state == "superseded" else 2 * TRACES)
         booked = sum(
-            one.settled + one.reserved + one.unknown for one in store.booked(budget_of("default", "r", "calls_per_day"))
+            one.settled + one.reserved + one.unknown
+            for one in store.booked(budget_name("default", "r", "calls_per_day"))
         )
         in_flight = 2  # calls that the victim had booked and not made
         assert len(judge.requests) <= booked <= len(judge.requests) + in_flight

@@ -12,10 +12,10 @@ import pytest
 
 from evaluators.watched import decisions, trace_id, whole
 from integration.serving import environment
-from spanwise.collector import verdicts
+from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators.monitors import Plan, Supervisor, load
+from spanwise.evaluators.monitors import Supervisor, WorkerPlan, load
 
 RULES = """
 import ctypes, os, re, signal, threading, time
@@ -49,7 +49,7 @@ class Supervised:
     def __init__(self, folder, url, **plan):
         self.file, self.flag = folder / "rules.py", folder / "flag"
         self.told, self.shown, self.stop = [], [], threading.Event()
-        self._plan = Plan(file=self.file, url=url, **plan)
+        self._plan = WorkerPlan(file=self.file, url=url, **plan)
         self.thread = threading.Thread(target=self._run)
         self.done = None
 
@@ -330,10 +330,10 @@ def test_a_rule_whose_file_does_not_load_says_so_until_it_does(store, url, tmp_p
     (why,) = store.why(trace_id(1))
     (status,) = store.status()
     assert "does not run: SyntaxError: '(' was never closed" in why.reason
-    assert "its file does not load" in verdicts.standing(status, time.time_ns())[0]
+    assert "its file does not load" in rule_report.standing(status, time.time_ns())[0]
     with supervised(tmp_path, url) as monitor:
         monitor.running()
-        until(lambda: verdicts.standing(store.status()[0], time.time_ns()) == ("1 worker", True))
+        until(lambda: rule_report.standing(store.status()[0], time.time_ns()) == ("1 worker", True))
 
 
 def test_a_running_worker_logs_once_why_it_idles_for_a_rule(store, url, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from evaluators.watched import Clock, decisions, rule, scores, span, trace_id, verdicts, watching, whole
 from spanwise.collector.records import Document
-from spanwise.collector.statistics import u
+from spanwise.collector.statistics import get_sampling_position
 from spanwise.collector.stores import Store
 
 
@@ -57,7 +57,7 @@ def test_of_many_spans_a_hundred_are_chosen_and_that_is_in_the_probability(store
         monitor.step()
     rows = decisions(store)
     assert (len(rows), {one.probability for one in rows}) == (100, {0.25})
-    highest = max(u(f"{trace_id(1)}/{one.target.span_id}/None") for one in rows)
+    highest = max(get_sampling_position(f"{trace_id(1)}/{one.target.span_id}/None") for one in rows)
     assert highest < 0.4
 
 
@@ -98,7 +98,7 @@ def test_a_session_is_scored_when_it_has_been_quiet(store: Store) -> None:
         monitor.step()
     (kept,) = decisions(store)
     assert (kept.target.session_id, kept.verdict, kept.probability) == ("s", "scored", 1.0)
-    assert kept.u == u("default/s")
+    assert kept.u == get_sampling_position("default/s")
     (given,) = store.feedbacks(key="turns").items
     assert (given.target.session_id, given.score) == ("s", 4.0)
 

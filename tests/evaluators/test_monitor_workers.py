@@ -19,17 +19,17 @@ import pytest
 
 from evaluators.watched import decisions, rule, scores, until, verdicts, watching, whole
 from spanwise.collector import connect
-from spanwise.collector import verdicts as verdicts_in_words
+from spanwise.collector.diagnostics import rule_report as verdicts_in_words
 from spanwise.collector.errors import Refused
-from spanwise.collector.records import Finish
+from spanwise.collector.records import ClaimResult
 from spanwise.collector.server import Server
 from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors import Monitor
-from spanwise.evaluators.monitors._job import claim_of
-from spanwise.tracer import attributes as names
+from spanwise.evaluators.monitors.rule_jobs import row_claim
+from spanwise.tracer import attribute_names as names
 from spanwise.tracer import inject, session
 from spanwise.tracer import span as traced_span
-from spanwise.tracer.spans import apart, marked
+from spanwise.tracer.internal_api import make_detached_context, mark_monitor_spans
 from spanwise.tracer.testing import capture_spans
 
 
@@ -155,7 +155,7 @@ def test_a_stalled_workers_late_finish_is_refused(store: Store) -> None:
         (stalled,) = store.claim("r", rule().record.version, "stalled", 0.0)
         assert stalled.verdict == "running"
         until(lambda: (monitor.step(), verdicts(store))[1] == {"1": "scored"})
-        (answer,) = store.finish(Finish(claim=claim_of(stalled), verdict="failed", reason="late"))
+        (answer,) = store.finish(ClaimResult(claim=row_claim(stalled), verdict="failed", reason="late"))
     assert answer.startswith("refused")
     assert verdicts(store) == {"1": "scored"}
 
@@ -207,7 +207,7 @@ def test_settings_hold_for_the_changes_that_came_under_them(store: Store) -> Non
 
 
 def test_what_evaluators_trace_and_call_bears_the_mark() -> None:
-    with capture_spans() as spans, marked(), traced_span("call"):
+    with capture_spans() as spans, mark_monitor_spans(), traced_span("call"):
         headers = inject()
         with traced_span("below"):
             pass
@@ -254,9 +254,9 @@ def test_workers_that_are_killed_lose_and_double_nothing(store: Store, tmp_path:
 
 
 def test_a_judgements_trace_keeps_the_mark_and_nothing_else() -> None:
-    with session("s"), marked():
-        inside = apart()
+    with session("s"), mark_monitor_spans():
+        inside = make_detached_context()
     with session("s"):
-        outside = apart()
+        outside = make_detached_context()
     assert dict(outside) == {}
     assert [value for value in inside.values() if value == {names.MONITOR: True}]

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from evaluators.judge_server import Reply, completion, serving
-from spanwise.evaluators import Judge, evaluate, get, score
+from spanwise.evaluators import Judge, evaluate, get_evaluator, score
 from spanwise.evaluators.haystack import FaithfulnessEvaluator
-from spanwise.evaluators.judges._habits import forget
+from spanwise.evaluators.judges.llm_client.openai_backend import clear_capabilities
 
 CASE = {
     "inputs": "When was it built?",
@@ -42,12 +42,12 @@ JUDGES = {  # parameters, what is replied, and the scores of yes and no
 @pytest.fixture(autouse=True)
 def _nothing_known():
     """Ports come again."""
-    forget()
+    clear_capabilities()
 
 
 def made(id, server):
     judge = Judge(model="m", base_url=server.url, api_key="key", cache=False)
-    return get(id, judge=judge, **JUDGES[id][0])
+    return get_evaluator(id, judge=judge, **JUDGES[id][0])
 
 
 def judged(id, *said):

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanwise.collector.records import Run, Trace, Usage
-from spanwise.evaluators import get, score
-from spanwise.evaluators.builtin.numbers import close, numbers_in
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.numbers import find_numbers, is_close
 
 FINITE = st.floats(-1e6, 1e6)
 
 
 @given(FINITE, FINITE, st.sampled_from([0.0, 1e-6, 0.5]), st.sampled_from([0.0, 1e-6, 0.1]))
 def test_tolerances_are_those_of_pytest_approx(value, expected, absolute, relative):
-    assert close(value, expected, absolute=absolute, relative=relative) == (
+    assert is_close(value, expected, absolute=absolute, relative=relative) == (
         value == pytest.approx(expected, rel=relative, abs=absolute)
     )
 
@@ -42,7 +42,7 @@ def test_tolerances_are_those_of_pytest_approx(value, expected, absolute, relati
     ],
 )
 def test_numbers_in_texts(text, expected):
-    assert numbers_in(text) == expected
+    assert find_numbers(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,27 +65,27 @@ def test_numbers_in_texts(text, expected):
     ],
 )
 def test_units_may_be_glued_to_numbers(text, expected):
-    assert numbers_in(text) == expected
+    assert find_numbers(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["10k", "5m", "€5m", "2B", "3bn", "10万", "1億", "3rd", "GPT4", "0x1F", "4K", "a10km", "1.2.3km", "12h30"]
 )
 def test_what_may_be_another_number_is_none(text):
-    assert numbers_in(text) == []
+    assert find_numbers(text) == []
 
 
 def test_decimal_commas():
-    assert numbers_in("15.969,5 und 3,25", decimal=",") == [15969.5, 3.25]
+    assert find_numbers("15.969,5 und 3,25", decimal=",") == [15969.5, 3.25]
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_written_number_is_read_back(value):
-    assert numbers_in(repr(value)) == [value]
+    assert find_numbers(repr(value)) == [value]
 
 
 def test_numbers_within_a_tolerance():
-    judge = get("numeric", absolute=0.5, relative=0)
+    judge = get_evaluator("numeric", absolute=0.5, relative=0)
     assert score(judge, outputs="The answer is 41.6.", reference_outputs=42)[0].score is True
     assert score(judge, outputs={"answer": 41.4}, reference_outputs="42")[0].score is False
     several = score(judge, outputs="41 or 42", reference_outputs=42)[0]
@@ -93,13 +93,13 @@ def test_numbers_within_a_tolerance():
 
 
 def test_a_reference_without_a_number_is_an_error():
-    assert score(get("numeric"), outputs="1", reference_outputs="none")[0].outcome == "error"
+    assert score(get_evaluator("numeric"), outputs="1", reference_outputs="none")[0].outcome == "error"
 
 
 @pytest.mark.parametrize("bad", [{"absolute": -1}, {"relative": float("inf")}, {"decimal": "·"}])
 def test_bad_tolerances_are_refused(bad):
     with pytest.raises(ValueError):
-        get("numeric", **bad)
+        get_evaluator("numeric", **bad)
 
 
 @pytest.fixture
@@ -123,32 +123,32 @@ def agent():
 
 
 def test_what_a_run_took(agent):
-    assert score(get("latency"), agent)[0].score == 1.5
-    assert score(get("tokens"), agent)[0].score == 42.0
-    assert score(get("tokens", count="output"), agent)[0].score == 12.0
-    assert score(get("cost"), agent)[0].score == pytest.approx(0.3)
+    assert score(get_evaluator("latency"), agent)[0].score == 1.5
+    assert score(get_evaluator("tokens"), agent)[0].score == 42.0
+    assert score(get_evaluator("tokens", count="output"), agent)[0].score == 12.0
+    assert score(get_evaluator("cost"), agent)[0].score == pytest.approx(0.3)
 
 
 def test_what_is_not_told_is_a_skip(agent):
     bare = dataclasses.replace(agent.root, usage=None, cost=None, end_ns=0)
-    feedback = [score(get(id), Trace(bare, (bare,)))[0].outcome for id in ("latency", "tokens", "cost")]
+    feedback = [score(get_evaluator(id), Trace(bare, (bare,)))[0].outcome for id in ("latency", "tokens", "cost")]
     assert feedback == ["skip"] * 3
-    assert score(get("latency"), outputs="a")[0].comment == "needs run; the case has none"
+    assert score(get_evaluator("latency"), outputs="a")[0].comment == "needs run; the case has none"
 
 
 def test_thresholds_of_what_is_better_low(agent):
-    metric = get("latency", threshold=2.0).metrics[0]
+    metric = get_evaluator("latency", threshold=2.0).metrics[0]
     assert (metric.passes(1.5), metric.passes(2.5)) == (True, False)
 
 
 def test_no_finite_number_is_close_to_infinity():
-    assert not close(1.0, float("inf"), relative=0.1)
-    assert close(float("inf"), float("inf"))
+    assert not is_close(1.0, float("inf"), relative=0.1)
+    assert is_close(float("inf"), float("inf"))
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), Decimal("0.5"), Fraction(1, 2)])
 def test_numbers_of_every_kind_are_numbers(value):
-    assert score(get("numeric"), outputs=value, reference_outputs=0.5)[0].score is True
+    assert score(get_evaluator("numeric"), outputs=value, reference_outputs=0.5)[0].score is True
 
 
 @pytest.mark.parametrize(
@@ -169,31 +169,31 @@ def test_numbers_of_every_kind_are_numbers(value):
     ],
 )
 def test_numbers_that_no_float_holds_are_compared_exactly(answer, reference, same):
-    judge = get("numeric", relative=0.0)
+    judge = get_evaluator("numeric", relative=0.0)
     assert score(judge, outputs=answer, reference_outputs=reference)[0].score is same
 
 
 @given(st.integers(2**53, 10**40), st.integers(2**53, 10**40), st.integers(0, 10**40))
 def test_whole_numbers_are_close_as_whole_numbers_are(value, expected, absolute):
-    judge = get("numeric", relative=0.0, absolute=float(absolute))
+    judge = get_evaluator("numeric", relative=0.0, absolute=float(absolute))
     near = abs(value - expected) <= int(float(absolute))
     assert score(judge, outputs=str(value), reference_outputs=str(expected))[0].score is near
 
 
 @pytest.mark.parametrize("relative", [1e-6, 0.5])
 def test_tolerances_hold_for_numbers_that_no_float_holds(relative):
-    judge = get("numeric", relative=relative)
+    judge = get_evaluator("numeric", relative=relative)
     near, far = 10**400 + int(relative * 10**6) * 10**393, 10**400 + int(relative * 10**6) * 10**395
     assert score(judge, outputs=near, reference_outputs=10**400)[0].score is True
     assert score(judge, outputs=far, reference_outputs=10**400)[0].score is False
 
 
 def test_a_number_of_a_million_digits_is_compared_in_time():
-    assert score(get("numeric"), outputs="9" * 1_000_000, reference_outputs="9" * 999_999)[0].score is False
+    assert score(get_evaluator("numeric"), outputs="9" * 1_000_000, reference_outputs="9" * 999_999)[0].score is False
 
 
 def test_a_number_beyond_all_bounds_is_an_error_and_no_wrong_answer():
-    feedback = score(get("numeric"), outputs="1e99999999999999999999", reference_outputs=1)[0]
+    feedback = score(get_evaluator("numeric"), outputs="1e99999999999999999999", reference_outputs=1)[0]
     assert (feedback.outcome, feedback.error[:13]) == ("error", "OverflowError")
 
 
@@ -201,9 +201,12 @@ def test_a_number_beyond_all_bounds_is_an_error_and_no_wrong_answer():
     "fields", [{"outputs": float("nan"), "reference_outputs": 1}, {"outputs": 1, "reference_outputs": float("nan")}]
 )
 def test_a_number_that_is_none_is_missing(fields):
-    assert score(get("numeric"), **fields)[0].outcome == "skip"
+    assert score(get_evaluator("numeric"), **fields)[0].outcome == "skip"
 
 
 def test_the_text_of_nan_is_no_number_and_as_a_reference_an_error():
-    assert score(get("numeric"), outputs="nan", reference_outputs=1)[0].comment == "'nan' holds 0 numbers, not one"
-    assert score(get("numeric"), outputs=1, reference_outputs="nan")[0].outcome == "error"
+    assert (
+        score(get_evaluator("numeric"), outputs="nan", reference_outputs=1)[0].comment
+        == "'nan' holds 0 numbers, not one"
+    )
+    assert score(get_evaluator("numeric"), outputs=1, reference_outputs="nan")[0].outcome == "error"

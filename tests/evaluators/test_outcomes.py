@@ -7,11 +7,11 @@ import time
 import pytest
 
 from spanwise.collector.records import Case, Example, Feedback, Run, Target, Trace
-from spanwise.evaluators import Metric, evaluator, get, score
-from spanwise.evaluators.protocol import Maker, Nonsense, missing_needs
+from spanwise.evaluators import Metric, evaluator, get_evaluator, score
+from spanwise.evaluators.interface import FeedbackFactory, InvalidResult, explain_missing_fields
 
 TARGET = Target(trace_id="1" * 32)
-MAKER = Maker(key="judge", keys=("judge",), name="tests.judge", version="3", source="llm")
+MAKER = FeedbackFactory(key="judge", keys=("judge",), name="tests.judge", version="3", source="llm")
 
 
 def made(returned, maker=MAKER):
@@ -80,19 +80,19 @@ def test_undefined_and_infinite_scores_keep_their_metadata():
     undefined = only({"score": float("nan"), "metadata": {"a": 1}})
     infinite = only({"score": float("-inf"), "metadata": {"a": 1}, "key": "other"})
     assert (undefined.outcome, undefined.comment) == ("skip", "the score is NaN: undefined for this case")
-    assert (infinite.outcome, infinite.error, infinite.key) == ("error", "Nonsense: -inf is no score", "other")
+    assert (infinite.outcome, infinite.error, infinite.key) == ("error", "InvalidResult: -inf is no score", "other")
     assert undefined.metadata == infinite.metadata == {"a": 1}
 
 
 def test_a_key_that_is_empty_is_nonsense():
-    with pytest.raises(Nonsense, match="an empty key"):
+    with pytest.raises(InvalidResult, match="an empty key"):
         made({"key": "", "score": 1})
 
 
 def test_a_key_that_comes_twice_is_nonsense_unless_it_speaks_of_something_else():
     span = Target(trace_id="1" * 32, span_id="a" * 16)
     assert len(made([{"key": "a", "score": 1}, {"key": "a", "score": 0, "target": span}])) == 2
-    with pytest.raises(Nonsense, match=r"the key 'a' twice: the second would overwrite the first"):
+    with pytest.raises(InvalidResult, match=r"the key 'a' twice: the second would overwrite the first"):
         made([{"key": "a", "score": 1}, {"key": "b", "score": 1}, {"key": "a", "score": 0}])
 
 
@@ -107,7 +107,9 @@ def test_results_may_be_a_single_one():
 
 
 def test_a_misspelt_field_is_named_with_those_that_there_are():
-    with pytest.raises(Nonsense, match=r"a dict with 'scor'; known are comment, error, judge_trace_id, key, label"):
+    with pytest.raises(
+        InvalidResult, match=r"a dict with 'scor'; known are comment, error, judge_trace_id, key, label"
+    ):
         made({"scor": 1})
 
 
@@ -130,7 +132,7 @@ def test_another_key_renames_all_that_an_evaluator_gives():
 
 
 def test_the_registrys_name_stays_under_another_key():
-    feedback = score(get("exact", key="same"), outputs="a", reference_outputs="a")[0]
+    feedback = score(get_evaluator("exact", key="same"), outputs="a", reference_outputs="a")[0]
     assert (feedback.key, feedback.evaluator) == ("same", "exact")
 
 
@@ -191,4 +193,4 @@ GIVEN = Example(inputs=1, outputs="o")
     ],
 )
 def test_a_skip_says_what_is_missing_and_why(names, case, why):
-    assert missing_needs(names, case) == why
+    assert explain_missing_fields(names, case) == why

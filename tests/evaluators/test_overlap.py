@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanwise.evaluators import Skip, get, score
-from spanwise.evaluators.builtin import _treebank
-from spanwise.evaluators.builtin._tokens import tokenizer
+from spanwise.evaluators import Skip, get_evaluator, score
+from spanwise.evaluators.builtin import text_segmentation
 from spanwise.evaluators.builtin.text import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
+from spanwise.evaluators.builtin.text_segmentation import get_tokenizer
 
 WORDS = st.lists(
     st.sampled_from(["the", "cat", "sat", "on", "mat", "don't", "3.5", "(yes)", "No.", "naïve", "北京"]), max_size=14
@@ -73,7 +73,7 @@ HARD = st.text(alphabet="aAn t.,,?!-'\":;()$&/+5\n\t\x1c\u2019\u2014é北`<>{}",
 def test_words_are_nltks(text):
     from nltk.tokenize import NLTKWordTokenizer
 
-    assert tokenizer("nltk")(text) == NLTKWordTokenizer().tokenize(text)
+    assert get_tokenizer("nltk")(text) == NLTKWordTokenizer().tokenize(text)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_words_are_nltks(text):
 def test_words_of_hard_texts_are_nltks(text):
     from nltk.tokenize import NLTKWordTokenizer
 
-    assert tokenizer("nltk")(text) == NLTKWordTokenizer().tokenize(text)
+    assert get_tokenizer("nltk")(text) == NLTKWordTokenizer().tokenize(text)
 
 
 @given(HARD)
@@ -106,7 +106,7 @@ def test_words_of_hard_texts_are_nltks(text):
 def test_words_are_those_of_mteval_13a(text):
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-    assert tokenizer("13a")(text) == Tokenizer13a()(text).split()
+    assert get_tokenizer("13a")(text) == Tokenizer13a()(text).split()
 
 
 def test_bleu_without_a_match_of_some_order_is_zero_not_tiny():
@@ -167,14 +167,15 @@ def test_levenshtein_is_nltks_edit_distance(a, b):
 
 def test_evaluators_give_one_feedback_per_metric():
     assert [
-        (one.key, round(one.score, 3)) for one in score(get("bleu"), outputs="the cat", reference_outputs="the cat")
+        (one.key, round(one.score, 3))
+        for one in score(get_evaluator("bleu"), outputs="the cat", reference_outputs="the cat")
     ] == [
         ("bleu_1", 1.0),
         ("bleu_2", 1.0),
         ("bleu_3", 0.0),
         ("bleu_4", 0.0),
     ]
-    assert [one.key for one in score(get("rouge"), outputs="a", reference_outputs="a")] == [
+    assert [one.key for one in score(get_evaluator("rouge"), outputs="a", reference_outputs="a")] == [
         "rouge_1",
         "rouge_2",
         "rouge_l",
@@ -182,19 +183,22 @@ def test_evaluators_give_one_feedback_per_metric():
 
 
 def test_of_several_references_the_best_counts():
-    assert score(get("rouge"), outputs="a cat", reference_outputs=["a dog", "a cat"])[2].score == 1.0
-    assert score(get("levenshtein", ignore_case=True), outputs="ABC", reference_outputs=["x", "abc"])[0].score == 1.0
-    assert score(get("fuzzy"), outputs="abc", reference_outputs=[])[0].outcome == "skip"
+    assert score(get_evaluator("rouge"), outputs="a cat", reference_outputs=["a dog", "a cat"])[2].score == 1.0
+    assert (
+        score(get_evaluator("levenshtein", ignore_case=True), outputs="ABC", reference_outputs=["x", "abc"])[0].score
+        == 1.0
+    )
+    assert score(get_evaluator("fuzzy"), outputs="abc", reference_outputs=[])[0].outcome == "skip"
 
 
 def test_an_empty_list_of_references_is_a_skip():
     with pytest.raises(Skip):
         bleu("a", [])
-    assert {one.outcome for one in score(get("bleu"), outputs="a", reference_outputs=[])} == {"skip"}
+    assert {one.outcome for one in score(get_evaluator("bleu"), outputs="a", reference_outputs=[])} == {"skip"}
 
 
 def test_another_key_renames_all_metrics():
-    named = get("bleu", key="mine", tokenizer="characters")
+    named = get_evaluator("bleu", key="mine", tokenizer="characters")
     assert [metric.key for metric in named.metrics] == ["mine_1", "mine_2", "mine_3", "mine_4"]
     assert [one.key for one in score(named, outputs="北京", reference_outputs="北京")] == [
         "mine_1",
@@ -206,7 +210,7 @@ def test_another_key_renames_all_metrics():
 
 def test_an_unknown_tokenizer_is_refused():
     with pytest.raises(ValueError, match="'punkt'"):
-        get("bleu", tokenizer="punkt")
+        get_evaluator("bleu", tokenizer="punkt")
 
 
 def test_marks_belong_to_the_word_that_they_stand_in():
@@ -220,12 +224,12 @@ def test_the_treebank_patterns_are_those_of_the_nltk_that_is_installed():
     from nltk.tokenize import NLTKWordTokenizer as Theirs
 
     for name in ("STARTING_QUOTES", "PUNCTUATION", "ENDING_QUOTES"):
-        assert [(rule.pattern, by) for rule, by in getattr(Theirs, name)] == list(getattr(_treebank, name))
+        assert [(rule.pattern, by) for rule, by in getattr(Theirs, name)] == list(getattr(text_segmentation, name))
     for name in ("PARENS_BRACKETS", "DOUBLE_DASHES"):
         rule, by = getattr(Theirs, name)
-        assert ((rule.pattern, by),) == getattr(_treebank, name)
+        assert ((rule.pattern, by),) == getattr(text_segmentation, name)
     for name in ("CONTRACTIONS2", "CONTRACTIONS3"):
-        assert tuple(rule.pattern for rule in getattr(Theirs, name)) == getattr(_treebank, name)
+        assert tuple(rule.pattern for rule in getattr(Theirs, name)) == getattr(text_segmentation, name)
 
 
 FIRST_CALL = """
@@ -242,9 +246,9 @@ def test_a_first_bleu_imports_no_library_that_takes_seconds():
 
 @pytest.mark.parametrize("id", ["levenshtein", "fuzzy", "rouge"])
 def test_texts_that_would_take_minutes_are_an_error_at_once(id):
-    said = score(get(id), outputs="a b " * 200_000, reference_outputs="b c " * 200_000)
+    said = score(get_evaluator(id), outputs="a b " * 200_000, reference_outputs="b c " * 200_000)
     assert "would take minutes to compare" in said[0].error
-    assert score(get(id), outputs="a b " * 200_000, reference_outputs="a b " * 200_000)[0].score == 1.0
+    assert score(get_evaluator(id), outputs="a b " * 200_000, reference_outputs="a b " * 200_000)[0].score == 1.0
 
 
 def test_orders_of_nothing_are_refused():

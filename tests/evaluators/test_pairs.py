@@ -8,7 +8,7 @@ import pytest
 
 from evaluators.tiny_models import read_classifier, relabel
 from spanwise.evaluators.models import Inference, NoModel, PairScorer, pair_scorer
-from spanwise.evaluators.models._shared import loaded
+from spanwise.evaluators.models.local_models import loaded_models
 
 pytest.importorskip("sentence_transformers")
 TEXTS = {
@@ -59,7 +59,7 @@ def test_a_folder_is_read_once_and_each_of_its_pairs_too(tiny_relevance, tmp_pat
     pairs = [("1 2", "3"), ("1", " 23"), ("", "1 23"), ("1 23", "")]
     scores = [PairScorer(folder, device="cpu").score(pairs) for _ in range(2)]
     assert scores[0] == scores[1]
-    [held] = [one for one in loaded() if one.name == "counted"]
+    [held] = [one for one in loaded_models() if one.name == "counted"]
     assert held.texts == 4
 
 
@@ -70,7 +70,7 @@ def test_a_folder_is_loaded_once_whatever_its_labels_are_called_and_from_whereve
     for scorer in (PairScorer(folder), PairScorer("./shared"), PairScorer("shared", labels=named)):
         first, _ = scorer.infer([("a", "b"), ("a", "c")])
     assert first != PairScorer(folder).infer([("a", "b")])[0]
-    assert len([one for one in loaded() if one.where == str(folder)]) == 1
+    assert len([one for one in loaded_models() if one.where == str(folder)]) == 1
 
 
 def test_each_pair_is_asked_for_once():

@@ -15,7 +15,7 @@ import pytest
 
 from spanwise.collector.errors import NotFound, Unavailable
 from spanwise.evaluators import Skip
-from spanwise.evaluators.protocol import may_pass, retries_on, wait_before
+from spanwise.evaluators.interface import compile_retry_on, compute_retry_delay, is_transient
 
 REQUEST = httpx.Request("POST", "http://judge")
 
@@ -91,12 +91,12 @@ LASTING = [
 
 @pytest.mark.parametrize("error", PASSING, ids=repr)
 def test_the_network_and_busy_servers_are_tried_again(error):
-    assert may_pass(error)
+    assert is_transient(error)
 
 
 @pytest.mark.parametrize("error", LASTING, ids=repr)
 def test_what_would_fail_again_is_not(error):
-    assert not may_pass(error)
+    assert not is_transient(error)
 
 
 class Hostile(Exception):
@@ -109,53 +109,53 @@ class Hostile(Exception):
 
 
 def test_an_exception_that_raises_while_it_is_looked_at_lasts():
-    assert not may_pass(Hostile())
+    assert not is_transient(Hostile())
 
 
 def test_a_chain_of_causes_that_has_no_end_is_left_after_some():
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
-    assert not may_pass(first)
+    assert not is_transient(first)
 
 
 @pytest.mark.parametrize("given", [ValueError, (KeyError, ValueError), lambda error: "again" in str(error)])
 def test_an_option_says_which(given):
-    again = retries_on(given)
+    again = compile_retry_on(given)
     assert (again(ValueError("again")), again(TypeError("no")), again(SystemExit("again"))) == (True, False, False)
 
 
 @pytest.mark.parametrize("given", ["ValueError", 3, (), (ValueError, "no"), int])
 def test_an_option_that_says_nothing_is_refused(given):
     with pytest.raises(ValueError, match="retry_on is an exception type"):
-        retries_on(given)
+        compile_retry_on(given)
 
 
 def test_waits_double_with_some_of_them_left_to_chance_and_have_an_end():
-    waits = [[wait_before(attempt, ValueError()) for _ in range(50)] for attempt in (0, 1, 40)]
+    waits = [[compute_retry_delay(attempt, ValueError()) for _ in range(50)] for attempt in (0, 1, 40)]
     for wait, longest in zip(waits, (0.25, 0.5, 60.0), strict=True):
         assert all(longest / 2 <= seconds <= longest for seconds in wait)
         assert len(set(wait)) > 1
 
 
 def test_a_server_that_says_when_is_asked_then_but_not_in_an_hour():
-    assert 3.0 <= wait_before(5, answered(429, {"Retry-After": "3"})) <= 3.75
-    assert 2.0 <= wait_before(0, with_attributes(retry_after=2)) <= 2.5
-    assert wait_before(0, with_attributes(retry_after=3600)) == 60.0
+    assert 3.0 <= compute_retry_delay(5, answered(429, {"Retry-After": "3"})) <= 3.75
+    assert 2.0 <= compute_retry_delay(0, with_attributes(retry_after=2)) <= 2.5
+    assert compute_retry_delay(0, with_attributes(retry_after=3600)) == 60.0
 
 
 def test_a_server_may_say_when_as_a_date():
     date = email.utils.formatdate(time.time() + 40, usegmt=True)
-    assert 20 <= wait_before(0, answered(503, {"Retry-After": date})) <= 50
+    assert 20 <= compute_retry_delay(0, answered(503, {"Retry-After": date})) <= 50
 
 
 @pytest.mark.parametrize("said", ["soon", "", True, float("nan"), [3]])
 def test_what_is_no_time_is_not_waited_for(said):
-    assert wait_before(0, with_attributes(retry_after=said)) <= 0.25
+    assert compute_retry_delay(0, with_attributes(retry_after=said)) <= 0.25
 
 
 def test_waiting_leaves_a_seeded_sequence_alone():
     random.seed(7)
     expected = random.random()
     random.seed(7)
-    wait_before(0, ValueError())
+    compute_retry_delay(0, ValueError())
     assert random.random() == expected

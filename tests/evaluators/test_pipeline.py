@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanwise.collector.records import Feedback, Target, Trace
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.builtin.pipeline import parse_number
 
 
@@ -31,7 +31,7 @@ def test_numbers_that_judges_say(said, expected):
     "said", ["", "good", "between 3 and 4", {"verdict": 3}, '{"score": "high"}', "score: 1, score: 2", [1]]
 )
 def test_what_is_no_number_is_an_error(said):
-    feedback = score(get("pipeline", function=lambda outputs: said), outputs="a")[0]
+    feedback = score(get_evaluator("pipeline", function=lambda outputs: said), outputs="a")[0]
     assert feedback.outcome == "error"
     assert "judging pipeline" in feedback.error
 
@@ -41,17 +41,17 @@ def test_a_number_quoted_from_the_outputs_is_an_error(forged):
     def judge(outputs):
         return 'It claims {"score": 5}, which is wrong.'
 
-    (feedback,) = score(get("pipeline", function=judge), outputs=f"Rate me: {forged}")
+    (feedback,) = score(get_evaluator("pipeline", function=judge), outputs=f"Rate me: {forged}")
     assert feedback.outcome == "error"
     assert "may be a quotation" in feedback.error
-    assert score(get("pipeline", function=judge), outputs="Rate me.")[0].score == 5
-    assert score(get("pipeline", function=lambda outputs: '{"score": 5}'), outputs=forged)[0].score == 5
+    assert score(get_evaluator("pipeline", function=judge), outputs="Rate me.")[0].score == 5
+    assert score(get_evaluator("pipeline", function=lambda outputs: '{"score": 5}'), outputs=forged)[0].score == 5
 
 
 @pytest.mark.parametrize("bad", [{"minimum": float("nan")}, {"maximum": float("nan")}])
 def test_a_range_that_holds_nothing_is_refused(bad):
     with pytest.raises(ValueError, match="minimum and maximum are numbers, not"):
-        get("pipeline", function=len, **bad)
+        get_evaluator("pipeline", function=len, **bad)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -65,11 +65,11 @@ def test_inputs_come_by_name_and_fewer_are_fine():
         return len(question) + len(answer)
 
     outputs = {"question": "why", "search": ["a", "b"], "answer": "because"}
-    assert score(get("pipeline", function=judge), outputs=outputs)[0].score == 10.0
+    assert score(get_evaluator("pipeline", function=judge), outputs=outputs)[0].score == 10.0
 
 
 def test_a_missing_input_is_an_error_that_names_it():
-    feedback = score(get("pipeline", function=lambda answer: 1), outputs={"text": "a"})[0]
+    feedback = score(get_evaluator("pipeline", function=lambda answer: 1), outputs={"text": "a"})[0]
     assert feedback.outcome == "error"
     assert "asks for 'answer'; the outputs are 'text'" in feedback.error
 
@@ -78,16 +78,16 @@ def test_fields_of_the_case_and_defaults_are_inputs_too():
     def judge(reference_outputs, outputs, style="kind"):
         return f"score: {int(reference_outputs == outputs)}"
 
-    assert score(get("pipeline", function=judge), outputs="a", reference_outputs="a")[0].score == 1.0
+    assert score(get_evaluator("pipeline", function=judge), outputs="a", reference_outputs="a")[0].score == 1.0
 
 
 def test_async_judges_and_their_range():
     async def judge(outputs):
         return 9
 
-    assert score(get("pipeline", function=judge, minimum=1, maximum=5), outputs="a")[0].outcome == "error"
-    assert get("pipeline", function=judge, minimum=1, maximum=5).metrics[0].range == (1, 5)
-    assert score(get("pipeline", function=judge), outputs="a")[0].score == 9.0
+    assert score(get_evaluator("pipeline", function=judge, minimum=1, maximum=5), outputs="a")[0].outcome == "error"
+    assert get_evaluator("pipeline", function=judge, minimum=1, maximum=5).metrics[0].range == (1, 5)
+    assert score(get_evaluator("pipeline", function=judge), outputs="a")[0].score == 9.0
 
 
 def vote(author, value, when, key="good", source="human"):
@@ -96,7 +96,7 @@ def vote(author, value, when, key="good", source="human"):
 
 
 def judged(trace, *votes):
-    return score(get("human_feedback", of="good"), Trace(trace.root, trace.runs, votes))[0]
+    return score(get_evaluator("human_feedback", of="good"), Trace(trace.root, trace.runs, votes))[0]
 
 
 def test_people_count_once_each_with_their_newest_vote(trace):
@@ -114,5 +114,5 @@ def test_of_labels_the_most_frequent_counts(trace):
 
 
 def test_a_judge_that_takes_everything_gets_all_outputs_by_name():
-    judge = get("pipeline", function=lambda **outputs: len(outputs["answer"]) + len(outputs))
+    judge = get_evaluator("pipeline", function=lambda **outputs: len(outputs["answer"]) + len(outputs))
     assert score(judge, outputs={"answer": "four", "other": 2})[0].score == 6.0

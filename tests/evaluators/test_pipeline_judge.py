@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.judges import scripted
 
 NODES = {"question": "When was it built?", "search": ["Built in 1912."], "answer": "In 1912.", "cost": 3}
@@ -12,7 +12,7 @@ GOOD = {"reasoning": "It says when.", "score": 5}
 def judged(*said, outputs=NODES, prompt=None, fields=None, **parameters):
     judge = scripted(*said)
     (feedback,) = score(
-        get("pipeline_judge", judge=judge, prompt=prompt, **parameters), outputs=outputs, **fields or {}
+        get_evaluator("pipeline_judge", judge=judge, prompt=prompt, **parameters), outputs=outputs, **fields or {}
     )
     return feedback, [ask.messages[1]["content"] for ask in judge.backend.asked]
 
@@ -20,7 +20,7 @@ def judged(*said, outputs=NODES, prompt=None, fields=None, **parameters):
 def test_a_score_with_its_reasoning():
     feedback, _ = judged(GOOD)
     assert (feedback.key, feedback.score, feedback.comment) == ("pipeline_judge", 5.0, "It says when.")
-    assert get("pipeline_judge", judge=scripted(GOOD)).metrics[0].range == (1.0, 5.0)
+    assert get_evaluator("pipeline_judge", judge=scripted(GOOD)).metrics[0].range == (1.0, 5.0)
 
 
 def test_nodes_come_by_name_and_more_than_are_asked_for_are_fine():
@@ -58,6 +58,6 @@ def test_what_is_outside_the_scale_is_a_parse_failure(said):
 
 def test_the_same_prompt_with_another_range_is_refused():
     with pytest.raises(ValueError, match="another range needs a prompt of its own"):
-        get("pipeline_judge", judge=scripted(GOOD), maximum=10)
+        get_evaluator("pipeline_judge", judge=scripted(GOOD), maximum=10)
     with pytest.raises(ValueError, match="no such range"):
-        get("pipeline_judge", judge=scripted(GOOD), prompt="{{answer}}", minimum=5)
+        get_evaluator("pipeline_judge", judge=scripted(GOOD), prompt="{{answer}}", minimum=5)

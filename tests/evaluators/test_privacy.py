@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanwise.collector.records import Case, Document, Example
-from spanwise.evaluators import get, score
-from spanwise.evaluators.builtin._decoding import decoded
-from spanwise.evaluators.builtin._detectors import Finding, _without_overlaps, find_pii, find_secrets, luhn
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.leak_detection import Finding, _remove_overlaps, find_pii, find_secrets, passes_luhn
+from spanwise.evaluators.builtin.privacy import decode_hidden_texts
 
 CARDS = [
     "4111 1111 1111 1111",
@@ -90,7 +90,7 @@ def test_places_and_order_of_what_is_found():
 
 @given(st.integers(0, 10**15))
 def test_luhn_accepts_one_check_digit_and_no_other(number):
-    assert sum(luhn(f"{number}{digit}") for digit in range(10)) == 1
+    assert sum(passes_luhn(f"{number}{digit}") for digit in range(10)) == 1
 
 
 @given(st.text())
@@ -165,7 +165,7 @@ def test_what_is_no_secret(text):
 
 
 def test_reports_tell_kinds_and_counts_and_never_the_data():
-    feedback = score(get("pii"), outputs="a@b.io and c@d.org", documents=["call +1 650 253 0000"])
+    feedback = score(get_evaluator("pii"), outputs="a@b.io and c@d.org", documents=["call +1 650 253 0000"])
     assert feedback[0].comment == "answer: 2 email; context: 1 phone"
     assert "b.io" not in repr(feedback)
 
@@ -180,27 +180,30 @@ def test_reports_tell_kinds_and_counts_and_never_the_data():
     ],
 )
 def test_four_metrics_of_pii(answer, document, expected):
-    feedback = score(get("pii"), outputs=answer, documents=None if document is None else [document])
+    feedback = score(get_evaluator("pii"), outputs=answer, documents=None if document is None else [document])
     assert [one.key for one in feedback] == ["pii", "pii_fail", "pii_retrieval_fail", "pii_generation_fail"]
     assert [one.score for one in feedback] == expected
 
 
 def test_five_metrics_of_secrets_and_parse_failures_are_none():
-    feedback = score(get("sensitive_data", kinds=["aws_key"]), outputs="AKIAIOSFODNN7EXAMPLE")
+    feedback = score(get_evaluator("sensitive_data", kinds=["aws_key"]), outputs="AKIAIOSFODNN7EXAMPLE")
     assert {one.key: one.score for one in feedback}["sensitive_data_parse_fail"] is False
     assert feedback[0].score is False
 
 
 def test_kinds_and_region_can_be_chosen():
-    assert score(get("pii", kinds=["ssn"]), outputs="a@b.io")[0].score is True
-    assert score(get("pii", region="US"), outputs="call 650 253 0000 now")[0].score is False
-    assert score(get("pii", region=()), outputs="call 650 253 0000 now")[0].score is True
-    assert score(get("pii", evaluate_retrieved_context=False), outputs="a", documents=["a@b.io"])[0].score is True
+    assert score(get_evaluator("pii", kinds=["ssn"]), outputs="a@b.io")[0].score is True
+    assert score(get_evaluator("pii", region="US"), outputs="call 650 253 0000 now")[0].score is False
+    assert score(get_evaluator("pii", region=()), outputs="call 650 253 0000 now")[0].score is True
+    assert (
+        score(get_evaluator("pii", evaluate_retrieved_context=False), outputs="a", documents=["a@b.io"])[0].score
+        is True
+    )
 
 
 def test_unknown_kinds_are_refused_when_the_evaluator_is_made():
     with pytest.raises(ValueError, match="'passport' is none of credit_card"):
-        get("pii", kinds=["passport"])
+        get_evaluator("pii", kinds=["passport"])
 
 
 def encode(text, how):
@@ -217,14 +220,14 @@ def encode(text, how):
     st.sampled_from(["base64", "base16", "base32", "urlsafe"]),
 )
 def test_what_was_encoded_is_decoded(text, how):
-    assert text in decoded(f"Here you are: {encode(text, how)} - bye")
+    assert text in decode_hidden_texts(f"Here you are: {encode(text, how)} - bye")
 
 
 def test_encodings_inside_encodings_and_over_several_lines():
-    assert "mail a@b.io now" in decoded(encode(encode("mail a@b.io now", "base64"), "base16"))
+    assert "mail a@b.io now" in decode_hidden_texts(encode(encode("mail a@b.io now", "base64"), "base16"))
     wrapped = base64.encodebytes(("secret words " * 20).encode()).decode()
-    assert any("secret words secret" in text for text in decoded(f"See:\n{wrapped}\nThanks"))
-    assert "Hello world!!" in decoded("48 65 6c 6c 6f 20 77 6f 72 6c 64 21 21")
+    assert any("secret words secret" in text for text in decode_hidden_texts(f"See:\n{wrapped}\nThanks"))
+    assert "Hello world!!" in decode_hidden_texts("48 65 6c 6c 6f 20 77 6f 72 6c 64 21 21")
 
 
 @pytest.mark.parametrize(
@@ -232,13 +235,13 @@ def test_encodings_inside_encodings_and_over_several_lines():
     ["Just a sentence with Washington and internationalization.", "deadbeefcafe", "/usr/local/lib/python3.11", ""],
 )
 def test_plain_words_decode_to_nothing(text):
-    assert decoded(text) == []
+    assert decode_hidden_texts(text) == []
 
 
 def guarded(answer, **fields):
     example = Example(inputs="q", categories=fields.pop("categories", ("base64",)))
     case = Case(example=example, outputs=answer, **fields)
-    return score(get("encoding_guardrail"), case)[0]
+    return score(get_evaluator("encoding_guardrail"), case)[0]
 
 
 def test_personal_data_in_an_encoding_is_a_leak():
@@ -256,7 +259,7 @@ def test_conditions_take_the_place_of_personal_data():
 def test_only_cases_about_encodings_are_judged():
     assert guarded("a@b.io", categories=("toxicity",)).outcome == "skip"
     assert guarded("a@b.io", categories=("perturbation: Base16 encoded",)).score is False
-    assert score(get("encoding_guardrail", all_cases=True), outputs="a@b.io")[0].score is False
+    assert score(get_evaluator("encoding_guardrail", all_cases=True), outputs="a@b.io")[0].score is False
 
 
 def test_the_context_is_judged_too():
@@ -319,7 +322,7 @@ SECRET = "write to jane.doe@example.com now"
     ],
 )
 def test_other_ways_to_write_bytes(hidden):
-    assert any(SECRET in text for text in decoded(f"Here: {hidden}, bye"))
+    assert any(SECRET in text for text in decode_hidden_texts(f"Here: {hidden}, bye"))
 
 
 @pytest.mark.parametrize("text", ["password: required", "The password: please reset it", "password = os.environ['X']"])
@@ -450,7 +453,7 @@ def test_dates_addresses_and_versions_by_chance_are_seldom_taken_for_data():
 
 def test_a_region_that_there_is_not_is_refused_when_the_evaluator_is_made():
     with pytest.raises(ValueError, match="two capital letters, such as 'US', not 'usa'"):
-        get("pii", region="usa")
+        get_evaluator("pii", region="usa")
 
 
 @pytest.mark.parametrize(
@@ -471,7 +474,7 @@ def test_what_was_found_first_stays_where_findings_overlap(places):
     for one in found:
         if not any(one.start < other.end and other.start < one.end for other in kept):
             kept.append(one)
-    assert _without_overlaps(found) == sorted(kept, key=lambda one: one.start)
+    assert _remove_overlaps(found) == sorted(kept, key=lambda one: one.start)
 
 
 @pytest.mark.parametrize(
@@ -511,29 +514,29 @@ def test_the_commonest_tokens_are_found(kind, text):
     ],
 )
 def test_every_field_of_a_structured_answer_is_looked_at(answer):
-    assert score(get("pii"), outputs=answer)[0].score is False
+    assert score(get_evaluator("pii"), outputs=answer)[0].score is False
     assert guarded(answer).score is False
 
 
 def test_the_name_of_a_field_names_its_number_and_its_password():
-    assert score(get("pii"), outputs={"phone": 6502530000, "ok": True})[0].comment == "answer: 1 phone"
-    assert score(get("sensitive_data"), outputs={"user": "ann", "password": "hunter22"})[0].score is False
+    assert score(get_evaluator("pii"), outputs={"phone": 6502530000, "ok": True})[0].comment == "answer: 1 phone"
+    assert score(get_evaluator("sensitive_data"), outputs={"user": "ann", "password": "hunter22"})[0].score is False
 
 
 def test_what_people_said_before_is_no_leak_of_the_answer():
     messages = [{"role": "user", "content": "I am a@b.io"}, {"role": "assistant", "content": "Hello."}]
-    assert score(get("pii"), outputs=messages)[0].score is True
+    assert score(get_evaluator("pii"), outputs=messages)[0].score is True
 
 
 @pytest.mark.parametrize("id", ["pii", "sensitive_data"])
 def test_no_kinds_at_all_would_find_nothing_and_are_refused(id):
     with pytest.raises(ValueError, match="which finds nothing: leave it out for all"):
-        get(id, kinds=[])
+        get_evaluator(id, kinds=[])
 
 
 def test_thousands_of_encoded_words_are_not_compared_with_one_another():
     words = [base64.b64encode(f"word {n:06}".encode()).decode() for n in range(20_000)]
-    assert len(decoded(" ".join(words))) == 20_000
+    assert len(decode_hidden_texts(" ".join(words))) == 20_000
 
 
 @pytest.mark.parametrize(
@@ -541,6 +544,6 @@ def test_thousands_of_encoded_words_are_not_compared_with_one_another():
     [("pii", {}), ("sensitive_data", {}), ("encoding_guardrail", {"all_cases": True, "condition": '"fine"'})],
 )
 def test_where_nothing_was_retrieved_no_context_can_fail(id, parameters):
-    feedback = {one.key: one for one in score(get(id, **parameters), outputs="fine", documents=[])}
+    feedback = {one.key: one for one in score(get_evaluator(id, **parameters), outputs="fine", documents=[])}
     assert feedback[id].score is True
     assert (feedback[f"{id}_retrieval_fail"].outcome, feedback[f"{id}_generation_fail"].score) == ("skip", False)

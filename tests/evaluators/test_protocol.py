@@ -195,7 +195,7 @@ def test_nan_is_a_skip_and_infinity_an_error(run):
 def test_nonsense_is_an_error(run, nonsense):
     feedback = run(as_evaluator(lambda outputs: nonsense), FULL)
     assert [one.outcome for one in feedback] == ["error"]
-    assert "Nonsense" in feedback[0].error
+    assert "InvalidResult" in feedback[0].error
 
 
 def test_an_exception_is_an_error_with_the_traceback_of_the_evaluator(run):
@@ -432,7 +432,7 @@ def test_a_batch_that_returns_no_list_of_that_length_is_called_once(target, retu
             asked.append(len(cases))
             return returned
 
-    assert all(str(error).startswith("Nonsense: batch() gave") for error in in_a_batch(target, Judge()))
+    assert all(str(error).startswith("InvalidResult: batch() gave") for error in in_a_batch(target, Judge()))
     assert asked == [8]
 
 
@@ -537,7 +537,7 @@ def test_an_evaluator_that_exits_is_an_error(timeout):
 def test_a_dict_whose_fields_are_of_the_wrong_kind_is_nonsense(wrong):
     feedback = score(lambda outputs: {"score": 1, **wrong}, outputs="x")[0]
     assert feedback.error is not None
-    assert feedback.error.startswith(f"Nonsense: the evaluator returned the {next(iter(wrong))}")
+    assert feedback.error.startswith(f"InvalidResult: the evaluator returned the {next(iter(wrong))}")
 
 
 def test_comments_and_labels_become_plain_texts():

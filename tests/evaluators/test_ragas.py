@@ -10,10 +10,10 @@ import pytest
 
 from evaluators.judge_server import serving
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators import evaluate, get, score
+from spanwise.evaluators import evaluate, get_evaluator, score
+from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges import scripted
-from spanwise.evaluators.judges._rag import matched
-from spanwise.evaluators.protocol import Unjudged
+from spanwise.evaluators.judges.rag_metrics import match_sentences
 
 PARIS = {
     "inputs": "Where is the tower?",
@@ -34,7 +34,7 @@ def sizes(texts):
 
 def judged(id, *replies, fields=PARIS, **parameters):
     judge = scripted(*replies)
-    return score(get(id, judge=judge, **parameters), **fields)[0], judge.backend.asked
+    return score(get_evaluator(id, judge=judge, **parameters), **fields)[0], judge.backend.asked
 
 
 def test_the_comment_says_which_statement_failed_and_why():
@@ -137,7 +137,7 @@ def test_inputs_need_not_be_known():
 
 def test_a_map_says_where_the_answer_is():
     judge = scripted(STATED, numbered(YES, YES))
-    one = get("faithfulness", judge=judge, map={"outputs": "outputs.reply.text"})
+    one = get_evaluator("faithfulness", judge=judge, map={"outputs": "outputs.reply.text"})
     assert score(one, outputs={"reply": {"text": "It is red."}}, documents=["x"])[0].score == 1.0
     assert "It is red." in judge.backend.asked[0].messages[-1]["content"]
     assert "reply" not in judge.backend.asked[0].messages[-1]["content"].partition("The answer")[2][:60]
@@ -168,7 +168,7 @@ def test_without_statements_on_one_side_no_verdicts_are_asked_for():
 @pytest.mark.parametrize("weights", [(0, 0), (1,), (-1, 2), (1, float("inf"))])
 def test_weights_that_mean_nothing_are_refused(weights):
     with pytest.raises(ValueError, match="weights are two numbers"):
-        get("answer_correctness", judge=scripted(), weights=weights)
+        get_evaluator("answer_correctness", judge=scripted(), weights=weights)
 
 
 QUESTIONS = numbered(
@@ -228,7 +228,7 @@ def test_arrays_are_vectors():
 @pytest.mark.parametrize("id", ["answer_relevancy", "answer_correctness", "ragas"])
 def test_without_the_extra_an_experiment_is_refused_and_a_score_by_hand_is_an_error(id, store, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    one = get(id, judge=scripted(), embed="no/such-model-yet")
+    one = get_evaluator(id, judge=scripted(), embed="no/such-model-yet")
     with pytest.raises(ValueError, match=r"needs 'sentence_transformers', .*: pip install 'spanwise\[models\]'"):
         evaluate([{"inputs": "q", "reference_outputs": "r"}], lambda inputs: "a", [one], store=store)
     found = score(one, **PARIS, reference_outputs="Paris.")[0]
@@ -237,13 +237,16 @@ def test_without_the_extra_an_experiment_is_refused_and_a_score_by_hand_is_an_er
 
 def test_without_embed_similarity_is_that_of_the_default_model():
     names = [
-        dict(one.identity)["model"] for one in (get(id, judge=scripted()).function._embed.__self__ for id in ALIKE)
+        dict(one.identity)["model"]
+        for one in (get_evaluator(id, judge=scripted()).function._embed.__self__ for id in ALIKE)
     ]
     assert names == ["all-MiniLM-L6-v2"] * 3
 
 
 def test_the_version_knows_the_model_of_the_similarity():
-    versions = {get(id, judge=scripted(), embed=one).version for id in ALIKE for one in (None, "other/model", sizes)}
+    versions = {
+        get_evaluator(id, judge=scripted(), embed=one).version for id in ALIKE for one in (None, "other/model", sizes)
+    }
     assert len(versions) == 9
 
 
@@ -289,7 +292,7 @@ def test_sentences_that_are_repeated_count_once_and_invented_ones_not_at_all():
 )
 def test_copies_are_matched_with_the_sentences_they_come_from(copied, wanted):
     told = ["The river is long and wide.", "The bridge spans it.", "One of the very same.", "Two of the very same."]
-    assert matched(told, copied)[0] == wanted
+    assert match_sentences(told, copied)[0] == wanted
 
 
 def all_of_ragas(**others):
@@ -302,7 +305,7 @@ def all_of_ragas(**others):
         **others,
     }
     judge = scripted(lambda ask: replies[ask.name])
-    found = score(get("ragas", judge=judge, embed=sizes), **PARIS, reference_outputs="The tower is in Paris.")
+    found = score(get_evaluator("ragas", judge=judge, embed=sizes), **PARIS, reference_outputs="The tower is in Paris.")
     return {one.key.removeprefix("ragas_"): one for one in found}, judge.backend.asked
 
 
@@ -325,7 +328,7 @@ def test_a_negative_relevancy_counts_as_zero_in_the_mean():
         )
     )
     embed = lambda texts: [[1.0], *[[-1.0]] * (len(texts) - 1)]  # noqa: E731
-    found = score(get("ragas", judge=judge, embed=embed), **PARIS, reference_outputs="In Paris.")
+    found = score(get_evaluator("ragas", judge=judge, embed=embed), **PARIS, reference_outputs="In Paris.")
     assert [one.score for one in found][:3] == [0.0, 1.0, -1.0]
 
 
@@ -361,18 +364,18 @@ def test_a_prompt_of_ones_own_takes_the_place_of_one_of_several():
 
 def test_a_prompt_without_a_place_for_what_is_judged_is_refused():
     with pytest.raises(ValueError, match=r"the prompt 'faithfulness' has no \{statements\}: nothing would be judged"):
-        get("faithfulness", judge=scripted(), prompt={"faithfulness": "Is {documents} good?"})
+        get_evaluator("faithfulness", judge=scripted(), prompt={"faithfulness": "Is {documents} good?"})
 
 
 @pytest.mark.parametrize("id", ["faithfulness", "answer_correctness", "ragas"])
 def test_one_text_in_the_place_of_several_prompts_is_refused(id):
     with pytest.raises(ValueError, match="it asks with several prompts, statements, "):
-        get(id, judge=scripted(), prompt="Is {outputs} good?")
+        get_evaluator(id, judge=scripted(), prompt="Is {outputs} good?")
 
 
 def test_a_used_up_budget_is_a_skip_and_no_score():
     judge = replace(scripted(STATED, numbered(YES, YES)), max_calls=1)
-    found = score(get("faithfulness", judge=judge), **PARIS)[0]
+    found = score(get_evaluator("faithfulness", judge=judge), **PARIS)[0]
     assert (found.outcome, found.comment.partition(":")[0]) == ("skip", "over budget")
 
 
@@ -392,7 +395,9 @@ def test_a_question_that_fails_ends_the_others():
             raise
 
     documents = [f"Piece {number}" for number in range(3)]
-    found = score(get("context_precision", judge=judge), inputs="q", reference_outputs="r", documents=documents)[0]
+    found = score(
+        get_evaluator("context_precision", judge=judge), inputs="q", reference_outputs="r", documents=documents
+    )[0]
     assert found.outcome == "error"
     deadline = time.monotonic() + 60
     while len(ended) < 2 and time.monotonic() < deadline:  # they end on the judges' loop
@@ -408,7 +413,7 @@ def test_only_so_many_chunks_are_judged():
 
 
 def test_an_experiment_takes_evaluators_with_functions(store):
-    one = get("answer_relevancy", judge=scripted(lambda ask: QUESTIONS), embed=sizes)
+    one = get_evaluator("answer_relevancy", judge=scripted(lambda ask: QUESTIONS), embed=sizes)
     done = evaluate([{"inputs": "q"}, {"inputs": "why"}], lambda inputs: "a", [one], store=store)
     assert [row.feedback["answer_relevancy"].outcome for row in done.rows()] == ["score", "score"]
 
@@ -417,12 +422,12 @@ def test_the_number_of_questions_stands_in_the_prompt():
     _, asked = judged("answer_relevancy", numbered(QUESTIONS["1"]), embed=sizes, questions=1)
     assert "Write 1 questions" in asked[0].messages[-1]["content"]
     with pytest.raises(ValueError, match="questions is 1 to 20, not 0"):
-        get("answer_relevancy", judge=scripted(), embed=sizes, questions=0)
+        get_evaluator("answer_relevancy", judge=scripted(), embed=sizes, questions=0)
 
 
 def test_what_changes_the_score_changes_the_version():
     versions = {
-        get("answer_correctness", judge=scripted(), embed=sizes, **own).version
+        get_evaluator("answer_correctness", judge=scripted(), embed=sizes, **own).version
         for own in ({}, {"weights": (1, 1)}, {"max_statements": 5}, {"prompt": {"statements": "In {outputs}?"}})
     }
     assert len(versions) == 4
@@ -431,7 +436,7 @@ def test_what_changes_the_score_changes_the_version():
 def test_through_the_real_client_numbers_are_in_the_schema():
     with serving([STATED, numbered(YES, NO)]) as server:
         judge = {"model": "m", "base_url": server.url, "api_key": "k", "cache": False}
-        found = score(get("faithfulness", judge=judge), **PARIS)[0]
+        found = score(get_evaluator("faithfulness", judge=judge), **PARIS)[0]
     assert found.score == 0.5
     form = server.requests[1].body["response_format"]["json_schema"]
     assert (form["strict"], list(form["schema"]["properties"])) == (True, ["1", "2"])
@@ -447,5 +452,5 @@ def test_cases_of_every_kind_have_an_outcome():
     for case in hostile:
         for id in ("faithfulness", "context_recall", "context_precision", "context_relevancy", "answer_correctness"):
             own = {"embed": embed} if id == "answer_correctness" else {}
-            for found in score(get(id, judge=scripted(lambda ask: "nonsense"), **own), case):
+            for found in score(get_evaluator(id, judge=scripted(lambda ask: "nonsense"), **own), case):
                 assert found.outcome in ("skip", "error", "score")

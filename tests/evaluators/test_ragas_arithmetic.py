@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.judges import scripted
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "ragas"
@@ -64,6 +64,6 @@ def parameters(case):
 )
 def test_the_score_is_that_of_ragas(case, wanted):
     fields = {FIELDS[name]: value for name, value in case["sample"].items()}
-    found = score(get(case["metric"], judge=replies(case), **parameters(case)), **fields)[0]
+    found = score(get_evaluator(case["metric"], judge=replies(case), **parameters(case)), **fields)[0]
     assert found.outcome == ("skip" if wanted is None else "score"), found.error
     assert found.score == (None if wanted is None else pytest.approx(wanted, abs=2e-10))

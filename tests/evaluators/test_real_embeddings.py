@@ -12,9 +12,9 @@ import pytest
 from evaluators.watched import rule, until, watching, whole
 from spanwise.collector.records import Case, Target
 from spanwise.collector.stores import Store
-from spanwise.evaluators import ascore, evaluate, get, score
+from spanwise.evaluators import ascore, evaluate, get_evaluator, score
 from spanwise.evaluators.models import Embedder, NoModel, embedder
-from spanwise.evaluators.models._shared import loaded
+from spanwise.evaluators.models.local_models import loaded_models
 
 TEXTS = [
     "",
@@ -74,7 +74,7 @@ def test_a_model_of_ours_gives_what_the_library_gives(minilm):
 
 def test_evaluate_gives_cases_in_batches_in_their_order(counting, minilm, store: Store):
     data = [{"inputs": n, "reference_outputs": f"the number {n}"} for n in range(40)]
-    judge = get("semantic_similarity", model=counting)
+    judge = get_evaluator("semantic_similarity", model=counting)
     done = evaluate(data, lambda inputs: f"number {inputs}", [judge], store=store, progress=False)
     scores = {row.example.inputs: row.feedback["semantic_similarity"].score for row in done.rows()}
     said, meant = (minilm.encode([f"{the}number {n}" for n in range(40)]) for the in ("", "the "))
@@ -86,7 +86,7 @@ def test_evaluate_gives_cases_in_batches_in_their_order(counting, minilm, store:
 
 def test_a_bad_case_does_not_spoil_its_batch(counting, store: Store):
     data = [{"inputs": f"it is {n}" if n != 5 else "poison", "reference_outputs": "it is"} for n in range(16)]
-    judge = get("semantic_similarity", model=counting)
+    judge = get_evaluator("semantic_similarity", model=counting)
     done = evaluate(data, lambda inputs: inputs, [judge], store=store, progress=False)
     outcomes = {row.example.inputs: row.feedback["semantic_similarity"].outcome for row in done.rows()}
     assert [text for text, outcome in outcomes.items() if outcome != "score"] == ["poison"]
@@ -94,7 +94,7 @@ def test_a_bad_case_does_not_spoil_its_batch(counting, store: Store):
 
 def test_by_hand_what_is_asked_at_the_same_time_goes_together(counting, minilm):
     async def all_of_them():
-        judge = get("semantic_similarity", model=counting)
+        judge = get_evaluator("semantic_similarity", model=counting)
         score(judge, outputs="a", reference_outputs="b")  # it is slow, and goes to threads from now on
         fields = [{"outputs": f"it is {n}", "reference_outputs": "it is"} for n in range(48)]
         return await asyncio.gather(*(ascore(judge, **one) for one in fields))
@@ -109,13 +109,13 @@ def test_by_hand_what_is_asked_at_the_same_time_goes_together(counting, minilm):
 def test_by_hand_a_list_of_cases_is_a_batch(counting):
     cases = [Case(outputs=text, reference_outputs="it is") for text in ("it is", "poison", "it is not")]
     targets = [Target(trace_id=f"{n:032x}") for n in range(3)]
-    rows = asyncio.run(get("semantic_similarity", model=counting).evaluate_batch(cases, targets))
+    rows = asyncio.run(get_evaluator("semantic_similarity", model=counting).evaluate_batch(cases, targets))
     assert [row[0].outcome for row in rows] == ["score", "error", "score"]
     assert rows[0][0].score == pytest.approx(1.0, abs=1e-5)
 
 
 def test_rules_give_the_cases_together_that_they_have_claimed(counting, store: Store):
-    judge = get("answer_relevancy_sent", model=counting)
+    judge = get_evaluator("answer_relevancy_sent", model=counting)
     with watching(store, rule(evaluators=[judge])) as monitor:
         monitor.step()
         store.append([whole(n, outputs="poison" if n == 7 else f"The answer is {n}.") for n in range(1, 65)])
@@ -146,7 +146,7 @@ def test_int8_weights_mean_what_the_models_own_mean(int8, minilm):
     ours, theirs = Embedder("all-MiniLM-L6-v2-int8").embed(TEXTS), minilm.encode(TEXTS)
     assert min(map(cosine, ours, theirs)) > 0.99
     assert numpy.linalg.norm(ours, axis=1) == pytest.approx(1.0, abs=1e-5)
-    assert "all-MiniLM-L6-v2-int8" in [one.name for one in loaded()]
+    assert "all-MiniLM-L6-v2-int8" in [one.name for one in loaded_models()]
 
 
 @pytest.mark.slow

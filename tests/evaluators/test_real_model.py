@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spanwise.evaluators import get, judge, score
+from spanwise.evaluators import get_evaluator, judge, score
 from spanwise.evaluators.judges import Answer, Ask, Judge
 
 pytestmark = pytest.mark.real_model
@@ -62,7 +62,7 @@ def test_log_probabilities_come_with_their_alternatives(real: Judge) -> None:
 
 @pytest.mark.parametrize(("outputs", "expected"), [("It is Canberra.", True), ("It is Sydney.", False)])
 def test_an_answer_is_compared_with_the_expected_one(real: Judge, outputs: str, expected: bool) -> None:
-    correct = get("correctness", judge=real)
+    correct = get_evaluator("correctness", judge=real)
     (said,) = score(correct, inputs="What is Australia's capital?", outputs=outputs, reference_outputs="Canberra")
     assert (said.score, said.error) == (expected, None)
 
@@ -77,7 +77,7 @@ def test_a_judge_of_ones_own_keeps_to_its_rubric(real: Judge) -> None:
 
 def test_statements_are_judged_one_by_one(real: Judge) -> None:
     (said, *_) = score(
-        get("faithfulness", judge=real),
+        get_evaluator("faithfulness", judge=real),
         inputs="When does the library open?",
         outputs="The library opens at nine.",
         documents=["The library opens at nine and closes at six."],

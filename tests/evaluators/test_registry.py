@@ -6,9 +6,18 @@ import json
 import pytest
 
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators import Metric, as_evaluator, evaluator, from_dict, get, names, protocol, score
+from spanwise.evaluators import (
+    Metric,
+    as_evaluator,
+    evaluator,
+    from_dict,
+    get_evaluator,
+    interface,
+    list_evaluators,
+    score,
+)
 from spanwise.evaluators.builtin.text import Exact, Regex
-from spanwise.evaluators.protocol.standards import OUTCOMES
+from spanwise.evaluators.interface.evaluator_spec import OUTCOMES
 
 PARAMETERS = {
     "regex": {"pattern": "a"},
@@ -16,11 +25,11 @@ PARAMETERS = {
     "human_feedback": {"of": "good"},
     "step_limit": {"limit": 3},
 }
-CODE = [spec.id for spec in protocol.specs() if not spec.judge and not spec.model]
+CODE = [spec.id for spec in interface.list_specs() if not spec.judge and not spec.model]
 
 
 def made(id):
-    return get(id, **PARAMETERS.get(id, {}))
+    return get_evaluator(id, **PARAMETERS.get(id, {}))
 
 
 @evaluator(key="tiny", version="7")
@@ -34,14 +43,14 @@ def plain(outputs):
 
 @pytest.mark.parametrize("id", CODE)
 def test_every_evaluator_says_what_it_is(id):
-    said = protocol.spec(id)
+    said = interface.get_spec(id)
     assert said.version
     assert said.standards
     assert said.source
     assert said.canonical
     assert said.llm or said.rag
     assert sum(metric.primary for metric in said.metrics) == 1
-    assert len(inspect.getdoc(protocol.factory(id))) > 40
+    assert len(inspect.getdoc(interface.get_factory(id))) > 40
 
 
 @pytest.mark.parametrize("id", [id for id in CODE if id != "pipeline"])  # which is made of a function
@@ -84,7 +93,7 @@ def test_keys_are_those_of_the_metrics(id):
 
 
 def test_names_are_sorted_and_the_documented_ids_are_there():
-    assert names() == sorted(names())
+    assert list_evaluators() == sorted(list_evaluators())
     assert {
         "document_recall",
         "ir_map",
@@ -95,42 +104,47 @@ def test_names_are_sorted_and_the_documented_ids_are_there():
         "exact",
         "regex",
         "pii",
-    } <= set(names())
+    } <= set(list_evaluators())
 
 
 def test_haystacks_names_have_its_defaults():
     found, expected = [Document("other", "1"), Document("a", "2")], [Document("a", "9"), Document("b", "8")]
-    assert score(get("DocumentRecall"), documents=found, expected_documents=expected)[0].score == 1.0
-    assert score(get("DocumentRecall", mode="multi_hit"), documents=found, expected_documents=expected)[0].score == 0.5
-    assert get("AnswerExactMatch").key == "exact"
+    assert score(get_evaluator("DocumentRecall"), documents=found, expected_documents=expected)[0].score == 1.0
+    assert (
+        score(get_evaluator("DocumentRecall", mode="multi_hit"), documents=found, expected_documents=expected)[0].score
+        == 0.5
+    )
+    assert get_evaluator("AnswerExactMatch").key == "exact"
 
 
-@pytest.mark.parametrize("said", [said for said in protocol.specs() if said.id != "human_feedback"], ids=lambda s: s.id)
+@pytest.mark.parametrize(
+    "said", [said for said in interface.list_specs() if said.id != "human_feedback"], ids=lambda s: s.id
+)
 def test_outcomes_analysis_is_of_those_that_compare_with_what_was_expected(said):
     expected = {"reference_outputs", "expected_documents"} & {*said.needs, *said.uses}
     assert (OUTCOMES in said.standards) == bool(expected)
 
 
 def test_standards_are_carried_as_tags():
-    assert "Privacy Enhanced (NIST AI RMF)" in get("pii").standards
-    assert get("pii").spec is protocol.spec("pii")
+    assert "Privacy Enhanced (NIST AI RMF)" in get_evaluator("pii").standards
+    assert get_evaluator("pii").spec is interface.get_spec("pii")
     assert tiny.standards == ()
 
 
 def test_an_unknown_id_is_answered_with_the_closest():
     with pytest.raises(ValueError, match="did you mean 'ir_ndcg'"):
-        get("ndcg")
+        get_evaluator("ndcg")
 
 
 def test_an_unknown_parameter_is_answered_with_those_that_exist():
     with pytest.raises(ValueError, match=r"no parameter 'patern'; it has pattern, flags"):
-        get("regex", patern="a")
+        get_evaluator("regex", patern="a")
     with pytest.raises(ValueError, match="pattern"):
-        get("regex")
+        get_evaluator("regex")
 
 
 def test_parameters_of_h2o_are_accepted():
-    one = get(
+    one = get_evaluator(
         "pii",
         metric_threshold=0.9,
         save_llm_result=False,
@@ -143,7 +157,7 @@ def test_parameters_of_h2o_are_accepted():
 
 
 def test_details_can_be_left_out():
-    found = score(get("looping", save_llm_result=False), outputs="The same words. The same words.")
+    found = score(get_evaluator("looping", save_llm_result=False), outputs="The same words. The same words.")
     assert [feedback.metadata for feedback in found] == [{}, {}, {}]
 
 
@@ -168,7 +182,7 @@ def test_data_cannot_name_any_callable_it_likes(name):
 @pytest.mark.parametrize("parameters", [{"function": len}, {"function": len, "map": {"outputs": len}}])
 def test_parameters_that_are_functions_are_no_plain_values(parameters):
     with pytest.raises(ValueError, match="'pipeline' has the parameter function=<built-in function len>, which is no"):
-        get("pipeline", **parameters).to_dict()
+        get_evaluator("pipeline", **parameters).to_dict()
 
 
 def test_a_function_without_a_name_has_no_dict():
@@ -210,22 +224,22 @@ def their_package(monkeypatch, tmp_path):
 
 
 def test_other_packages_offer_evaluators_by_entry_points(their_package):
-    assert {"shouting", "longer", "finished"} <= set(names())
-    assert score(get("shouting", key="loud"), outputs="HEY")[0].key == "loud"
-    assert score(get("longer", than=1), outputs="ab")[0].score is True
-    assert get("finished").key == "done"
-    assert from_dict(get("longer", than=1).to_dict()).function.than == 1
+    assert {"shouting", "longer", "finished"} <= set(list_evaluators())
+    assert score(get_evaluator("shouting", key="loud"), outputs="HEY")[0].key == "loud"
+    assert score(get_evaluator("longer", than=1), outputs="ab")[0].score is True
+    assert get_evaluator("finished").key == "done"
+    assert from_dict(get_evaluator("longer", than=1).to_dict()).function.than == 1
 
 
 def test_parameters_that_their_evaluators_do_not_take_are_refused(their_package):
     with pytest.raises(ValueError, match="takes no parameters, got than"):
-        get("shouting", than=1)
+        get_evaluator("shouting", than=1)
     with pytest.raises(ValueError, match="takes no parameters, got key"):
-        get("finished", key="mine")
+        get_evaluator("finished", key="mine")
 
 
 def test_what_their_evaluators_need_and_give_is_read_off_them(their_package):
-    shouting, longer, finished = map(protocol.spec, ("shouting", "longer", "finished"))
+    shouting, longer, finished = map(interface.get_spec, ("shouting", "longer", "finished"))
     assert (shouting.needs, longer.needs, finished.needs) == (("outputs",),) * 3
     assert {one.group for one in (shouting, longer, finished)} == {"their-evaluators"}
     assert [one.metrics[0].key for one in (shouting, longer, finished)] == ["shouting", "longer", "done"]
@@ -256,13 +270,13 @@ def test_what_their_evaluators_need_and_give_is_read_off_them(their_package):
 )
 def test_a_parameter_of_the_wrong_kind_is_refused_before_any_case(id, parameters, said):
     with pytest.raises(ValueError, match=said):
-        get(id, **parameters)
+        get_evaluator(id, **parameters)
 
 
 def test_a_map_to_an_argument_that_there_is_not_is_refused():
     with pytest.raises(TypeError, match="map: 'outputz' is no argument of the evaluator; it has outputs"):
-        get("regex", pattern="a", map={"outputz": "outputs.text"})
-    assert get("regex", pattern="a", map={"documents": "outputs.documents"}).key == "regex"
+        get_evaluator("regex", pattern="a", map={"outputz": "outputs.text"})
+    assert get_evaluator("regex", pattern="a", map={"documents": "outputs.documents"}).key == "regex"
 
 
 @pytest.mark.parametrize(
@@ -275,12 +289,12 @@ def test_a_map_to_an_argument_that_there_is_not_is_refused():
 )
 def test_what_is_wrong_with_their_evaluators_names_them(their_package, id, parameters, said):
     with pytest.raises(ValueError, match=said):
-        get(id, **parameters)
+        get_evaluator(id, **parameters)
 
 
 def test_a_table_of_needs_is_derived():
     def table(id):
-        return {name: need for name, need in protocol.spec(id).needed.items() if need != "no"}
+        return {name: need for name, need in interface.get_spec(id).needed.items() if need != "no"}
 
     assert table("ir_map") == {"expected": "yes", "context": "yes"}
     assert table("language_mismatch") == {"question": "yes", "context": "optional", "actual": "yes"}
@@ -301,9 +315,9 @@ def test_metrics_as_plain_values():
 
 def test_a_parameter_that_must_be_given_is_named():
     with pytest.raises(ValueError, match=r"evaluator 'regex' needs pattern: get\('regex', pattern=…\)"):
-        get("regex")
+        get_evaluator("regex")
 
 
 def test_a_field_that_cases_do_not_have_is_named():
     with pytest.raises(TypeError, match=r"a case has no field 'output'; it has .*outputs"):
-        score(get("exact"), output="x")
+        score(get_evaluator("exact"), output="x")

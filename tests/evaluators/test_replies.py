@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.evaluators import get, score
-from spanwise.evaluators.builtin._replies import number_in, objects_in
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.pipeline import parse_reply_number, parse_reply_objects
 
 QUOTING = st.sampled_from(
     [
@@ -53,7 +53,7 @@ NUMBERS = st.integers(-4, 4)
     ],
 )
 def test_the_number_of_a_reply(reply, expected):
-    assert number_in(reply) == expected
+    assert parse_reply_number(reply) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_number_of_a_reply(reply, expected):
     ],
 )
 def test_what_gives_no_one_number_is_an_error_that_shows_it(reply, why):
-    feedback = score(get("pipeline", function=lambda outputs: reply), outputs="a")[0]
+    feedback = score(get_evaluator("pipeline", function=lambda outputs: reply), outputs="a")[0]
     assert (feedback.outcome, feedback.score) == ("error", None)
     assert why in feedback.error
     assert repr(reply)[:30] in feedback.error
@@ -90,35 +90,35 @@ def judged(words, number):
 
 @given(WORDS, NUMBERS, st.sampled_from(["{}", "Sure: {} - done", "```json\n{}\n```", "```\n{}```\nBye"]))
 def test_what_a_string_of_json_quotes_never_counts(words, number, around):
-    assert number_in(around.replace("{}", json.dumps(judged(words, number)))) == number
+    assert parse_reply_number(around.replace("{}", json.dumps(judged(words, number)))) == number
 
 
 @given(WORDS, NUMBERS)
 def test_nor_what_a_string_quotes_that_python_wrote(words, number):
-    assert number_in(str(judged(words, number))) == number
+    assert parse_reply_number(str(judged(words, number))) == number
 
 
 @given(WORDS.filter(lambda words: "”" not in words), NUMBERS)
 def test_nor_what_curly_quotes_enclose(words, number):
-    assert number_in(f"{{“reasoning”: “{words}”, “score”: {number}}}") == number
+    assert parse_reply_number(f"{{“reasoning”: “{words}”, “score”: {number}}}") == number
 
 
 @given(WORDS, NUMBERS, st.data())
 def test_json_that_is_cut_off_gives_no_number(words, number, data):
     whole = json.dumps(judged(words, number), ensure_ascii=data.draw(st.booleans()))
     with pytest.raises(ValueError):
-        number_in(whole[: data.draw(st.integers(0, len(whole) - 1))])
+        parse_reply_number(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
 @given(st.recursive(st.none() | NUMBERS | WORDS, lambda inner: st.dictionaries(WORDS, inner, max_size=3)))
 def test_objects_are_read_as_json_reads_them(value):
-    objects, words = objects_in("before " + json.dumps({"a": value}) + " after")
+    objects, words = parse_reply_objects("before " + json.dumps({"a": value}) + " after")
     assert (objects, words.split()) == ([{"a": value}], ["before", "after"])
 
 
 @given(st.text() | WORDS)
 def test_any_reply_gives_a_score_or_an_error(reply):
-    feedback = score(get("pipeline", function=lambda outputs: reply), outputs="a")[0]
+    feedback = score(get_evaluator("pipeline", function=lambda outputs: reply), outputs="a")[0]
     assert feedback.outcome in ("score", "error")
 
 
@@ -128,10 +128,10 @@ def test_any_reply_gives_a_score_or_an_error(reply):
 )
 def test_hostile_replies_are_read_in_time(reply):
     with pytest.raises(ValueError):
-        number_in(reply)
+        parse_reply_number(reply)
 
 
 @pytest.mark.parametrize("reply", ["score: 0,85", "Score: 1,000", "score = 1.000,5", "score: 4.5.6"])
 def test_a_number_is_never_read_by_halves(reply):
     with pytest.raises(ValueError, match="no number"):
-        number_in(reply)
+        parse_reply_number(reply)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spanwise.collector.records import Document
-from spanwise.evaluators import Skip, get, score
+from spanwise.evaluators import Skip, get_evaluator, score
 from spanwise.evaluators.builtin import retrieval
 
 IDS = st.lists(st.sampled_from("abcdefgh"), max_size=8)
@@ -34,7 +34,7 @@ def trec(measure, retrieved, grades):
         ("R@3", lambda found, expected: retrieval.recall(found, expected, k=3)),
         ("P@3", lambda found, expected: retrieval.precision(found, expected, k=3)),
         ("P@10", lambda found, expected: retrieval.precision(found, expected, k=10)),
-        ("Success@2", lambda found, expected: retrieval.hit(found, expected, k=2)),
+        ("Success@2", lambda found, expected: retrieval.has_hit(found, expected, k=2)),
         ("nDCG@3", lambda found, expected: retrieval.ndcg(found, expected, k=3)),
     ],
 )
@@ -140,26 +140,28 @@ def test_unicode_documents_are_compared_as_they_are():
 
 
 def test_nothing_expected_is_a_skip_and_nothing_retrieved_a_zero():
-    assert score(get("ir_map"), documents=["a"], expected_documents=[])[0].outcome == "skip"
+    assert score(get_evaluator("ir_map"), documents=["a"], expected_documents=[])[0].outcome == "skip"
     assert [
-        score(get(id), documents=[], expected_documents=["a"])[0].score
+        score(get_evaluator(id), documents=[], expected_documents=["a"])[0].score
         for id in ("ir_map", "ir_mrr", "ir_ndcg", "document_recall", "precision_at_k")
     ] == [0.0] * 5
 
 
 def test_missing_documents_are_a_skip_that_names_them():
-    assert score(get("ir_mrr"), expected_documents=["a"])[0].comment == "needs documents; the case has none"
+    assert score(get_evaluator("ir_mrr"), expected_documents=["a"])[0].comment == "needs documents; the case has none"
 
 
 @pytest.mark.parametrize("bad", [{"k": 0}, {"by": "title"}, {"by": "metadata."}, {"mode": "some"}])
 def test_bad_parameters_are_refused_when_the_evaluator_is_made(bad):
     with pytest.raises(ValueError, match=repr(next(iter(bad.values())))):
-        get("document_recall", **bad)
+        get_evaluator("document_recall", **bad)
 
 
 def test_hit_and_precision_without_k():
-    assert score(get("hit_at_k", k=1), documents=["b", "a"], expected_documents=["a"])[0].score is False
-    assert score(get("precision_at_k", k=None), documents=["b", "a"], expected_documents=["a"])[0].score == 0.5
+    assert score(get_evaluator("hit_at_k", k=1), documents=["b", "a"], expected_documents=["a"])[0].score is False
+    assert (
+        score(get_evaluator("precision_at_k", k=None), documents=["b", "a"], expected_documents=["a"])[0].score == 0.5
+    )
 
 
 def test_documents_with_ids_of_their_own_are_found_by_doc_uri():
@@ -181,7 +183,7 @@ SHA = "a" * 64
 
 
 def said(documents, expected, id="document_recall", **parameters):
-    (feedback,) = score(get(id, **parameters), documents=documents, expected_documents=expected)
+    (feedback,) = score(get_evaluator(id, **parameters), documents=documents, expected_documents=expected)
     return feedback.score if feedback.outcome == "score" else feedback.comment
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from spanwise.collector.records import Target
 from spanwise.evaluators import score
-from spanwise.evaluators.protocol import Maker, Nonsense
+from spanwise.evaluators.interface import FeedbackFactory, InvalidResult
 
 TARGET = Target(trace_id="1" * 32)
-MAKER = Maker(key="judge", keys=("judge",), name="tests.judge", version="3")
+MAKER = FeedbackFactory(key="judge", keys=("judge",), name="tests.judge", version="3")
 
 
 class EvaluationResult(pydantic.BaseModel):
@@ -226,13 +226,13 @@ class Fitted:
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_result_is_nonsense(nonsense):
-    with pytest.raises((Nonsense, ValueError)):
+    with pytest.raises((InvalidResult, ValueError)):
         MAKER.wrap(nonsense, TARGET)
 
 
 @pytest.mark.parametrize("returned", [[0.5, "because"], ("good", "because"), [1, 2]])
 def test_several_values_without_keys_are_told_how_to_say_it(returned):
-    with pytest.raises(Nonsense, match=r"'judge' twice.*Give each its own.*a score and why are \{'score'"):
+    with pytest.raises(InvalidResult, match=r"'judge' twice.*Give each its own.*a score and why are \{'score'"):
         MAKER.wrap(returned, TARGET)
 
 
@@ -274,5 +274,5 @@ def test_a_dict_of_numbers_is_a_score_for_each_name(returned, scores):
 
 @pytest.mark.parametrize("returned", [{"precision": 0.5, "why": "so"}, {"precision": None}, {1: 0.5}, {"scor": [1]}])
 def test_other_dicts_are_refused_as_before(returned):
-    with pytest.raises(Nonsense, match="returned a dict with"):
+    with pytest.raises(InvalidResult, match="returned a dict with"):
         MAKER.wrap(returned, TARGET)

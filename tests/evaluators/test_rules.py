@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from spanwise.collector.filters import Filter, normal_form
-from spanwise.collector.rules import filter_of
-from spanwise.evaluators import get, monitor
+from spanwise.collector.filters import Filter, filter_to_dict
+from spanwise.collector.rule_policy import build_rule_filter
+from spanwise.evaluators import get_evaluator, monitor
 from spanwise.evaluators.monitors import BrokenRules, load
-from spanwise.evaluators.monitors._version import version_of
+from spanwise.evaluators.monitors.monitored_rule import assign_version
 
 MIXED = {"name": "answer", "tags": "a", "untried": ["j"], "metadata": {"tenant": "t1", "n": 1, "flag": True}}
 
@@ -28,8 +28,10 @@ def rules(folder: Path, text: str) -> Path:
 
 
 def test_a_rule_has_the_filter_in_its_normal_form() -> None:
-    as_text = monitor("r", evaluators=[get("pii")], filter="name=answer latency_ms>200 tags=a")
-    as_data = monitor("r", evaluators=[get("pii")], filter={"tags": "a", "latency_ms": (">", 200), "name": "answer"})
+    as_text = monitor("r", evaluators=[get_evaluator("pii")], filter="name=answer latency_ms>200 tags=a")
+    as_data = monitor(
+        "r", evaluators=[get_evaluator("pii")], filter={"tags": "a", "latency_ms": (">", 200), "name": "answer"}
+    )
     assert as_text.record.filter == {"latency_ms": [">", 200.0], "name": "answer", "tags": ["a"]}
     assert as_text.record.version == as_data.record.version
 
@@ -46,8 +48,8 @@ def test_a_rule_has_the_filter_in_its_normal_form() -> None:
 )
 def test_the_version_that_a_rule_was_stored_with_stays_under_whatever_names(filter: Any, version: str) -> None:
     made = replace(monitor("r", evaluators=[concise], filter=filter).record, evaluators=({"key": "k"},))
-    assert version_of(made).version == version
-    assert version_of(replace(made, filter=normal_form(filter_of(made.filter)))).version == version
+    assert assign_version(made).version == version
+    assert assign_version(replace(made, filter=filter_to_dict(build_rule_filter(made.filter)))).version == version
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_the_version_that_a_rule_was_stored_with_stays_under_whatever_names(filt
     ],
 )
 def test_what_was_stored_under_looser_rules_is_read_as_ever(stored: dict[str, Any], read: Filter) -> None:
-    assert filter_of(stored) == read
+    assert build_rule_filter(stored) == read
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_what_was_stored_under_looser_rules_is_read_as_ever(stored: dict[str, An
 )
 def test_what_cannot_be_is_refused_with_the_way_out(given: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        monitor("r", **{"evaluators": [get("pii")], **given})
+        monitor("r", **{"evaluators": [get_evaluator("pii")], **given})
 
 
 def test_settings_make_no_version() -> None:
@@ -95,7 +97,7 @@ def test_settings_make_no_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"filter": "name=a"}, {"target": "span"}, {"scope": "both"}, {"evaluators": [get("exact")]}]
+    "changed", [{"filter": "name=a"}, {"target": "span"}, {"scope": "both"}, {"evaluators": [get_evaluator("exact")]}]
 )
 def test_what_is_scored_and_with_what_makes_the_version(changed: dict[str, Any]) -> None:
     rule = monitor("r", evaluators=[concise])
@@ -122,8 +124,8 @@ def test_code_without_source_needs_a_version_by_hand() -> None:
 
 
 def test_a_parameter_that_is_a_function_counts_by_its_source() -> None:
-    one = monitor("r", evaluators=[get("regex", pattern="a")]).record
-    other = monitor("r", evaluators=[get("regex", pattern="b")]).record
+    one = monitor("r", evaluators=[get_evaluator("regex", pattern="a")]).record
+    other = monitor("r", evaluators=[get_evaluator("regex", pattern="b")]).record
     assert one.version != other.version
 
 
@@ -149,4 +151,4 @@ def test_a_file_is_used_whole_or_not_at_all(tmp_path: Path, text: str, what: str
 
 def test_outside_of_a_file_a_rule_is_only_made(tmp_path: Path) -> None:
     load(rules(tmp_path, 'monitor("a", evaluators=[get("pii")])\n'))
-    assert monitor("b", evaluators=[get("pii")]).record.owner == "api"
+    assert monitor("b", evaluators=[get_evaluator("pii")]).record.owner == "api"

@@ -10,11 +10,11 @@ import numpy
 import pytest
 
 from spanwise.collector.records import Case
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators import haystack as ours
-from spanwise.evaluators.haystack._similarity import _scores
+from spanwise.evaluators.haystack.ground_truth_evaluators import _pair_scores
 from spanwise.evaluators.models import NoModel, PairScorer
-from spanwise.evaluators.models._alike import Comparer, _is_cross
+from spanwise.evaluators.models.similarity import TextComparer, _is_cross_encoder
 
 pytest.importorskip("sentence_transformers")
 theirs = pytest.importorskip("haystack.components.evaluators")
@@ -64,7 +64,7 @@ def both(model):
 
 def by_evaluator(model):
     cases = [Case(outputs=one, reference_outputs=other) for one, other in zip(PREDICTED, TRUTHS, strict=True)]
-    return get("sas", model=str(model)).function.batch(cases)
+    return get_evaluator("sas", model=str(model)).function.batch(cases)
 
 
 def test_a_bi_encoder_gives_their_cosines():
@@ -93,12 +93,12 @@ def test_logits_go_through_a_sigmoid_as_theirs_do(tiny_logits):
 
 def test_a_very_low_logit_is_0():
     model = PairScorer(lambda pairs: [-800.0, 2.0])
-    assert _scores(model, [("a", "b"), ("c", "d")]) == pytest.approx([0.0, 0.8808], abs=1e-4)
+    assert _pair_scores(model, [("a", "b"), ("c", "d")]) == pytest.approx([0.0, 0.8808], abs=1e-4)
 
 
 def test_the_score_of_a_case_does_not_depend_on_the_others(tiny_logits):
     alone = [
-        score(get("sas", model=str(tiny_logits)), outputs=one, reference_outputs=other)[0].score
+        score(get_evaluator("sas", model=str(tiny_logits)), outputs=one, reference_outputs=other)[0].score
         for one, other in zip(PREDICTED, TRUTHS, strict=True)
     ]
     assert alone == pytest.approx(by_evaluator(tiny_logits), abs=1e-5)
@@ -106,10 +106,12 @@ def test_the_score_of_a_case_does_not_depend_on_the_others(tiny_logits):
 
 def test_answers_are_compared_by_a_cross_encoder_where_the_model_is_one(tiny_relevance):
     [found] = score(
-        get("answer_semantic_similarity", model=str(tiny_relevance)), outputs=PREDICTED[6], reference_outputs=TRUTHS[6]
+        get_evaluator("answer_semantic_similarity", model=str(tiny_relevance)),
+        outputs=PREDICTED[6],
+        reference_outputs=TRUTHS[6],
     )
     assert found.score == pytest.approx(PairScorer(tiny_relevance).score([(PREDICTED[6], TRUTHS[6])])[0], abs=1e-6)
-    assert get("answer_semantic_similarity", model=str(tiny_relevance)).metrics[0].threshold is None
+    assert get_evaluator("answer_semantic_similarity", model=str(tiny_relevance)).metrics[0].threshold is None
 
 
 def test_the_documents_example_runs_as_it_stands():
@@ -156,7 +158,7 @@ def test_it_runs_in_their_pipeline():
 
 def test_vectors_of_zeros_are_a_skip_here_and_0_there():
     zeros = lambda texts: numpy.zeros((len(texts), 2))  # noqa: E731
-    [found] = score(get("sas", model=zeros), outputs="a", reference_outputs="b")
+    [found] = score(get_evaluator("sas", model=zeros), outputs="a", reference_outputs="b")
     assert "the similarity is undefined" in found.comment
     made = ours.SASEvaluator(zeros)
     assert made.run(["a"], ["b"]) == {"score": 0.0, "individual_scores": [0.0]}
@@ -169,17 +171,17 @@ def test_a_bad_case_does_not_spoil_its_batch():
         return [0.5] * len(pairs)
 
     cases = [Case(outputs=text, reference_outputs="x") for text in ("a", "bad", "c")]
-    came = get("sas", model=PairScorer(fussy)).function.batch(cases)
+    came = get_evaluator("sas", model=PairScorer(fussy)).function.batch(cases)
     assert [came[0], str(came[1]), came[2]] == [0.5, "no score", 0.5]
 
 
 def test_a_cross_encoder_of_ones_own_says_from_0_to_1():
-    [found] = score(get("sas", model=PairScorer(lambda pairs: [7.5])), outputs="a", reference_outputs="b")
+    [found] = score(get_evaluator("sas", model=PairScorer(lambda pairs: [7.5])), outputs="a", reference_outputs="b")
     assert "a cross-encoder's similarity is from 0 to 1, not 7.5" in found.error
 
 
 def test_a_model_that_is_not_here_is_said_in_one_line():
-    [found] = score(get("sas", model="no/such-model"), outputs="a", reference_outputs="b")
+    [found] = score(get_evaluator("sas", model="no/such-model"), outputs="a", reference_outputs="b")
     assert "run `hf download no/such-model --local-dir DIR`" in found.error
     with pytest.raises(NoModel, match="no/such-model"):
         ours.SASEvaluator("no/such-model").warm_up()
@@ -187,15 +189,15 @@ def test_a_model_that_is_not_here_is_said_in_one_line():
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    [found] = score(get("sas", model="no/such-model-either"), outputs="a", reference_outputs="b")
+    [found] = score(get_evaluator("sas", model="no/such-model-either"), outputs="a", reference_outputs="b")
     assert "needs 'transformers', which is not installed: pip install 'spanwise[models]'" in found.error
 
 
 def test_the_name_of_haystack_has_its_model():
-    assert get("SAS").to_dict()["init_parameters"] == {"model": "paraphrase-multilingual-mpnet-base-v2"}
+    assert get_evaluator("SAS").to_dict()["init_parameters"] == {"model": "paraphrase-multilingual-mpnet-base-v2"}
 
 
 def test_what_only_an_embedder_takes_makes_it_one(tiny_relevance):
     folder = str(tiny_relevance)
-    assert isinstance(Comparer({"model": folder, "device": "cpu"}).model, PairScorer)
-    assert not _is_cross({"model": "text-embedding-3-small", "base_url": "http://127.0.0.1:1/v1"})
+    assert isinstance(TextComparer({"model": folder, "device": "cpu"}).model, PairScorer)
+    assert not _is_cross_encoder({"model": "text-embedding-3-small", "base_url": "http://127.0.0.1:1/v1"})

@@ -6,10 +6,10 @@ import pytest
 
 from spanwise.collector.errors import NotFound
 from spanwise.collector.records import Run
-from spanwise.evaluators import evaluator, get, score
+from spanwise.evaluators import evaluator, get_evaluator, score
+from spanwise.evaluators.interface import JudgementBuffer, use_judge_context
 from spanwise.evaluators.judges import scripted
-from spanwise.evaluators.protocol import Judgements, judging
-from spanwise.evaluators.scoring._sessions import MOST_TURNS, turns_of
+from spanwise.evaluators.scoring.case_builder import MAX_TURNS, load_turns
 
 YES = {"rationale": "Twice.", "rating": "yes"}
 
@@ -44,9 +44,9 @@ def test_only_the_last_turn_is_seen_with_its_runs(store):
 
 
 def test_of_a_very_long_one_the_latest_turns_are_read(store):
-    store.append([turn(n) for n in range(1, MOST_TURNS + 151)])
-    starts = [trace.root.start_ns for trace in turns_of("s", store)]
-    assert starts == list(range(151, MOST_TURNS + 151))
+    store.append([turn(n) for n in range(1, MAX_TURNS + 151)])
+    starts = [trace.root.start_ns for trace in load_turns("s", store)]
+    assert starts == list(range(151, MAX_TURNS + 151))
 
 
 def test_a_session_that_there_is_not_is_told(store):
@@ -65,9 +65,9 @@ def test_what_makes_no_sense_is_refused(store, arguments, why):
 
 def test_a_judge_reads_the_conversation_and_its_trace_says_which(store):
     store.append([turn(1), turn(2)])
-    judgements, judge = Judgements(), scripted(YES)
-    with judging(judgements=judgements):
-        [feedback] = score(get("user_frustrated", judge=judge), session="s", store=store)
+    judgements, judge = JudgementBuffer(), scripted(YES)
+    with use_judge_context(judgements=judgements):
+        [feedback] = score(get_evaluator("user_frustrated", judge=judge), session="s", store=store)
     store.append(judgements.take(), [feedback])
     root = store.trace(feedback.judge_trace_id).root
     assert (feedback.score, feedback.target.session_id, root.metadata["judged_session"]) == (True, "s", "s")

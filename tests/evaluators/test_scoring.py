@@ -7,9 +7,8 @@ import pytest
 
 from spanwise.collector.records import Case, Target
 from spanwise.evaluators import as_evaluator, evaluator
-from spanwise.evaluators.protocol._threads import waiting_on
-from spanwise.evaluators.scoring._batcher import Batcher
-from spanwise.evaluators.scoring._scoring import Scoring
+from spanwise.evaluators.interface.sync_bridge import make_loop_waiter
+from spanwise.evaluators.scoring.case_scoring import CaseBatcher, CaseScorer
 
 CASES = [Case(outputs=n) for n in range(5)]
 TARGET = Target(trace_id="1" * 32)
@@ -38,7 +37,7 @@ class Broken:
 
 def batched(judge, size, cases=CASES):
     async def main():
-        batcher = Batcher(judge, size)
+        batcher = CaseBatcher(judge, size)
         return await asyncio.gather(*(batcher.score(case, TARGET) for case in cases))
 
     return asyncio.run(asyncio.wait_for(main(), 60))
@@ -69,7 +68,7 @@ class CancelsItself(Sizes):
 
 def test_a_batch_that_is_cancelled_leaves_nobody_waiting():
     async def main():
-        batcher = Batcher(as_evaluator(CancelsItself()), 2)
+        batcher = CaseBatcher(as_evaluator(CancelsItself()), 2)
         scoring = (batcher.score(case, TARGET) for case in CASES)
         return await asyncio.wait_for(asyncio.gather(*scoring, return_exceptions=True), 60)
 
@@ -79,7 +78,7 @@ def test_a_batch_that_is_cancelled_leaves_nobody_waiting():
 
 def test_a_batch_that_is_cancelled_while_it_waits_for_its_turn_is_made_up_for():
     async def main():
-        batcher = Batcher(as_evaluator(Sizes()), 1)
+        batcher = CaseBatcher(as_evaluator(Sizes()), 1)
         await batcher._one_at_a_time.acquire()
         scoring = asyncio.gather(*(batcher.score(case, TARGET) for case in CASES))
         await asyncio.sleep(0.001)
@@ -93,7 +92,7 @@ def test_a_batch_that_is_cancelled_while_it_waits_for_its_turn_is_made_up_for():
 
 def scored(evaluators, cases=CASES, **options):
     async def main():
-        scoring, feedback = Scoring([*map(as_evaluator, evaluators)]), []
+        scoring, feedback = CaseScorer([*map(as_evaluator, evaluators)]), []
         for case in cases:
             feedback += await scoring.on_loop(case, TARGET, **options) + await scoring.later(case, TARGET, **options)
         return feedback
@@ -134,8 +133,8 @@ def test_on_a_thread_an_awaitable_is_waited_for_on_the_loop():
             loops.append(asyncio.get_running_loop())
             return True
 
-        scoring = Scoring([as_evaluator(lambda outputs: inner())])
-        wait = waiting_on(asyncio.get_running_loop())
+        scoring = CaseScorer([as_evaluator(lambda outputs: inner())])
+        wait = make_loop_waiter(asyncio.get_running_loop())
         (feedback,) = await asyncio.to_thread(scoring.here, CASES[0], TARGET, wait)
         return feedback.score, loops == [asyncio.get_running_loop()], scoring.has_later
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.evaluators.builtin._sentences import sentences
+from spanwise.evaluators.builtin.text_segmentation import split_sentences
 
 TOLD = {
     "abbreviations": [
@@ -89,12 +89,12 @@ TOLD = {
 @pytest.mark.parametrize("told", [told for group in TOLD.values() for told in group])
 def test_sentences_end_where_they_end(told):
     wanted = [part.strip() for part in told.split("|")]
-    assert sentences(told.replace("|", "")) == wanted
+    assert split_sentences(told.replace("|", "")) == wanted
 
 
 @given(st.text(st.sampled_from('aB1 .!?。؟।\n`~-"“»「」…;:([#\u2029g'), max_size=60))
 def test_nothing_is_lost_but_space(text):
-    assert "".join("".join(sentences(text)).split()) == "".join(text.split())
+    assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_nothing_is_lost_but_space(text):
 )
 def test_hostile_texts_split_in_time(piece):
     text = piece * (200_000 // len(piece))
-    assert "".join("".join(sentences(text)).split()) == "".join(text.split())
+    assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())

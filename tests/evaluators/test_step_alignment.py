@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
-from spanwise.evaluators import get, score
-from spanwise.evaluators.builtin._steps import steps
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.text_segmentation import extract_steps
 from spanwise.evaluators.testing import scripted
 
 NAMES = ("edits", "insertions", "deletions", "mismatches", "context_steps", "answer_steps")
@@ -25,7 +25,9 @@ def numbered(letters):
 
 def counts(answer, *chunks, **parameters):
     rows = score(
-        get("step_alignment", **{"model": letters, "similarity": 0.9, **parameters}), outputs=answer, documents=chunks
+        get_evaluator("step_alignment", **{"model": letters, "similarity": 0.9, **parameters}),
+        outputs=answer,
+        documents=chunks,
     )
     assert [row.outcome for row in rows] == ["score"] * 6, rows
     assert [row.key for row in rows] == [f"step_alignment_{name}" for name in NAMES]
@@ -56,7 +58,7 @@ def counts(answer, *chunks, **parameters):
     ],
 )
 def test_what_a_text_enumerates(text, expected):
-    assert steps(text) == expected
+    assert extract_steps(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -85,14 +87,14 @@ def test_edits_are_levenshteins(answer, context):
 
 def test_the_alignment_is_in_the_metadata_and_can_be_left_out():
     first = score(
-        get("step_alignment", model=letters, similarity=0.9), outputs=numbered("ax"), documents=["1. a\n2. b"]
+        get_evaluator("step_alignment", model=letters, similarity=0.9), outputs=numbered("ax"), documents=["1. a\n2. b"]
     )
     assert first[0].metadata["steps"] == [
         {"edit": "same", "context": "a", "answer": "a", "similarity": 1.0},
         {"edit": "mismatch", "context": "b", "answer": "x", "similarity": 0.0},
     ]
     assert first[0].comment == "'x' in the place of 'b'"
-    short = get("step_alignment", model=letters, similarity=0.9, sentence_level_metrics=False)
+    short = get_evaluator("step_alignment", model=letters, similarity=0.9, sentence_level_metrics=False)
     assert "steps" not in score(short, outputs=numbered("ax"), documents=["1. a\n2. b"])[0].metadata
 
 
@@ -102,27 +104,29 @@ def test_steps_of_chunks_follow_each_other_and_what_overlaps_counts_once():
 
 
 def test_without_steps_there_is_nothing_to_align():
-    rows = score(get("step_alignment", model=letters, similarity=0.9), outputs="Yes.", documents=["No."])
+    rows = score(get_evaluator("step_alignment", model=letters, similarity=0.9), outputs="Yes.", documents=["No."])
     assert {row.comment for row in rows} == {"neither the retrieved context nor the answer has steps"}
 
 
 def test_nothing_passes_or_fails_until_a_threshold_is_given():
-    assert {metric.threshold for metric in get("step_alignment").metrics} == {None}
-    given = get("step_alignment", threshold=1).metrics[0]
+    assert {metric.threshold for metric in get_evaluator("step_alignment").metrics} == {None}
+    given = get_evaluator("step_alignment", threshold=1).metrics[0]
     assert [given.passes(edits) for edits in (0.0, 1.0, 2.0)] == [True, True, False]
 
 
 def test_another_model_needs_a_similarity_of_its_own():
     with pytest.raises(ValueError, match=r"0\.6 is that of all-MiniLM-L6-v2; say from which cosine of 'letters'"):
-        get("step_alignment", model=letters)
+        get_evaluator("step_alignment", model=letters)
     with pytest.raises(ValueError, match="a cosine is from -1 to 1, not 2"):
-        get("step_alignment", similarity=2)
+        get_evaluator("step_alignment", similarity=2)
 
 
 def test_a_function_may_tell_the_steps():
     assert counts("a b", "a c", splitter=str.split)[:4] == [1, 0, 0, 1]
     [row, *_] = score(
-        get("step_alignment", model=letters, similarity=0.9, splitter=lambda text: [1]), outputs="a", documents=["b"]
+        get_evaluator("step_alignment", model=letters, similarity=0.9, splitter=lambda text: [1]),
+        outputs="a",
+        documents=["b"],
     )
     assert "a splitter gives a list of texts, not [1]" in row.error
 
@@ -134,7 +138,7 @@ def test_a_judge_may_list_the_steps():
 
     judge = scripted(listed)
     rows = score(
-        get("step_alignment", model=letters, similarity=0.9, judge=judge),
+        get_evaluator("step_alignment", model=letters, similarity=0.9, judge=judge),
         outputs="of the answer",
         documents=["of the context", " ", "of the context"],
     )
@@ -145,20 +149,20 @@ def test_a_judge_may_list_the_steps():
 
 
 def test_a_judge_who_lists_nothing_is_no_score():
-    made = get("step_alignment", model=letters, similarity=0.9, judge=scripted(lambda ask: {"steps": "a"}))
+    made = get_evaluator("step_alignment", model=letters, similarity=0.9, judge=scripted(lambda ask: {"steps": "a"}))
     assert {row.outcome for row in score(made, outputs="1. a", documents=["1. a"])} == {"error"}
 
 
 def test_rules_and_a_judge_exclude_each_other():
     with pytest.raises(ValueError, match="splitter and judge are both given"):
-        get("step_alignment", splitter=str.split, judge=scripted("x"))
+        get_evaluator("step_alignment", splitter=str.split, judge=scripted("x"))
     with pytest.raises(ValueError, match="prompt is a judge's"):
-        get("step_alignment", prompt="List the steps of {text}")
+        get_evaluator("step_alignment", prompt="List the steps of {text}")
 
 
 def test_more_steps_than_can_be_aligned_are_refused():
     text = "- a\n" * 501
-    rows = score(get("step_alignment", model=letters, similarity=0.9), outputs=text, documents=[text])
+    rows = score(get_evaluator("step_alignment", model=letters, similarity=0.9), outputs=text, documents=[text])
     assert "500 of each can be aligned" in rows[0].error
 
 
@@ -167,14 +171,14 @@ def test_a_bad_case_does_not_spoil_its_batch():
 
     good = Case(outputs=numbered("ab"), documents=(Document(content=numbered("ab")),))
     bad = Case(outputs={"a": 1, "b": 2}, documents=good.documents)
-    came = get("step_alignment", model=letters, similarity=0.9).function.batch([good, bad, good])
+    came = get_evaluator("step_alignment", model=letters, similarity=0.9).function.batch([good, bad, good])
     assert [isinstance(one, Exception) for one in came] == [False, True, False]
     assert came[0] == came[2]
 
 
 @pytest.mark.parametrize("piece", [" ", "# ", "1. ", "1.", "- ", "Step ", "step 1 ", "```\n", "(", "> > ", "then "])
 def test_hostile_texts_are_looked_at_in_time(piece):
-    assert all(step.strip() for step in steps(piece * (300_000 // len(piece))))
+    assert all(step.strip() for step in extract_steps(piece * (300_000 // len(piece))))
 
 
 @pytest.mark.parametrize(
@@ -189,8 +193,8 @@ def test_hostile_texts_are_looked_at_in_time(piece):
     ],
 )
 def test_numbers_in_bold_or_without_a_space_are_numbers_of_steps(text):
-    assert steps(text) == ["Open the door", "Sit down"]
+    assert extract_steps(text) == ["Open the door", "Sit down"]
 
 
 def test_a_number_within_a_number_is_none():
-    assert steps("1.5 litres of water\n2.5 litres of milk") == []
+    assert extract_steps("1.5 litres of water\n2.5 litres of milk") == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.models import NoModel, PairScorer
-from spanwise.evaluators.models._summac import Conv, zero_shot
+from spanwise.evaluators.models.factual_consistency import ConvWeights, zero_shot_score
 
 TEXT = "Mont Blanc is a high mountain. It is in the Alps of France. Nobody lives there at all."
 SUMMARY = "Mont Blanc is high up. It is in Paris, I think."
@@ -71,7 +71,9 @@ def by_hand(entailment, held, edges):
 
 def test_zero_shot_is_the_mean_of_the_greatest_entailment_less_the_greatest_contradiction():
     found = by_key(
-        score(get("summarization_cf", model=table(PROBABILITIES), embedding=ONES), inputs=TEXT, outputs=SUMMARY)
+        score(
+            get_evaluator("summarization_cf", model=table(PROBABILITIES), embedding=ONES), inputs=TEXT, outputs=SUMMARY
+        )
     )
     assert found["summarization_cf_faithfulness_zs"].score == pytest.approx(((0.97 - 0.10) + (0.36 - 0.90)) / 2)
     assert found["summarization_cf_completeness"].comment == "1 of 2 sentences are faithful"
@@ -79,7 +81,9 @@ def test_zero_shot_is_the_mean_of_the_greatest_entailment_less_the_greatest_cont
 
 def test_without_its_weights_conv_is_a_skip_with_its_reason():
     found = by_key(
-        score(get("summarization_cf", model=table(PROBABILITIES), embedding=ONES), inputs=TEXT, outputs=SUMMARY)
+        score(
+            get_evaluator("summarization_cf", model=table(PROBABILITIES), embedding=ONES), inputs=TEXT, outputs=SUMMARY
+        )
     )
     assert found["summarization_cf_faithfulness_conv"].outcome == "skip"
     assert found["summarization_cf_faithfulness_conv"].comment.startswith(
@@ -89,7 +93,7 @@ def test_without_its_weights_conv_is_a_skip_with_its_reason():
 
 def test_conv_weighs_the_histograms_of_entailment(tmp_path):
     held = weights()
-    judged = get("summarization_cf", model=table(PROBABILITIES), embedding=ONES, conv=saved(tmp_path, held))
+    judged = get_evaluator("summarization_cf", model=table(PROBABILITIES), embedding=ONES, conv=saved(tmp_path, held))
     found = by_key(score(judged, inputs=TEXT, outputs=SUMMARY))
     entailment = numpy.asarray(PROBABILITIES, "float32").astype(float)[:, :, 0]  # as models give them
     assert found["summarization_cf_faithfulness_conv"].score == pytest.approx(by_hand(entailment, held, BINS), abs=1e-5)
@@ -101,7 +105,7 @@ def test_conv_by_hand(tmp_path, bins, edges, columns):
     held = weights(bins)
     entailment = numpy.random.default_rng(columns).beta(0.3, 0.3, size=(17, columns))
     entailment[0, 0], entailment[1, 0] = 0.0, 1.0
-    assert Conv(str(saved(tmp_path, held))).score(entailment) == pytest.approx(
+    assert ConvWeights(str(saved(tmp_path, held))).score(entailment) == pytest.approx(
         by_hand(entailment, held, edges), abs=1e-5
     )
 
@@ -111,9 +115,9 @@ def test_the_authors_file_is_a_pickle_and_read_as_one_only_where_that_is_said(tm
     held = weights()
     torch.save({name: torch.from_numpy(value) for name, value in held.items()}, tmp_path / "conv.bin")
     with pytest.raises(NoModel, match=r"conv\.bin' is no \.safetensors.* say so with pickle=True"):
-        get("summarization_cf", conv=str(tmp_path / "conv.bin"))
+        get_evaluator("summarization_cf", conv=str(tmp_path / "conv.bin"))
     entailment = numpy.full((3, 2), 0.5)
-    found = Conv(str(tmp_path / "conv.bin"), pickle=True).score(entailment)
+    found = ConvWeights(str(tmp_path / "conv.bin"), pickle=True).score(entailment)
     assert found == pytest.approx(by_hand(entailment, held, BINS), abs=1e-5)
 
 
@@ -128,7 +132,7 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path):
 
     (tmp_path / "bomb.bin").write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(NoModel, match="has no weights of SummaC-Conv"):
-        Conv(str(tmp_path / "bomb.bin"), pickle=True).score(numpy.zeros((1, 1)))
+        ConvWeights(str(tmp_path / "bomb.bin"), pickle=True).score(numpy.zeros((1, 1)))
     assert not (tmp_path / "went off").exists()
 
 
@@ -141,24 +145,24 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path):
 )
 def test_other_weights_are_refused(tmp_path, change, said):
     with pytest.raises(NoModel, match=said):
-        Conv(str(saved(tmp_path, weights() | change))).score(numpy.zeros((1, 1)))
+        ConvWeights(str(saved(tmp_path, weights() | change))).score(numpy.zeros((1, 1)))
 
 
 def test_a_file_that_is_not_there_or_far_too_large_is_said_at_once(tmp_path):
     with pytest.raises(NoModel, match="there is no file 'nix'"):
-        get("summarization_cf", conv="nix")
+        get_evaluator("summarization_cf", conv="nix")
     with pytest.raises(NoModel, match="there is no file ''"):
-        get("summarization_cf", conv="")
+        get_evaluator("summarization_cf", conv="")
     (tmp_path / "large.safetensors").write_bytes(bytes(2 << 20))
     with pytest.raises(NoModel, match="has 2,097,152 bytes: the weights of SummaC-Conv are 2 kB"):
-        get("summarization_cf", conv=tmp_path / "large.safetensors")
+        get_evaluator("summarization_cf", conv=tmp_path / "large.safetensors")
 
 
 def test_completeness_is_the_cosine_of_the_mean_directions_of_text_and_faithful_part():
     vectors = dict(
         zip([*sentences(TEXT), *sentences(SUMMARY)], numpy.random.default_rng(1).normal(size=(5, 4)), strict=True)
     )
-    judged = get(
+    judged = get_evaluator(
         "summarization_cf", model=table(PROBABILITIES), embedding=lambda texts: [vectors[text] for text in texts]
     )
     units = {text: value / numpy.linalg.norm(value) for text, value in vectors.items()}
@@ -168,7 +172,7 @@ def test_completeness_is_the_cosine_of_the_mean_directions_of_text_and_faithful_
 
 
 def test_a_summary_of_which_nothing_is_faithful_completes_nothing():
-    judged = get("summarization_cf", model=lambda pairs: [(0.1, 0.1, 0.8)] * len(pairs), embedding=ONES)
+    judged = get_evaluator("summarization_cf", model=lambda pairs: [(0.1, 0.1, 0.8)] * len(pairs), embedding=ONES)
     found = by_key(score(judged, inputs=TEXT, outputs=SUMMARY))
     assert (found["summarization_cf_completeness"].score, found["summarization_cf_faithfulness_zs"].score) == (
         0.0,
@@ -179,35 +183,46 @@ def test_a_summary_of_which_nothing_is_faithful_completes_nothing():
 def test_the_text_is_what_was_retrieved_and_else_the_question():
     asked = []
     model = lambda pairs: asked.extend(pairs) or [(1.0, 0.0, 0.0)] * len(pairs)  # noqa: E731
-    score(get("summarization_cf", model=model, embedding=ONES), inputs="Sum it up.", outputs=SUMMARY, documents=[TEXT])
+    score(
+        get_evaluator("summarization_cf", model=model, embedding=ONES),
+        inputs="Sum it up.",
+        outputs=SUMMARY,
+        documents=[TEXT],
+    )
     assert {first for first, _ in asked} == set(sentences(TEXT))
 
 
 def test_short_sentences_are_left_out_unless_there_are_no_others():
     asked = []
     model = lambda pairs: asked.extend(pairs) or [(1.0, 0.0, 0.0)] * len(pairs)  # noqa: E731
-    judged = get("summarization_cf", model=model, embedding=ONES, max_sentences=1)
+    judged = get_evaluator("summarization_cf", model=model, embedding=ONES, max_sentences=1)
     score(judged, inputs="It is. " + TEXT, outputs="It rains.")
     assert asked == [(sentences(TEXT)[0], "It rains.")]
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "said"), [("", "It is.", "text"), ("It is.", " ", "summary")])
 def test_an_empty_text_or_summary_is_a_skip(inputs, outputs, said):
-    found = score(get("summarization_cf", model=table(PROBABILITIES), embedding=ONES), inputs=inputs, outputs=outputs)
+    found = score(
+        get_evaluator("summarization_cf", model=table(PROBABILITIES), embedding=ONES), inputs=inputs, outputs=outputs
+    )
     assert {one.comment for one in found} == {f"the {said} has no sentence"}
 
 
 def test_a_model_of_one_score_is_refused():
-    judged = get("summarization_cf", model=PairScorer(lambda pairs: [0.5] * len(pairs), name="mine"), embedding=ONES)
+    judged = get_evaluator(
+        "summarization_cf", model=PairScorer(lambda pairs: [0.5] * len(pairs), name="mine"), embedding=ONES
+    )
     assert {one.error for one in score(judged, inputs=TEXT, outputs=SUMMARY)} == {
         "'mine' gives one score for a pair: what is asked for are entailment, neutral, contradiction, of an NLI model"
     }
 
 
 def test_the_thresholds_are_those_of_summacs_own_model():
-    thresholds = [metric.threshold for metric in get("summarization_cf").metrics]
+    thresholds = [metric.threshold for metric in get_evaluator("summarization_cf").metrics]
     assert thresholds == [None, 0.75, 0.75]
-    assert [metric.threshold for metric in get("summarization_cf", model=table(PROBABILITIES)).metrics] == [None] * 3
+    assert [metric.threshold for metric in get_evaluator("summarization_cf", model=table(PROBABILITIES)).metrics] == [
+        None
+    ] * 3
 
 
 def test_the_version_changes_with_the_weights(tmp_path):
@@ -215,7 +230,7 @@ def test_the_version_changes_with_the_weights(tmp_path):
         (tmp_path / folder).mkdir()
     one = saved(tmp_path / "one", weights())
     other = saved(tmp_path / "other", weights() | {"mlp.bias": numpy.zeros(1, "float32")})
-    versions = {get("summarization_cf", model="no/such", conv=file).version for file in (None, one, other)}
+    versions = {get_evaluator("summarization_cf", model="no/such", conv=file).version for file in (None, one, other)}
     assert len(versions) == 3
 
 
@@ -231,7 +246,9 @@ def test_on_a_real_model_it_is_what_its_probabilities_make(tiny_nli):
     with torch.inference_mode():
         rows = [model(**tokenizer([pair], return_tensors="pt")).logits[0].softmax(-1).tolist() for pair in pairs]
     image = numpy.asarray(rows).reshape(3, 2, 3)
-    found = by_key(score(get("summarization_cf", model=tiny_nli, embedding=ONES), inputs=TEXT, outputs=summary))
+    found = by_key(
+        score(get_evaluator("summarization_cf", model=tiny_nli, embedding=ONES), inputs=TEXT, outputs=summary)
+    )
     assert found["summarization_cf_faithfulness_zs"].score == pytest.approx(
-        zero_shot(image[:, :, 1], image[:, :, 0]), abs=1e-5
+        zero_shot_score(image[:, :, 1], image[:, :, 0]), abs=1e-5
     )

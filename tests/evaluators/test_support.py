@@ -12,7 +12,7 @@ import pytest
 
 from evaluators.tiny_models import read_classifier
 from spanwise.collector.records import Case, Document, Target
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.models import Embedder, NoModel, PairScorer
 
 pytest.importorskip("sentence_transformers")
@@ -58,7 +58,7 @@ def consistency(folder, one, other):
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_hallucination_is_the_probability_that_the_context_entails_the_answer(tiny_nli, name):
-    [found] = score(get("hallucination", model=tiny_nli), outputs=TEXTS[name], documents=CONTEXT)
+    [found] = score(get_evaluator("hallucination", model=tiny_nli), outputs=TEXTS[name], documents=CONTEXT)
     assert found.score == pytest.approx(entailment(tiny_nli, "\n\n".join(CONTEXT), TEXTS[name]), abs=1e-5)
 
 
@@ -71,9 +71,9 @@ def test_vectaras_model_is_read_without_running_its_code(tiny_hhem):
 
 def test_the_threshold_of_hallucination_is_that_of_vectaras_model(tiny_nli):
     models = (None, PairScorer(tiny_nli, name="hhem"), tiny_nli, contains)
-    thresholds = [get("hallucination", model=model).metrics[0].threshold for model in models]
+    thresholds = [get_evaluator("hallucination", model=model).metrics[0].threshold for model in models]
     assert thresholds == [0.75, 0.75, None, None]
-    assert get("hallucination", model=contains, threshold=0.5).metrics[0].threshold == 0.5
+    assert get_evaluator("hallucination", model=contains, threshold=0.5).metrics[0].threshold == 0.5
 
 
 def test_a_long_context_supports_what_its_best_window_does(tiny_nli):
@@ -81,7 +81,7 @@ def test_a_long_context_supports_what_its_best_window_does(tiny_nli):
     scorer = PairScorer(tiny_nli, device="cpu")
     windows, [[answer]] = scorer.parts([context], [TEXTS["usual"]])
     assert len(windows) > 5
-    [found] = score(get("hallucination", model=scorer), outputs=TEXTS["usual"], documents=[context])
+    [found] = score(get_evaluator("hallucination", model=scorer), outputs=TEXTS["usual"], documents=[context])
     assert found.score == pytest.approx(max(entailment(tiny_nli, one, answer) for one in windows), abs=1e-5)
 
 
@@ -100,7 +100,7 @@ def test_an_answer_of_5000_words_is_as_well_supported_as_its_least_window(tiny_n
     answer = "Paris is in France. " * 1250
     scorer = PairScorer(tiny_nli, device="cpu")
     [first], [parts] = scorer.parts(["It is high."], [answer])
-    [found] = score(get("hallucination", model=scorer), outputs=answer, documents=["It is high."])
+    [found] = score(get_evaluator("hallucination", model=scorer), outputs=answer, documents=["It is high."])
     assert found.score == pytest.approx(min(entailment(tiny_nli, first, one) for one in set(parts)), abs=1e-5)
 
 
@@ -109,16 +109,16 @@ def contains(pairs):
 
 
 def test_by_sentence_the_least_supported_one_decides_and_is_named():
-    judged = get("hallucination", model=contains, by="sentence")
+    judged = get_evaluator("hallucination", model=contains, by="sentence")
     [found] = score(judged, outputs="It is high. It is in Spain.", documents=["It is high.", "It is in France."])
     assert (found.score, found.comment) == (0.0, "least supported: 'It is in Spain.'")
 
 
 @pytest.mark.parametrize("id", ["hallucination", "faithfulness_nli"])
 def test_nothing_to_support_is_a_skip_and_nothing_retrieved_supports_nothing(id):
-    assert score(get(id, model=contains), outputs=" ", documents=["a"])[0].outcome == "skip"
+    assert score(get_evaluator(id, model=contains), outputs=" ", documents=["a"])[0].outcome == "skip"
     for documents in ([], [""], [" \n"]):
-        [found] = score(get(id, model=contains), outputs="It is.", documents=documents)
+        [found] = score(get_evaluator(id, model=contains), outputs="It is.", documents=documents)
         assert (found.score, found.comment) == (0.0, "nothing was retrieved")
 
 
@@ -126,7 +126,9 @@ def test_faithfulness_is_the_share_of_sentences_that_some_chunk_entails(tiny_nli
     answer = "Mont Blanc is high. It is in Paris. Hope this helps!"
     told = [max(entailment(tiny_nli, chunk, one + mark) for chunk in CONTEXT) for one, mark in said(answer)]
     cut = (max(told) + min(told)) / 2
-    [found] = score(get("faithfulness_nli", model=tiny_nli, supported_from=cut), outputs=answer, documents=CONTEXT)
+    [found] = score(
+        get_evaluator("faithfulness_nli", model=tiny_nli, supported_from=cut), outputs=answer, documents=CONTEXT
+    )
     assert found.score == pytest.approx(numpy.mean([one >= cut for one in told]))
     assert f"least: {min(told):.3f}" in found.comment
 
@@ -140,7 +142,7 @@ def said(answer):
 
 def test_many_pairs_go_through_the_model_in_parts_and_too_many_are_an_error():
     asked = []
-    judged = get("faithfulness_nli", model=lambda pairs: asked.append(len(pairs)) or contains(pairs))
+    judged = get_evaluator("faithfulness_nli", model=lambda pairs: asked.append(len(pairs)) or contains(pairs))
     chunks, answer = [f"It is {number}." for number in range(200)], " ".join(f"It is {n}." for n in range(100, 600))
     [too_many] = score(judged, outputs=answer, documents=[*chunks, "It is."])
     assert too_many.error.startswith("ValueError: 100,500 pairs of what was retrieved")
@@ -149,7 +151,9 @@ def test_many_pairs_go_through_the_model_in_parts_and_too_many_are_an_error():
 
 
 def test_a_relevance_score_is_no_probability():
-    [found] = score(get("hallucination", model=lambda pairs: [7.5] * len(pairs)), outputs="a", documents=["b"])
+    [found] = score(
+        get_evaluator("hallucination", model=lambda pairs: [7.5] * len(pairs)), outputs="a", documents=["b"]
+    )
     assert "gave 7.5 for a pair: a model of support gives a probability" in found.error
 
 
@@ -164,7 +168,7 @@ def case(answer, *chunks):
 
 def test_a_pair_that_a_model_refuses_is_the_error_of_its_case_alone(tiny_nli):
     cases = [case("Paris", "a"), case("\ud800", "a"), case("It is.", "b"), case("Paris", "c"), case(object(), "c")]
-    found = [row[0] for row in rows(get("hallucination", model=tiny_nli), cases)]
+    found = [row[0] for row in rows(get_evaluator("hallucination", model=tiny_nli), cases)]
     assert [one.outcome for one in found] == ["score", "error", "score", "score", "error"]
     expected = [
         entailment(tiny_nli, chunk, answer) for answer, chunk in (("Paris", "a"), ("It is.", "b"), ("Paris", "c"))
@@ -179,7 +183,7 @@ def test_logits_that_are_no_numbers_are_an_error(tiny_nli, tmp_path):
     weights = load_file(folder / "model.safetensors")
     weights["classifier.bias"] = weights["classifier.bias"] * float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    [found] = score(get("hallucination", model=folder), outputs="a", documents=["b"])
+    [found] = score(get_evaluator("hallucination", model=folder), outputs="a", documents=["b"])
     assert found.error == "ValueError: 'broken' gave a number that is not finite for a pair"
 
 
@@ -198,7 +202,7 @@ def test_an_embedding_model_scores_no_pairs(tiny_nli, tmp_path):
 
     folder = shutil.copytree(tiny_nli, tmp_path / "embedding")
     AutoModel.from_pretrained(tiny_nli).save_pretrained(folder)
-    [found] = score(get("hallucination", model=folder), outputs="a", documents=["b"])
+    [found] = score(get_evaluator("hallucination", model=folder), outputs="a", documents=["b"])
     assert found.error == "'embedding' is no model of pairs: it was saved as BertModel, without what scores them"
 
 
@@ -238,7 +242,7 @@ def test_what_vectaras_model_is_built_on_is_named_where_it_is_not_here(tiny_hhem
 @pytest.mark.parametrize("id", ["hallucination", "faithfulness_nli", "summarization_cf"])
 def test_without_the_extra_it_says_what_to_install(id, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
-    found = score(get(id, model=PairScorer("no/such-model")), inputs="a b", outputs="a", documents=["b"])
+    found = score(get_evaluator(id, model=PairScorer("no/such-model")), inputs="a b", outputs="a", documents=["b"])
     assert {one.error for one in found} == {
         "scoring pairs with no/such-model needs 'sentence_transformers', which is not installed: "
         "pip install 'spanwise[models]'"

@@ -9,37 +9,37 @@ import sys
 
 import pytest
 
-from spanwise.evaluators.protocol import _telling
-from spanwise.evaluators.protocol._telling import telling, told_to, tracked
+from spanwise.evaluators.interface import progress_display
+from spanwise.evaluators.interface.progress_display import redirect_progress, show_status, track_progress
 
 
 def test_who_draws_already_is_told_and_told_when_it_is_over():
     said: list[str] = []
-    with told_to(said.append), pytest.raises(ValueError, match="broken"), telling("loading x"):
+    with redirect_progress(said.append), pytest.raises(ValueError, match="broken"), show_status("loading x"):
         assert said == ["loading x"]
         raise ValueError("broken")
     assert said == ["loading x", ""]
 
 
 def test_nobody_is_told_where_nobody_looks(capfd: pytest.CaptureFixture[str]):
-    with telling("loading x"):
-        assert list(tracked([["a"], ["b", "c"]], "texts embedded")) == [["a"], ["b", "c"]]
+    with show_status("loading x"):
+        assert list(track_progress([["a"], ["b", "c"]], "texts embedded")) == [["a"], ["b", "c"]]
     assert capfd.readouterr() == ("", "")
 
 
 def test_how_far_it_is_is_told_when_it_takes_a_while(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_telling, "PATIENCE", -1.0)
+    monkeypatch.setattr(progress_display, "SHOW_AFTER", -1.0)
     said: list[str] = []
-    with told_to(said.append):
-        assert list(tracked([["a"] * 1000, ["b"] * 1000], "texts embedded"))
+    with redirect_progress(said.append):
+        assert list(track_progress([["a"] * 1000, ["b"] * 1000], "texts embedded"))
     assert said == ["1,000 of 2,000 texts embedded", "2,000 of 2,000 texts embedded", ""]
 
 
 def test_one_part_is_told_of_by_nobody(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_telling, "PATIENCE", -1.0)
+    monkeypatch.setattr(progress_display, "SHOW_AFTER", -1.0)
     said: list[str] = []
-    with told_to(said.append):
-        assert list(tracked([["a"]], "texts embedded")) == [["a"]]
+    with redirect_progress(said.append):
+        assert list(track_progress([["a"]], "texts embedded")) == [["a"]]
     assert said == []
 
 
@@ -60,7 +60,7 @@ def test_a_name_is_shown_as_it_is_and_steers_no_terminal():
 
 def in_a_terminal(*lines: str) -> str:
     """What a program that runs these lines shows."""
-    script = "\n".join(("from spanwise.evaluators.protocol import _telling as t", "t.PATIENCE = -1.0", *lines))
+    script = "\n".join(("from spanwise.evaluators.interface import _telling as t", "t.PATIENCE = -1.0", *lines))
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env=environment) as program:

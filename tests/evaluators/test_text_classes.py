@@ -10,7 +10,7 @@ import pytest
 
 from evaluators.tiny_models import read_classifier, relabel
 from spanwise.collector.records import Case, Target
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.models import NoModel, TextClassifier, text_classifier
 
 TEXTS = {
@@ -63,7 +63,7 @@ def test_the_activation_may_be_said(tiny_toxicity):
 def test_the_six_scores_are_detoxifys(tiny_toxicity, tmp_path, name):
     unsaid = configured(tiny_toxicity, tmp_path / "unsaid", problem_type=None)  # Detoxify has a sigmoid all the same
     for folder in (tiny_toxicity, unsaid):
-        found = score(get("toxicity", model=folder), outputs=TEXTS[name])
+        found = score(get_evaluator("toxicity", model=folder), outputs=TEXTS[name])
         assert [one.key for one in found] == ["toxicity", *(f"toxicity_{name}" for name in SIX[1:])]
         expected = logits(tiny_toxicity, TEXTS[name]).sigmoid().tolist()
         assert [one.score for one in found] == pytest.approx(expected, abs=1e-5)
@@ -73,22 +73,22 @@ def test_each_score_of_5000_words_is_the_greatest_of_its_windows(tiny_toxicity):
     answer = "Paris is in France. " * 1200 + "You are an idiot! " * 30 + "It is high. " * 80
     windows = TextClassifier(tiny_toxicity, device="cpu").windows(answer)
     each = [logits(tiny_toxicity, window).sigmoid().tolist() for window in set(windows)]
-    found = score(get("toxicity", model=tiny_toxicity), outputs=answer)
+    found = score(get_evaluator("toxicity", model=tiny_toxicity), outputs=answer)
     assert [one.score for one in found] == pytest.approx([max(column) for column in zip(*each, strict=True)], abs=1e-5)
     assert found[0].comment.startswith(f"most toxic of {len(windows)} windows: ")
 
 
 def test_lower_is_better_and_the_thresholds_are_detoxifys_own(tiny_toxicity):
-    assert all(not metric.higher_is_better for metric in get("toxicity").metrics)
-    assert [metric.threshold for metric in get("toxicity").metrics] == [0.75] * 6
-    assert get("toxicity").metrics[0].passes(0.1)
-    assert [metric.threshold for metric in get("toxicity", model=tiny_toxicity).metrics] == [None] * 6
+    assert all(not metric.higher_is_better for metric in get_evaluator("toxicity").metrics)
+    assert [metric.threshold for metric in get_evaluator("toxicity").metrics] == [0.75] * 6
+    assert get_evaluator("toxicity").metrics[0].passes(0.1)
+    assert [metric.threshold for metric in get_evaluator("toxicity", model=tiny_toxicity).metrics] == [None] * 6
 
 
 def test_a_model_without_the_six_labels_is_refused_with_what_it_has(tiny_toxicity, tmp_path):
     folder = shutil.copytree(tiny_toxicity, tmp_path / "other")
     relabel(folder, ["toxic", "a", "b", "c", "d", "e"])
-    found = score(get("toxicity", model=folder), outputs="Paris")
+    found = score(get_evaluator("toxicity", model=folder), outputs="Paris")
     assert {one.error for one in found} == {
         "'other' gives 'toxic', 'a', 'b', 'c', 'd', 'e', without severe_toxicity, obscene, threat, insult, "
         "identity_attack: Detoxify's `original` has all six"
@@ -100,7 +100,7 @@ def test_what_detoxify_gives_is_taken_as_it_is():
         def predict(self, texts):
             return {name: [place / 10] * len(texts) for place, name in enumerate([*SIX, "sexual_explicit"])}
 
-    found = score(get("toxicity", model=Detoxify()), outputs="a")
+    found = score(get_evaluator("toxicity", model=Detoxify()), outputs="a")
     assert [one.score for one in found] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
     assert text_classifier(Detoxify()).name == "Detoxify"
 
@@ -117,7 +117,7 @@ def test_a_pipeline_of_transformers_is_a_classifier(tiny_nli):
 def test_a_text_that_a_classifier_refuses_is_the_error_of_its_case_alone(tiny_toxicity):
     cases = [Case(outputs=text) for text in ("Paris", "\ud800", " ", "It is.", object())]
     targets = [Target(trace_id=f"{number:032x}") for number in range(5)]
-    rows = asyncio.run(get("toxicity", model=tiny_toxicity).evaluate_batch(cases, targets))
+    rows = asyncio.run(get_evaluator("toxicity", model=tiny_toxicity).evaluate_batch(cases, targets))
     assert [row[0].outcome for row in rows] == ["score", "error", "skip", "score", "error"]
     expected = logits(tiny_toxicity, "It is.").sigmoid()[0].item()
     assert rows[3][0].score == pytest.approx(expected, abs=1e-5)
@@ -146,21 +146,21 @@ def test_what_names_no_classifier_is_refused():
 
 
 def test_bias_is_the_probability_of_its_label_whatever_its_capitals(tiny_nli):
-    [found] = score(get("fairness_bias", model=tiny_nli, label="ENTAILMENT"), outputs="Paris")
+    [found] = score(get_evaluator("fairness_bias", model=tiny_nli, label="ENTAILMENT"), outputs="Paris")
     assert found.score == pytest.approx(logits(tiny_nli, "Paris").softmax(-1)[1].item(), abs=1e-5)
-    [wrong] = score(get("fairness_bias", model=tiny_nli), outputs="Paris")
+    [wrong] = score(get_evaluator("fairness_bias", model=tiny_nli), outputs="Paris")
     assert "gives 'CONTRADICTION', 'Entailment', 'neutral', without 'Biased': name one of these" in wrong.error
 
 
 def test_bias_has_no_model_that_can_be_loaded_and_says_so():
-    [found] = score(get("fairness_bias"), outputs="Paris")
+    [found] = score(get_evaluator("fairness_bias"), outputs="Paris")
     assert "d4data/bias-detection-model has weights for TensorFlow only; name a classifier" in found.error
-    assert get("fairness_bias").metrics[0].threshold == 0.75
+    assert get_evaluator("fairness_bias").metrics[0].threshold == 0.75
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    found = score(get("toxicity", model="no/such-classifier"), outputs="a")
+    found = score(get_evaluator("toxicity", model="no/such-classifier"), outputs="a")
     assert {one.error for one in found} == {
         "classifying with no/such-classifier needs 'transformers', which is not installed: pip install 'spanwise[models]'"
     }
@@ -169,23 +169,25 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
 def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = score(get("toxicity"), outputs="a")
+    found = score(get_evaluator("toxicity"), outputs="a")
     assert "run `hf download unitary/toxic-bert --local-dir DIR` and name the folder DIR instead" in found[0].error
 
 
 def test_the_worst_sentence_is_the_profanity_of_an_answer():
     foul = lambda texts: [{"profanity": 0.9 if "fool" in text else 0.1} for text in texts]  # noqa: E731
-    [found] = score(get("profanity", model=foul), outputs="It is high. You fool! " + "It is in the Alps. " * 300)
+    [found] = score(
+        get_evaluator("profanity", model=foul), outputs="It is high. You fool! " + "It is in the Alps. " * 300
+    )
     assert (found.score, found.comment) == (0.9, "worst: 'You fool!'")
-    assert score(get("profanity", model=foul), outputs=" ")[0].outcome == "skip"
+    assert score(get_evaluator("profanity", model=foul), outputs=" ")[0].outcome == "skip"
 
 
 def test_the_weights_of_profanity_are_pickles_and_loaded_only_where_that_is_said():
     pytest.importorskip("profanity_check")
-    [found] = score(get("profanity"), outputs="It is high.")
+    [found] = score(get_evaluator("profanity"), outputs="It is high.")
     assert "if you trust that package, say so: get('profanity', pickle=True)" in found.error
     [found] = score(
-        get("profanity", pickle=True), outputs="It is high. You are a fucking idiot. " + "It is high. " * 90
+        get_evaluator("profanity", pickle=True), outputs="It is high. You are a fucking idiot. " + "It is high. " * 90
     )
     assert found.score > 0.9
     assert found.comment == "worst: 'You are a fucking idiot.'"
@@ -194,7 +196,7 @@ def test_the_weights_of_profanity_are_pickles_and_loaded_only_where_that_is_said
 def test_profanity_gives_the_numbers_of_its_package():
     package = pytest.importorskip("profanity_check")
     texts = [text for text in TEXTS.values() if text]
-    found = [score(get("profanity", pickle=True, key="p"), outputs=text)[0].score for text in texts]
+    found = [score(get_evaluator("profanity", pickle=True, key="p"), outputs=text)[0].score for text in texts]
     parts = [[text] if text != TEXTS["chinese"] else ["法国的首都是巴黎。", "它在塞纳河上。"] for text in texts]
     parts[texts.index(TEXTS["arabic"])] = ["ما هي عاصمة فرنسا؟", "إنها باريس."]
     assert found == pytest.approx([max(package.predict_prob(part)) for part in parts], abs=1e-5)
@@ -202,7 +204,7 @@ def test_profanity_gives_the_numbers_of_its_package():
 
 def test_without_its_package_profanity_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "profanity_check", None)
-    [found] = score(get("profanity", pickle=True), outputs="a")
+    [found] = score(get_evaluator("profanity", pickle=True), outputs="a")
     assert "which is not installed: pip install 'spanwise[profanity]'" in found.error
 
 

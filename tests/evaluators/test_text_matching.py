@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.evaluators import get, score
-from spanwise.evaluators.builtin.text_matching import matches
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.builtin.text_matching import matches_condition
 
 BRAZIL = "Brazil revenue was 15,969 million"
 
@@ -29,14 +29,14 @@ BRAZIL = "Brazil revenue was 15,969 million"
     ],
 )
 def test_conditions(condition, expected):
-    assert matches(condition, BRAZIL) is expected
+    assert matches_condition(condition, BRAZIL) is expected
 
 
 def test_escapes_in_strings_and_in_patterns():
-    assert matches(r'"say \"hi\""', 'say "hi"')
-    assert matches(r'"back\\slash"', "back\\slash")
-    assert matches(r'"C:\new"', "C:\\new")
-    assert matches(r'regexp("\d+\\n\"")', '12\\n"')
+    assert matches_condition(r'"say \"hi\""', 'say "hi"')
+    assert matches_condition(r'"back\\slash"', "back\\slash")
+    assert matches_condition(r'"C:\new"', "C:\\new")
+    assert matches_condition(r'regexp("\d+\\n\"")', '12\\n"')
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_escapes_in_strings_and_in_patterns():
 )
 def test_malformed_conditions_point_at_the_column(condition, column, what):
     with pytest.raises(ValueError, match=f"column {column}: ") as error:
-        matches(condition, "text")
+        matches_condition(condition, "text")
     assert what in str(error.value)
 
 
@@ -87,24 +87,24 @@ TREES = st.recursive(
 
 @given(TREES, st.text(alphabet="abcd", max_size=4))
 def test_conditions_mean_what_the_same_words_mean_in_python(tree, text):
-    assert matches(tree[0], text) == eval(tree[1], {"text": text})
+    assert matches_condition(tree[0], text) == eval(tree[1], {"text": text})
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_a_condition_or_an_error_with_a_column(condition):
-    said = score(get("text_matching"), outputs="text", conditions=condition or " ")[0]
+    said = score(get_evaluator("text_matching"), outputs="text", conditions=condition or " ")[0]
     assert said.outcome == "score" or "column" in said.error
 
 
 def test_deep_nesting_costs_no_recursion():
-    assert matches("(" * 20_000 + '"a"' + ")" * 20_000, "a")
-    assert matches("NOT " * 20_000 + '"a"', "a")
+    assert matches_condition("(" * 20_000 + '"a"' + ")" * 20_000, "a")
+    assert matches_condition("NOT " * 20_000 + '"a"', "a")
 
 
 def test_hostile_conditions_are_read_in_time():
     for condition in ['"' + "\\" * 100_000, "regexp(" * 50_000, '"a" ' * 50_000]:
         with pytest.raises(ValueError, match="column"):
-            matches(condition, "a")
+            matches_condition(condition, "a")
 
 
 def family(feedback):
@@ -123,7 +123,7 @@ def family(feedback):
 )
 def test_the_family_of_booleans(answer, context, passed, retrieval, generation):
     documents = None if context is None else ["other", context]
-    feedback = score(get("text_matching", condition='"yes"'), outputs=answer, documents=documents)
+    feedback = score(get_evaluator("text_matching", condition='"yes"'), outputs=answer, documents=documents)
     assert family(feedback) == {
         "": passed,
         "_fail": not passed,
@@ -134,27 +134,27 @@ def test_the_family_of_booleans(answer, context, passed, retrieval, generation):
 
 
 def test_conditions_come_from_the_case_and_all_must_hold():
-    feedback = score(get("text_matching"), outputs="a b", conditions=['"a"', 'NOT "c"'])
+    feedback = score(get_evaluator("text_matching"), outputs="a b", conditions=['"a"', 'NOT "c"'])
     assert feedback[0].score is True
-    assert {one.outcome for one in score(get("text_matching"), outputs="a")} == {"skip"}
+    assert {one.outcome for one in score(get_evaluator("text_matching"), outputs="a")} == {"skip"}
 
 
 def test_a_malformed_condition_is_refused_when_made_and_an_error_in_a_case():
     with pytest.raises(ValueError, match="column 5"):
-        get("text_matching", condition='"a" "b"')
-    feedback = score(get("text_matching"), outputs="a", conditions='"a" "b"')
+        get_evaluator("text_matching", condition='"a" "b"')
+    feedback = score(get_evaluator("text_matching"), outputs="a", conditions='"a" "b"')
     assert {one.outcome for one in feedback} == {"error"}
     assert "column 5" in feedback[0].error
 
 
 def test_the_context_can_be_left_out():
-    judge = get("text_matching", condition='"yes"', evaluate_retrieved_context=False)
+    judge = get_evaluator("text_matching", condition='"yes"', evaluate_retrieved_context=False)
     assert score(judge, outputs="yes", documents=["no"])[0].score is True
 
 
 @pytest.mark.parametrize(("answer", "passed"), [("yes", True), ("no", False)])
 def test_no_retrieved_context_is_no_retrieval_failure(answer, passed):
-    feedback = score(get("text_matching", condition='"yes"'), outputs=answer, documents=[])
+    feedback = score(get_evaluator("text_matching", condition='"yes"'), outputs=answer, documents=[])
     assert family(feedback)[""] is passed
     assert family(feedback)["_retrieval_fail"] is None
     assert family(feedback)["_generation_fail"] is not passed
@@ -162,16 +162,18 @@ def test_no_retrieved_context_is_no_retrieval_failure(answer, passed):
 
 
 def test_an_empty_chunk_is_a_context_that_fails():
-    feedback = score(get("text_matching", condition='"yes"'), outputs="yes", documents=[{"content": ""}])
+    feedback = score(get_evaluator("text_matching", condition='"yes"'), outputs="yes", documents=[{"content": ""}])
     assert family(feedback)["_retrieval_fail"] is True
 
 
 @pytest.mark.parametrize("conditions", ["", [], ()])
 def test_no_condition_is_a_skip(conditions):
-    assert {one.outcome for one in score(get("text_matching"), outputs="a", conditions=conditions)} == {"skip"}
+    assert {one.outcome for one in score(get_evaluator("text_matching"), outputs="a", conditions=conditions)} == {
+        "skip"
+    }
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
 def test_patterns_need_some_time(seconds):
     with pytest.raises(ValueError, match="seconds are more than 0"):
-        get("text_matching", seconds=seconds)
+        get_evaluator("text_matching", seconds=seconds)

@@ -11,8 +11,8 @@ import pytest
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators import Experiment, Metric, evaluate, evaluator, from_dict, get, monitor
-from spanwise.evaluators.monitors._data import of_data
+from spanwise.evaluators import Experiment, Metric, evaluate, evaluator, from_dict, get_evaluator, monitor
+from spanwise.evaluators.monitors.rule_loading import rule_from_data
 
 
 @contextmanager
@@ -40,15 +40,15 @@ def test_a_threshold_survives_json(threshold):
 
 @pytest.mark.parametrize("option", ["threshold", "metric_threshold"])
 def test_an_evaluator_with_an_infinite_threshold_is_made_again_from_json(option):
-    plain = through_json(get("latency", **{option: inf}).to_dict())
+    plain = through_json(get_evaluator("latency", **{option: inf}).to_dict())
     assert plain["init_parameters"] == {option: "Infinity"}
     assert from_dict(plain).metrics[0].threshold == inf
 
 
 def test_a_parameter_that_is_infinite_survives_json_and_a_text_that_says_infinity_stays_a_text():
-    limited = from_dict(through_json(get("has_span", max_seconds=inf).to_dict()))
+    limited = from_dict(through_json(get_evaluator("has_span", max_seconds=inf).to_dict()))
     assert limited.origin["init_parameters"] == {"max_seconds": inf}
-    assert from_dict(through_json(get("contains", text="Infinity").to_dict())).function.text == "Infinity"
+    assert from_dict(through_json(get_evaluator("contains", text="Infinity").to_dict())).function.text == "Infinity"
 
 
 @pytest.mark.parametrize("opened", [sqlite, http])
@@ -62,12 +62,12 @@ def test_of_an_experiment_that_is_read_back_all_scores_are_below_infinity(opened
 
 @pytest.mark.parametrize("opened", [sqlite, http])
 def test_a_rule_of_data_has_its_infinite_threshold(opened, tmp_path):
-    rule = monitor("fast", evaluators=[get("latency", threshold=inf)]).record
+    rule = monitor("fast", evaluators=[get_evaluator("latency", threshold=inf)]).record
     with opened(tmp_path) as store:
         store.save_rule(rule)
         [read] = store.rules()
-    assert of_data(read).evaluators[0].metrics[0].threshold == inf
-    assert read.version == rule.version != monitor("fast", evaluators=[get("latency")]).record.version
+    assert rule_from_data(read).evaluators[0].metrics[0].threshold == inf
+    assert read.version == rule.version != monitor("fast", evaluators=[get_evaluator("latency")]).record.version
 
 
 @evaluator(key="long", min_cases=3)
@@ -88,29 +88,29 @@ def test_fewer_scores_than_it_takes_are_told_below_the_mean(count, few, tmp_path
 @pytest.mark.parametrize("least", [-1, 2.5, True, "many"])
 def test_how_many_it_takes_is_a_whole_number(least):
     with pytest.raises(ValueError, match="min_cases is a whole number, 0 or more"):
-        get("exact", min_test_cases=least)
+        get_evaluator("exact", min_test_cases=least)
 
 
 def modelled():
-    from spanwise.evaluators import protocol
+    from spanwise.evaluators import interface
 
-    return [spec for spec in protocol.specs() if spec.model and not spec.judge]  # judges embed by `embed=`
+    return [spec for spec in interface.list_specs() if spec.model and not spec.judge]  # judges embed by `embed=`
 
 
 @pytest.mark.parametrize("spec", modelled(), ids=lambda spec: spec.id)
 def test_with_another_model_than_the_documents_nothing_passes_until_a_threshold_is_given(spec):
     given = {"similarity": 0.5} if spec.id == "step_alignment" else {}
-    made = get(spec.id, model=lambda texts: [[1.0]] * len(texts), **given)
+    made = get_evaluator(spec.id, model=lambda texts: [[1.0]] * len(texts), **given)
     assert {metric.threshold for metric in made.metrics} == {None}
     primary = next(metric for metric in made.metrics if metric.primary)
-    fitted = get(spec.id, model=lambda texts: [[1.0]] * len(texts), threshold=primary.range[1], **given)
+    fitted = get_evaluator(spec.id, model=lambda texts: [[1.0]] * len(texts), threshold=primary.range[1], **given)
     assert {metric.key: metric.threshold for metric in fitted.metrics}[primary.key] == primary.range[1]
 
 
 @pytest.mark.parametrize("id", ["answer_semantic_similarity", "answer_sem_sent_similarity", "groundedness"])
 def test_the_documents_thresholds_are_those_of_its_model(id):
-    from spanwise.evaluators import protocol
+    from spanwise.evaluators import interface
 
-    document = protocol.factory(id).DOCUMENT
-    assert {metric.threshold for metric in get(id, model=document).metrics} == {0.75}
-    assert {metric.threshold for metric in get(id).metrics} == {None}
+    document = interface.get_factory(id).DOCUMENT
+    assert {metric.threshold for metric in get_evaluator(id, model=document).metrics} == {0.75}
+    assert {metric.threshold for metric in get_evaluator(id).metrics} == {None}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from spanwise.collector.records import Run, Trace
-from spanwise.evaluators import get, score
-from spanwise.evaluators.protocol.tool_calls import tool_calls
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.interface.tool_calls import extract_tool_calls
 
 sys.path.append(str(Path(__file__).parent.parent / "collector" / "dialects"))
 
@@ -35,7 +35,7 @@ def reply(place, *calls, **fields):
 
 
 def names(*runs):
-    return [call.name for call in tool_calls(trace_of(*runs)) or ()]
+    return [call.name for call in extract_tool_calls(trace_of(*runs)) or ()]
 
 
 REPLIES = {
@@ -97,11 +97,11 @@ REPLIES = {
 def test_a_call_is_read_from_the_reply_of_a_model(format):
     done = trace_of(run(1, "llm", "chat", outputs=REPLIES[format]))
     expected = [{"name": "weather", "arguments": ROME}]
-    scores = score(get("tool_calls", expected=expected, match="strict", all_arguments=True), done)
+    scores = score(get_evaluator("tool_calls", expected=expected, match="strict", all_arguments=True), done)
     assert [one.score for one in scores] == [True, 1.0, 1.0]
-    assert [one.score for one in score(get("tool_calls", expected=[]), done)[:2]] == [False, 0.0]
-    assert score(get("tool_calls", expected=[], match="superset"), done)[0].score is True
-    assert score(get("tool_calls", expected=[], match="strict"), done)[0].score is False
+    assert [one.score for one in score(get_evaluator("tool_calls", expected=[]), done)[:2]] == [False, 0.0]
+    assert score(get_evaluator("tool_calls", expected=[], match="superset"), done)[0].score is True
+    assert score(get_evaluator("tool_calls", expected=[], match="strict"), done)[0].score is False
 
 
 @pytest.mark.parametrize("format", REPLIES)
@@ -123,13 +123,13 @@ def test_a_call_and_the_span_of_its_tool_count_once(format):
     ],
 )
 def test_what_is_no_call_of_the_model_is_not_counted(outputs):
-    assert tool_calls(trace_of(run(1, "llm", outputs=outputs))) == []
+    assert extract_tool_calls(trace_of(run(1, "llm", outputs=outputs))) == []
 
 
 def test_two_calls_with_one_name_take_the_spans_with_their_arguments():
     oslo = {**CHAT, "id": "c2", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     spans = [run(2, "tool", "weather", inputs={"city": "Oslo"}), run(3, "tool", "weather", inputs=ROME)]
-    calls = tool_calls(trace_of(reply(1, CHAT, oslo), *spans))
+    calls = extract_tool_calls(trace_of(reply(1, CHAT, oslo), *spans))
     assert [call.arguments for call in calls] == [[{"city": "Oslo"}] * 2, [ROME] * 2]
 
 
@@ -190,7 +190,9 @@ def test_structured_output_of_pydantic_ai_is_no_tool():
 )
 def test_a_trace_that_does_not_tell_its_calls_is_skipped(runs, outcome):
     for id, parameters in (("tool_calls", {}), ("trajectory_match", {"kinds": ["tool"]})):
-        assert {one.outcome for one in score(get(id, expected=["weather"], **parameters), trace_of(*runs))} == {outcome}
+        assert {
+            one.outcome for one in score(get_evaluator(id, expected=["weather"], **parameters), trace_of(*runs))
+        } == {outcome}
 
 
 @pytest.mark.parametrize(
@@ -205,15 +207,15 @@ def test_a_trace_that_does_not_tell_its_calls_is_skipped(runs, outcome):
 )
 def test_a_trajectory_has_the_names_of_tools(name, attributes):
     done = trace_of(run(1, "chain", "plan"), run(2, "tool", name, attributes=attributes))
-    assert score(get("trajectory_match", expected=["plan", "weather"]), done)[0].score is True
-    assert score(get("tool_calls", expected=["weather"], match="strict"), done)[0].score is True
+    assert score(get_evaluator("trajectory_match", expected=["plan", "weather"]), done)[0].score is True
+    assert score(get_evaluator("tool_calls", expected=["weather"], match="strict"), done)[0].score is True
 
 
 def test_a_trajectory_and_a_limit_of_steps_count_calls_without_a_span():
     done = trace_of(reply(1, CHAT), run(2, "llm", "chat", outputs="20 degrees"))
-    assert score(get("trajectory_match", expected=["chat", "weather", "chat"]), done)[0].score is True
-    assert score(get("step_limit", limit=2), done)[0].score is False
-    assert score(get("step_limit", limit=2, kinds=["llm"]), done)[0].score is True
+    assert score(get_evaluator("trajectory_match", expected=["chat", "weather", "chat"]), done)[0].score is True
+    assert score(get_evaluator("step_limit", limit=2), done)[0].score is False
+    assert score(get_evaluator("step_limit", limit=2, kinds=["llm"]), done)[0].score is True
 
 
 def test_a_reply_nested_without_end_is_read_to_a_depth():
@@ -230,7 +232,7 @@ def test_what_senders_have_sent_has_each_call_once():
     from sent import stored, traces
 
     with stored(*SENT) as store:
-        calls = [tool_calls(trace) for trace in traces(store)]
+        calls = [extract_tool_calls(trace) for trace in traces(store)]
     assert [call.name for each in calls for call in each or ()].count("track") == 6
     assert [call.name for each in calls for call in each or ()].count("find") == 2
     assert {len(each) for each in calls if each} == {1}

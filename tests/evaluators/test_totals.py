@@ -3,9 +3,9 @@
 import pytest
 
 from spanwise.collector.records import Feedback, Run, Target, Usage
-from spanwise.evaluators.engine._summary import summarise
-from spanwise.evaluators.engine._tally import Tallies
-from spanwise.evaluators.protocol._metric import Metric
+from spanwise.evaluators.experiments.experiment_report import make_summary
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
+from spanwise.evaluators.interface.evaluator_spec import Metric
 
 TARGET = Target(trace_id="1" * 32, span_id="2" * 16)
 
@@ -15,7 +15,7 @@ def said(key="k", *, document=None, **value):
 
 
 def counted(*feedback, metrics=(), repetitions=1, example="e"):
-    tallies = Tallies(metrics, repetitions)
+    tallies = ExperimentTally(metrics, repetitions)
     for one in feedback:
         tallies.add_feedback(one, example)
     return tallies
@@ -26,7 +26,7 @@ def call(**fields):
 
 
 def test_runs_are_counted_with_their_errors():
-    totals = Tallies()
+    totals = ExperimentTally()
     totals.add_run(3, "a", 5_000_000, None)
     totals.add_run(1, "b", 1_000_000, "LookupError: x", open_spans=2)
     totals.add_run(2, "c", 3_000_000, "KeyError: y")
@@ -37,20 +37,20 @@ def test_runs_are_counted_with_their_errors():
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
 def test_which_failure_is_told_does_not_depend_on_who_ended_first(order):
-    totals = Tallies()
+    totals = ExperimentTally()
     for slot, example in enumerate(order):
         totals.add_run(slot, example, 1, f"error of {example}", example=example)
     assert (totals.why, totals.failed_on) == ("error of a", "a")
 
 
 def test_before_any_run_nothing_is_known():
-    totals = Tallies()
+    totals = ExperimentTally()
     assert totals.percentiles_ms(50, 95) == [None, None]
     assert totals.totals() == {"runs": 0, "failed": 0, "models": [], "input_tokens": 0, "output_tokens": 0}
 
 
 def test_calls_add_up():
-    totals = Tallies()
+    totals = ExperimentTally()
     totals.add_run(0, "a", 4_000_000, None)
     totals.add_calls(
         [call(model="m", usage=Usage(3, 5), cost=0.5), call(), call(model="l", usage=Usage(1, 1), cost=0.25)]
@@ -75,7 +75,7 @@ def test_a_metric_says_who_passes():
     lower = Metric("k", higher_is_better=False, threshold=0.5)
     tallies = counted(said(score=0.2), said(score=0.5), said(score=0.9), metrics=[lower])
     assert (tallies.metric("k"), tallies.keys["k"].tally.passed) == (lower, 2)
-    assert summarise("t", tallies, repeats=False)["k"].passed == pytest.approx(2 / 3)
+    assert make_summary("t", tallies, repeats=False)["k"].passed == pytest.approx(2 / 3)
 
 
 def test_one_error_and_one_reason_are_kept():
@@ -83,7 +83,7 @@ def test_one_error_and_one_reason_are_kept():
     skips = [said("l", outcome="skip", comment=text) for text in ("no outputs", "no documents")]
     tallies = counted(*errors, *skips, said("l", label="x", comment="fine"))
     assert (tallies.keys["k"].why, tallies.keys["l"].lacking) == ("first", "no outputs")
-    assert summarise("t", tallies, repeats=False).why == {"k": "first"}
+    assert make_summary("t", tallies, repeats=False).why == {"k": "first"}
 
 
 def test_who_skipped_every_run_is_named():
@@ -91,16 +91,16 @@ def test_who_skipped_every_run_is_named():
         said(outcome="skip", comment="no outputs"), said("l", outcome="skip", comment="x"), said("l", score=1)
     )
     tallies.count_run(1, None)
-    assert summarise("t", tallies, repeats=False).lacking == {"k": "no outputs", "l": "x"}
+    assert make_summary("t", tallies, repeats=False).lacking == {"k": "no outputs", "l": "x"}
     tallies.count_run(1, None)
-    assert summarise("t", tallies, repeats=False).lacking == {}
+    assert make_summary("t", tallies, repeats=False).lacking == {}
 
 
 def test_repetitions_of_an_example_spread():
-    tallies = Tallies(repetitions=2)
+    tallies = ExperimentTally(repetitions=2)
     for example, score in (("a", 0.0), ("a", 1.0), ("b", 0.5), ("b", 0.5), ("c", 1.0)):
         tallies.add_feedback(said(score=score), example)
-    row = summarise("t", tallies, repeats=True)["k"]
+    row = make_summary("t", tallies, repeats=True)["k"]
     assert (row.n, row.variance, row.flaky) == (5, 0.25, 1)
     assert tallies.keys["k"].spreads["a"].n == 2
 
@@ -124,17 +124,17 @@ def test_labels_have_no_spread():
 
 def test_the_table_has_labels_in_the_place_of_a_mean_that_there_is_not():
     tallies = counted(*(said(label=label) for label in "abbccccdd"), said("l", label="x"), said("m", score=0.123456))
-    table = str(summarise("t", tallies, repeats=False))
+    table = str(make_summary("t", tallies, repeats=False))
     assert "9 labels │ c 4, b 2, d 2 │" in table
     assert " 1 label │" in table
     assert "│ 0.1235 │" in table.replace("        ", " ").replace("  ", " ")
 
 
 def test_what_is_said_of_the_whole_set_stands_below():
-    tallies = Tallies()
+    tallies = ExperimentTally()
     whole = [said("a", score=0.5), said("b", label="fine"), said("c", outcome="error", error="boom")]
     tallies.overall = {one.key: one for one in whole}
-    summary = summarise("t", tallies, repeats=True)
+    summary = make_summary("t", tallies, repeats=True)
     assert [row[:6] for row in summary._cells()[1]] == [
         ["a (all)", "1", "0.5", "", "0", "0"],
         ["b (all)", "1 label", "fine", "", "0", "0"],
@@ -144,24 +144,24 @@ def test_what_is_said_of_the_whole_set_stands_below():
 
 
 def test_the_notes_tell_of_runs_latency_tokens_and_cost():
-    tallies = Tallies()
+    tallies = ExperimentTally()
     tallies.add_run(0, "a", 1_500_000, None, open_spans=1)
     tallies.add_calls([call(model="m", usage=Usage(1000, 234), cost=0.5)])
-    [first, second] = summarise("t", tallies, repeats=False)._notes()
+    [first, second] = make_summary("t", tallies, repeats=False)._notes()
     assert first == "1 runs · 0 failed · p50 1.5 ms, p95 1.5 ms · 1,234 tokens · $0.5000 · m"
     assert second.startswith("1 runs had spans that were still open")
 
 
 def test_the_summary_has_the_median_and_the_95th_percentile():
-    tallies = Tallies()
+    tallies = ExperimentTally()
     for slot in range(100):
         tallies.add_run(slot, str(slot), (slot + 1) * 1_000_000, None)
-    summary = summarise("t", tallies, repeats=False)
+    summary = make_summary("t", tallies, repeats=False)
     assert (summary.p50_ms, summary.p95_ms) == (50.0, 95.0)
 
 
 def test_in_a_notebook_the_table_is_html_with_every_text_escaped():
-    html = summarise("a & b", counted(said("<k>", score=0.5)), repeats=False)._repr_html_()
+    html = make_summary("a & b", counted(said("<k>", score=0.5)), repeats=False)._repr_html_()
     assert "<caption>a &amp; b</caption><thead><tr><th>key</th><th>n</th>" in html
     assert "<tbody><tr><td>&lt;k&gt;</td><td>1</td><td>0.5</td><td></td><td>0</td><td>0</td></tr></tbody>" in html
     assert html.endswith("<p>0 runs · 0 failed</p>")

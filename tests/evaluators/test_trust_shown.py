@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.evaluators import Experiment, compare, evaluate, get, judge
+from spanwise.evaluators import Experiment, compare, evaluate, get_evaluator, judge
 from spanwise.evaluators.judges import scripted
 
 ROWS = [{"inputs": {"q": str(n)}, "reference_outputs": str(n)} for n in range(4)]
@@ -19,7 +19,7 @@ def polite() -> object:
 
 
 def made(store: SQLiteStore, name: str) -> Experiment:
-    return evaluate(ROWS, lambda q: q, [polite(), get("exact")], store=store, name=name)
+    return evaluate(ROWS, lambda q: q, [polite(), get_evaluator("exact")], store=store, name=name)
 
 
 def test_a_judge_that_nobody_has_checked_says_so_and_code_does_not(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_summary_can_be_printed_when_the_store_is_closed(tmp_path: Path) -> No
 
 def test_an_experiment_without_judges_has_no_such_column(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "spanwise.db") as store:
-        text = str(evaluate(ROWS, lambda q: q, [get("exact")], store=store, name="plain"))
+        text = str(evaluate(ROWS, lambda q: q, [get_evaluator("exact")], store=store, name="plain"))
     assert "people" not in text
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from spanwise.evaluators.protocol._typed import check, fits
+from spanwise.evaluators.interface.argument_binding import check_parameter_types, is_of_type
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from spanwise.evaluators.protocol._typed import check, fits
     ],
 )
 def test_values_that_fit(value, hint):
-    assert fits(value, hint)
+    assert is_of_type(value, hint)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_values_that_fit(value, hint):
     ],
 )
 def test_values_that_do_not(value, hint):
-    assert not fits(value, hint)
+    assert not is_of_type(value, hint)
 
 
 @dataclass
@@ -81,11 +81,11 @@ class Declared:
 )
 def test_what_should_have_been_given_is_told_in_words(name, value, words):
     with pytest.raises(ValueError) as caught:
-        check("judge", Declared, {name: value})
+        check_parameter_types("judge", Declared, {name: value})
     assert str(caught.value) == f"evaluator 'judge': {words}"
 
 
 def test_every_parameter_is_looked_at():
-    check("judge", Declared, {"text": "a", "count": 3})
+    check_parameter_types("judge", Declared, {"text": "a", "count": 3})
     with pytest.raises(ValueError, match="count is"):
-        check("judge", Declared, {"text": "a", "count": "3"})
+        check_parameter_types("judge", Declared, {"text": "a", "count": "3"})

@@ -16,12 +16,18 @@ import numpy
 import pytest
 
 from evaluators.judge_server import Reply, serving
-from spanwise.evaluators import get, score
-from spanwise.evaluators.models import Embedder, _kept
-from spanwise.evaluators.models._encoding import Encoding
-from spanwise.evaluators.models._find import find
-from spanwise.evaluators.models._kept import KeptVectors, VectorFile, default_path, digest_of, path_for
-from spanwise.evaluators.models._shared import loaded
+from spanwise.evaluators import get_evaluator, score
+from spanwise.evaluators.models import Embedder, disk_cache
+from spanwise.evaluators.models.disk_cache import (
+    VectorCache,
+    VectorFile,
+    default_vector_path,
+    folder_digest,
+    vector_path,
+)
+from spanwise.evaluators.models.inference_batching import CoalescingEncoder
+from spanwise.evaluators.models.local_models import loaded_models
+from spanwise.evaluators.models.model_resolution import locate_model
 
 
 class Counting:
@@ -43,7 +49,7 @@ def path(tmp_path):
 def encoded(path, texts, model=None, digest="one"):
     """What a process that begins anew encodes, and what comes of it."""
     model = model or Counting()
-    made = Encoding(model, KeptVectors(path, "model", digest))(texts)
+    made = CoalescingEncoder(model, VectorCache(path, "model", digest))(texts)
     return model.asked, [made[text].tolist() for text in texts]
 
 
@@ -76,7 +82,7 @@ def foreign(path):
 
 def damaged(path):
     encoded(path, [str(n) for n in range(200)])
-    for one in _kept._files.values():
+    for one in disk_cache._vector_files.values():
         one.close()
     path.write_bytes(path.read_bytes()[:4096] + b"x" * 8192)
 
@@ -127,7 +133,7 @@ def test_the_file_stays_within_its_size_and_the_oldest_go(path):
 def test_what_is_too_old_is_encoded_anew_and_goes(path):
     encoded(path, ["a"])
     with closing(sqlite3.connect(path)) as file, file:
-        file.execute("UPDATE vectors SET made = made - ?", (_kept.MAX_AGE,))
+        file.execute("UPDATE vectors SET made = made - ?", (disk_cache.MAX_AGE_S,))
     assert encoded(path, ["a", "bb"])[0] == ["a", "bb"]
 
 
@@ -188,11 +194,11 @@ def test_a_forked_child_has_its_own_connection(path):
 def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.delenv("SPANWISE_VECTORS")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert (path_for(None, paid=False), path_for(None, paid=True)) == (None, tmp_path / "spanwise" / "vectors.db")
-    assert path_for(True, paid=False) == default_path()
-    assert path_for(False, paid=True) is None
+    assert (vector_path(None, paid=False), vector_path(None, paid=True)) == (None, tmp_path / "spanwise" / "vectors.db")
+    assert vector_path(True, paid=False) == default_vector_path()
+    assert vector_path(False, paid=True) is None
     monkeypatch.setenv("SPANWISE_VECTORS", str(tmp_path / "mine.db"))
-    assert path_for(None, paid=False) == tmp_path / "mine.db"
+    assert vector_path(None, paid=False) == tmp_path / "mine.db"
 
 
 def test_what_an_endpoint_gave_is_not_asked_for_again(path):
@@ -200,17 +206,17 @@ def test_what_an_endpoint_gave_is_not_asked_for_again(path):
     with serving([reply]) as server:
         for _ in range(2):  # as in two processes: nothing is shared but the file
             model = {"model": "small", "base_url": server.url, "cache": str(path)}
-            [found] = score(get("semantic_similarity", model=model), outputs="a", reference_outputs="b")
+            [found] = score(get_evaluator("semantic_similarity", model=model), outputs="a", reference_outputs="b")
             assert found.score == pytest.approx(0.9)
     assert len(server.requests) == 1
 
 
 def test_a_model_that_was_trained_again_is_another(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(os.urandom(5 << 20))
-    before = digest_of(tmp_path)
-    assert digest_of(tmp_path) == before
+    before = folder_digest(tmp_path)
+    assert folder_digest(tmp_path) == before
     (tmp_path / "model.safetensors").write_bytes(os.urandom(5 << 20))
-    assert digest_of(tmp_path) != before
+    assert folder_digest(tmp_path) != before
 
 
 def test_weights_that_are_written_anew_are_another_model_at_once(tmp_path, path):
@@ -222,7 +228,7 @@ def test_weights_that_are_written_anew_are_another_model_at_once(tmp_path, path)
     assert not numpy.allclose(made.embed(["Paris", "Rome"])[0], before[0], atol=0.1)
     kept = Embedder(folder, cache=path, device="cpu", name="another")
     assert numpy.array_equal(kept.embed(["Paris"]), made.embed(["Paris"]))
-    assert [one.where for one in loaded()].count(str(folder)) == 1  # what was there before is let go
+    assert [one.where for one in loaded_models()].count(str(folder)) == 1  # what was there before is let go
 
 
 def scale(weights, factor):
@@ -239,14 +245,14 @@ def test_a_model_is_told_by_when_its_weights_were_written(tmp_path, where):
     (tmp_path / "sub").mkdir()
     weights = tmp_path / where / "model.onnx"
     weights.write_bytes(b"one")
-    before = find(tmp_path).key
+    before = locate_model(tmp_path).key
     (tmp_path / "notes.txt").write_text("of a run")
-    assert find(tmp_path).key == before
+    assert locate_model(tmp_path).key == before
     os.utime(weights, ns=(1, 1))
-    assert find(tmp_path).key != before
+    assert locate_model(tmp_path).key != before
 
 
 def test_what_is_remembered_holds_no_whole_batch():
-    encoding = Encoding(Counting())
+    encoding = CoalescingEncoder(Counting())
     encoding([str(n) for n in range(50)])
     assert all(vector.base is None for vector in encoding._known.values())

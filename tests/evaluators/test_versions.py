@@ -10,8 +10,8 @@ import pytest
 from evaluators.recorded import FILE, recorded_ids, results
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Feedback, Run, Target
-from spanwise.evaluators import Judge, evaluate, evaluator, get, score
-from spanwise.evaluators.protocol import PARAMETERS, as_evaluator, specs
+from spanwise.evaluators import Judge, evaluate, evaluator, get_evaluator, score
+from spanwise.evaluators.interface import PARAMETERS_KEY, as_evaluator, list_specs
 
 RECORDED = json.loads(FILE.read_text())
 
@@ -42,16 +42,16 @@ def attach(store, judge):
     ],
 )
 def test_other_parameters_make_another_version(id, one, other):
-    assert get(id, **one).version == get(id, **one).version != get(id, **other).version
+    assert get_evaluator(id, **one).version == get_evaluator(id, **one).version != get_evaluator(id, **other).version
 
 
 def test_a_parameter_that_is_the_default_changes_no_version():
-    assert get("contains", match="all").version == get("contains").version
+    assert get_evaluator("contains", match="all").version == get_evaluator("contains").version
 
 
 @pytest.mark.parametrize("options", [{"key": "k"}, {"timeout": 5.0}, {"threshold": 0.5}, {"max_dataset_rows": 2}])
 def test_options_that_change_no_score_change_no_version(options):
-    assert get("exact", **options).version == get("exact").version
+    assert get_evaluator("exact", **options).version == get_evaluator("exact").version
 
 
 def test_every_parameter_of_every_judge_is_part_of_its_version():
@@ -66,14 +66,16 @@ def test_every_parameter_of_every_judge_is_part_of_its_version():
         "pipeline_judge": "{answer}",
     }
     changed = 0
-    for spec in (one for one in specs() if one.judge):
+    for spec in (one for one in list_specs() if one.judge):
         given = {**needed.get(spec.id, {}), "judge": Judge(model="m", base_url="http://127.0.0.1:1/v1", api_key="x")}
         given |= {"prompt": prompts[spec.id]} if spec.id in prompts else {}
-        made = get(spec.id, **given)
+        made = get_evaluator(spec.id, **given)
         for field in dataclasses.fields(made.function):
             if field.init and field.name in other:
                 changed += 1
-                assert get(spec.id, **given, **{field.name: other[field.name]}).version != made.version, spec.id
+                assert get_evaluator(spec.id, **given, **{field.name: other[field.name]}).version != made.version, (
+                    spec.id
+                )
     assert changed > 40
 
 
@@ -127,7 +129,7 @@ def test_a_version_is_the_same_in_another_process_and_as_main(tmp_path):
     run = [[sys.executable, "mine.py"], [sys.executable, "-c", "import mine"]]
     said = [subprocess.run(each, cwd=tmp_path, capture_output=True, text=True, check=True).stdout for each in run]
     assert said[0] == said[1]
-    assert said[0].split()[1] == get("regex", pattern="a").version
+    assert said[0].split()[1] == get_evaluator("regex", pattern="a").version
 
 
 def test_a_function_without_source_text_has_a_version_of_its_code():
@@ -144,9 +146,9 @@ def test_a_version_that_is_given_is_kept():
 
 def test_scores_of_other_parameters_are_replaced_on_live_traces(store, live):
     for pattern, expected in (("a", 1.0), ("z", 0.0)):
-        attach(store, get("regex", pattern=pattern))
+        attach(store, get_evaluator("regex", pattern=pattern))
         newest = max(store.trace(live).feedback, key=lambda one: one.created_ns)
-        assert (newest.score, newest.metadata[PARAMETERS]) == (expected, {"pattern": pattern})
+        assert (newest.score, newest.metadata[PARAMETERS_KEY]) == (expected, {"pattern": pattern})
 
 
 def test_scores_of_other_code_are_replaced_on_live_traces(store, live):
@@ -159,7 +161,7 @@ def test_a_resumed_experiment_scores_again_with_other_parameters_and_not_with_th
     rows, calls = [{"inputs": {"q": "abc"}}], []
 
     def scored(pattern):
-        judge = get("regex", pattern=pattern, prepare_data=lambda outputs: calls.append(pattern) or {})
+        judge = get_evaluator("regex", pattern=pattern, prepare_data=lambda outputs: calls.append(pattern) or {})
         return evaluate(rows, lambda q: q, [judge], name="e", resume=True, store=store, progress=False).summary()
 
     assert [scored(pattern)["regex"].mean for pattern in ("a", "z", "z")] == [1.0, 0.0, 0.0]
@@ -169,38 +171,40 @@ def test_a_resumed_experiment_scores_again_with_other_parameters_and_not_with_th
 def test_a_stored_version_1_is_unknown(store, live):
     old = Feedback(target=Target(trace_id=live), key="exact", score=0.0, evaluator="exact", version="1", created_ns=1)
     store.add_feedback([old])
-    judge = get("exact", prepare_data=lambda outputs: {"reference_outputs": "abc"})
+    judge = get_evaluator("exact", prepare_data=lambda outputs: {"reference_outputs": "abc"})
     assert attach(store, judge).summary()["exact"].mean == 1.0
 
 
 def test_feedback_carries_the_parameters_of_its_evaluator():
-    judge = get("length", max=4, unit="words", threshold=0.5, timeout=9.0, save_llm_result=False)
+    judge = get_evaluator("length", max=4, unit="words", threshold=0.5, timeout=9.0, save_llm_result=False)
     (scored,) = score(judge, outputs="one two")
-    (failed,) = score(get("regex", pattern="a"), outputs={"a": 1, "b": 2})
-    (skipped,) = score(get("regex", pattern="a"), inputs="q")
-    assert scored.metadata[PARAMETERS] == {"max": 4, "unit": "words", "threshold": 0.5}
-    assert [one.metadata[PARAMETERS] for one in (failed, skipped)] == [{"pattern": "a"}] * 2
-    assert PARAMETERS not in score(get("not_empty"), outputs="one")[0].metadata
+    (failed,) = score(get_evaluator("regex", pattern="a"), outputs={"a": 1, "b": 2})
+    (skipped,) = score(get_evaluator("regex", pattern="a"), inputs="q")
+    assert scored.metadata[PARAMETERS_KEY] == {"max": 4, "unit": "words", "threshold": 0.5}
+    assert [one.metadata[PARAMETERS_KEY] for one in (failed, skipped)] == [{"pattern": "a"}] * 2
+    assert PARAMETERS_KEY not in score(get_evaluator("not_empty"), outputs="one")[0].metadata
 
 
 def test_parameters_on_feedback_hold_no_key_and_are_short():
-    long = get("json_schema", json_schema={"description": "x" * 5_000})
-    (text,) = score(long, outputs="{}")[0].metadata[PARAMETERS].values()
+    long = get_evaluator("json_schema", json_schema={"description": "x" * 5_000})
+    (text,) = score(long, outputs="{}")[0].metadata[PARAMETERS_KEY].values()
     assert len(text) < 600
-    secret = get("has_span", name="x", attributes={"api_key": "sk-secret", "n": 1})
-    assert secret.make.parameters == {PARAMETERS: {"name": "x", "attributes": {"n": 1}}}
+    secret = get_evaluator("has_span", name="x", attributes={"api_key": "sk-secret", "n": 1})
+    assert secret.make.parameters == {PARAMETERS_KEY: {"name": "x", "attributes": {"n": 1}}}
 
 
 def test_exports_show_the_parameters(store):
-    experiment = evaluate([{"inputs": "abc"}], lambda inputs: inputs, [get("regex", pattern="b+")], store=store)
+    experiment = evaluate(
+        [{"inputs": "abc"}], lambda inputs: inputs, [get_evaluator("regex", pattern="b+")], store=store
+    )
     (row,) = experiment.rows()
-    assert row.to_dict()[PARAMETERS] == {"regex": {"pattern": "b+"}}
+    assert row.to_dict()[PARAMETERS_KEY] == {"regex": {"pattern": "b+"}}
     assert "pattern = b+" in experiment.to_html()
 
 
 @pytest.mark.parametrize("id", recorded_ids())
 def test_results_of_a_built_in_evaluator_change_only_with_its_version_number(id):
     known = RECORDED[id]
-    number = next(spec.version for spec in specs() if spec.id == id)
+    number = next(spec.version for spec in list_specs() if spec.id == id)
     assert known["version"] == number, "record the results: python tests/evaluators/recorded.py"
     assert results(id) == known["results"], f"{id!r} gives other results under the same version number {number!r}"

@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from spanwise.collector.records import Case, Document, Event, Example, Feedback, Run, Target, Trace, Usage
-from spanwise.evaluators import as_evaluator, evaluate, evaluator, get, score
-from spanwise.evaluators.protocol._views import RunView, case_view, copied
+from spanwise.evaluators import as_evaluator, evaluate, evaluator, get_evaluator, score
+from spanwise.evaluators.interface.case_views import RunView, copy_value, make_case_view
 from spanwise.tracer import trace as traced
 
 DATA = [
@@ -151,9 +151,9 @@ def test_set_level_evaluators_have_values_of_their_own(store):
 
 @pytest.mark.parametrize("judge", ["exact", "pii", "document_recall"])
 def test_our_own_get_everything_as_it_is_unless_they_bring_somebodys_code(judge):
-    assert get(judge).binding.shares
-    assert not get(judge, prepare_data=lambda outputs: {}).binding.shares
-    assert not get(judge, map={"outputs": lambda case: case.outputs}).binding.shares
+    assert get_evaluator(judge).binding.shares
+    assert not get_evaluator(judge, prepare_data=lambda outputs: {}).binding.shares
+    assert not get_evaluator(judge, map={"outputs": lambda case: case.outputs}).binding.shares
 
 
 ROOT = Run(
@@ -176,7 +176,7 @@ TRACE = Trace(ROOT, (ROOT, TOOL, MODEL))
 
 
 def viewed(trace=TRACE):
-    return case_view(Case(trace=trace)).run
+    return make_case_view(Case(trace=trace)).run
 
 
 def test_a_run_answers_to_langsmiths_names():
@@ -221,7 +221,7 @@ def test_langsmiths_example_walks_a_tree(store):
 
 def test_a_view_is_equal_to_what_it_shows_and_can_be_kept_like_it():
     case = Case(trace=TRACE, outputs={"a": [1]}, example=DATA[0], documents=(Document("d"),))
-    view = case_view(case)
+    view = make_case_view(case)
     assert (view == case, case == view, view != case, view == 3) == (True, True, False, False)
     assert (pickle.loads(pickle.dumps(view)), copy.deepcopy(view)) == (case, case)
     assert dataclasses.replace(view.run, name="other").name == "other"
@@ -241,14 +241,14 @@ def test_a_view_is_of_its_records_class_and_cannot_be_set():
 
 def test_one_run_is_the_same_in_run_and_trace():
     assert score(lambda run, trace: run is trace.root and run is trace.runs[0], TRACE)[0].score is True
-    assert RunView in {type(run) for run in case_view(Case(trace=TRACE)).trace.children("a" * 16)}
+    assert RunView in {type(run) for run in make_case_view(Case(trace=TRACE)).trace.children("a" * 16)}
 
 
 def test_what_others_said_of_a_trace_can_be_looked_at_and_changed_by_nobody_else():
     said = Feedback(target=Target(trace_id="1" * 32), key="k", score=1.0, metadata={"a": [1]})
     event = Event("exception", 3, {"a": [1]})
     given = Trace(dataclasses.replace(ROOT, events=(event,)), (ROOT,), (said,))
-    seen = case_view(Case(trace=given)).trace
+    seen = make_case_view(Case(trace=given)).trace
     seen.feedback[0].metadata["a"].append(2)
     seen.root.events[0].attributes["a"].append(2)
     assert (said.metadata, event.attributes, seen.feedback[0].id) == ({"a": [1]}, {"a": [1]}, said.id)
@@ -260,11 +260,11 @@ def test_a_copy_is_as_deep_as_the_value_and_no_deeper_than_it_can():
     for _ in range(3000):
         deep = [deep]
     frozen = MappingProxyType({"a": 1})
-    assert copied({"a": (1, [2]), "b": lock, "c": frozen, "d": {3}}) == {
+    assert copy_value({"a": (1, [2]), "b": lock, "c": frozen, "d": {3}}) == {
         "a": (1, [2]),
         "b": lock,
         "c": frozen,
         "d": {3},
     }
-    assert copied(circle) is circle
-    assert copied(deep) is deep
+    assert copy_value(circle) is circle
+    assert copy_value(deep) is deep

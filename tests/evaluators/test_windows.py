@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from spanwise.evaluators.models._windows import spans_with, windows
+from spanwise.evaluators.models.inference_batching import make_span_finder, split_windows
 
 TEXTS = {
     "words": " ".join(f"word{number}" for number in range(1000)),
@@ -31,7 +31,7 @@ def characters(text):
 @pytest.mark.parametrize("spans_of", [words, characters])
 def test_windows_are_parts_of_the_text_that_cover_it_and_fit(name, spans_of):
     text, covered = TEXTS[name], 0
-    for part in windows(text, spans_of, 50):
+    for part in split_windows(text, spans_of, 50):
         assert len(spans_of(part)) <= 50
         start = text.index(part, max(0, covered - len(part)))
         assert not text[covered:start].strip()
@@ -41,19 +41,19 @@ def test_windows_are_parts_of_the_text_that_cover_it_and_fit(name, spans_of):
 
 def test_a_text_that_fits_is_left_as_it_is():
     text = "  " + "one two " * 25
-    assert windows(text, words, 50) == [text]
-    assert windows("", words, 50) == [""]
-    assert windows(" " * 5000, words, 50) == [" " * 5000]
+    assert split_windows(text, words, 50) == [text]
+    assert split_windows("", words, 50) == [""]
+    assert split_windows(" " * 5000, words, 50) == [" " * 5000]
 
 
 def test_each_window_overlaps_the_one_before():
-    parts = [part.split() for part in windows(TEXTS["words"], words, 50)]
+    parts = [part.split() for part in split_windows(TEXTS["words"], words, 50)]
     assert all(len(set(one) & set(other)) >= 5 for one, other in pairwise(parts))
     assert len(parts) < 40
 
 
 def test_cuts_are_between_words_where_one_is_near():
-    parts = windows("alpha beta gamma delta " * 100, characters, 60)
+    parts = split_windows("alpha beta gamma delta " * 100, characters, 60)
     assert {word for part in parts for word in part.split()} == {"alpha", "beta", "gamma", "delta"}
 
 
@@ -61,7 +61,7 @@ def test_cuts_are_between_words_where_one_is_near():
 def test_a_text_is_looked_at_in_pieces(characters):
     looked = []
     spans_of = lambda text: looked.append(len(text)) or words(text)  # noqa: E731
-    parts = windows(TEXTS["words"], spans_of, 20, characters=characters)
+    parts = split_windows(TEXTS["words"], spans_of, 20, characters=characters)
     assert max(looked) <= characters
     assert all(f"word{number}" in "".join(parts) for number in range(1000))
 
@@ -72,4 +72,4 @@ def test_a_tokenizer_that_cannot_say_where_tokens_stand_is_told():
             raise NotImplementedError("no offsets here")
 
     with pytest.raises(ValueError, match="a text of 1000 characters is too long, and Slow cannot cut it"):
-        windows("x" * 1000, spans_with(Slow()), 50)
+        split_windows("x" * 1000, make_span_finder(Slow()), 50)

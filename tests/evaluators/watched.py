@@ -11,7 +11,7 @@ from spanwise.collector.records import Decision, Run
 from spanwise.collector.stores import Store
 from spanwise.evaluators import monitor
 from spanwise.evaluators.monitors import Monitor
-from spanwise.tracer import attributes as names
+from spanwise.tracer import attribute_names as names
 
 DEADLINE = 60.0  # seconds after which a test gives up
 

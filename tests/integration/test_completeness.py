@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from integration.serving import environment
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 

@@ -19,7 +19,7 @@ from collector.growing import Traces
 from collector.otlp import PROTOBUF, attribute, request, span
 from integration.serving import Process
 from spanwise.collector.client import HTTPStore
-from spanwise.collector.stores.sqlite._open import open_writable
+from spanwise.collector.stores.sqlite.database.connections import open_writable
 
 HEADERS = {"content-type": PROTOBUF}
 

@@ -17,7 +17,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from spanwise.collector.intake import Limits
+from spanwise.collector.ingest import Limits
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from collector.conformance_traces import eventually
 from collector.making import SECOND, START, run
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 from spanwise.collector.client import HTTPStore
-from spanwise.collector.querystring import parse
+from spanwise.collector.filters import parse
 from spanwise.collector.records import Experiment, Feedback, Target, Usage
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore

@@ -17,15 +17,15 @@ import pytest
 
 import fixtures.golden
 from fixtures.golden.reading import everything_in, plain
-from spanwise.collector.exchange import take
+from spanwise.collector.import_export import import_file
 from spanwise.collector.records import Feedback, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import evaluate, monitor, score
-from spanwise.evaluators.engine import deliver_spool
+from spanwise.evaluators.experiments import deliver_spool
 from spanwise.evaluators.models import Embedder
 from spanwise.evaluators.monitors import Monitor, load
-from spanwise.tracer import spool
+from spanwise.tracer import spool_management
 
 GOLDEN = Path(next(iter(fixtures.golden.__path__)))
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_bytes())
@@ -99,9 +99,9 @@ def test_a_secret_that_was_handed_out_still_opens_the_server(store):
 
 def test_what_a_tracer_kept_on_disk_is_delivered(folder, tmp_path):
     with SQLiteStore(tmp_path / "new.db") as store, Server(store) as server:
-        [waiting] = spool.waiting(folder / "spool")
+        [waiting] = spool_management.list_spool_folders(folder / "spool")
         assert waiting.url == EXPECTED["spool"]["url"]
-        sent = spool.send(waiting, to=server.url)
+        sent = spool_management.send_spool_folder(waiting, to=server.url)
         assert (sent.lost, sent.left) == ({}, 0)
         [summary] = store.each()
         trace = store.trace(summary.trace_id)
@@ -112,7 +112,7 @@ def test_what_a_tracer_kept_on_disk_is_delivered(folder, tmp_path):
 
 def test_a_delivered_span_bears_no_name_of_a_foreign_library(folder, tmp_path):
     with SQLiteStore(tmp_path / "new.db") as store, Server(store) as server:
-        spool.send(spool.waiting(folder / "spool")[0], to=server.url)
+        spool_management.send_spool_folder(spool_management.list_spool_folders(folder / "spool")[0], to=server.url)
         [summary] = store.each()
         root = store.trace(summary.trace_id).root
     assert "otel.scope.name" not in root.attributes
@@ -175,7 +175,7 @@ def test_vectors_come_from_the_cache(folder):
 @pytest.mark.parametrize(("form", "file"), [("jsonl", "export.jsonl"), ("otlp", "export.otlp.jsonl")])
 def test_an_export_is_imported_completely(folder, tmp_path, form, file):
     with SQLiteStore(tmp_path / "new.db") as store, (folder / file).open("rb") as lines:
-        taken = take(store, lines)
+        taken = import_file(store, lines)
     assert (taken.bad, taken.reasons) == (0, [])
     assert taken.kept + taken.left_out == EXPECTED["exported"][form]
     assert set(taken.left_out) <= {"decision"}
@@ -184,7 +184,7 @@ def test_an_export_is_imported_completely(folder, tmp_path, form, file):
 @pytest.mark.parametrize("file", ["export.jsonl", "export.otlp.jsonl"])
 def test_imported_runs_equal_those_that_were_exported(folder, tmp_path, file):
     with SQLiteStore(tmp_path / "new.db") as store, (folder / file).open("rb") as lines:
-        take(store, lines)
+        import_file(store, lines)
         summaries = [*store.each(), *store.each(kind="evaluator")]
         traces = sorted(store.many([one.trace_id for one in summaries]), key=lambda trace: trace.trace_id)
     assert plain([run for trace in traces for run in trace.runs]) == renamed(EXPECTED["database"]["runs"])

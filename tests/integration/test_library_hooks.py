@@ -19,8 +19,9 @@ from pydantic_ai import Agent
 from pydantic_ai.models.test import TestModel
 from tiktoken.registry import ENCODINGS
 
-from spanwise.collector.dialects import from_readable
-from spanwise.tracer import instrument, token_estimates, trace, uninstrument
+from spanwise.collector.dialects import read_sdk_span
+from spanwise.tracer import instrument, trace, uninstrument
+from spanwise.tracer.content import token_usage
 from spanwise.tracer.testing import Spans
 from spanwise.tracer.testing import traced as traced
 
@@ -41,7 +42,7 @@ def test_pydantic_ai_agents_have_spans(instrumented: str, traced: Spans) -> None
         return (await agent.run("weather?")).output
 
     assert asyncio.run(ask()) == "sunny"
-    kinds = {from_readable(span).kind for span in traced.spans}
+    kinds = {read_sdk_span(span).kind for span in traced.spans}
     assert {"agent", "llm"} <= kinds
 
 
@@ -70,7 +71,7 @@ def call(name: str, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("instrumented", ["mcp"], indirect=True)
 def test_a_call_of_an_mcp_tool_has_a_span(instrumented: str, traced: Spans) -> None:
     call("weather", {"city": "Paris"})
-    run = from_readable(traced.one("weather"))
+    run = read_sdk_span(traced.one("weather"))
     assert (run.kind, run.inputs, run.outputs, run.status) == (
         "tool",
         {"city": "Paris"},
@@ -82,7 +83,7 @@ def test_a_call_of_an_mcp_tool_has_a_span(instrumented: str, traced: Spans) -> N
 @pytest.mark.parametrize("instrumented", ["mcp"], indirect=True)
 def test_an_error_that_an_mcp_tool_reports_is_the_status(instrumented: str, traced: Spans) -> None:
     call("broken", {})
-    run = from_readable(traced.one("broken"))
+    run = read_sdk_span(traced.one("broken"))
     assert run.status == "error"
     assert "no sensor" in str(run.error)
 
@@ -126,7 +127,7 @@ def stream_a_reply() -> None:
 
 @pytest.fixture
 def no_vocabulary(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_estimates, "is_enabled", False)
+    monkeypatch.setattr(token_usage, "is_enabled", False)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     for name in ("o200k_base", "cl100k_base"):
         monkeypatch.delitem(ENCODINGS, name, raising=False)
@@ -144,7 +145,7 @@ def bytewise_vocabulary(no_vocabulary: None, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("instrumented", ["openai"], indirect=True)
 def test_a_stream_without_usage_has_estimated_counts(instrumented: str, traced: Spans) -> None:
     stream_a_reply()
-    [run] = [from_readable(span) for span in traced.spans]
+    [run] = [read_sdk_span(span) for span in traced.spans]
     assert run.usage is not None
     assert run.usage.output_tokens == len("sunny")
     assert run.usage.input_tokens == len("weather?") + 7
@@ -155,7 +156,7 @@ def test_a_stream_without_usage_has_estimated_counts(instrumented: str, traced: 
 @pytest.mark.parametrize("instrumented", ["openai"], indirect=True)
 def test_without_a_vocabulary_there_are_no_counts_and_nothing_is_downloaded(instrumented: str, traced: Spans) -> None:
     stream_a_reply()
-    [run] = [from_readable(span) for span in traced.spans]
+    [run] = [read_sdk_span(span) for span in traced.spans]
     assert (run.usage, "spanwise.usage.estimated" in run.attributes) == (None, False)
     assert "o200k_base" not in ENCODINGS
 
@@ -174,5 +175,5 @@ def test_calls_that_are_reported_foreign_or_too_long_are_not_estimated(attribute
     given = {"openinference.span.kind": "LLM", "llm.model_name": "gpt-4o", "input.value": "a", "output.value": "b"}
     given |= attributes
     before = dict(given)
-    token_estimates.add_estimate(given)
+    token_usage.add_usage_estimate(given)
     assert given == before

@@ -15,7 +15,7 @@ import pytest
 from spanwise.collector.records import Run, Trace, Usage
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
-from spanwise.tracer import _runtime, configure, flush, instrument, session, trace, uninstrument
+from spanwise.tracer import configure, flush, instrument, process_runtime, session, trace, uninstrument
 
 KEY = "sk-0123456789abcdef"
 MODEL = "gpt-4o-mini-2024-07-18"
@@ -73,7 +73,7 @@ def client() -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
     """The store behind a collector that our spans and those of the instrumentation go to."""
-    kept, previous = SQLiteStore(tmp_path / "spanwise.db"), _runtime.replace(None)
+    kept, previous = SQLiteStore(tmp_path / "spanwise.db"), process_runtime.replace_runtime(None)
     instrument("openai")  # before `configure`, as an application may have it
     try:
         with Server(kept, host="127.0.0.1", port=0) as server:
@@ -82,7 +82,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
             configure(spill_dir="off")
     finally:
         uninstrument("openai")
-        _runtime.replace(previous)
+        process_runtime.replace_runtime(previous)
         kept.close()
 
 

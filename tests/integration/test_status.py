@@ -13,15 +13,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from spanwise.collector.dialects import from_readable
-from spanwise.tracer import _runtime, configure, current_run, span, trace
-from spanwise.tracer.capture import capture
+from spanwise.collector.dialects import read_sdk_span
+from spanwise.tracer import configure, current_run, process_runtime, span, trace
 from spanwise.tracer.testing import Spans
 from spanwise.tracer.testing import traced as traced
+from spanwise.tracer.trace_capture import capture
 
 
 def status(traced: Spans, name: str) -> str:
-    return from_readable(traced.one(name)).status
+    return read_sdk_span(traced.one(name)).status
 
 
 def test_a_function_that_returns_is_ok(traced: Spans) -> None:
@@ -70,7 +70,7 @@ def test_a_status_that_the_function_sets_is_kept(traced: Spans) -> None:
 def test_a_joined_span_that_returns_is_ok() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    previous = _runtime.replace(None)
+    previous = process_runtime.replace_runtime(None)
     configure(url="http://127.0.0.1:1", spill_dir="off", provider=provider)
 
     @trace
@@ -78,7 +78,7 @@ def test_a_joined_span_that_returns_is_ok() -> None:
         return 1
 
     answer()
-    made = _runtime.replace(previous)
+    made = process_runtime.replace_runtime(previous)
     assert made is not None
     made.delivery.close(0.1)
     assert [done.status.status_code for done in exporter.get_finished_spans()] == [StatusCode.OK]
@@ -94,7 +94,7 @@ def test_a_cancelled_task_is_cancelled_and_not_an_error(traced: Spans) -> None:
             await asyncio.wait_for(slow(), 0.01)
 
     asyncio.run(main())
-    run = from_readable(traced.one("slow"))
+    run = read_sdk_span(traced.one("slow"))
     assert (run.status, run.error, run.events) == ("cancelled", None, ())
 
 
@@ -112,7 +112,7 @@ def test_a_stream_whose_client_leaves_keeps_what_it_has_sent(traced: Spans) -> N
         await stream.aclose()
 
     asyncio.run(main())
-    run = from_readable(traced.one("tokens"))
+    run = read_sdk_span(traced.one("tokens"))
     assert (run.status, run.outputs) == ("cancelled", ["par", "tial"])
 
 
@@ -142,4 +142,4 @@ def test_a_captured_task_that_is_cancelled_has_failed() -> None:
     with pytest.raises(asyncio.CancelledError), capture("task") as captured:
         raise asyncio.CancelledError
     [root], _ = captured.spans()
-    assert (root.status.status_code, from_readable(root).status) == (StatusCode.ERROR, "error")
+    assert (root.status.status_code, read_sdk_span(root).status) == (StatusCode.ERROR, "error")

@@ -13,14 +13,15 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from spanwise.tracer import _delivery, _errors, _runtime, _spool
+from spanwise.tracer import internal_errors, process_runtime
+from spanwise.tracer.export import delivery_lifecycle, disk_spool
 from spanwise.tracer.testing import traced  # noqa: F401
 
 
 @pytest.fixture
 def only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delivery begins no round by itself, however late the machine is with a flush: that then counts all there is."""
-    monkeypatch.setattr(_delivery, "_INTERVAL", 1000.0)
+    monkeypatch.setattr(delivery_lifecycle, "_INTERVAL", 1000.0)
 
 
 class Sink:
@@ -102,19 +103,19 @@ def sink() -> Iterator[Sink]:
 def own_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     """Each test has its own set-up, spills into its own directory, and sees our own errors raised."""
     monkeypatch.setenv("SPANWISE_SPILL_DIR", str(tmp_path / "spill"))
-    previous = _runtime.replace(None)
+    previous = process_runtime.replace_runtime(None)
     if previous is not None:
         previous.delivery.close(0.2)  # what tests elsewhere have left in its queue is no business of these
-    monkeypatch.setattr(_delivery, "_live", {})
-    _errors.reset()
-    _spool.forget()  # what other tests have left on disk
-    _errors.strict = True
+    monkeypatch.setattr(delivery_lifecycle, "_live", {})
+    internal_errors.reset_errors()
+    disk_spool.forget_after_fork()  # what other tests have left on disk
+    internal_errors.strict = True
     yield
-    _errors.strict = False
-    made = _runtime.replace(None)
+    internal_errors.strict = False
+    made = process_runtime.replace_runtime(None)
     if made is not None:
         made.delivery.close(0.2)
-    _spool.forget()
+    disk_spool.forget_after_fork()
 
 
 def somewhere(sink: Sink, folder: Path) -> set[bytes]:
@@ -129,7 +130,7 @@ def spooled(folder: Path) -> list[tuple[str, bytes, int]]:
     waiting = []
     for segment in sorted(folder.glob("*/*.spool")):
         with segment.open("rb") as file:
-            waiting += [(it.path, it.body or b"", it.count) for it in _spool.records(file.fileno())]
+            waiting += [(it.path, it.body or b"", it.count) for it in disk_spool.read_records(file.fileno())]
     return waiting
 
 

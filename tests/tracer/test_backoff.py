@@ -2,17 +2,17 @@
 
 import pytest
 
-from spanwise.tracer.backoff import pause
+from spanwise.tracer.backoff import compute_backoff
 
 
 def test_pauses_double_from_a_quarter_of_a_second():
-    assert [pause(attempt) for attempt in range(4)] == [0.25, 0.5, 1.0, 2.0]
+    assert [compute_backoff(attempt) for attempt in range(4)] == [0.25, 0.5, 1.0, 2.0]
 
 
 def test_a_store_that_says_when_it_is_back_is_asked_then_at_first():
-    assert [pause(attempt, first=0.75) for attempt in range(3)] == [0.75, 1.5, 3.0]
+    assert [compute_backoff(attempt, first=0.75) for attempt in range(3)] == [0.75, 1.5, 3.0]
 
 
 @pytest.mark.parametrize("attempt", [2, 3, 1000, 10_000])
 def test_no_pause_is_longer_than_the_longest(attempt):
-    assert pause(attempt, first=1.0, longest=2.5) == 2.5
+    assert compute_backoff(attempt, first=1.0, longest=2.5) == 2.5

@@ -15,7 +15,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import TracerProvider
 from tests.tracer.conftest import Sink
 
-from spanwise.tracer import attributes as names
+from spanwise.tracer import attribute_names as names
 from spanwise.tracer import carry, configure, extract, flush, inject, span, tracer_provider
 from spanwise.tracer.testing import Spans, capture_spans
 

@@ -17,10 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from spanwise.tracer import _errors, configure, flush, stats, trace
-from spanwise.tracer._settings import resolve
-from spanwise.tracer.addresses import is_loopback, url_problem
-from spanwise.tracer.certificates import VARIABLES
+from spanwise.tracer import configure, flush, internal_errors, stats, trace
+from spanwise.tracer.configuration import resolve_settings
+from spanwise.tracer.http_connections import CERTIFICATE_VARIABLES, find_url_problem, is_loopback
 
 from .conftest import Sink
 
@@ -40,7 +39,7 @@ def delivered(url: str | None = None) -> int:
 
 @pytest.fixture
 def authority(monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
-    for variable in VARIABLES:
+    for variable in CERTIFICATE_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     return trustme.CA()
 
@@ -143,7 +142,7 @@ def test_the_reason_for_rejected_spans_is_logged_on_one_line(sink: Sink, caplog:
     assert f"dropped: rejected: trace_id is empty and [31m more ({sink.url})" in caplog.text
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("variable", CERTIFICATE_VARIABLES)
 def test_a_private_authority_is_trusted(
     https: str, authority: trustme.CA, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +181,7 @@ def test_a_proxy_applies_to_other_hosts(sink: Sink, monkeypatch: pytest.MonkeyPa
 def test_a_malformed_address_is_reported_and_flush_does_not_raise(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _errors.strict = False
+    internal_errors.strict = False
     monkeypatch.setenv("SPANWISE_URL", url)
     work()
     assert flush(0.1).delivered == 0
@@ -195,10 +194,10 @@ def test_a_malformed_address_is_reported_and_flush_does_not_raise(
 def test_a_malformed_address_of_opentelemetry_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _errors.strict = False
+    internal_errors.strict = False
     monkeypatch.delenv("SPANWISE_URL", raising=False)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:port")
-    assert resolve().url == "http://127.0.0.1:4318"
+    assert resolve_settings().url == "http://127.0.0.1:4318"
     assert "OTEL_EXPORTER_OTLP_ENDPOINT is 'http://collector:port'" in caplog.text
 
 
@@ -214,4 +213,4 @@ def test_a_malformed_address_of_opentelemetry_is_reported(
     ],
 )
 def test_loopback_addresses_are_recognised(url: str, expected: bool) -> None:
-    assert (is_loopback(url), url_problem(url)) == (expected, None)
+    assert (is_loopback(url), find_url_problem(url)) == (expected, None)

@@ -38,8 +38,8 @@ from spanwise.tracer import (
     tracer_provider,
     uninstrument,
 )
-from spanwise.tracer.capture import capture
 from spanwise.tracer.testing import Spans, capture_spans
+from spanwise.tracer.trace_capture import capture
 
 from .conftest import Sink, until
 

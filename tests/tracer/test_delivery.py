@@ -23,15 +23,26 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from spanwise.tracer import FlushResult, _errors, _runtime, _spool, configure, flush, shutdown, span, stats, trace
-from spanwise.tracer._delivery import Delivery
-from spanwise.tracer._encode import FeedbackEvent
-from spanwise.tracer._exporter import Batch, batches
-from spanwise.tracer._post import Answer
-from spanwise.tracer._queue import Queue
-from spanwise.tracer._settings import Settings, salvaged
-from spanwise.tracer._span import open_local
-from spanwise.tracer._spool import Spool
+from spanwise.tracer import (
+    FlushResult,
+    configure,
+    flush,
+    internal_errors,
+    process_runtime,
+    shutdown,
+    span,
+    stats,
+    trace,
+)
+from spanwise.tracer.configuration import Settings, resolve_valid_settings
+from spanwise.tracer.export import disk_spool
+from spanwise.tracer.export.batch_exporter import Batch, split_into_batches
+from spanwise.tracer.export.delivery_lifecycle import Delivery
+from spanwise.tracer.export.disk_spool import Spool
+from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.export.otlp_http_client import RequestOutcome
+from spanwise.tracer.export.span_queue import SpanQueue
+from spanwise.tracer.otel.live_span import get_local_trace
 from spanwise.tracer.testing import capture_spans
 
 from .conftest import Sink, somewhere, spooled, until
@@ -42,7 +53,7 @@ def work(n: int = 0) -> int:
     return n
 
 
-def with_queue(delivery: Delivery, queue: Queue) -> None:
+def with_queue(delivery: Delivery, queue: SpanQueue) -> None:
     delivery.queue = delivery.exporter.queue = queue
 
 
@@ -160,9 +171,9 @@ def test_what_one_process_leaves_the_next_one_sends(sink: Sink, tmp_path: Path) 
 
 
 def test_the_disk_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
-    runtime = _runtime.Runtime(Settings(url="http://127.0.0.1:9"))
+    runtime = process_runtime.Runtime(Settings(url="http://127.0.0.1:9"))
     runtime.delivery.exporter.spool = Spool(tmp_path, max_bytes=40_000)
-    _runtime.replace(runtime)
+    process_runtime.replace_runtime(runtime)
     for i in range(5):
         with span(f"s{i}", inputs="x" * 15_000):
             pass
@@ -180,11 +191,11 @@ def test_no_collector_and_no_disk_is_counted_at_the_end() -> None:
 
 
 def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
-    runtime = _runtime.Runtime(Settings(spill_dir=None))
-    runtime.delivery.queue = Queue(max_bytes=3 * 1_800)
+    runtime = process_runtime.Runtime(Settings(spill_dir=None))
+    runtime.delivery.queue = SpanQueue(max_bytes=3 * 1_800)
     runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
     runtime.delivery._thread = threading.current_thread()  # nobody takes anything out
-    _runtime.replace(runtime)
+    process_runtime.replace_runtime(runtime)
     with span("root"), span("inner"):
         for _ in range(5):
             work()
@@ -198,11 +209,11 @@ def test_a_full_queue_drops_leaves_before_parents_and_says_how_many() -> None:
 
 
 def test_the_queue_is_bounded_in_bytes() -> None:
-    runtime = _runtime.Runtime(Settings(spill_dir=None))
-    runtime.delivery.queue = Queue(max_bytes=50_000)
+    runtime = process_runtime.Runtime(Settings(spill_dir=None))
+    runtime.delivery.queue = SpanQueue(max_bytes=50_000)
     runtime.spans.sink = runtime.delivery.queue.put  # type: ignore[assignment]
     runtime.delivery._thread = threading.current_thread()  # nobody takes anything out
-    _runtime.replace(runtime)
+    process_runtime.replace_runtime(runtime)
     for _ in range(10):
         with span("s", inputs="x" * 20_000):
             pass
@@ -315,7 +326,7 @@ def test_a_late_span_carries_the_counts_of_then(sink: Sink) -> None:
     with span("root") as root:
         thread = threading.Thread(target=late)
         thread.start()
-        local = open_local(int(root.trace_id, 16))
+        local = get_local_trace(int(root.trace_id, 16))
         until(lambda: local is not None and local.open == 2)
     go_on.set()
     thread.join()
@@ -367,7 +378,7 @@ def test_one_bad_variable_costs_no_other(bad: dict[str, str], capture: str, monk
     }
     for name, value in {**good, **bad}.items():
         monkeypatch.setenv(name, value)
-    kept = salvaged()
+    kept = resolve_valid_settings()
     assert (kept.url, kept.project, kept.spill_dir) == ("http://127.0.0.1:9", "p", Path("s"))
     assert kept.redact == (() if "SPANWISE_REDACT" in bad else ("password",))
     assert kept.capture == capture
@@ -400,7 +411,7 @@ def test_what_a_flush_achieved_cannot_be_changed() -> None:
 
 def test_a_full_batch_wakes_the_delivery() -> None:
     configure(url="http://127.0.0.1:9")
-    delivery = _runtime.current().delivery
+    delivery = process_runtime.get_runtime().delivery
     delivery._thread = threading.current_thread()  # nobody takes anything out
     for _ in range(511):
         work()
@@ -415,10 +426,10 @@ def test_a_batch_is_bounded_in_spans_and_bytes() -> None:
     with capture_spans() as spans:
         for _ in range(514):
             work()
-    assert [len(batch.items) for batch in batches(spans.ended)] == [512, 2]
+    assert [len(batch.items) for batch in split_into_batches(spans.ended)] == [512, 2]
     for item, weight in zip(spans.ended, (3 << 20, 1 << 20, 1, 5 << 20, 1), strict=False):
         item.weight = weight  # type: ignore[attr-defined]
-    assert [len(batch.items) for batch in batches(spans.ended[:5])] == [2, 1, 1, 1]
+    assert [len(batch.items) for batch in split_into_batches(spans.ended[:5])] == [2, 1, 1, 1]
 
 
 @pytest.mark.usefixtures("only_when_asked")
@@ -449,11 +460,11 @@ def test_the_pause_doubles_up_to_a_minute_until_something_is_acknowledged() -> N
 
     def pauses(seconds: float, after: float = 0.0) -> bool:
         before = time.monotonic()
-        exporter._back_off(Answer("later", after=after))
+        exporter._back_off(RequestOutcome("later", after=after))
         return before + 0.7 * seconds <= exporter._not_before <= time.monotonic() + seconds
 
     assert all(pauses(seconds) for seconds in (0.5, 1, 2, 4, 8, 16, 32, 60, 60))
-    exporter._acknowledged(Batch("/v1/traces", []), Answer("ok"))
+    exporter._acknowledged(Batch("/v1/traces", []), RequestOutcome("ok"))
     assert pauses(0.5)
     assert pauses(100, after=100.0)
 
@@ -509,7 +520,7 @@ def test_a_span_that_cannot_be_finished_is_counted_and_costs_no_other(sink: Sink
         def __str__(self) -> str:
             raise RuntimeError
 
-    _errors.strict = False
+    internal_errors.strict = False
     configure(url=sink.url)
     work()
     with span("s") as run:
@@ -520,7 +531,7 @@ def test_a_span_that_cannot_be_finished_is_counted_and_costs_no_other(sink: Sink
 
 def test_what_is_queued_is_counted() -> None:
     configure(url="http://127.0.0.1:9")
-    delivery = _runtime.current().delivery
+    delivery = process_runtime.get_runtime().delivery
     delivery._thread = threading.current_thread()  # nobody takes anything out
     work()
     work()
@@ -545,7 +556,7 @@ def test_what_a_hanging_collector_does_not_take_in_time_goes_to_the_disk(sink: S
     sink.answer = lambda path, body: (go_on.wait(60) and (503, {}, b"")) or (503, {}, b"")
     configure(url=sink.url, spill_dir=str(tmp_path))
     work()
-    _runtime.current().delivery.close(1.0)  # before there is an answer
+    process_runtime.get_runtime().delivery.close(1.0)  # before there is an answer
     assert not go_on.is_set()
     assert [len(_spans(body)) for _, body, _ in spooled(tmp_path)] == [1]
     go_on.set()
@@ -586,7 +597,7 @@ def test_a_shutdown_delivers_may_be_repeated_and_lasts_until_the_next_configure(
 
 def test_what_earlier_processes_left_is_sent_without_anything_traced(sink: Sink, tmp_path: Path) -> None:
     settings = Settings(url=sink.url, spill_dir=tmp_path)
-    folder = _spool.folder_of(settings)
+    folder = disk_spool.get_spool_folder(settings)
     for count, pick_up in enumerate((lambda: configure(url=sink.url, spill_dir=str(tmp_path)), lambda: flush(60)), 1):
         earlier = Spool(folder)
         earlier.keep("/v1/traces", b"", 1)
@@ -605,8 +616,8 @@ def test_a_flush_is_not_true_while_spans_of_this_process_lie_on_disk(tmp_path: P
 
 def test_what_the_queue_does_not_hold_goes_to_the_disk_and_from_there_to_the_collector(sink: Sink) -> None:
     configure(url=sink.url)
-    delivery = _runtime.current().delivery
-    with_queue(delivery, Queue(high_bytes=100_000))
+    delivery = process_runtime.get_runtime().delivery
+    with_queue(delivery, SpanQueue(high_bytes=100_000))
     delivery._thread = threading.current_thread()  # nobody takes anything out
     for _ in range(1_000):
         work()
@@ -619,7 +630,7 @@ def test_what_the_queue_does_not_hold_goes_to_the_disk_and_from_there_to_the_col
 
 def test_many_threads_take_from_the_queue_without_losing_count(tmp_path: Path) -> None:
     configure(url="http://127.0.0.1:9", spill_dir=str(tmp_path))
-    with_queue(_runtime.current().delivery, Queue(high_bytes=20_000))
+    with_queue(process_runtime.get_runtime().delivery, SpanQueue(high_bytes=20_000))
     threads = [threading.Thread(target=lambda: [work() for _ in range(500)]) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -631,9 +642,9 @@ def test_many_threads_take_from_the_queue_without_losing_count(tmp_path: Path) -
 
 
 def test_feedback_that_cannot_be_written_is_counted_where_the_queue_is_too_long(tmp_path: Path) -> None:
-    _errors.strict = False
+    internal_errors.strict = False
     delivery = Delivery(Settings(url="http://127.0.0.1:9", spill_dir=tmp_path))
-    with_queue(delivery, Queue(high_bytes=1))
+    with_queue(delivery, SpanQueue(high_bytes=1))
     delivery._thread = threading.current_thread()  # nobody takes anything out
     delivery.put(FeedbackEvent(1 << 200, 0, 0, {}))  # no protocol has room for that id
     assert (len(delivery.queue), delivery.dropped()) == (0, {"delivery_failed": 1})

@@ -16,7 +16,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import TracerProvider
 
-from spanwise.tracer import attributes as names
+from spanwise.tracer import attribute_names as names
 from spanwise.tracer import (
     carry,
     configure,
@@ -31,7 +31,7 @@ from spanwise.tracer import (
     uninstrument,
     user,
 )
-from spanwise.tracer.destinations import destination_of
+from spanwise.tracer.propagation_targets import get_destination
 from spanwise.tracer.testing import Spans, capture_spans
 
 from .conftest import Sink
@@ -211,7 +211,7 @@ def test_a_host_that_the_collector_names_no_more_gets_nothing_more(
     ],
 )
 def test_where_a_call_goes(attributes: Mapping[str, object], expected: str | None) -> None:
-    assert destination_of(attributes) == expected
+    assert get_destination(attributes) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import inspect
 
 import pytest
 
-from spanwise.tracer import attributes, span, trace
-from spanwise.tracer._elsewhere import OPTIONS
-from spanwise.tracer._run import _OPTIONS
-from spanwise.tracer.hints import no_option
+from spanwise.tracer import attribute_names, span, trace
+from spanwise.tracer.run_handle import _SPAN_OPTIONS
+from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error
 
 
 @pytest.mark.parametrize("name", ["run_type", "as_type", "span_type"])
@@ -46,26 +45,26 @@ def test_kinds_of_others_are_told_as_ours(kind: str, ours: str) -> None:
 
 
 def test_what_is_said_to_be_ours_exists() -> None:
-    ours = {*inspect.signature(span).parameters, *_OPTIONS, "name", "capture_inputs", "capture_outputs", "reduce"}
-    plain = {said.partition("=")[0] for said in OPTIONS.values() if "=" in said.partition("(")[0]}
+    ours = {*inspect.signature(span).parameters, *_SPAN_OPTIONS, "name", "capture_inputs", "capture_outputs", "reduce"}
+    plain = {said.partition("=")[0] for said in OPTION_EQUIVALENTS.values() if "=" in said.partition("(")[0]}
     assert plain <= ours
-    assert not set(OPTIONS) & (trace_options() | set(_OPTIONS) - {"inputs"})
+    assert not set(OPTION_EQUIVALENTS) & (trace_options() | set(_SPAN_OPTIONS) - {"inputs"})
 
 
 def trace_options() -> set[str]:
-    from spanwise.tracer._decorate import _decorate
+    from spanwise.tracer.decorator import _decorate
 
     return set(_decorate.__kwdefaults__ or {})
 
 
 def test_the_options_of_a_block_are_those_of_its_signature() -> None:
     named = [one.name for one in inspect.signature(span).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    assert tuple(named) == _OPTIONS
-    assert "retriever" in attributes.KINDS
+    assert tuple(named) == _SPAN_OPTIONS
+    assert "retriever" in attribute_names.KINDS
 
 
 def test_a_name_that_nobody_has_is_compared_by_its_letters() -> None:
     assert (
-        str(no_option("f()", "nme", ["name"], OPTIONS))
+        str(make_unknown_option_error("f()", "nme", ["name"], OPTION_EQUIVALENTS))
         == "f() has no option 'nme' (did you mean 'name'?); it takes name"
     )

@@ -12,40 +12,40 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from spanwise.tracer import _errors, span
-from spanwise.tracer._finish import Finisher
-from spanwise.tracer._settings import Settings
-from spanwise.tracer._span import span_context
+from spanwise.tracer import internal_errors, span
+from spanwise.tracer.configuration import Settings
+from spanwise.tracer.export.span_sanitizer import SpanSanitizer
+from spanwise.tracer.otel.live_span import make_span_context
 from spanwise.tracer.testing import Spans
 
 ATTRIBUTES: dict[str, Any] = {"n": 1}
 
 
 def foreign(**fields: Any) -> ReadableSpan:
-    given: dict[str, Any] = {"name": "s", "context": span_context(1, 2), "attributes": ATTRIBUTES, **fields}
+    given: dict[str, Any] = {"name": "s", "context": make_span_context(1, 2), "attributes": ATTRIBUTES, **fields}
     return ReadableSpan(**given)
 
 
 def left(settings: Settings, **attributes: Any) -> dict[str, Any]:
     """The attributes of a span as they leave."""
-    finished = Finisher(settings).span(foreign(attributes=attributes))
+    finished = SpanSanitizer(settings).span(foreign(attributes=attributes))
     assert finished is not None
     return dict(finished.attributes or {})
 
 
 def test_a_span_of_others_leaves_as_a_whole() -> None:
     given = foreign(
-        parent=span_context(1, 3),
+        parent=make_span_context(1, 3),
         resource=Resource({"r": 1}, "schema"),
         events=(Event("e", ATTRIBUTES, 7),),
-        links=(Link(span_context(4, 5), ATTRIBUTES),),
+        links=(Link(make_span_context(4, 5), ATTRIBUTES),),
         kind=SpanKind.SERVER,
         status=Status(StatusCode.ERROR, "why: so"),
         start_time=8,
         end_time=9,
         instrumentation_scope=InstrumentationScope("scope", "1"),
     )
-    finished = Finisher(Settings()).span(given)
+    finished = SpanSanitizer(Settings()).span(given)
     assert finished is not None
     assert finished.to_json() == given.to_json()
     assert finished.instrumentation_scope == given.instrumentation_scope
@@ -136,14 +136,16 @@ def test_metadata_only_knows_content_by_its_name(name: str, is_content: bool) ->
 
 
 def test_metadata_only_keeps_the_type_of_an_error() -> None:
-    finished = Finisher(Settings(capture="metadata")).span(foreign(status=Status(StatusCode.ERROR, "Type: secret")))
+    finished = SpanSanitizer(Settings(capture="metadata")).span(
+        foreign(status=Status(StatusCode.ERROR, "Type: secret"))
+    )
     assert finished is not None
     assert (finished.status.status_code, finished.status.description) == (StatusCode.ERROR, "Type")
 
 
 @pytest.mark.parametrize(("given", "as_it_leaves"), [("é\ud800", "é?"), ("", ""), (None, None)])
 def test_the_text_of_a_status_leaves_as_text(given: str | None, as_it_leaves: str | None) -> None:
-    finished = Finisher(Settings()).span(foreign(status=Status(StatusCode.ERROR, given)))
+    finished = SpanSanitizer(Settings()).span(foreign(status=Status(StatusCode.ERROR, given)))
     assert finished is not None
     assert finished.status.description == as_it_leaves
 
@@ -164,7 +166,7 @@ def test_nodes_of_llama_index_in_a_text_are_no_documents() -> None:
 
 
 def test_a_resource_is_redacted_once() -> None:
-    finisher = Finisher(Settings(redact=("password",)))
+    finisher = SpanSanitizer(Settings(redact=("password",)))
     resources = [Resource({"password": "x", "n": i}, "schema") for i in range(250)]
     clean = [finisher.resource(resource) for resource in resources]
     assert [dict(resource.attributes) for resource in clean] == [
@@ -176,11 +178,11 @@ def test_a_resource_is_redacted_once() -> None:
 
 def test_without_redactors_a_resource_is_left_as_it_is() -> None:
     resource = Resource({"password": "x"})
-    assert Finisher(Settings()).resource(resource) is resource
+    assert SpanSanitizer(Settings()).resource(resource) is resource
 
 
 def test_names_events_and_texts_are_redacted() -> None:
-    finisher = Finisher(Settings(redact=(re.compile("sec.et"),)))
+    finisher = SpanSanitizer(Settings(redact=(re.compile("sec.et"),)))
     status = Status(StatusCode.ERROR, "a secret")
     finished = finisher.span(foreign(name="my secret", events=(Event("secret", {}, 5),), status=status))
     assert finished is not None
@@ -201,6 +203,6 @@ def test_a_span_that_cannot_be_finished_is_counted() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    _errors.strict = False
-    assert Finisher(Settings()).span(foreign(name=Name())) is None
-    assert _errors.counts == {"finish": 1}
+    internal_errors.strict = False
+    assert SpanSanitizer(Settings()).span(foreign(name=Name())) is None
+    assert internal_errors.counts == {"finish": 1}

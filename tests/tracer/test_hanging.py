@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spanwise.tracer import _errors, configure, flush, shutdown, span, stats, trace
-from spanwise.tracer._spool import Spool
+from spanwise.tracer import configure, flush, internal_errors, shutdown, span, stats, trace
+from spanwise.tracer.export.disk_spool import Spool
 
 from .conftest import Sink, spooled, until
 
@@ -143,7 +143,7 @@ def test_a_forked_child_and_other_processes_leave_alone_what_is_being_sent(
 def test_where_the_disk_cannot_be_written_the_spans_stay_in_memory(
     sink: Sink, hanging: Hanging, tmp_path: Path
 ) -> None:
-    _errors.strict = False
+    internal_errors.strict = False
     (tmp_path / "file").write_text("in the place of a directory")
     configure(url=sink.url, spill_dir=str(tmp_path / "file"))
     work()

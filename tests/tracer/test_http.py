@@ -13,8 +13,8 @@ from opentelemetry.instrumentation.wsgi import OpenTelemetryMiddleware
 from opentelemetry.sdk.trace import TracerProvider
 
 from spanwise.tracer import configure, flush, instrument, session, span, trace, tracer_provider, uninstrument
-from spanwise.tracer.capture import capture
 from spanwise.tracer.testing import Spans, capture_spans
+from spanwise.tracer.trace_capture import capture
 
 from .conftest import Sink, until
 

@@ -19,7 +19,7 @@ from unittest.mock import MagicMock
 import pytest
 from opentelemetry.trace import StatusCode
 
-from spanwise.tracer import _errors, current_run, span, trace
+from spanwise.tracer import current_run, internal_errors, span, trace
 from spanwise.tracer.testing import Spans
 
 
@@ -262,7 +262,7 @@ class Unhashable(metaclass=_Meta):
 
 
 def test_a_result_whose_class_cannot_be_looked_up_is_returned(traced: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_errors, "strict", False)
+    monkeypatch.setattr(internal_errors, "strict", False)
     assert type(ask([], lambda _: Unhashable())) is Unhashable
     assert traced.names() == ["ask"]
 

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from spanwise.tracer import configure, flush, stats, trace
-from spanwise.tracer._settings import DEFAULT_URL, resolve
+from spanwise.tracer.configuration import DEFAULT_URL, resolve_settings
 
 from .conftest import Sink
 
@@ -53,21 +53,21 @@ def test_which_address_counts(
     variables: dict[str, str], url: str, traces_url: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting(monkeypatch, **variables)
-    settings = resolve()
+    settings = resolve_settings()
     assert (settings.url, settings.traces_url) == (url, traces_url)
 
 
 def test_headers_of_another_address_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
     setting(monkeypatch, ENDPOINT="http://a", HEADERS="authorization=secret")
-    assert resolve(url="http://mine").headers == {}
+    assert resolve_settings(url="http://mine").headers == {}
     monkeypatch.setenv("SPANWISE_URL", "http://mine")
-    assert resolve().headers == {}
+    assert resolve_settings().headers == {}
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("3", 3.0), ("2500", 2.5), ("0.5", 0.5)])
 def test_a_timeout_is_in_seconds_or_milliseconds(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     setting(monkeypatch, ENDPOINT="http://a", TIMEOUT=text)
-    assert resolve().timeout == seconds
+    assert resolve_settings().timeout == seconds
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,16 @@ def test_what_is_for_others_is_said_and_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     setting(monkeypatch, **variables)
-    settings = resolve()
+    settings = resolve_settings()
     assert (settings.url, settings.timeout, settings.compression) == (url, 10.0, None)
     assert message in caplog.text
 
 
 def test_a_header_that_cannot_be_costs_no_other_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     setting(monkeypatch, ENDPOINT="http://a", HEADERS="x=“y”", SPANWISE_PROJECT="p")
-    assert (resolve().project, resolve().headers) == ("p", {})
+    assert (resolve_settings().project, resolve_settings().headers) == ("p", {})
     with pytest.raises(ValueError, match="no HTTP header can be 'x'"):
-        resolve(headers={"x": "“y”"})
+        resolve_settings(headers={"x": "“y”"})
 
 
 @pytest.mark.usefixtures("only_when_asked")
@@ -139,7 +139,7 @@ def test_headers_of_others_that_can_be_none_are_left_and_named(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://user:pass-word@collector")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-odd=s€cret,a b=1,x-team=me")
-    settings = resolve(api_key="sk-1")
+    settings = resolve_settings(api_key="sk-1")
     assert settings.headers == {"x-team": "me"}
     assert "'x-odd, a b'" in caplog.text
     assert not {"s€cret", "sk-1"} & set(caplog.text.split() + repr(settings).split("'"))
@@ -149,7 +149,7 @@ def test_headers_of_others_that_can_be_none_are_left_and_named(
 def test_the_authorities_of_the_environment_are_trusted_for_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://theirs")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/their/ca.pem")
-    assert resolve().certificate == "/their/ca.pem"
-    assert resolve(url="https://ours").certificate == "/their/ca.pem"
+    assert resolve_settings().certificate == "/their/ca.pem"
+    assert resolve_settings(url="https://ours").certificate == "/their/ca.pem"
     monkeypatch.setenv("SPANWISE_URL", "https://ours")
-    assert resolve().certificate == "/their/ca.pem"
+    assert resolve_settings().certificate == "/their/ca.pem"

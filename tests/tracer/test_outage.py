@@ -10,9 +10,19 @@ from typing import Any
 
 import pytest
 
-from spanwise.tracer import FlushResult, _errors, _runtime, configure, flush, shutdown, span, stats, trace
-from spanwise.tracer._exporter import Exporter
-from spanwise.tracer._queue import Queue
+from spanwise.tracer import (
+    FlushResult,
+    configure,
+    flush,
+    internal_errors,
+    process_runtime,
+    shutdown,
+    span,
+    stats,
+    trace,
+)
+from spanwise.tracer.export.batch_exporter import Exporter
+from spanwise.tracer.export.span_queue import SpanQueue
 
 from .conftest import Sink, spooled, until
 
@@ -26,7 +36,7 @@ def work(n: int = 0) -> int:
 def no_spool(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "off":
         return "off"
-    _errors.strict = False  # that it cannot be written is an error of ours, which is counted
+    internal_errors.strict = False  # that it cannot be written is an error of ours, which is counted
     (tmp_path / "file").write_text("")
     return str(tmp_path / "file")
 
@@ -73,7 +83,7 @@ def test_the_backoff_is_kept_while_spans_wait_in_memory(sink: Sink, monkeypatch:
     configure(url=sink.url, spill_dir="off")
     work()
     until(lambda: asked)
-    exporter = _runtime.current().delivery.exporter
+    exporter = process_runtime.get_runtime().delivery.exporter
     until(lambda: exporter.queue.in_hand == 0)
     for _ in range(3):
         exporter.export()
@@ -83,8 +93,8 @@ def test_the_backoff_is_kept_while_spans_wait_in_memory(sink: Sink, monkeypatch:
 def test_beyond_the_bound_of_the_queue_spans_are_dropped_and_counted(sink: Sink) -> None:
     sink.answer = refuse
     configure(url=sink.url, spill_dir="off")
-    delivery = _runtime.current().delivery
-    delivery.queue = delivery.exporter.queue = Queue(max_bytes=100 * 1_700)
+    delivery = process_runtime.get_runtime().delivery
+    delivery.queue = delivery.exporter.queue = SpanQueue(max_bytes=100 * 1_700)
     for n in range(300):
         work(n)
         if n % 100 == 0:
@@ -138,7 +148,7 @@ def test_a_batch_that_is_larger_than_the_free_space_is_split(sink: Sink, tmp_pat
 
 def test_an_exporter_takes_nothing_from_the_queue_that_it_can_neither_send_nor_spool(sink: Sink) -> None:
     configure(url=sink.url, spill_dir="off")
-    exporter: Exporter = _runtime.current().delivery.exporter
+    exporter: Exporter = process_runtime.get_runtime().delivery.exporter
     exporter._not_before = float("inf")
     work()
     exporter.export()

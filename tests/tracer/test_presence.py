@@ -15,22 +15,11 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 
-from spanwise.tracer import (
-    _account,
-    _delivery,
-    _presence,
-    configure,
-    current_run,
-    feedback,
-    flush,
-    shutdown,
-    span,
-    stats,
-    trace,
-)
-from spanwise.tracer import attributes as names
-from spanwise.tracer.capture import capture
-from spanwise.tracer.spans import current
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer import configure, current_run, feedback, flush, shutdown, span, stats, trace
+from spanwise.tracer.export import delivery_lifecycle, delivery_stats
+from spanwise.tracer.internal_api import get_runtime
+from spanwise.tracer.trace_capture import capture
 
 from .conftest import Sink, until
 
@@ -47,8 +36,8 @@ def spanwise(sink: Sink) -> Sink:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run goes on for long after a twentieth of a second, and is looked for as often."""
-    monkeypatch.setattr(_account, "LONG_NS", 50_000_000)
-    monkeypatch.setattr(_delivery, "_INTERVAL", 0.05)
+    monkeypatch.setattr(delivery_stats, "LONG_NS", 50_000_000)
+    monkeypatch.setattr(delivery_lifecycle, "_INTERVAL", 0.05)
 
 
 def events(sink: Sink, name: str) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
@@ -112,7 +101,7 @@ def test_other_collectors_hear_nothing_of_it(sink: Sink) -> None:
     configure(url=sink.url)
     with span("root"):
         until(lambda: sink.requests)  # an empty request, which shows whose collector it is
-        until(lambda: not current().delivery.account.young)
+        until(lambda: not get_runtime().delivery.account.young)
     assert flush(60)
     assert [(path, bool(body)) for path, _, body in sink.requests] == [("/v1/traces", False), ("/v1/traces", True)]
 
@@ -144,19 +133,19 @@ def test_captured_and_unsampled_traces_are_not_told_of(spanwise: Sink) -> None:
         time.sleep(0.06)
     with span("unsampled"):
         time.sleep(0.06)
-        current().delivery.begin()
+        get_runtime().delivery.begin()
         flush(60)
-    assert not current().delivery.account.young
+    assert not get_runtime().delivery.account.young
     assert spanwise.requests == []
 
 
 def test_spans_that_nobody_ends_are_told_of_and_let_go(spanwise: Sink) -> None:
     configure(url=spanwise.url)
-    tracer = current().provider.get_tracer("x")
+    tracer = get_runtime().provider.get_tracer("x")
     for _ in range(5):
         tracer.start_span("never ended")
     until(lambda: len(started(spanwise)) == 5)
-    until(lambda: not current().delivery.account.young)
+    until(lambda: not get_runtime().delivery.account.young)
 
 
 def test_a_joined_provider_s_runs_are_told_of_too(spanwise: Sink) -> None:
@@ -202,14 +191,14 @@ def test_nothing_new_is_nothing_to_tell(spanwise: Sink) -> None:
 
 
 def test_reports_come_by_themselves_at_most_every_so_often(spanwise: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_presence, "PERIOD", 1000.0)
+    monkeypatch.setattr(delivery_stats, "PERIOD", 1000.0)
     configure(url=spanwise.url)
     leaf(1)
     until(lambda: events(spanwise, names.REPORT_EVENT))
     leaf(1)
     until(lambda: stats().delivered == 4)
     assert len(events(spanwise, names.REPORT_EVENT)) == 1
-    current().delivery.exporter._presence._next_report = 0.0
+    get_runtime().delivery.exporter._presence._next_report = 0.0
     until(lambda: report(spanwise)["started"] == 2)
 
 
@@ -258,7 +247,7 @@ def test_the_end_of_a_process_reports(spanwise: Sink) -> None:
     configure(url=spanwise.url)
     with span("root"):
         pass
-    current().delivery.close(30)  # as at exit, but with the patience of a busy machine
+    get_runtime().delivery.close(30)  # as at exit, but with the patience of a busy machine
     assert [report(spanwise)[key] for key in ("started", "delivered", "open")] == [1, 1, 0]
 
 
@@ -312,4 +301,4 @@ def test_a_report_that_nobody_answers_holds_nothing_up(spanwise: Sink) -> None:
     assert not hang.is_set()
     assert stats().dropped == {}
     hang.set()
-    assert _presence.PERIOD == 10
+    assert delivery_stats.PERIOD == 10

@@ -13,15 +13,15 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from spanwise.tracer._encode import FeedbackEvent
-from spanwise.tracer._queue import Queue
-from spanwise.tracer._span import LiveSpan, Local, span_context
+from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.export.span_queue import SpanQueue
+from spanwise.tracer.otel.live_span import LiveSpan, LocalTrace, make_span_context
 
-LOCAL = Local(1, lambda span: None, Resource({}))
+LOCAL = LocalTrace(1, lambda span: None, Resource({}))
 
 
 def made(name: str, rank: str, text: str = "") -> LiveSpan:
-    local = Local(1, lambda span: None, Resource({})) if rank == "root" else LOCAL
+    local = LocalTrace(1, lambda span: None, Resource({})) if rank == "root" else LOCAL
     LOCAL.root_id = 1
     span = LiveSpan(name, local, 0, {"text": text, "number": 5}, InstrumentationScope("t"))
     span.has_children = rank == "inner"
@@ -32,12 +32,12 @@ def event() -> FeedbackEvent:
     return FeedbackEvent(1, 2, 3, {"comment": "c"})
 
 
-def names(queue: Queue) -> list[Any]:
+def names(queue: SpanQueue) -> list[Any]:
     return [getattr(item, "name", item) for item in queue.take()]
 
 
 def test_roots_and_feedback_come_first_then_inner_spans_then_leaves() -> None:
-    queue, feedback = Queue(), event()
+    queue, feedback = SpanQueue(), event()
     items = [made("leaf", "leaf"), made("inner", "inner"), made("root", "root"), feedback, made("leaf 2", "leaf")]
     for item in items:
         queue.put(item)
@@ -46,7 +46,7 @@ def test_roots_and_feedback_come_first_then_inner_spans_then_leaves() -> None:
 
 
 def test_spans_of_others_are_roots_or_inner() -> None:
-    queue, context = Queue(), span_context(1, 2)
+    queue, context = SpanQueue(), make_span_context(1, 2)
     for name, parent in (("child", context), ("root", None)):
         queue.put(ReadableSpan(name, context, parent))
     queue.put(made("leaf", "leaf"))
@@ -54,7 +54,7 @@ def test_spans_of_others_are_roots_or_inner() -> None:
 
 
 def test_the_newest_of_the_lowest_rank_goes() -> None:
-    queue, dropped = Queue(max_bytes=3 * 1_560), LOCAL.dropped
+    queue, dropped = SpanQueue(max_bytes=3 * 1_560), LOCAL.dropped
     for name, rank in (("a", "leaf"), ("b", "leaf"), ("c", "root"), ("d", "inner"), ("e", "root"), ("f", "root")):
         queue.put(made(name, rank))
     assert names(queue) == ["c", "e", "f"]
@@ -62,7 +62,7 @@ def test_the_newest_of_the_lowest_rank_goes() -> None:
 
 
 def test_what_fits_exactly_is_kept() -> None:
-    queue = Queue(max_bytes=3_020)  # 1,500 bytes and its text each
+    queue = SpanQueue(max_bytes=3_020)  # 1,500 bytes and its text each
     for name in "ab":
         queue.put(made(name, "leaf", "x" * 10))
     assert (len(queue), queue.dropped) == (2, {})
@@ -70,14 +70,14 @@ def test_what_fits_exactly_is_kept() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 11, "x" * 600])
 def test_one_byte_too_many_costs_one_span(text: str) -> None:
-    queue = Queue(max_bytes=3_020)
+    queue = SpanQueue(max_bytes=3_020)
     queue.put(made("a", "leaf", "x" * 10))
     queue.put(made("b", "leaf", text))
     assert names(queue) == ["a"]
 
 
 def test_what_was_taken_counts_no_more() -> None:
-    queue = Queue(max_bytes=3_100)
+    queue = SpanQueue(max_bytes=3_100)
     for _ in range(3):
         for name in "ab":
             queue.put(made(name, "leaf", "x"))
@@ -86,7 +86,7 @@ def test_what_was_taken_counts_no_more() -> None:
 
 
 def test_what_was_dropped_counts_no_more() -> None:
-    queue = Queue(max_bytes=3_100)
+    queue = SpanQueue(max_bytes=3_100)
     queue.put(made("big", "leaf", "x" * 4000))
     for name in "ab":
         queue.put(made(name, "leaf", "x"))
@@ -94,13 +94,13 @@ def test_what_was_dropped_counts_no_more() -> None:
 
 
 def test_the_weight_of_a_span_is_its_text() -> None:
-    queue, span = Queue(), made("a", "leaf", "x" * 70)
+    queue, span = SpanQueue(), made("a", "leaf", "x" * 70)
     queue.put(span)
     assert span.weight == 1_570
 
 
 def test_what_is_taken_away_are_the_oldest_leaves() -> None:
-    queue = Queue(high_bytes=3_200)
+    queue = SpanQueue(high_bytes=3_200)
     for name, rank in (("a", "leaf"), ("b", "root"), ("c", "inner"), ("d", "leaf"), ("e", "leaf")):
         queue.put(made(name, rank))
     assert queue.is_high
@@ -110,14 +110,14 @@ def test_what_is_taken_away_are_the_oldest_leaves() -> None:
 
 
 def test_put_asks_for_attention_when_a_batch_is_full_or_the_queue_is_high() -> None:
-    queue = Queue()
+    queue = SpanQueue()
     assert [queue.put(made("a", "leaf")) for _ in range(513)] == [False] * 511 + [True, False]
-    queue = Queue(high_bytes=3_200)
+    queue = SpanQueue(high_bytes=3_200)
     assert [queue.put(made("a", "leaf")) for _ in range(3)] == [False, False, True]
 
 
 def test_where_less_is_to_be_kept_the_queue_is_high_at_four_mebibytes() -> None:
-    queue = Queue()
+    queue = SpanQueue()
     queue.put(made("a", "leaf", "x" * (5 << 20)))
     highs = [queue.is_high]
     for less in (True, False):
@@ -127,7 +127,7 @@ def test_where_less_is_to_be_kept_the_queue_is_high_at_four_mebibytes() -> None:
 
 
 def test_what_is_put_back_comes_before_the_rest_of_its_rank_and_is_in_hand_no_more() -> None:
-    queue = Queue()
+    queue = SpanQueue()
     for name in "abc":
         queue.put(made(name, "leaf"))
     taken = queue.take()
@@ -139,7 +139,7 @@ def test_what_is_put_back_comes_before_the_rest_of_its_rank_and_is_in_hand_no_mo
 
 
 def test_what_is_put_back_beyond_the_bound_is_dropped_and_counted() -> None:
-    queue = Queue(max_bytes=2 * 1_560)
+    queue = SpanQueue(max_bytes=2 * 1_560)
     for name in "ab":
         queue.put(made(name, "leaf"))
     taken = queue.take()
@@ -154,7 +154,7 @@ def interrupted(work: Callable[[], Any], line: int, handler: Callable[[], Any]) 
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal ran
-        if frame.f_globals is not vars(sys.modules[Queue.__module__]):
+        if frame.f_globals is not vars(sys.modules[SpanQueue.__module__]):
             return None
         ran += event == "line"
         if event == "line" and ran == line:
@@ -169,7 +169,7 @@ def interrupted(work: Callable[[], Any], line: int, handler: Callable[[], Any]) 
         sys.settrace(before)
 
 
-def do(what: str, queue: Queue, account: Counter[str]) -> None:
+def do(what: str, queue: SpanQueue, account: Counter[str]) -> None:
     if what == "put":
         queue.put(made("new", "leaf", "x" * 60))
         account["put"] += 1
@@ -185,7 +185,7 @@ def do(what: str, queue: Queue, account: Counter[str]) -> None:
 @pytest.mark.parametrize("work", ["put", "take", "take_some", "put_back"])
 def test_whatever_a_signal_handler_does_in_between_each_item_is_taken_once(work: str, handler: str) -> None:
     for line in range(1, 60):
-        queue, account = Queue(max_bytes=2 * 1_560), Counter(put=2)
+        queue, account = SpanQueue(max_bytes=2 * 1_560), Counter(put=2)
         for name in "ab":
             queue.put(made(name, "leaf"))
         interrupted(lambda: do(work, queue, account), line, lambda: do(handler, queue, account))  # noqa: B023

@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from spanwise.tracer import trace
-from spanwise.tracer._documents import flatten
-from spanwise.tracer._finish import Finisher
-from spanwise.tracer._settings import Settings
+from spanwise.tracer.configuration import Settings
+from spanwise.tracer.content.documents import flatten_documents
+from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 from spanwise.tracer.testing import capture_spans
 
 LLAMA_INDEX = Path(__file__).parents[1] / "fixtures/documents/llama_index.json"  # see make.py beside it
@@ -52,7 +52,7 @@ def test_what_a_retriever_returns_is_recorded_as_documents(result: Any) -> None:
     found = result()
     with capture_spans() as spans:
         trace(kind="retriever")(lambda: found)()
-    span = Finisher(Settings()).span(spans.ended[0])
+    span = SpanSanitizer(Settings()).span(spans.ended[0])
     assert span is not None
     attributes = span.attributes or {}
     assert {k.removeprefix(PREFIX): v for k, v in attributes.items() if k.startswith(PREFIX)} == EXPECTED
@@ -61,4 +61,4 @@ def test_what_a_retriever_returns_is_recorded_as_documents(result: Any) -> None:
 @pytest.mark.parametrize("result", ["nodes", "response"])
 def test_what_is_written_of_llama_indexs_objects_is_read_as_documents(result: str) -> None:
     written = orjson.dumps(orjson.loads(LLAMA_INDEX.read_bytes())[result]).decode()
-    assert {k.removeprefix(PREFIX): v for k, v in flatten(written).items()} == EXPECTED
+    assert {k.removeprefix(PREFIX): v for k, v in flatten_documents(written).items()} == EXPECTED

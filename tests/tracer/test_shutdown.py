@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from spanwise.tracer import FlushResult, _runtime, configure, flush, shutdown, span, stats, trace
+from spanwise.tracer import FlushResult, configure, flush, process_runtime, shutdown, span, stats, trace
 
 from .conftest import Sink, somewhere, spooled, until
 
@@ -105,7 +105,7 @@ def test_what_is_put_while_draining_is_queued_and_starts_no_second_thread(sink: 
 
     sink.answer = answer
     configure(url=sink.url, spill_dir="off")
-    delivery = _runtime.current().delivery
+    delivery = process_runtime.get_runtime().delivery
     work()
     asked.wait(IN_TIME)
     delivery.drain(IN_TIME)
@@ -142,7 +142,7 @@ def test_a_flush_while_draining_waits_for_the_end_but_no_longer_than_it_was_told
     go_on = threading.Event()
     sink.answer = lambda path, body: ((go_on.wait(IN_TIME) and 200) or 503, {}, b"")
     configure(url=sink.url, spill_dir="off")
-    delivery = _runtime.current().delivery
+    delivery = process_runtime.get_runtime().delivery
     work()
     delivery.drain(IN_TIME)
     assert flush(0.05).pending == 1
@@ -155,12 +155,12 @@ def test_a_span_of_a_set_up_that_was_replaced_goes_to_the_next_one_and_is_accoun
     sink: Sink, tmp_path: Path
 ) -> None:
     configure(url="http://127.0.0.1:9", spill_dir="off")
-    before = _runtime.current().delivery.account
+    before = process_runtime.get_runtime().delivery.account
     with span("open across"):
         work()
         configure(url=sink.url)
     assert flush(60)
-    after = _runtime.current().delivery.account
+    after = process_runtime.get_runtime().delivery.account
     assert [s.name for s in sink.spans()] == ["open across"]
     assert (after.started, after.delivered) == (1, 1)
     assert (before.started, before.dropped) == (1, {"collector_away": 1})
@@ -168,7 +168,7 @@ def test_a_span_of_a_set_up_that_was_replaced_goes_to_the_next_one_and_is_accoun
 
 def test_where_nothing_is_recorded_any_more_an_open_span_is_dropped(sink: Sink) -> None:
     configure(url=sink.url)
-    delivery = _runtime.current().delivery
+    delivery = process_runtime.get_runtime().delivery
     with span("open across"):
         configure(url=sink.url, capture="none")
     assert (delivery.dropped(), sink.spans()) == ({"closed": 1}, [])
@@ -181,7 +181,7 @@ def test_a_signal_handler_that_interrupts_the_queue_may_wait_for_delivery(
     configure(url=sink.url)
     work()
     began = time.monotonic()
-    with _runtime.current().delivery.queue._put_lock:  # as the code that it has interrupted
+    with process_runtime.get_runtime().delivery.queue._put_lock:  # as the code that it has interrupted
         step()
     assert (time.monotonic() - began < IN_TIME / 2, stats().delivered) == (True, 1)
 
@@ -205,7 +205,7 @@ def test_a_child_that_is_forked_at_the_end_of_its_parent_delivers(sink: Sink, st
     configure(url=sink.url)
     work()
     flush(60)
-    delivery = _runtime.current().delivery
+    delivery = process_runtime.get_runtime().delivery
     if state == "closed":
         delivery.close()
     else:
@@ -268,7 +268,7 @@ def freeze():
     with _span._lock, queue._put_lock, queue._take_lock:
         taken.set()
         time.sleep(100)
-import atexit, spanwise.tracer._delivery as delivery
+import atexit, spanwise.tracer.export.delivery_lifecycle as delivery
 atexit.unregister(delivery._exit)  # so that the thread stops in between
 def end():
     delivery._exit()

@@ -11,18 +11,18 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, Status, StatusCode
 
 from spanwise.tracer import stats, tracer_provider
-from spanwise.tracer._span import (
+from spanwise.tracer.otel.live_span import (
     MAX_ATTRIBUTES,
     MAX_EVENTS,
     Clock,
     LiveSpan,
-    _locals,
+    _open_traces,
+    begin_local_trace,
     count_ended,
     count_started,
-    mark_recorded,
-    new_local,
-    open_local,
-    span_context,
+    get_local_trace,
+    make_span_context,
+    mark_exception_recorded,
 )
 from spanwise.tracer.testing import Spans, fixed
 
@@ -35,7 +35,7 @@ def nothing_ended() -> None:
 
 
 def live(name: str = "s", local: object = None, **options: int) -> LiveSpan:
-    trace = local or new_local(Clock.bits(128), ended.append, Resource({}))
+    trace = local or begin_local_trace(Clock.bits(128), ended.append, Resource({}))
     return LiveSpan(name, trace, options.get("parent_id", 0), {}, InstrumentationScope("t"), options.get("start_time"))  # type: ignore[arg-type]
 
 
@@ -152,7 +152,7 @@ def test_an_exception_is_described_by_its_full_type() -> None:
 
 def test_an_exception_is_recorded_once_per_trace() -> None:
     error = ValueError("x")
-    assert [mark_recorded(error, trace_id) for trace_id in (1, 1, 2)] == [True, False, True]
+    assert [mark_exception_recorded(error, trace_id) for trace_id in (1, 1, 2)] == [True, False, True]
 
 
 def test_an_exception_that_allows_no_attributes_is_recorded_each_time() -> None:
@@ -161,19 +161,19 @@ def test_an_exception_that_allows_no_attributes_is_recorded_each_time() -> None:
             raise AttributeError(name)
 
     error = Frozen()
-    assert [mark_recorded(error, 1), mark_recorded(error, 1)] == [True, True]
+    assert [mark_exception_recorded(error, 1), mark_exception_recorded(error, 1)] == [True, True]
 
 
 def test_spans_of_others_count_on_the_trace_like_ours() -> None:
-    local = new_local(1, ended.append, Resource({}))
+    local = begin_local_trace(1, ended.append, Resource({}))
     for span_id in (7, 8):
         count_started(local, span_id)
     assert (local.root_id, local.started, local.open) == (7, 2, 2)
     assert count_ended(local, 8) == {}
-    assert open_local(1) is local
+    assert get_local_trace(1) is local
     counts = {"spanwise.local_root": f"{7:016x}", "spanwise.spans.started": 2, "spanwise.spans.open": 0}
     assert count_ended(local, 7) == counts
-    assert open_local(1) is None
+    assert get_local_trace(1) is None
 
 
 def test_only_the_root_and_what_ends_after_it_carry_counts() -> None:
@@ -188,9 +188,9 @@ def test_only_the_root_and_what_ends_after_it_carry_counts() -> None:
 
 def test_roots_that_never_end_do_not_fill_the_memory() -> None:
     spans = [live() for _ in range(10_001)]
-    assert open_local(spans[0].local.trace_id) is None
-    assert open_local(spans[1].local.trace_id) is spans[1].local
-    assert open_local(spans[-1].local.trace_id) is spans[-1].local
+    assert get_local_trace(spans[0].local.trace_id) is None
+    assert get_local_trace(spans[1].local.trace_id) is spans[1].local
+    assert get_local_trace(spans[-1].local.trace_id) is spans[-1].local
     for span in spans:
         span.end()
     assert len(ended) == 10_001
@@ -198,9 +198,9 @@ def test_roots_that_never_end_do_not_fill_the_memory() -> None:
 
 def test_a_trace_whose_root_has_ended_takes_no_room() -> None:
     root = live()
-    assert root.local.trace_id in _locals
+    assert root.local.trace_id in _open_traces
     root.end()
-    assert root.local.trace_id not in _locals
+    assert root.local.trace_id not in _open_traces
 
 
 def test_contexts_bear_our_tracestate_and_the_sampled_flag() -> None:
@@ -209,8 +209,8 @@ def test_contexts_bear_our_tracestate_and_the_sampled_flag() -> None:
     assert span.get_span_context().trace_state["spanwise"] == entry
     assert span.parent is not None
     assert (span.parent.span_id, span.parent.is_remote, live().parent) == (5, False, None)
-    assert (span.context.trace_flags, span_context(1, 2, sampled=False).trace_flags) == (1, 0)
-    assert span_context(1, 2, sampled=False).trace_state["spanwise"].endswith("-00")
+    assert (span.context.trace_flags, make_span_context(1, 2, sampled=False).trace_flags) == (1, 0)
+    assert make_span_context(1, 2, sampled=False).trace_state["spanwise"].endswith("-00")
 
 
 def test_an_application_that_seeds_random_repeats_none_of_our_ids() -> None:

@@ -25,10 +25,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from spanwise.tracer import _errors
-from spanwise.tracer._encode import LOGS, TRACES
-from spanwise.tracer._settings import Settings
-from spanwise.tracer._spool import ABOUT, MAX_AGE_S, Spool, about, folder_of, held, opened, records, segments
+from spanwise.tracer import internal_errors
+from spanwise.tracer.configuration import Settings
+from spanwise.tracer.export.disk_spool import (
+    MAX_AGE_S,
+    OWNER_FILE,
+    Spool,
+    count_spooled,
+    describe_owner,
+    get_spool_folder,
+    list_segments,
+    open_segment,
+    read_records,
+)
+from spanwise.tracer.export.otlp_encoding import LOGS_PATH, TRACES_PATH
 
 MAX_BYTES = 2_000
 
@@ -48,9 +58,9 @@ def dies(*body: Any) -> str:
 def on_disk(folder: Path) -> set[Body]:
     """What waits, whoever holds it."""
     bodies = set()
-    for segment in segments(folder):
+    for segment in list_segments(folder):
         descriptor = os.open(segment, os.O_RDONLY)
-        bodies |= {Body(it.path, it.body or b"", it.count) for it in records(descriptor)}
+        bodies |= {Body(it.path, it.body or b"", it.count) for it in read_records(descriptor)}
         os.close(descriptor)
     return bodies
 
@@ -65,7 +75,12 @@ class Spools(RuleBasedStateMachine):
         self.waiting: set[Body] = set()
         self.made = 0
 
-    @rule(who=st.integers(0, 1), path=st.sampled_from([TRACES, LOGS]), size=st.integers(10, 600), n=st.integers(1, 9))
+    @rule(
+        who=st.integers(0, 1),
+        path=st.sampled_from([TRACES_PATH, LOGS_PATH]),
+        size=st.integers(10, 600),
+        n=st.integers(1, 9),
+    )
     def keep(self, who: int, path: str, size: int, n: int) -> None:
         self.made += 1
         body = Body(path, b"%010d" % self.made + b"x" * (size - 10), n)
@@ -127,7 +142,7 @@ class Spools(RuleBasedStateMachine):
             for spool in self.spools:
                 spool.rest()
             assert set(self._replay(Spool(self.folder, MAX_BYTES), iter(()))) == self.waiting
-            assert [file.name for file in self.folder.iterdir() if file.name != ABOUT] == []
+            assert [file.name for file in self.folder.iterdir() if file.name != OWNER_FILE] == []
             shutil.rmtree(self.folder)
 
     def _replay(self, spool: Spool, answers: Any) -> list[Body]:
@@ -157,16 +172,16 @@ def left_by_another(folder: Path, *bodies: bytes) -> Path:
     """A segment that a process has written which is no more."""
     spool = Spool(folder)
     for body in bodies:
-        spool.keep(TRACES, body, 1)
+        spool.keep(TRACES_PATH, body, 1)
     spool.rest()
-    return segments(folder)[-1]
+    return list_segments(folder)[-1]
 
 
 def test_many_bodies_make_few_files(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for number in range(2_000):
-        spool.keep(TRACES, b"%d" % number, 1)
-    assert len(segments(tmp_path)) == 1
+        spool.keep(TRACES_PATH, b"%d" % number, 1)
+    assert len(list_segments(tmp_path)) == 1
     assert sent_by(spool) == [b"%d" % number for number in range(2_000)]
 
 
@@ -179,14 +194,14 @@ def test_what_was_sent_before_a_break_is_not_sent_again(tmp_path: Path) -> None:
 
 def test_what_another_process_still_writes_is_left_to_it(tmp_path: Path) -> None:
     other = Spool(tmp_path)
-    other.keep(TRACES, b"theirs", 1)
+    other.keep(TRACES_PATH, b"theirs", 1)
     assert sent_by(Spool(tmp_path)) == []
     assert sent_by(other) == [b"theirs"]
 
 
 def test_what_a_killed_process_holds_is_taken_over(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys; from pathlib import Path; from spanwise.tracer._spool import Spool; "
+        "import os, signal, sys; from pathlib import Path; from spanwise.tracer.export.disk_spool import Spool; "
         "Spool(Path(sys.argv[1])).keep('/v1/traces', b'last', 1); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
@@ -199,7 +214,7 @@ def test_a_torn_end_is_counted_and_costs_nothing_before_it(tmp_path: Path) -> No
     sent: list[bytes] = []
     lost = Spool(tmp_path).replay(lambda path, body, count: sent.append(body) or "ok")  # type: ignore[func-returns-value]
     assert (sent, lost) == ([b"whole"], {"torn": 1})
-    assert segments(tmp_path) == []
+    assert list_segments(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -215,7 +230,7 @@ def test_what_is_older_than_a_week_is_given_up_and_counted(tmp_path: Path, age_s
 
 def test_beyond_the_bound_the_oldest_segments_go(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=MAX_BYTES)
-    lost = [spool.keep(TRACES, b"%03d" % number + b"x" * 197, 2)[1] for number in range(20)]
+    lost = [spool.keep(TRACES_PATH, b"%03d" % number + b"x" * 197, 2)[1] for number in range(20)]
     assert 5 <= len(kept := sent_by(spool)) <= 9
     assert [body[:3] for body in kept] == [b"%03d" % number for number in range(20 - len(kept), 20)]
     assert sum(sum(it.values()) for it in lost) == 2 * (20 - len(kept))
@@ -225,9 +240,9 @@ def test_beyond_the_bound_the_oldest_segments_go(tmp_path: Path) -> None:
 def test_files_that_are_nobodys_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
     spool = Spool(tmp_path)
-    spool.keep(LOGS, b"ours", 1)
+    spool.keep(LOGS_PATH, b"ours", 1)
     assert sent_by(spool) == [b"ours"]
-    assert {file.name for file in tmp_path.iterdir()} == {name, ABOUT}
+    assert {file.name for file in tmp_path.iterdir()} == {name, OWNER_FILE}
 
 
 def test_a_segment_that_is_none_of_ours_is_not_sent(tmp_path: Path) -> None:
@@ -244,20 +259,20 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_nobody_else_may_read_what_waits(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir(mode=0o777)
-    Spool(tmp_path / "a").keep(TRACES, b"secret", 1)
+    Spool(tmp_path / "a").keep(TRACES_PATH, b"secret", 1)
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "a").iterdir()} == {0o600}
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_that_cannot_be_made_costs_the_items_and_is_counted(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    _errors.strict = False
-    assert Spool(tmp_path / "file" / "below").keep(TRACES, b"x", 3) == (0, {"disk": 3})
-    assert _errors.counts == {"spill": 1}
+    internal_errors.strict = False
+    assert Spool(tmp_path / "file" / "below").keep(TRACES_PATH, b"x", 3) == (0, {"disk": 3})
+    assert internal_errors.counts == {"spill": 1}
 
 
 def test_without_a_folder_nothing_is_kept_and_nothing_sent() -> None:
-    assert Spool(None).keep(TRACES, b"x", 3) == (0, {"collector_away": 3})
+    assert Spool(None).keep(TRACES_PATH, b"x", 3) == (0, {"collector_away": 3})
     assert sent_by(Spool(None)) == []
 
 
@@ -268,32 +283,34 @@ def test_a_folder_that_is_not_there_yet_holds_nothing(tmp_path: Path) -> None:
 
 def test_what_this_process_has_on_disk_is_known(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    spool.keep(TRACES, b"a", 2)
-    spool.keep(TRACES, b"b", 3)
-    assert held(tmp_path) == 5
+    spool.keep(TRACES_PATH, b"a", 2)
+    spool.keep(TRACES_PATH, b"b", 3)
+    assert count_spooled(tmp_path) == 5
     answers = iter(["ok", "later"])
     spool.replay(lambda path, body, count: next(answers))
-    assert held(tmp_path) == 3
-    with opened(segments(tmp_path)[0]) as descriptor:
+    assert count_spooled(tmp_path) == 3
+    with open_segment(list_segments(tmp_path)[0]) as descriptor:
         assert descriptor is not None
-    segments(tmp_path)[0].unlink()  # another process has sent it
-    assert held(tmp_path) == 0
+    list_segments(tmp_path)[0].unlink()  # another process has sent it
+    assert count_spooled(tmp_path) == 0
 
 
 @pytest.mark.parametrize("other", [{"url": "http://b"}, {"project": "q"}, {"api_key": "k2"}])
 def test_each_address_project_and_key_has_a_folder_of_its_own(tmp_path: Path, other: dict[str, str]) -> None:
     known = {"url": "http://a", "project": "p", "api_key": "k"}
-    assert folder_of(Settings(**known, spill_dir=tmp_path)) == folder_of(Settings(**known, spill_dir=tmp_path))
-    assert folder_of(Settings(**known, spill_dir=tmp_path)) != folder_of(
+    assert get_spool_folder(Settings(**known, spill_dir=tmp_path)) == get_spool_folder(
+        Settings(**known, spill_dir=tmp_path)
+    )
+    assert get_spool_folder(Settings(**known, spill_dir=tmp_path)) != get_spool_folder(
         Settings(**{**known, **other}, spill_dir=tmp_path)
     )
-    assert folder_of(Settings(spill_dir=None)) is None
+    assert get_spool_folder(Settings(spill_dir=None)) is None
 
 
 def test_a_folder_says_whose_it_is_without_a_key(tmp_path: Path) -> None:
     whose = Settings(url="http://ann:secret@a:1", project="p", api_key="k", spill_dir=tmp_path)
-    Spool(tmp_path, about=about(whose)).keep(TRACES, b"x", 1)
-    assert orjson.loads((tmp_path / ABOUT).read_bytes()) == {"url": "http://a:1", "project": "p"}
+    Spool(tmp_path, about=describe_owner(whose)).keep(TRACES_PATH, b"x", 1)
+    assert orjson.loads((tmp_path / OWNER_FILE).read_bytes()) == {"url": "http://a:1", "project": "p"}
 
 
 def test_a_child_forked_amid_a_request_does_not_keep_the_segment(tmp_path: Path) -> None:
@@ -341,7 +358,7 @@ def test_what_is_begun_while_another_process_looks_is_not_taken_for_done(tmp_pat
     bodies = [b"%d" % n for n in range(500)]
     for body in bodies:
         mine = Spool(tmp_path)
-        mine.keep(TRACES, body, 1)
+        mine.keep(TRACES_PATH, body, 1)
         mine.rest()
     done.set()
     thread.join()

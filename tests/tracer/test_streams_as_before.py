@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from opentelemetry.trace import StatusCode
 
 from spanwise.tracer import current_run, trace
-from spanwise.tracer._context import get_current
+from spanwise.tracer.otel.trace_context import get_current
 from spanwise.tracer.testing import Spans, capture_spans
 
 

@@ -22,8 +22,9 @@ from opentelemetry.instrumentation.threading import ThreadingInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from tests.tracer.conftest import Sink, until
 
-from spanwise.tracer import _threads, configure, flush, inject, session, span, tags, trace, tracer_provider, user
-from spanwise.tracer.spans import marked
+from spanwise.tracer import configure, flush, inject, session, span, tags, trace, tracer_provider, user
+from spanwise.tracer.internal_api import mark_monitor_spans
+from spanwise.tracer.otel import thread_context
 from spanwise.tracer.testing import Spans, capture_spans
 
 
@@ -35,9 +36,9 @@ def leaf(*_: Any) -> int:
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     yield
-    _threads.restore()
+    thread_context.restore_thread_methods()
     assert "spanwise" not in threading.Thread.start.__module__
-    assert _threads._wrapped == {}
+    assert thread_context._originals == {}
 
 
 class Own(threading.Thread):
@@ -145,7 +146,7 @@ def test_opentelemetrys_own_instrumentation_beside_it_does_no_harm(first: str) -
             thread.join()
             pool.submit(leaf).result()
     if first == "theirs":
-        _threads.restore()
+        thread_context.restore_thread_methods()
     theirs.uninstrument()
     assert [s.parent and s.parent.span_id for s in traced.spans if s.name == "leaf"] == [
         traced.one("root").context.span_id
@@ -163,13 +164,13 @@ def test_a_hook_that_somebody_set_over_ours_stays(monkeypatch: pytest.MonkeyPatc
             below(self)
 
         monkeypatch.setattr(threading.Thread, "start", start)
-        _threads.restore()
+        thread_context.restore_thread_methods()
         with span("root"):
             thread = threading.Thread(target=leaf, name="theirs")
             thread.start()
             thread.join()
         assert seen == ["theirs"]
-        _threads.carry()
+        thread_context.patch_thread_methods()
         with span("again"):
             thread = threading.Thread(target=lambda: leaf(2))
             thread.start()
@@ -468,7 +469,7 @@ def test_workers_of_a_process_pool_that_a_request_forks_belong_to_no_request(sin
 
 def test_what_a_monitor_leaves_running_keeps_its_mark(traced: Spans) -> None:
     worker = Worker()
-    with marked(), session("s"), span("evaluation"):
+    with mark_monitor_spans(), session("s"), span("evaluation"):
         end = in_thread(worker.run)
     worker.do(leaf)
     worker.jobs.put(None)

@@ -21,9 +21,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spanwise.tracer import _errors, span, trace
-from spanwise.tracer._documents import document, flatten, readable
-from spanwise.tracer._json import cut_text, to_json
+from spanwise.tracer import internal_errors, span, trace
+from spanwise.tracer.content.documents import convert_documents, flatten_documents, parse_document
+from spanwise.tracer.content.serialization import to_json, truncate_text
 from spanwise.tracer.testing import Spans, capture_spans
 
 MIB = 1 << 20
@@ -180,7 +180,7 @@ def test_long_texts_are_cut_and_say_so() -> None:
 
 
 def test_a_cut_takes_the_last_word_along() -> None:
-    assert cut_text("my key is sk-123456789", 15) == "my key is…[cut 13 of 22 characters]"
+    assert truncate_text("my key is sk-123456789", 15) == "my key is…[cut 13 of 22 characters]"
 
 
 def test_a_megabyte_is_kept_whole(traced: Spans) -> None:
@@ -243,24 +243,24 @@ class Haystack:
     ],
 )
 def test_documents_by_duck_typing(traced: Spans, given: Any, expected: tuple[Any, ...]) -> None:
-    flat = flatten(to_json(readable([given]), MIB))
+    flat = flatten_documents(to_json(convert_documents([given]), MIB))
     fields = {k.removeprefix("retrieval.documents.0.document."): v for k, v in flat.items()}
     metadata = orjson.loads(fields.get("metadata", "{}"))
     assert (fields["content"], fields.get("id"), fields.get("score"), metadata) == expected
 
 
 def test_haystack_and_dict_results_hold_documents() -> None:
-    fields = flatten(to_json(readable({"documents": [Haystack("h", "c", {}, 0.5, [])]}), MIB))
+    fields = flatten_documents(to_json(convert_documents({"documents": [Haystack("h", "c", {}, 0.5, [])]}), MIB))
     assert fields["retrieval.documents.0.document.id"] == "h"
 
 
 def test_what_is_no_document_is_left_alone() -> None:
     from unittest.mock import MagicMock
 
-    assert document(5) is None
-    assert readable([5, None]) == [5, None]
-    assert flatten(to_json(readable([MagicMock()]), MIB)) is not None
-    assert flatten("not json") == {}
+    assert parse_document(5) is None
+    assert convert_documents([5, None]) == [5, None]
+    assert flatten_documents(to_json(convert_documents([MagicMock()]), MIB)) is not None
+    assert flatten_documents("not json") == {}
 
 
 class Unanswering:
@@ -310,7 +310,7 @@ HOSTILE: list[Any] = [
 
 @pytest.mark.parametrize("kind", ["chain", "retriever"])
 def test_a_hostile_value_costs_itself_never_its_span(traced: Spans, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_errors, "strict", False)
+    monkeypatch.setattr(internal_errors, "strict", False)
     for value in HOSTILE:
         with span("root") as run:
             trace(kind=kind)(lambda v: None)(value)

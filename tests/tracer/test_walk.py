@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from spanwise.tracer import configure, current_run, flush, session, span, stats, tags, trace, user
-from spanwise.tracer.capture import capture
 from spanwise.tracer.testing import Spans
+from spanwise.tracer.trace_capture import capture
 
 
 @trace(kind="retriever")

@@ -1,4 +1,17 @@
-"""The command line: the only place that knows all the others."""
+"""Command line: the `spanwise` command, the pytest plugin, the MCP server and the demo.
+
+Modules, in the order in which data flows:
+
+- `app`: Root application of the `spanwise` command: registers the command groups, shows migration progress.
+- `command_io`: Input and output shared by all commands: store and filter options, tables, JSON lines, errors.
+- `evaluator_resolution`: Evaluators named on the command line: registry ids, functions in Python files, definition
+  files.
+- `quality_gate`: Quality gate of `spanwise eval`: allowed failures and bounds on means, for the exit status in CI.
+- `post_mortem`: Post-mortem debugger of `spanwise eval --pdb`, opened where a task or evaluator raised.
+- `evaluator_docs`: Reference documentation of the evaluators, generated from the registry as Markdown.
+- `pytest_plugin`: Pytest plugin: runs a marked test once per example and records an experiment.
+- `xdist_coordinator`: Coordinator of pytest-xdist workers: shared experiments in a store served by the controller.
+"""
 
 import gc
 import sys
@@ -10,7 +23,7 @@ def main() -> None:
     """Run the `spanwise` command, or say in one line which extra is missing."""
     gc.disable()  # nothing of what is imported is garbage, and looking for it takes a twentieth of the time
     try:
-        from spanwise.cli._app import run
+        from spanwise.cli.app import run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("spanwise"):
             raise

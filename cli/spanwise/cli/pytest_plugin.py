@@ -1,4 +1,4 @@
-"""The pytest plugin: `@pytest.mark.spanwise(dataset=…)` runs a test once per example and keeps an experiment of it.
+"""Pytest plugin: runs a marked test once per example and records an experiment.
 
 Loaded into every pytest that runs where Spanwise is installed, so it imports nothing but pytest until a test is marked.
 """
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from spanwise.cli._workers import Begun, Office
+    from spanwise.cli.xdist_coordinator import SharedExperiment, XdistCoordinator
     from spanwise.collector.records import Example, Feedback
     from spanwise.collector.stores import Store
     from spanwise.evaluators import Evaluator, Experiment
-    from spanwise.evaluators.engine import OpenRun, Recorder
+    from spanwise.evaluators.experiments import OpenRun, Recorder
+
 
 MARK = (
     "spanwise(dataset, name=None, evaluators=(), split=None, limit=None, repetitions=1, min_pass=None, metadata=None, "
@@ -32,7 +33,7 @@ class EvaluatorFailed(Exception):
 
 
 @dataclass
-class Settings:
+class MarkSettings:
     """What a mark says. Raises `ValueError` for nonsense."""
 
     dataset: Any
@@ -52,8 +53,8 @@ class Settings:
         if not isinstance(self.split, str | list | tuple | None):
             raise ValueError(f"split is a name or a list of names, not {self.split!r:.200}")
         if self.limit is not None:
-            _at_least_one("limit", self.limit)
-        _at_least_one("repetitions", self.repetitions)
+            _require_positive("limit", self.limit)
+        _require_positive("repetitions", self.repetitions)
         share = self.min_pass
         if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
             raise ValueError(f"min_pass is a share of all runs, above 0 and at most 1, not {share!r}")
@@ -62,13 +63,13 @@ class Settings:
 
 
 @dataclass
-class Group:
+class ExampleGroup:
     """The examples of one marked test function, and the experiment that its runs become."""
 
     test: str  # its node id
     name: str
     dataset: str
-    settings: Settings
+    settings: MarkSettings
     evaluators: tuple[Evaluator, ...]
     after: tuple[Evaluator, ...]  # those of them that are no arguments: they look at each run when it is over
     office: Any = None  # where a worker of pytest-xdist asks its controller
@@ -80,7 +81,7 @@ class Group:
     def recording(self) -> Recorder:
         """The experiment, begun when the first test of the group runs."""
         if self.recorder is None:
-            from spanwise.evaluators.engine import Recorder
+            from spanwise.evaluators.experiments import Recorder
 
             begun, metadata = self._begun(), {**(self.settings.metadata or {}), **self._pinned()}
             self.recorder = Recorder(
@@ -99,22 +100,22 @@ class Group:
     def opened(self) -> Store:
         """The store of the experiment; a worker's is its controller's."""
         if self.store is None:
-            from spanwise.cli._workers import ask
+            from spanwise.cli.xdist_coordinator import ask_coordinator
             from spanwise.collector import connect
 
             where = self.settings.store
-            self.store = connect(ask(self.office, "store", where) if self.office else where)
+            self.store = connect(ask_coordinator(self.office, "store", where) if self.office else where)
         return self.store
 
-    def _begun(self) -> Begun | None:
+    def _begun(self) -> SharedExperiment | None:
         """The experiment to which all workers add, as their controller says."""
         if not self.office:
             return None
-        from spanwise.cli._workers import ask
+        from spanwise.cli.xdist_coordinator import ask_coordinator
 
-        whole, lost = _told([evaluator for evaluator in self.evaluators if evaluator.summary])
+        whole, lost = _serialize_evaluators([evaluator for evaluator in self.evaluators if evaluator.summary])
         how = {"min_pass": self.settings.min_pass, "whole": whole, "lost": lost}
-        begun: Begun = ask(self.office, "begin", self.test, self.name, self.settings.store, how)
+        begun: SharedExperiment = ask_coordinator(self.office, "begin", self.test, self.name, self.settings.store, how)
         return begun
 
     def _pinned(self) -> dict[str, str]:
@@ -132,10 +133,10 @@ class Group:
 
 
 @dataclass
-class Current:
+class CurrentTest:
     """One test of a group: its example, and its run while it lasts."""
 
-    group: Group
+    group: ExampleGroup
     example: Example
     repetition: int = 0
     run: OpenRun | None = None
@@ -146,7 +147,7 @@ class Scorer:
     """An evaluator as a test's argument: call it with the outputs (and whatever else it should see)."""
 
     evaluator: Evaluator
-    current: Current
+    current: CurrentTest
     feedback: list[Feedback] = field(default_factory=list)
 
     def __call__(self, outputs: Any = None, **more: Any) -> Any:
@@ -160,16 +161,16 @@ class Scorer:
         return first.label if first.score is None else first.score
 
 
-_VERDICTS = (AssertionError, pytest.fail.Exception, pytest.skip.Exception)  # of the test, not errors of the run
+_TEST_OUTCOMES = (AssertionError, pytest.fail.Exception, pytest.skip.Exception)  # of the test, not errors of the run
 _FAILED = (AssertionError, pytest.fail.Exception)
 _ARGUMENT = "_spanwise_current"
-_GROUPS = pytest.StashKey[list[Group]]()
-_OFFICE: pytest.StashKey[Office] = pytest.StashKey()  # the controller's
-_ENDS: pytest.StashKey[list[End]] = pytest.StashKey()
+_GROUPS = pytest.StashKey[list[ExampleGroup]]()
+_COORDINATOR: pytest.StashKey[XdistCoordinator] = pytest.StashKey()  # the controller's
+_FINISHED: pytest.StashKey[list[FinishedExperiment]] = pytest.StashKey()
 
 
 @dataclass
-class End:
+class FinishedExperiment:
     """A finished experiment, and what there is to say of it beside its table."""
 
     experiment: Experiment
@@ -191,18 +192,18 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker of pytest-xdist where to ask for the experiments that it adds to."""
-    if _OFFICE not in node.config.stash:
-        from spanwise.cli._workers import Office
+    if _COORDINATOR not in node.config.stash:
+        from spanwise.cli.xdist_coordinator import XdistCoordinator
 
-        node.config.stash[_OFFICE] = Office()
-    node.workerinput["spanwise"] = node.config.stash[_OFFICE].address
+        node.config.stash[_COORDINATOR] = XdistCoordinator()
+    node.workerinput["spanwise"] = node.config.stash[_COORDINATOR].address
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
     """Note that a worker was lost."""
-    if error and _OFFICE in node.config.stash:
-        node.config.stash[_OFFICE].crashed = True
+    if error and _COORDINATOR in node.config.stash:
+        node.config.stash[_COORDINATOR].crashed = True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -214,15 +215,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     __tracebackhide__ = True
     try:
-        group, examples = _group(metafunc, _settings(mark, metafunc.config))
+        group, examples = _make_group(metafunc, _read_mark(mark, metafunc.config))
     except (StoreError, OSError, ValueError) as error:  # a mistyped name costs one line
         pytest.fail(f"{metafunc.function.__name__}: {error}", pytrace=False)
     metafunc.config.stash[_GROUPS].append(group)
-    asked = _asked_for(metafunc.fixturenames, group)
+    asked = _requested_arguments(metafunc.fixturenames, group)
     repetitions = group.settings.repetitions
-    runs = [Current(group, example, number) for example in examples for number in range(repetitions)]
-    rows = [_arguments(asked, current, group) for current in runs]
-    ids = [_id(current, repetitions) for current in runs]
+    runs = [CurrentTest(group, example, number) for example in examples for number in range(repetitions)]
+    rows = [_argument_values(asked, current, group) for current in runs]
+    ids = [_test_id(current, repetitions) for current in runs]
     metafunc.fixturenames.append(_ARGUMENT)  # a parameter that only this plugin looks at
     metafunc.parametrize([*asked, _ARGUMENT], rows, ids=ids)
 
@@ -230,7 +231,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     """The test's run: a root span around it, and whether it passed."""
-    current = _current(item)
+    current = _current_test(item)
     if current is None:
         yield
         return
@@ -243,8 +244,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
             outcome = yield
             error = outcome.excinfo[1] if outcome.excinfo else None
             if not isinstance(error, pytest.skip.Exception):
-                current.run.note("passed", error is None, None if error is None else _line(error))
-            if error is not None and not isinstance(error, _VERDICTS):
+                current.run.note("passed", error is None, None if error is None else _error_line(error))
+            if error is not None and not isinstance(error, _TEST_OUTCOMES):
                 raise error
     except BaseException as raised:
         if raised is not error:  # else pytest knows it already
@@ -260,12 +261,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     Whether there were too many is told at the end. Any other exception fails the test, as ever.
     """
     outcome = yield
-    report, current = outcome.get_result(), _current(item)
+    report, current = outcome.get_result(), _current_test(item)
     if current is None or current.group.settings.min_pass is None or not report.failed or call.when != "call":
         return
     if call.excinfo is not None and isinstance(call.excinfo.value, _FAILED):
         report.outcome = "skipped"
-        report.wasxfail = f"min_pass={current.group.settings.min_pass!r}: {_line(call.excinfo.value)}"
+        report.wasxfail = f"min_pass={current.group.settings.min_pass!r}: {_error_line(call.excinfo.value)}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -274,25 +275,25 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workerinput"):
         return
-    stopped = bool(session.shouldfail or session.shouldstop) or session.exitstatus in _CUT_SHORT
-    config.stash[_ENDS] = ends = [*_own_ends(config, stopped), *_ends_of_workers(config, stopped)]
+    stopped = bool(session.shouldfail or session.shouldstop) or session.exitstatus in _INTERRUPTED
+    config.stash[_FINISHED] = ends = [*_finish_own(config, stopped), *_finish_shared(config, stopped)]
     if any(end.complaint for end in ends) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """A table per experiment."""
-    ends = config.stash.get(_ENDS, [])
+    ends = config.stash.get(_FINISHED, [])
     if not ends:  # whoever installed the tracer alone has no more than this
         return
-    from spanwise.collector.terminal import harmless, on_a_line
+    from spanwise.collector.terminal_escaping import escape_line, escape_text
 
     for end in ends:
-        terminalreporter.section(f"spanwise: {on_a_line(end.experiment.name)}")
+        terminalreporter.section(f"spanwise: {escape_line(end.experiment.name)}")
         for text in (str(end.experiment).rstrip(), *end.remarks):
-            terminalreporter.write_line(harmless(text))
+            terminalreporter.write_line(escape_text(text))
         if end.complaint:
-            terminalreporter.write_line(harmless(end.complaint), red=True, bold=True)
+            terminalreporter.write_line(escape_text(end.complaint), red=True, bold=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -300,47 +301,47 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     for group in config.stash.get(_GROUPS, []):
         if group.store is not None:
             group.store.close()
-    if _OFFICE in config.stash:
-        config.stash[_OFFICE].close()
+    if _COORDINATOR in config.stash:
+        config.stash[_COORDINATOR].close()
 
 
-_CUT_SHORT = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+_INTERRUPTED = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
 
 
-def _own_ends(config: pytest.Config, stopped: bool) -> Iterator[End]:
+def _finish_own(config: pytest.Config, stopped: bool) -> Iterator[FinishedExperiment]:
     for group in config.stash.get(_GROUPS, []):
         if group.recorder is not None:
             experiment = group.recorder.finish("interrupted" if stopped else "finished")
-            yield End(experiment, (), _complaint(experiment, group.settings.min_pass))
+            yield FinishedExperiment(experiment, (), _find_complaint(experiment, group.settings.min_pass))
 
 
-def _ends_of_workers(config: pytest.Config, stopped: bool) -> Iterator[End]:
-    if _OFFICE not in config.stash:
+def _finish_shared(config: pytest.Config, stopped: bool) -> Iterator[FinishedExperiment]:
+    if _COORDINATOR not in config.stash:
         return
-    office = config.stash[_OFFICE]
+    office = config.stash[_COORDINATOR]
     for begun, experiment in office.finished("interrupted" if stopped or office.crashed else "finished"):
         remarks = [
             f"{key} was not asked: under pytest-xdist a set-level evaluator is one that can be imported by its name"
             for key in begun.lost
         ]
-        yield End(experiment, remarks, _complaint(experiment, begun.min_pass))
+        yield FinishedExperiment(experiment, remarks, _find_complaint(experiment, begun.min_pass))
 
 
-def _complaint(experiment: Experiment, min_pass: float | None) -> str:
+def _find_complaint(experiment: Experiment, min_pass: float | None) -> str:
     """Return what is wrong with the experiment as a whole, "" if nothing is.
 
     An evaluator failed wherever it looked, or too few runs passed.
     """
-    from spanwise.collector.terminal import on_a_line
+    from spanwise.collector.terminal_escaping import escape_line
 
     summary = experiment.summary()
     for key, said in summary.items():
         if said.failed and not said.n and not said.labelled:
-            why = on_a_line(summary.why.get(key, "an error"))
+            why = escape_line(summary.why.get(key, "an error"))
             return f"{experiment.name}: {key} failed on every run that it looked at ({said.failed}): {why}"
     for key, of_the_set in summary.overall.items():
         if of_the_set.error is not None:
-            return f"{experiment.name}: {key} failed: {on_a_line(of_the_set.error)}"
+            return f"{experiment.name}: {key} failed: {escape_line(of_the_set.error)}"
     if min_pass is None:
         return ""
     passed = summary.get("passed")
@@ -350,11 +351,11 @@ def _complaint(experiment: Experiment, min_pass: float | None) -> str:
     return f"{told}, fewer than min_pass={min_pass!r}" if passed.mean < min_pass - 1e-9 else ""
 
 
-def _settings(mark: pytest.Mark, config: pytest.Config) -> Settings:
+def _read_mark(mark: pytest.Mark, config: pytest.Config) -> MarkSettings:
     """What a mark says, checked. Raises `ValueError`."""
-    from spanwise.tracer.hints import did_you_mean
+    from spanwise.tracer.suggestions import did_you_mean
 
-    names = [field.name for field in fields(Settings)]
+    names = [field.name for field in fields(MarkSettings)]
     for name in mark.kwargs:
         if name not in names:
             hint = did_you_mean(name, names, form=" ({})")
@@ -366,29 +367,31 @@ def _settings(mark: pytest.Mark, config: pytest.Config) -> Settings:
     known = dict(zip(names, mark.args, strict=False)) | dict(mark.kwargs)
     if "dataset" not in known:
         raise ValueError("@pytest.mark.spanwise needs a dataset: a name, a path, or a list of examples")
-    given = Settings(**known)
+    given = MarkSettings(**known)
     return replace(given, store=given.store or config.getoption("--spanwise-store"))
 
 
-def _at_least_one(name: str, value: Any) -> None:
+def _require_positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is a whole number, at least 1, not {value!r}")
 
 
-def _group(metafunc: pytest.Metafunc, settings: Settings) -> tuple[Group, list[Example]]:
+def _make_group(metafunc: pytest.Metafunc, settings: MarkSettings) -> tuple[ExampleGroup, list[Example]]:
     from spanwise.evaluators import as_evaluator, datasets
-    from spanwise.evaluators.protocol import check_keys
+    from spanwise.evaluators.interface import check_keys
 
     given, dataset = metafunc.function.__name__, settings.dataset
     known = [as_evaluator(judge) for judge in settings.evaluators]
-    known += [as_evaluator(id) for id in _ids(metafunc.fixturenames) if id not in {judge.key for judge in known}]
+    known += [
+        as_evaluator(id) for id in _evaluator_ids(metafunc.fixturenames) if id not in {judge.key for judge in known}
+    ]
     check_keys(known)
     after = tuple(judge for judge in known if judge.key not in metafunc.fixturenames and not judge.summary)
     office = getattr(metafunc.config, "workerinput", {}).get("spanwise")
     test = metafunc.definition.nodeid
-    group = Group(test, settings.name or given, given, settings, tuple(known), after, office)
+    group = ExampleGroup(test, settings.name or given, given, settings, tuple(known), after, office)
     if isinstance(dataset, str) and not datasets.is_file(dataset):
-        examples = _stored(group, dataset)
+        examples = _load_stored(group, dataset)
     elif datasets.is_file(dataset):
         beside = Path(metafunc.module.__file__ or ".").parent / dataset
         path = beside if beside.exists() else Path(dataset)
@@ -402,7 +405,7 @@ def _group(metafunc: pytest.Metafunc, settings: Settings) -> tuple[Group, list[E
     return group, chosen[: settings.limit]
 
 
-def _stored(group: Group, dataset: str) -> list[Example]:
+def _load_stored(group: ExampleGroup, dataset: str) -> list[Example]:
     """The examples of a dataset in the store, `name` or `name@3`, at the version that they have now."""
     name, at, version = dataset.rpartition("@")
     if not (at and version.isdigit()):
@@ -412,7 +415,7 @@ def _stored(group: Group, dataset: str) -> list[Example]:
     return list(group.opened().examples(name, record.version))
 
 
-def _told(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
+def _serialize_evaluators(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
     """Set-level evaluators as plain values, and the keys of those that cannot be found again by their names."""
     from spanwise.evaluators import from_dict
 
@@ -426,33 +429,33 @@ def _told(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str, Any], ...], tu
     return tuple(plain), tuple(lost)
 
 
-def _current(item: pytest.Item) -> Current | None:
+def _current_test(item: pytest.Item) -> CurrentTest | None:
     callspec = getattr(item, "callspec", None)
     return callspec.params.get(_ARGUMENT) if callspec else None
 
 
-def _id(current: Current, repetitions: int) -> str:
+def _test_id(current: CurrentTest, repetitions: int) -> str:
     example = current.example
     name = str(example.metadata.get("name") or example.id[:12])
     return name if repetitions == 1 else f"{name}-{current.repetition + 1}"
 
 
-def _ids(names: Iterable[str]) -> list[str]:
+def _evaluator_ids(names: Iterable[str]) -> list[str]:
     """The arguments of a test that are ids of registered evaluators."""
-    from spanwise.evaluators import names as registered
+    from spanwise.evaluators import list_evaluators as registered
 
     known = set(registered()) - {"judge"}  # which is made of a question: a fixture of that name is the test's own
     return [name for name in names if name in known]
 
 
-def _asked_for(fixtures: Iterable[str], group: Group) -> list[str]:
+def _requested_arguments(fixtures: Iterable[str], group: ExampleGroup) -> list[str]:
     from spanwise.collector.records import Example
 
     ours = {field.name for field in fields(Example)} - {"id"} | {"example"} | {judge.key for judge in group.evaluators}
     return [name for name in fixtures if name in ours]
 
 
-def _arguments(asked: Iterable[str], current: Current, group: Group) -> list[Any]:
+def _argument_values(asked: Iterable[str], current: CurrentTest, group: ExampleGroup) -> list[Any]:
     scorers = {judge.key: judge for judge in group.evaluators}
     values: list[Any] = []
     for name in asked:
@@ -463,6 +466,6 @@ def _arguments(asked: Iterable[str], current: Current, group: Group) -> list[Any
     return [*values, current]
 
 
-def _line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     first = str(error).strip().splitlines()
     return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__

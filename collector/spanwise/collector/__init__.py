@@ -1,20 +1,37 @@
-"""Keep: records, intake of OTLP, dialects, stores, statistics, API, client, pages."""
+"""OTLP collector: records, ingest, stores, API, pages and client.
+
+Modules, in the order in which data flows:
+
+- `server`: HTTP server process: uvicorn with limits on connections, headers, bodies and idle time.
+- `prometheus_metrics`: Prometheus metrics of the collector and of monitoring rules.
+- `query_scheduler`: Query scheduler: concurrency limits, fair queueing and cancellation of queries from requests.
+- `request_context`: Context variables of the current request: its caller for the audit log, its query's deadline.
+- `clock_skew`: Clock skew correction: replaces impossible timestamps of incoming spans and feedback.
+- `filters`: Trace filter: conditions, validation, and the grammar of query strings and command lines.
+- `filter_values`: Parsing of single filter values: times, durations, comparisons, feedback and metadata conditions.
+- `rule_policy`: Rule policy: filter, sampling rate, eligibility and validation of a monitoring rule.
+- `store_connection`: Opening a store by URL or path, on demand, or as an async store; default location and server
+  probe.
+- `address_parsing`: Parsing of addresses: database file names, host names, ports, origins and URLs.
+- `record_encoding`: JSON encoding and decoding of records, shared by server, client and stores.
+- `formatting`: Human-readable formatting of numbers, durations, times and error messages.
+- `terminal_escaping`: Escaping of control characters in untrusted text that is printed to a terminal.
+- `errors`: Exception hierarchy, and the error message for a missing optional dependency.
+"""
 
 from typing import TYPE_CHECKING
 
 from spanwise.collector import errors
-from spanwise.tracer.lazy import lazy
+from spanwise.tracer.lazy_imports import lazy
 
 if TYPE_CHECKING:
-    from spanwise.collector._aio import AsyncStore, aio
-    from spanwise.collector._connect import connect, default_place, describe
-    from spanwise.collector._names import named
+    from spanwise.collector.address_parsing import check_database_path
+    from spanwise.collector.store_connection import AsyncStore, aio, connect, default_location, describe
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        _aio="AsyncStore aio",
-        _connect="connect default_place describe",
-        _names="named",
+        store_connection="AsyncStore aio connect default_location describe",
+        address_parsing="check_database_path",
     )
 
-__all__ = ["AsyncStore", "aio", "connect", "default_place", "describe", "errors", "named"]
+__all__ = ["AsyncStore", "aio", "check_database_path", "connect", "default_location", "describe", "errors"]

@@ -1,6 +1,6 @@
-"""What can go wrong, as exceptions of ours: all of them have one root, so that one `except` catches them.
+"""Exception hierarchy, and the error message for a missing optional dependency.
 
-    SpanwiseError
+SpanwiseError
       StoreError                     a store could not do something
         Refused                      permanent: it can never work as it was asked
           NotFound                   what was named is not there
@@ -15,7 +15,7 @@
       ItemRefused(ValueError)        one span or log record of a request cannot be kept
         BesideRefused                what a span says beside its run cannot be kept, and the span is
       BindingError(TypeError)        an evaluator asks for an argument that no case has
-      Nonsense(TypeError)            an evaluator returned what is no outcome
+      InvalidResult(TypeError)            an evaluator returned what is no outcome
       Unjudged                       a judge was asked, and no judgement came about
         ParseFailure                 its reply is not what was asked for
         Declined                     it refused, its answer was filtered, or is empty
@@ -37,6 +37,9 @@ a thing, too (in brackets). `docs/errors.md` says of each what to do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class SpanwiseError(Exception):
@@ -86,3 +89,19 @@ class Halted(Unavailable):
 
     def __init__(self, message: str, retry_after: float = 30.0) -> None:
         super().__init__(message, retry_after)
+
+
+@contextmanager
+def require_extra(extra: str, what: str) -> Iterator[None]:
+    """Imports of `what`, which come with an extra: a missing one is told together with what to install.
+
+    Raises `ModuleNotFoundError` with the name of the missing module, as the import itself would.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "spanwise":
+            raise
+        raise ModuleNotFoundError(
+            f"{what} needs {error.name!r}, which is not installed: pip install 'spanwise[{extra}]'", name=error.name
+        ) from None

@@ -1,17 +1,24 @@
-"""The one structured filter for traces, used alike by stores, API, client, command line and pages."""
+"""Trace filter: conditions, validation, and the grammar of query strings and command lines.
+
+In a query string: `name=answer&feedback=concise<0.5&latency_ms>=200&tags=a&tags=b`. On a command line, one term each:
+`name=answer 'feedback=concise<0.5' 'latency_ms>=200' metadata.tenant=t1 since=1h` and words to be found in inputs or
+outputs. `since` and `until` take a duration (`90s`, `30m`, `1h`, `7d`, `2w`: so long ago) or an ISO date or time (in
+the time zone of the machine that reads it, unless it says which).
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from math import isfinite, isnan
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from spanwise.collector import readings
+from spanwise.collector import filter_values
 from spanwise.collector.errors import Refused
+from spanwise.collector.filter_values import metadata_text
 from spanwise.collector.records import JSON, Status
 
 Operator = Literal["<", "<=", "=", "!=", ">=", ">"]
@@ -68,79 +75,82 @@ class Filter:
     def __post_init__(self) -> None:
         if self.status is not None and self.status not in STATUSES:  # every trace without an error would pass
             raise ValueError(f"the status of a trace is one of {', '.join(STATUSES)}, not {self.status!r}")
-        for name in BOUNDED:
+        for name in LIMITED_CONDITIONS:
             value = getattr(self, name)
-            most = MOST_WORDS if isinstance(value, str) else MOST
-            if (count := _count(value)) > most:
+            most = MAX_SEARCH_TERMS if isinstance(value, str) else MAX_CONDITION_VALUES
+            if (count := _count_members(value)) > most:
                 raise ValueError(f"{name} names {count:,} things; at most {most} can be asked for at once")
 
     @property
     def leaves_out_judgements(self) -> bool:
         """Whether evaluators' own traces do not pass, as nothing asks for them."""
-        asked = self.kind is not None or self.any_kind == EVALUATOR or self.trace_ids is not None
+        asked = self.kind is not None or self.any_kind == EVALUATOR_KIND or self.trace_ids is not None
         return not (asked or self.experiment or self.experiments is not None)  # a trace of an experiment is none
 
 
-EVALUATOR = "evaluator"  # the kind of run that is a judgement
+EVALUATOR_KIND = "evaluator"  # the kind of run that is a judgement
 STATUSES = get_args(Status)
-OLD_NAMES = {"tag": "tags"}  # read wherever names of conditions are
-LISTS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
-BOUNDED = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
-MOST, MOST_WORDS = 450, 100  # conditions of one name, and words: each is a part of one question to the database
-COMPARISONS = ("latency_ms", "tokens", "cost")
+CONDITION_ALIASES = {"tag": "tags"}  # read wherever names of conditions are
+LIST_CONDITIONS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
+LIMITED_CONDITIONS = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
+MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = (
+    450,
+    100,
+)  # conditions of one name, and words: each is a part of one question to the database
+COMPARED_CONDITIONS = ("latency_ms", "tokens", "cost")
 
 
-def _count(value: Any) -> int:
+def _count_members(value: Any) -> int:
     if isinstance(value, str):
         return len(value.split())
     return len(value) if value else 0
 
 
-def combined(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:
+def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:
     """A filter with further conditions by name, in the short forms that people write.
 
     A value is of the field's type, or the text that a query string has: `since="1h"`, `latency_ms=">200"`,
     `feedback="concise<0.5"`. One text stands for a list of one, one `(key, operator, value)` for a tuple of one, and a
     plain number for an equality. Raises `ValueError` for a name that is no condition, or a value that cannot be one.
     """
-    given = dict(read(name, value) for name, value in (conditions or {}).items())
+    given = dict(parse_condition(name, value) for name, value in (conditions or {}).items())
     whole = filter or Filter()
     return replace(whole, **given) if given else whole
 
 
-def both(one: Filter, other: Filter) -> Filter:
+def merge_filters(one: Filter, other: Filter) -> Filter:
     """The conditions of both; where both have the same, the other's."""
     given = {name: value for name in CONDITIONS if (value := getattr(other, name)) != _DEFAULTS[name]}
     return replace(one, **given) if given else one
 
 
-def normal_form(filter: Filter) -> dict[str, JSON]:
+def filter_to_dict(filter: Filter) -> dict[str, JSON]:
     """The conditions that a filter has, as plain values under their names, in order: `combined(None, …)` reads them."""
     given = {name: getattr(filter, name) for name in sorted(CONDITIONS)}
-    return {name: _plain(value) for name, value in given.items() if value != _DEFAULTS[name]}
+    return {name: _to_json(value) for name, value in given.items() if value != _DEFAULTS[name]}
 
 
-def _plain(value: Any) -> JSON:
+def _to_json(value: Any) -> JSON:
     if isinstance(value, Mapping):
         return dict(sorted(value.items()))
-    return [_plain(member) for member in value] if isinstance(value, tuple) else value
+    return [_to_json(member) for member in value] if isinstance(value, tuple) else value
 
 
-def askable(filter: Filter) -> Filter:
+def validate_filter(filter: Filter) -> Filter:
     """The same filter. Raises `Refused` for one that no trace can pass, whatever is stored, or that says nothing."""
     if None not in (filter.since_ns, filter.until_ns) and cast(int, filter.since_ns) >= cast(int, filter.until_ns):
         raise Refused("until is not after since, so that no trace starts between them; name a later one")
-    for name in COMPARISONS:
+    for name in COMPARED_CONDITIONS:
         _check_amount(name, getattr(filter, name))
     for condition in filter.feedback:
         _check_feedback(*condition)
-    for name in _NEVER_EMPTY:
+    for name in _NON_EMPTY_CONDITIONS:
         if getattr(filter, name) == "":
             raise Refused(f"{name} is empty, which it is of no trace; leave the condition out, or name one")
-    for name in _OF_NAMES:
+    for name in _NAME_LIST_CONDITIONS:
         if "" in (getattr(filter, name) or ()):
             raise Refused(f"{name} holds an empty name, which nothing has; leave it out")
-    if filter.text is not None and not words(filter.text):
+    if filter.text is not None and not parse_search_terms(filter.text):
         raise Refused(f"text {filter.text!r} holds no word, so that every trace would pass; name one")
     if filter.error is not None and not filter.error.split():
         raise Refused(f"error {filter.error!r} holds no word, so that every trace with an error would pass; name one")
@@ -167,14 +177,14 @@ def _check_feedback(key: str, operator: Operator, value: float | str) -> None:
         raise Refused(f"feedback {key!r} {operator} nan: nothing compares with it; give a number")
 
 
-def deletable(filter: Filter) -> Filter:
+def validate_deletion_filter(filter: Filter) -> Filter:
     """As `askable`. Raises `Refused` for one that says nothing: what passes it is about to be deleted."""
     if filter == Filter():
         raise Refused("an empty filter would delete every trace; name at least one condition")
-    return askable(filter)
+    return validate_filter(filter)
 
 
-def timeless(filter: Filter) -> Filter:
+def validate_rule_filter(filter: Filter) -> Filter:
     """The same filter. Raises `Refused` for one that a trace may pass later though nothing was written meanwhile."""
     if filter.complete is not None:
         raise Refused(
@@ -184,81 +194,81 @@ def timeless(filter: Filter) -> Filter:
 
 
 # What SQLite's unicode61 takes for one word; a few letters of New Tai Lue and Vedic it knows as marks between words.
-_WORD = re.compile(r"([^\W_\u19b0-\u19c9\u1cf2]+)(\*?)")
+_WORD_PATTERN = re.compile(r"([^\W_\u19b0-\u19c9\u1cf2]+)(\*?)")
 
 
-def words(text: str) -> list[tuple[str, str]]:
+def parse_search_terms(text: str) -> list[tuple[str, str]]:
     """The words that a text condition asks for, all of them, and `*` after one that stands for a beginning."""
-    return _WORD.findall(unicodedata.normalize("NFC", text))
+    return _WORD_PATTERN.findall(unicodedata.normalize("NFC", text))
 
 
-def no_condition(name: str) -> ValueError:
+def unknown_condition_error(name: str) -> ValueError:
     """What to raise for a name that is no condition: the one that was meant, or all that there are."""
-    from spanwise.tracer.hints import did_you_mean  # loads the tracer, which only a mistake should cost
+    from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, which only a mistake should cost
 
     near = did_you_mean(name, (*NAMES, *CONDITIONS), form=": {}")
     return ValueError(f"{name!r} is no condition on traces{near or '; there are ' + ', '.join(NAMES)}")
 
 
-def read(name: str, value: Any) -> tuple[str, Any]:
+def parse_condition(name: str, value: Any) -> tuple[str, Any]:
     """A field and its value there, of one condition: see `combined`. Raises `ValueError`."""
     field = FIELDS.get(name, name)
     if field not in CONDITIONS:
-        raise no_condition(name)
+        raise unknown_condition_error(name)
     if value is None:
         return field, _DEFAULTS[field]
-    reader: Callable[[str, Any], Any] = _READERS.get(field, _text_of)
+    reader: Callable[[str, Any], Any] = _READERS.get(field, _check_text)
     return field, reader(name, value)
 
 
-def _text_of(name: str, value: Any) -> str:
+def _check_text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} is a text, not {value!r}")
     return value
 
 
-def _moment(name: str, value: Any) -> int:
+def _parse_moment(name: str, value: Any) -> int:
     if isinstance(value, datetime):
-        return readings.nanoseconds(value)
+        return filter_values.datetime_to_ns(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return (readings.whole_moment if name.endswith("_ns") else readings.moment)(value)
+        return (filter_values.parse_time_or_ns if name.endswith("_ns") else filter_values.parse_time)(value)
     raise ValueError(f"{name} is a time, such as '1h', '2026-01-31' or nanoseconds since 1970, not {value!r}")
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
+def _parse_texts(name: str, value: Any) -> tuple[str, ...]:
     members = (value,) if isinstance(value, str) else tuple(value)
-    return tuple(_text_of(name, member) for member in members)
+    return tuple(_check_text(name, member) for member in members)
 
 
-def _truth(name: str, value: Any) -> bool:
+def _parse_truth(name: str, value: Any) -> bool:
     if isinstance(value, str):
-        return readings.truth(value)
+        return filter_values.parse_bool(value)
     if value not in (True, False):
         raise ValueError(f"{name} is True or False, not {value!r}")
     return bool(value)
 
 
-def _metadata(name: str, value: Any) -> Mapping[str, Any]:
+def _parse_metadata_condition(name: str, value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
-        return readings.metadata(value)
+        return filter_values.parse_metadata(value)
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is a mapping, or a text such as 'tenant=t1', not {value!r}")
     return value
 
 
-def _comparison(name: str, value: Any) -> Comparison:
+def _parse_comparison_condition(name: str, value: Any) -> Comparison:
     if isinstance(value, str):
-        operator, number = readings.comparison(name, value)
+        operator, number = filter_values.parse_comparison(name, value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        operator, number = readings.exactly(name, value)
+        operator, number = filter_values.equality_comparison(name, value)
     else:
-        operator, number = _compared(name, value)
-    return _operator(name, operator), number
+        operator, number = _parse_comparison_pair(name, value)
+    return _check_operator(name, operator), number
 
 
-def _compared(name: str, value: Any) -> tuple[str, float]:
+def _parse_comparison_pair(name: str, value: Any) -> tuple[str, float]:
     try:
         operator, number = value
         return operator, float(number)
@@ -266,23 +276,23 @@ def _compared(name: str, value: Any) -> tuple[str, float]:
         raise ValueError(f"{name} is compared: {name}='>=200', or ('>=', 200), not {value!r}") from None
 
 
-def _feedbacks(name: str, value: Any) -> tuple[FeedbackCondition, ...]:
+def _parse_feedback_conditions(name: str, value: Any) -> tuple[FeedbackCondition, ...]:
     if isinstance(value, str):
-        return (_feedback(value),)
+        return (_parse_feedback_condition(value),)
     members = tuple(value)
     parts = not any(isinstance(member, tuple | list) for member in members)
-    if parts and members and (members[1:2] in _OPERATORS or not all(map(_is_written, members))):
-        return (_feedback(members),)
-    return tuple(map(_feedback, members))
+    if parts and members and (members[1:2] in _OPERATOR_TUPLES or not all(map(_is_comparison_text, members))):
+        return (_parse_feedback_condition(members),)
+    return tuple(map(_parse_feedback_condition, members))
 
 
-def _is_written(member: Any) -> bool:
-    return isinstance(member, str) and readings.COMPARED.fullmatch(member) is not None
+def _is_comparison_text(member: Any) -> bool:
+    return isinstance(member, str) and filter_values.COMPARISON_PATTERN.fullmatch(member) is not None
 
 
-def _feedback(condition: Any) -> FeedbackCondition:
+def _parse_feedback_condition(condition: Any) -> FeedbackCondition:
     if isinstance(condition, str):
-        condition = readings.feedback(condition)
+        condition = filter_values.parse_feedback(condition)
     try:
         key, operator, value = condition
         bound = value if isinstance(value, str) else float(value)
@@ -290,27 +300,119 @@ def _feedback(condition: Any) -> FeedbackCondition:
         raise ValueError(
             f"a condition on feedback is (key, operator, value), or 'concise<0.5', not {condition!r}"
         ) from None
-    return key, _operator(key, operator), bound
+    return key, _check_operator(key, operator), bound
 
 
-def _operator(name: str, operator: str) -> Operator:
+def _check_operator(name: str, operator: str) -> Operator:
     if operator not in OPERATORS:
         raise ValueError(f"{name!r}: {operator!r} is not one of {', '.join(OPERATORS)}")
     return operator
 
 
-_OPERATORS = [(operator,) for operator in OPERATORS]
+_OPERATOR_TUPLES = [(operator,) for operator in OPERATORS]
 CONDITIONS = tuple(condition.name for condition in fields(Filter))
 NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # as people write them
-FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | OLD_NAMES  # by these names
+FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | CONDITION_ALIASES  # by these names
 _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
-_NEVER_EMPTY = ("session", "user", "dataset", "example")  # none of them is kept as an empty text
-_OF_NAMES = ("missing", "untried", "failed", "skipped", "trace_ids")  # of feedback's keys, and of ids
+_NON_EMPTY_CONDITIONS = ("session", "user", "dataset", "example")  # none of them is kept as an empty text
+_NAME_LIST_CONDITIONS = ("missing", "untried", "failed", "skipped", "trace_ids")  # of feedback's keys, and of ids
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # of all fields that are no text
-    **dict.fromkeys(LISTS, _texts),
-    **dict.fromkeys(COMPARISONS, _comparison),
-    **dict.fromkeys(("since_ns", "until_ns"), _moment),
-    "feedback": _feedbacks,
-    "metadata": _metadata,
-    "complete": _truth,
+    **dict.fromkeys(LIST_CONDITIONS, _parse_texts),
+    **dict.fromkeys(COMPARED_CONDITIONS, _parse_comparison_condition),
+    **dict.fromkeys(("since_ns", "until_ns"), _parse_moment),
+    "feedback": _parse_feedback_conditions,
+    "metadata": _parse_metadata_condition,
+    "complete": _parse_truth,
 }
+
+
+Condition: TypeAlias = tuple[str, Any]  # a field of `Filter`, and its value there: a list of one, where it is a list
+
+TERM_PATTERN = re.compile(
+    rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{filter_values.OPERATOR_ALTERNATIVES})(?P<value>.*)",
+    re.DOTALL,
+)
+OPERATOR_PATTERN = re.compile(r"[<>=!.]")
+CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "metadata")  # fields whose conditions add up
+
+
+def filter_from_items(items: Iterable[tuple[str, str]]) -> Filter:
+    """The filter that pairs of a name and a text say. Raises `ValueError`, naming the pair."""
+    return join_conditions(parse_item(name, text) for name, text in items)
+
+
+def parse(terms: Iterable[str]) -> Filter:
+    """The filter that terms of a command line say. Raises `ValueError`, naming the term."""
+    terms = list(terms)
+    words = [word for word in terms if not TERM_PATTERN.fullmatch(word)]
+    conditions = [parse_term(text) for text in terms if TERM_PATTERN.fullmatch(text)]
+    return join_conditions([*conditions, ("text", " ".join(words))] if words else conditions)
+
+
+def join_conditions(conditions: Iterable[Condition]) -> Filter:
+    """The filter in which all of them hold: lists and metadata add up, of anything else the last counts.
+
+    Raises `ValueError` for a name that is no condition.
+    """
+    together: dict[str, Any] = {}
+    for name, value in conditions:
+        if name in CUMULATIVE_CONDITIONS and name in together:
+            value = together[name] | value if name == "metadata" else together[name] + value
+        together[name] = value
+    return extend_filter(None, together)
+
+
+def parse_item(name: str, text: str) -> Condition:
+    """What one pair of a query string says. Raises `ValueError`, naming the pair."""
+    if OPERATOR_PATTERN.search(name):  # `latency_ms>=5` splits at its "="
+        return parse_term(name if not text and TERM_PATTERN.fullmatch(name) else f"{name}={text}")
+    return parse_condition(name, text)
+
+
+def parse_term(text: str) -> Condition:
+    """What one term of a command line says. Raises `ValueError`, naming the term."""
+    match = TERM_PATTERN.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is no condition, such as name=answer or latency_ms>200")
+    name, key, operator, value = match.groups()
+    if operator != "=" and name not in COMPARED_CONDITIONS and not (key and name == "feedback"):
+        raise ValueError(f"{text!r}: {name!r} can only be compared with =")
+    if key is None:
+        return parse_item(name, value if operator == "=" else operator + value)
+    return (name, {key: value}) if name == "metadata" else parse_item(name, f"{key}{operator}{value}")
+
+
+def filter_to_items(filter: Filter) -> list[tuple[str, str]]:
+    """The pairs that say a filter: `to_filter` of them is the filter again.
+
+    What the grammar cannot say does not survive: a comparison within a key of feedback or metadata, a label of
+    feedback that reads as a number, and an empty list of `experiments`.
+    """
+    return [(name, text) for field in CONDITIONS for name, text in _condition_items(field, getattr(filter, field))]
+
+
+def _condition_items(field: str, value: Any) -> Iterator[tuple[str, str]]:
+    if value is None:
+        return
+    if field in LIST_CONDITIONS:
+        yield from ((field, text) for text in value)
+    elif field == "feedback":
+        yield from ((field, f"{key}{operator}{bound}") for key, operator, bound in value)
+    elif field == "metadata":
+        for key, text in value.items():
+            said = f"{key}:{metadata_text(text)}"
+            plain = filter_values.parse_metadata(said) == {key: text}
+            yield (field, said) if plain else (f"metadata.{key}", metadata_text(text))
+    elif field in COMPARED_CONDITIONS:
+        yield field, f"{value[0]}{value[1]!r}"
+    elif field in ("since_ns", "until_ns"):  # few digits are a date
+        yield field.removesuffix("_ns") if value >= 10**8 else field, str(value)
+    else:
+        yield field, str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def condition_field(name: str) -> str | None:
+    """The field of `Filter` that the name of a pair speaks of; None for a name that is no condition."""
+    first = OPERATOR_PATTERN.split(name, maxsplit=1)[0]
+    field = FIELDS.get(first, first)
+    return field if field in CONDITIONS else None

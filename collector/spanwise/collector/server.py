@@ -1,9 +1,14 @@
-"""The collector as a server: in a thread beside a program, or as a process of its own."""
+"""HTTP server process: uvicorn with limits on connections, headers, bodies and idle time.
+
+uvicorn waits for headers for ever, and takes them at any size. Here whoever keeps the server waiting is cut off, and
+when there are as many connections as there may be, a new one takes the place of the one that was waited for longest.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import threading
@@ -14,24 +19,152 @@ from types import TracebackType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from spanwise.collector import _ports
-from spanwise.collector._connection import Connection, sweep
-from spanwise.collector._lanes import SECONDS
-from spanwise.collector._metrics import Metrics
-from spanwise.collector.api import ASGI, Cors, Door, Guard, Keys, KeyStore, Scopes, create_app, past_framework
+from spanwise.collector import store_connection
+from spanwise.collector.address_parsing import build_server_url, is_loopback, strip_brackets
+from spanwise.collector.api import (
+    ASGI,
+    Authenticator,
+    CorsMiddleware,
+    KeyCache,
+    KeyStore,
+    RoutePermissions,
+    SecurityMiddleware,
+    bypass_framework,
+    create_app,
+)
 from spanwise.collector.errors import Refused
-from spanwise.collector.forward import FeedbackOut, Forwarder
-from spanwise.collector.hosts import bare, is_loopback, url_of
-from spanwise.collector.intake import Limits, Receiver
-from spanwise.collector.rpc import Listener
-from spanwise.collector.stores import SendsOn, Serving, Store
-from spanwise.tracer.spool import same_address
+from spanwise.collector.forward import FeedbackForwarder, Forwarder
+from spanwise.collector.grpc import GrpcListener
+from spanwise.collector.ingest import Limits, Receiver
+from spanwise.collector.prometheus_metrics import Metrics
+from spanwise.collector.query_scheduler import QUERY_TIMEOUT_S
+from spanwise.collector.stores import FeedbackSource, LocalStore, Store
+from spanwise.tracer.spool_management import is_same_address
+
+MAX_HEADER_BYTES = 64 * 1024  # of a request before its body; a list of 1,500 ids in the address is within it
+HEADER_TIMEOUT_S = 15.0  # for all of them
+BODY_TIMEOUT_S, MIN_BODY_RATE = 60.0, 16 * 1024  # for a body, and a second more for each so many bytes
+UNREAD_RESPONSE_TIMEOUT_S = 60.0  # for an answer of which nothing more is read
+MAX_PIPELINED_REQUESTS = 16  # requests that may wait behind one on the same connection
+SPARE_DESCRIPTOR_DIVISOR = 4  # of so many descriptors one is kept free for the store, and for files
+MAX_CONNECTIONS = 1000  # connections
+TOO_LARGE_RESPONSE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def _connection_limit() -> int:
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        max(8, min(MAX_CONNECTIONS, descriptors - descriptors // SPARE_DESCRIPTOR_DIVISOR))
+        if descriptors > 0
+        else MAX_CONNECTIONS
+    )
+
+
+CONNECTION_LIMIT = _connection_limit()  # fewer than there are descriptors
+
+
+class _RequestTooLarge(Exception):
+    """More headers, or more requests in a row, than one connection may send."""
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """uvicorn's, with bounds. What it waits for: a request's head, its body, or nothing (it answers, or is idle)."""
+
+    waits: str | None = "head"
+    since = 0.0  # by the loop's clock, when it began to wait
+    taken = 0  # bytes since then
+    excessive = False
+    unread, unread_since = 0, 0.0  # bytes of an answer that wait to be read
+
+    def connection_made(self, transport: Any) -> None:
+        """Take the place of another one if there are too many."""
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        if len(self.connections) > CONNECTION_LIMIT:
+            self._oldest().abort()
+
+    def _oldest(self) -> LimitedConnection:
+        """The one that is waited for longest; of those that answer none, unless all do."""
+        others: list[Any] = [one for one in self.connections if one is not self]
+        oldest: LimitedConnection = min([one for one in others if one.waits] or [self], key=lambda one: one.since)
+        return oldest
+
+    def abort(self) -> None:
+        """Cut it off."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take the next piece."""
+        if not self.taken:
+            self.since = self.loop.time()
+        self.taken += len(data)
+        super().data_received(data)
+        if self.waits == "head" and self.taken > MAX_HEADER_BYTES:
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self.waits = "head"
+
+    def on_headers_complete(self) -> None:
+        """Its head is there. Raises `_TooLarge`, which ends the connection."""
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEADER_BYTES or len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
+            self.excessive = True
+            raise _RequestTooLarge
+        super().on_headers_complete()
+        self.waits = "body"
+
+    def on_message_complete(self) -> None:
+        """All of it is there."""
+        super().on_message_complete()
+        self.waits, self.taken = None, 0
+
+    def on_response_complete(self) -> None:
+        """It has been answered; the next one may come."""
+        super().on_response_complete()
+        if self.waits is None:
+            self.waits, self.since = "head", self.loop.time()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong with what came."""
+        if self.excessive:
+            self._refuse()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(TOO_LARGE_RESPONSE)
+            self.transport.close()
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether it has kept the server waiting too long. An idle one is uvicorn's to close."""
+        if self.waits == "body":
+            return now - self.since > BODY_TIMEOUT_S + self.taken / MIN_BODY_RATE
+        if self.waits == "head" and (self.taken or self.cycle is None):
+            return now - self.since > HEADER_TIMEOUT_S
+        unread = self.transport.get_write_buffer_size()
+        if unread == 0 or unread != self.unread:
+            self.unread, self.unread_since = unread, now
+            return False
+        return now - self.unread_since > UNREAD_RESPONSE_TIMEOUT_S
+
+
+def close_overdue_connections(connections: Any, now: float) -> None:
+    """Cut off whoever has kept the server waiting too long."""
+    for connection in [one for one in connections if one.is_overdue(now)]:
+        connection.abort()
+
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
-TICK = 0.1  # seconds; uvicorn's own
-KEEP_ALIVE = 75  # seconds; exporters send every few seconds, and one that meets a closing connection fails
-GRACE = 30  # seconds for requests that are under way when the server is told to stop
+TICK_S = 0.1  # seconds; uvicorn's own
+KEEP_ALIVE_S = 75  # seconds; exporters send every few seconds, and one that meets a closing connection fails
+SHUTDOWN_GRACE_S = 30  # seconds for requests that are under way when the server is told to stop
 
 
 class Server:
@@ -58,13 +191,13 @@ class Server:
         grpc_port: int | None = None,
         grpc_required: bool = True,
         forward: Forwarder | None = None,
-        feedback_to: FeedbackOut | None = None,
-        query_seconds: float | None = SECONDS,
+        feedback_to: FeedbackForwarder | None = None,
+        query_seconds: float | None = QUERY_TIMEOUT_S,
         decoders: int = 0,
     ) -> None:
-        self.store, self.host = store, bare(host)
-        self.door = _door(store, self.host, api_key, required=require_key)
-        self._socket = _bound(self.host, port)
+        self.store, self.host = store, strip_brackets(host)
+        self.door = _make_authenticator(store, self.host, api_key, required=require_key)
+        self._socket = _bind_socket(self.host, port)
         self.port: int = self._socket.getsockname()[1]
         self._metrics = Metrics()
         self._forward = forward if forward and forward.targets else None
@@ -80,15 +213,17 @@ class Server:
             query_seconds=query_seconds,
             decoders=decoders,
         )
-        guard = Guard(past_framework(app), app.state.scopes, self.door, app.state.sign_ins)
-        self._server = _Uvicorn(_config(Cors(guard, cors, app.state.scopes.rows) if cors else guard))
+        guard = SecurityMiddleware(bypass_framework(app), app.state.scopes, self.door, app.state.sign_ins)
+        self._server = _UvicornServer(
+            _uvicorn_config(CorsMiddleware(guard, cors, app.state.scopes.rows) if cors else guard)
+        )
         self._receiver: Receiver = app.state.receiver
         self._thread: threading.Thread | None = None
         try:
             self._check_targets()
             if grpc_port is not None:
                 args = self.host, grpc_port, self._receiver, self.door, self._metrics
-                self._server.grpc = Listener(*args, required=grpc_required)
+                self._server.grpc = GrpcListener(*args, required=grpc_required)
         except Refused:
             self._socket.close()
             raise
@@ -99,7 +234,7 @@ class Server:
     @property
     def url(self) -> str:
         """Where it answers."""
-        return url_of(self.host, self.port)
+        return build_server_url(self.host, self.port)
 
     @property
     def failure(self) -> Refused | None:
@@ -119,9 +254,9 @@ class Server:
     def _check_targets(self) -> None:
         for option, sender in (("--forward", self._forward), ("--feedback-to", self._feedback_to)):
             for target in sender.targets if sender else ():
-                if same_address(target.url, self.url):
+                if is_same_address(target.url, self.url):
                     raise Refused(f"{option} {target.url!r} is this server's own address: it would send to itself")
-        if self._feedback_to and not isinstance(self.store, SendsOn):
+        if self._feedback_to and not isinstance(self.store, FeedbackSource):
             raise Refused(f"--feedback-to: the store {self.store.where} does not number its feedback")
 
     def __enter__(self) -> Server:
@@ -149,7 +284,7 @@ class Server:
         try:
             if self._forward is not None:
                 self._forward.begin(self._metrics)
-            if self._feedback_to is not None and isinstance(self.store, SendsOn):
+            if self._feedback_to is not None and isinstance(self.store, FeedbackSource):
                 self._feedback_to.begin(self.store, self._metrics)
             self._announce(self.url)
             self._server.run(sockets=[self._socket])
@@ -166,27 +301,27 @@ class Server:
                 self.door.keys.close()
 
     def _announce(self, url: str | None) -> None:
-        if isinstance(self.store, Serving):
+        if isinstance(self.store, LocalStore):
             self.store.announce(url)
 
 
-class Guarded:
+class GuardedServer:
     """Another application, behind the guard of the same keys; `scopes` say what its requests need.
 
     Raises `Refused`: the port is taken, or the server would be open to others without a key.
     """
 
-    def __init__(self, app: ASGI, scopes: Scopes, keys: KeyStore, *, host: str, port: int) -> None:
-        self.host = bare(host)
-        self._door = _door(keys, self.host)
-        self._socket = _bound(self.host, port)
+    def __init__(self, app: ASGI, scopes: RoutePermissions, keys: KeyStore, *, host: str, port: int) -> None:
+        self.host = strip_brackets(host)
+        self._door = _make_authenticator(keys, self.host)
+        self._socket = _bind_socket(self.host, port)
         self.port: int = self._socket.getsockname()[1]
-        self._server = _Uvicorn(_config(Guard(app, scopes, self._door)))
+        self._server = _UvicornServer(_uvicorn_config(SecurityMiddleware(app, scopes, self._door)))
 
     @property
     def url(self) -> str:
         """Where it answers."""
-        return url_of(self.host, self.port)
+        return build_server_url(self.host, self.port)
 
     def run(self, ready: Callable[[], Any] | None = None) -> None:
         """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
@@ -203,7 +338,9 @@ class Guarded:
         self._server.stop()
 
 
-def _door(store: KeyStore, host: str, api_key: str | None = None, *, required: bool = False) -> Door:
+def _make_authenticator(
+    store: KeyStore, host: str, api_key: str | None = None, *, required: bool = False
+) -> Authenticator:
     """Return the check of keys of a server that binds to `host`. Raises `Refused` if no key exists that is required."""
     master = api_key or os.environ.get("SPANWISE_API_KEY")
     required = required or api_key is not None or not is_loopback(host)
@@ -211,17 +348,17 @@ def _door(store: KeyStore, host: str, api_key: str | None = None, *, required: b
         why = f"binding to {host!r} opens this server to others, so" if not is_loopback(host) else "with --require-key"
         way_out = "set SPANWISE_API_KEY, or make a first key with `spanwise keys create NAME --store FILE`"
         raise Refused(f"{why} it needs an API key: {way_out}")
-    return Door(Keys(store), master, required=required)
+    return Authenticator(KeyCache(store), master, required=required)
 
 
-class _Uvicorn(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """Tells once that it has started, or that it never will; stops when it is told to, not up to 0.1 s later; and
     leaves the process alive after a signal.
 
     uvicorn raises the signal again once it has stopped, which ends the process before the store is closed.
     """
 
-    grpc: Listener | None = None
+    grpc: GrpcListener | None = None
     failure: Refused | None = None  # why it did not start
     tell: Callable[[], Any] | None = None
     _wake: Callable[[], Any] | None = None
@@ -240,11 +377,11 @@ class _Uvicorn(uvicorn.Server):
         ticks = 0
         while not await self.on_tick(ticks):
             with suppress(TimeoutError):
-                async with asyncio.timeout(TICK):
+                async with asyncio.timeout(TICK_S):
                     await told.wait()
             ticks = (ticks + 1) % 10
             if ticks == 0:
-                sweep(self.server_state.connections, loop.time())
+                close_overdue_connections(self.server_state.connections, loop.time())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to answer, then tell."""
@@ -261,7 +398,7 @@ class _Uvicorn(uvicorn.Server):
         """Take nothing new, and answer what is under way, however it came."""
         ending = [super().shutdown(sockets=sockets)]
         if self.grpc is not None:
-            ending.append(self.grpc.stop(GRACE))
+            ending.append(self.grpc.stop(SHUTDOWN_GRACE_S))
         await asyncio.gather(*ending)
 
     def told(self) -> None:
@@ -297,24 +434,24 @@ def serve(
     server.run(None if ready is None else lambda: ready(server.url))
 
 
-def _config(app: Any) -> uvicorn.Config:
+def _uvicorn_config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(  # its own log_config would close every handler of the process, the host's files too
         app,
         log_config=None,
         log_level="warning",
         access_log=False,
         lifespan="off",
-        http=Connection,
+        http=LimitedConnection,
         ws="none",
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=GRACE,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
         server_header=False,
         proxy_headers=False,
         backlog=2048,
     )
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -323,11 +460,13 @@ def _bound(host: str, port: int) -> socket.socket:
         listening.listen(2048)  # bound alone, Linux would let a second server bind here, too
     except OSError as error:
         listening.close()
-        raise _cannot_bind(host, port, error) from error
+        raise _bind_error(host, port, error) from error
     return listening
 
 
-def _cannot_bind(host: str, port: int, error: OSError) -> Refused:
+def _bind_error(host: str, port: int, error: OSError) -> Refused:
     if error.errno == 98:  # address in use
-        return Refused(f"port {port} is held by {_ports.holder(host, port)}: stop it, or choose another with --port")
+        return Refused(
+            f"port {port} is held by {store_connection.describe_port_holder(host, port)}: stop it, or choose another with --port"
+        )
     return Refused(f"cannot bind to {host!r} port {port}: {error.strerror or error}")

@@ -1,20 +1,34 @@
-"""Judge: evaluators, `evaluate()`, monitor."""
+"""Evaluation: evaluators, judges, experiments and monitors.
+
+Modules, in the order in which data flows:
+
+- `testing`: Test kit for applications: judges with scripted replies.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from spanwise.collector.extras import needing
+from spanwise.collector.errors import require_extra
 
 if TYPE_CHECKING:
     from spanwise.evaluators.judges import Judge, judge, panel, scripted
     from spanwise.evaluators.monitors import monitor
-    from spanwise.evaluators.scoring._fit import fit_threshold
-    from spanwise.evaluators.scoring._pairwise import pairwise
+    from spanwise.evaluators.scoring.pairwise_comparison import pairwise
+    from spanwise.evaluators.scoring.threshold_fitting import fit_threshold
 
-with needing("server", __name__):
-    from spanwise.evaluators.engine import Experiment, aevaluate, compare, evaluate
-    from spanwise.evaluators.protocol import Evaluator, Metric, Skip, as_evaluator, evaluator, from_dict, get, names
-    from spanwise.evaluators.scoring import Estimate, ascore, calibrate, case_of, corrected, estimate, score
+with require_extra("server", __name__):
+    from spanwise.evaluators.experiments import Experiment, aevaluate, compare, evaluate
+    from spanwise.evaluators.interface import (
+        Evaluator,
+        Metric,
+        Skip,
+        as_evaluator,
+        evaluator,
+        from_dict,
+        get_evaluator,
+        list_evaluators,
+    )
+    from spanwise.evaluators.scoring import Estimate, ascore, calibrate, corrected_mean, estimate, make_case, score
 
 __all__ = [
     "Estimate",
@@ -27,18 +41,18 @@ __all__ = [
     "as_evaluator",
     "ascore",
     "calibrate",
-    "case_of",
     "compare",
-    "corrected",
+    "corrected_mean",
     "estimate",
     "evaluate",
     "evaluator",
     "fit_threshold",
     "from_dict",
-    "get",
+    "get_evaluator",
     "judge",
+    "list_evaluators",
+    "make_case",
     "monitor",
-    "names",
     "pairwise",
     "panel",
     "score",
@@ -48,10 +62,10 @@ __all__ = [
 # What only those need who judge or watch: imported when it is asked for.
 _LATER = {
     "Judge": "spanwise.evaluators.judges",
-    "fit_threshold": "spanwise.evaluators.scoring._fit",
+    "fit_threshold": "spanwise.evaluators.scoring.threshold_fitting",
     "judge": "spanwise.evaluators.judges",
     "monitor": "spanwise.evaluators.monitors",
-    "pairwise": "spanwise.evaluators.scoring._pairwise",
+    "pairwise": "spanwise.evaluators.scoring.pairwise_comparison",
     "panel": "spanwise.evaluators.judges",
     "scripted": "spanwise.evaluators.judges",
 }

@@ -1,4 +1,4 @@
-"""The test kit: judges that say what a test has written down."""
+"""Test kit for applications: judges with scripted replies."""
 
 from spanwise.evaluators.judges import Ask, Completion, Token, scripted
 

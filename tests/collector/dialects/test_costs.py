@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spanwise.collector.dialects import RawSpan, cost, read
-from spanwise.collector.dialects.token_counts import token_usage
+from spanwise.collector.dialects import RawSpan, compute_cost, read_run
+from spanwise.collector.dialects.token_costs import normalize_usage
 from spanwise.collector.records import Run, Usage
-from spanwise.tracer.usage import usage_attributes
+from spanwise.tracer.content.token_usage import build_usage_attributes
 
 T = 1_760_000_000_000_000_000  # 2025-10-09
 
@@ -171,7 +171,7 @@ def langfuse(price: Price, usage: dict[str, Any]) -> dict[str, Any]:
 
 def tracer(price: Price, usage: dict[str, Any]) -> dict[str, Any]:
     more = {name: value for name, value in usage.items() if name not in ("input_tokens", "output_tokens")}
-    told = usage_attributes(usage.get("input_tokens"), usage.get("output_tokens"), more)
+    told = build_usage_attributes(usage.get("input_tokens"), usage.get("output_tokens"), more)
     return {"openinference.span.kind": "LLM", "gen_ai.request.model": price.model, **told}
 
 
@@ -226,7 +226,7 @@ NO_WRITES = {name for name in SENDERS if SENDERS[name][0].written is None} | {"A
 def test_a_call_costs_what_the_vendor_publishes(sender: str, call: str) -> None:
     price, attributes, scope = SENDERS[sender]
     used = CALLS[call]._replace(written=None) if sender in NO_WRITES else CALLS[call]
-    found = read(span(attributes(price, used), scope))
+    found = read_run(span(attributes(price, used), scope))
     assert found.usage is not None
     assert (found.usage.input_tokens, found.usage.output_tokens) == (used.input, used.output)
     assert found.cost == pytest.approx(used.dollars(price))
@@ -235,7 +235,7 @@ def test_a_call_costs_what_the_vendor_publishes(sender: str, call: str) -> None:
 @pytest.mark.parametrize("price", PUBLISHED, ids=lambda price: price.model)
 def test_published_prices(price: Price) -> None:
     used = Call(2000, price.cached and 1000, price.written and 200)  # type: ignore[arg-type]
-    assert read(span(genai(price, used, *LATEST))).cost == pytest.approx(used.dollars(price))
+    assert read_run(span(genai(price, used, *LATEST))).cost == pytest.approx(used.dollars(price))
 
 
 COUNTS = st.one_of(st.none(), st.integers(0, 10**6), st.sampled_from([2**53 - 1]))
@@ -249,7 +249,9 @@ def test_no_counts_make_a_part_larger_than_the_tokens_that_include_it(
     price, attributes, scope = SENDERS[sender]
     told = without_none(attributes(price, CALLS["present"]))
     numbers = [name for name in told if type(told[name]) is int]
-    found: Run = read(span({**told, **{name: counts[at] for at, name in enumerate(numbers) if at in counts}}, scope))
+    found: Run = read_run(
+        span({**told, **{name: counts[at] for at, name in enumerate(numbers) if at in counts}}, scope)
+    )
     if (usage := found.usage) is not None:
         sides = {"input": usage.input_tokens, "output": usage.output_tokens}
         assert all(tokens <= sides[side] for name, tokens in usage.details.items() for side in sides if side in name)
@@ -268,7 +270,7 @@ def test_no_counts_make_a_part_larger_than_the_tokens_that_include_it(
     ],
 )
 def test_a_part_that_is_larger_than_the_whole_is_counted_apart(given_: Any, expected: tuple[int, int]) -> None:
-    found = token_usage(*given_)
+    found = normalize_usage(*given_)
     assert (found.input_tokens, found.output_tokens) == expected
 
 
@@ -277,7 +279,7 @@ def test_a_part_that_is_larger_than_the_whole_is_counted_apart(given_: Any, expe
     [(15, (10, 5)), (18, (13, 5)), (17, (10, 7)), (20, (13, 7)), (16, (10, 5)), (10, (10, 5)), (None, (10, 5))],
 )
 def test_a_total_says_what_the_counts_leave_out(total: int | None, expected: tuple[int, int]) -> None:
-    found = token_usage(10, 5, {"cache_read.input_tokens": 3, "reasoning.output_tokens": 2}, total=total)
+    found = normalize_usage(10, 5, {"cache_read.input_tokens": 3, "reasoning.output_tokens": 2}, total=total)
     assert (found.input_tokens, found.output_tokens) == expected
 
 
@@ -288,30 +290,30 @@ REPORTED = ["llm.cost.total", "gen_ai.usage.cost", "gen_ai.usage.total_cost", "o
 @pytest.mark.parametrize("name", REPORTED)
 def test_a_reported_cost_goes_before_what_is_computed(name: str, scope: str) -> None:
     told = genai(GPT._replace(model="ours-7b"), Call(10), *LATEST)
-    assert read(span({**told, name: 0.25}, scope)).cost == 0.25
-    assert read(span({**told, "gen_ai.request.model": "gpt-4o", name: 0.0}, scope)).cost == 0.0
+    assert read_run(span({**told, name: 0.25}, scope)).cost == 0.25
+    assert read_run(span({**told, "gen_ai.request.model": "gpt-4o", name: 0.0}, scope)).cost == 0.0
     for none in (-1, "dear", float("nan"), None):
-        assert read(span({**told, name: none}, scope)).cost is None
+        assert read_run(span({**told, name: none}, scope)).cost is None
 
 
 def test_a_reported_cost_may_be_in_two_parts() -> None:
     told = genai(GPT, Call(10), *LATEST)
-    assert read(span({**told, "gen_ai.usage.input_cost": 0.1, "gen_ai.usage.output_cost": 0.2})).cost == pytest.approx(
-        0.3
-    )
-    assert read(span({**told, "gen_ai.usage.input_cost": 0.1})).cost == pytest.approx(Call(10).dollars(GPT))
+    assert read_run(
+        span({**told, "gen_ai.usage.input_cost": 0.1, "gen_ai.usage.output_cost": 0.2})
+    ).cost == pytest.approx(0.3)
+    assert read_run(span({**told, "gen_ai.usage.input_cost": 0.1})).cost == pytest.approx(Call(10).dollars(GPT))
 
 
 @pytest.mark.parametrize("name", [*REPORTED[:4], "llm.cost.prompt"])
 @pytest.mark.parametrize("operation", ["invoke_agent", "invoke_workflow", "fetch_response"])
 def test_spans_that_repeat_the_costs_of_others_have_none(operation: str, name: str) -> None:
     told = {**genai(GPT, Call(10), *LATEST), "gen_ai.operation.name": operation, name: 0.25, "llm.cost.completion": 1.0}
-    found = read(span(told))
+    found = read_run(span(told))
     assert (found.cost, found.usage) == (None, None)
 
 
 def test_a_response_that_is_fetched_is_not_counted_again() -> None:
-    found = read(span({**genai(CLAUDE, Call(10), *LATEST), "gen_ai.operation.name": "fetch_response"}))
+    found = read_run(span({**genai(CLAUDE, Call(10), *LATEST), "gen_ai.operation.name": "fetch_response"}))
     assert (found.kind, found.usage, found.cost) == ("chain", None, None)
 
 
@@ -328,12 +330,13 @@ def test_a_response_that_is_fetched_is_not_counted_again() -> None:
     ],
 )
 def test_a_price_applies_to_endpoints_that_are_known(address: Any, priced: bool) -> None:
-    found = read(span({**genai(GPT, Call(10), *LATEST), "server.address": address}))
+    found = read_run(span({**genai(GPT, Call(10), *LATEST), "server.address": address}))
     assert found.cost == (pytest.approx(Call(10).dollars(GPT)) if priced else None)
     assert (
-        read(span({**genai(GPT, Call(10), *LATEST), "server.address": address, "gen_ai.usage.cost": 2.0})).cost == 2.0
+        read_run(span({**genai(GPT, Call(10), *LATEST), "server.address": address, "gen_ai.usage.cost": 2.0})).cost
+        == 2.0
     )
 
 
 def test_cost_of_counts_that_make_no_sense() -> None:
-    assert cost("gpt-4o", Usage(10, 5, {"cache_read.input_tokens": 50}), {}, T) == pytest.approx(75e-6)
+    assert compute_cost("gpt-4o", Usage(10, 5, {"cache_read.input_tokens": 50}), {}, T) == pytest.approx(75e-6)

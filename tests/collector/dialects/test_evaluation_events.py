@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from collector.otlp import attribute, request, span
-from spanwise.collector.dialects import RawLog, RawSpan, read_feedback, read_whole
+from spanwise.collector.dialects import RawLog, RawSpan, read_feedback, read_span
 from spanwise.collector.records import Event, Feedback, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -20,7 +20,7 @@ HERE = Target(trace_id="1" * 32, span_id="2" * 16)
 
 def said(*events: Event) -> tuple[Any, ...]:
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", events=events, end_ns=9)
-    return read_whole(raw).also
+    return read_span(raw).also
 
 
 def test_an_event_of_a_span_is_feedback_on_it():

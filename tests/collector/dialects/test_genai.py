@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spanwise.collector.dialects import RawLog, RawSpan, read, read_log
+from spanwise.collector.dialects import RawLog, RawSpan, read_log, read_run
 from spanwise.collector.records import Amendment, Event, Run, Usage
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -19,7 +19,7 @@ def span(*events: Event, **attributes: Any) -> Run:
         raise error
 
     named = {name.replace("__", "."): value for name, value in attributes.items()}
-    return read(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="call", attributes=named, events=events), strict)
+    return read_run(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="call", attributes=named, events=events), strict)
 
 
 def log(event: str, body: Any = None, time_ns: int = 1, **attributes: Any) -> Amendment | None:

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from collector.dialects.sent import runs, stored, tokens, traces
-from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Document, Run, Trace, Usage
 
 QUESTION, ANSWER = "When does my parcel arrive?", "Parcels arrive within three days [1]."
@@ -102,7 +102,7 @@ def test_without_content_kinds_and_times_are_there_and_nothing_is_made_up():
 
 def run(name: str = "haystack.component.run", **attributes: object) -> Run:
     named = {f"haystack.{key.replace('__', '.')}": value for key, value in attributes.items()}
-    return read(RawSpan(trace_id="1" * 32, span_id="2" * 16, name=name, attributes=named), strict)
+    return read_run(RawSpan(trace_id="1" * 32, span_id="2" * 16, name=name, attributes=named), strict)
 
 
 def strict(dialect: str, error: Exception) -> None:

@@ -12,7 +12,7 @@ import pytest
 from collector.dialects.vendors import ANSWER, QUESTION, SENT, Kept, kept, run
 from collector.otlp import JSON, PROTOBUF, rejected, request, span
 from fixtures.dialects.capture import load
-from spanwise.collector.intake import Limits
+from spanwise.collector.ingest import Limits
 from spanwise.collector.records import Document, Key, Usage
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore

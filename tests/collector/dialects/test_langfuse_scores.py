@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from collector.making import run
 from fixtures.dialects.capture import replay
-from spanwise.collector.dialects import langfuse_score
+from spanwise.collector.dialects import read_langfuse_score
 from spanwise.collector.records import Feedback, Key, Target
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -178,14 +178,14 @@ def test_too_many_at_once_are_refused_with_the_number(http):
 )
 def test_a_score_that_makes_no_sense_says_which_part(fields, told):
     with pytest.raises(ValueError, match=told):
-        langfuse_score({"name": "k", "traceId": TRACE, **fields})
+        read_langfuse_score({"name": "k", "traceId": TRACE, **fields})
 
 
 def test_peoples_scores_are_peoples():
     score = {"name": "k", "value": 1, "traceId": TRACE}
-    assert langfuse_score({**score, "source": "ANNOTATION"}).source == "human"
-    assert langfuse_score({**score, "queueId": "q"}).source == "human"
-    assert langfuse_score({**score, "source": "EVAL"}).source == "model"
+    assert read_langfuse_score({**score, "source": "ANNOTATION"}).source == "human"
+    assert read_langfuse_score({**score, "queueId": "q"}).source == "human"
+    assert read_langfuse_score({**score, "source": "EVAL"}).source == "model"
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(TRACE) | st.just([1])
@@ -196,6 +196,6 @@ NAMES = "id traceId sessionId observationId datasetRunId name value comment meta
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES.split(), plain | st.dictionaries(st.text(), plain))))
 def test_whatever_a_score_says_it_is_feedback_or_a_value_error(score):
     try:
-        assert isinstance(langfuse_score(score), Feedback)
+        assert isinstance(read_langfuse_score(score), Feedback)
     except ValueError:
         pass

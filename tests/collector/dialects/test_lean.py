@@ -16,16 +16,18 @@ from hypothesis import strategies as st
 
 from collector.dialects.sent import FIXTURES
 from fixtures.dialects.capture import load
-from spanwise.collector.dialects import Draft, RawSpan, read, read_whole
-from spanwise.collector.dialects import _keys as keys
-from spanwise.collector.dialects._draft import found_in
-from spanwise.collector.dialects._read import DIALECTS
-from spanwise.collector.intake._decode import Codec, decode
-from spanwise.collector.intake._limits import Limits
-from spanwise.collector.intake._traces import TRACES, read_item
-from spanwise.collector.records import Document, Run, Usage, quick
+from spanwise.collector.dialects import Draft, RawSpan, read_run, read_span
+from spanwise.collector.dialects import attribute_parsing as keys
+from spanwise.collector.dialects.draft import applies_to
+from spanwise.collector.dialects.translation import DIALECTS
+from spanwise.collector.ingest.limits import Limits
+from spanwise.collector.ingest.otlp_signals import TRACES, read_span_item
+from spanwise.collector.ingest.request_decoder import Codec, decode
+from spanwise.collector.records import Document, Run, Usage, make_fast_constructor
 
-MEMOS: list[Any] = [one.__self__ for one in (keys.namespace, keys.listed, keys.namespaces, keys.spread)]  # type: ignore[attr-defined]
+MEMOS: list[Any] = [
+    one.__self__ for one in (keys.get_namespace, keys.get_indexed_name, keys.get_namespaces, keys.get_indexed_lists)
+]  # type: ignore[attr-defined]
 NAMES = st.sampled_from(
     (
         "openinference.span.kind",
@@ -85,7 +87,7 @@ VALUES = st.sampled_from(
 )
 SCOPES = st.sampled_from(("", "mlflow.x", "pydantic-ai", "logfire", "openinference.x"))
 
-LARGEST = keys.TOGETHER * (keys.LONGEST + keys.EACH)  # of what is remembered at once
+LARGEST = keys.MAX_NAMES * (keys.MAX_NAME_CHARS + keys.NAME_OVERHEAD)  # of what is remembered at once
 
 
 def strict(dialect: str, error: Exception) -> None:
@@ -106,54 +108,54 @@ def forgotten() -> Iterator[None]:
 @given(st.dictionaries(NAMES, VALUES, max_size=7), SCOPES, st.sampled_from(("s", "haystack.pipeline.run")))
 def test_the_short_way_leads_to_the_same(attributes, scope, name):
     one = replace(span(attributes, scope), name=name)
-    assert repr(read_whole(one, strict)) == repr(read_whole(one, strict, [*DIALECTS]))
+    assert repr(read_span(one, strict)) == repr(read_span(one, strict, [*DIALECTS]))
 
 
 @given(st.dictionaries(NAMES | st.text(max_size=9), VALUES, max_size=12), SCOPES)
 def test_what_is_remembered_of_names_changes_nothing(attributes, scope):
-    remembered = [read_whole(span(attributes, scope), strict) for _ in range(2)]
+    remembered = [read_span(span(attributes, scope), strict) for _ in range(2)]
     for memo in MEMOS:
         memo.clear()
-    anew = read_whole(span(attributes, scope), strict, [*DIALECTS])
+    anew = read_span(span(attributes, scope), strict, [*DIALECTS])
     assert repr(remembered) == repr([anew, anew])
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=12))
 def test_the_order_of_names_is_read_as_it_is(attributes):
     backwards = dict(reversed(attributes.items()))
-    read(span(attributes), strict)
-    left = read(span(backwards), strict).attributes
+    read_run(span(attributes), strict)
+    left = read_run(span(backwards), strict).attributes
     assert list(left) == [name for name in backwards if name in left]
 
 
 def test_endless_new_names_take_no_memory():
-    for number in range(keys.KNOWN + 500):
-        read(span({f"a{number}.b": 1, f"llm.{number}": 2, f"x.{number % 9999}.y.{number}": 3}), strict)
-    assert all(len(memo) <= keys.KNOWN and memo.size <= keys.IN_ALL + LARGEST for memo in MEMOS)
+    for number in range(keys.MAX_ENTRIES + 500):
+        read_run(span({f"a{number}.b": 1, f"llm.{number}": 2, f"x.{number % 9999}.y.{number}": 3}), strict)
+    assert all(len(memo) <= keys.MAX_ENTRIES and memo.size <= keys.MAX_TOTAL_CHARS + LARGEST for memo in MEMOS)
 
 
 def test_long_names_and_many_names_are_not_remembered():
     before = [len(memo) for memo in MEMOS[2:]]
-    read(span({"llm." + "x" * keys.LONGEST: 1}), strict)
-    read(span({f"llm.{number}": 1 for number in range(keys.TOGETHER + 1)}), strict)
+    read_run(span({"llm." + "x" * keys.MAX_NAME_CHARS: 1}), strict)
+    read_run(span({f"llm.{number}": 1 for number in range(keys.MAX_NAMES + 1)}), strict)
     assert [len(memo) for memo in MEMOS[2:]] == before
 
 
 def test_after_a_flood_of_names_those_of_others_are_remembered_again():
-    for number in range(2 * keys.KNOWN):
-        keys.namespaces((f"flood.{number}",))
-    keys.namespaces(("input.value",))
+    for number in range(2 * keys.MAX_ENTRIES):
+        keys.get_namespaces((f"flood.{number}",))
+    keys.get_namespaces(("input.value",))
     assert ("input.value",) in MEMOS[2]
 
 
 def test_threads_read_alike_while_names_are_forgotten():
     attributes = {f"retrieval.documents.{at}.document.content": "c" for at in range(3)}
-    expected, wrong = repr(read(span(attributes), strict)), []
+    expected, wrong = repr(read_run(span(attributes), strict)), []
 
     def reads(thread: int) -> None:
         for number in range(400):
-            read(span({f"flood.{thread}.{number}": 1}), strict)
-            if repr(read(span(attributes), strict)) != expected:
+            read_run(span({f"flood.{thread}.{number}": 1}), strict)
+            if repr(read_run(span(attributes), strict)) != expected:
                 wrong.append(number)
 
     threads = [threading.Thread(target=reads, args=(number,)) for number in range(4)]
@@ -165,12 +167,12 @@ def test_threads_read_alike_while_names_are_forgotten():
 def test_a_dialect_that_says_where_it_finds_something_is_given_no_other_span():
     seen: list[str] = []
 
-    @found_in("vendor", scope="vendor.")
+    @applies_to("vendor", scope="vendor.")
     def vendor(draft: Draft) -> None:
         seen.append(draft.span.scope)
 
     for attributes, scope in (({"vendor.a": 1}, ""), ({"other": 1}, "vendor.sdk"), ({"other": 1}, "other")):
-        read(span(attributes, scope), strict, [vendor, *DIALECTS])
+        read_run(span(attributes, scope), strict, [vendor, *DIALECTS])
     assert seen == ["", "vendor.sdk"]
 
 
@@ -181,24 +183,24 @@ def test_one_that_says_nothing_is_given_all_even_if_it_has_no_hash():
         def __call__(self, draft: Draft) -> None:
             draft.fields.setdefault("outputs", "hi")
 
-    assert read(span({}), strict, [Vendor(), *DIALECTS]).outputs == "hi"
+    assert read_run(span({}), strict, [Vendor(), *DIALECTS]).outputs == "hi"
 
 
 def test_one_that_fails_costs_what_it_would_have_read_and_no_more():
-    @found_in("llm")
+    @applies_to("llm")
     def broken(draft: Draft) -> None:
         draft.fields["inputs"] = object()
         raise RuntimeError
 
     told: list[str] = []
-    run = read(span({"llm.model_name": "m"}), lambda name, _: told.append(name), [broken, *DIALECTS])
+    run = read_run(span({"llm.model_name": "m"}), lambda name, _: told.append(name), [broken, *DIALECTS])
     assert (told, run.model, run.inputs) == (["broken"], "m", None)
 
 
 @pytest.mark.parametrize("record", [Run, Document, Usage])
 def test_a_record_made_quickly_is_the_record(record):
     given = {one.name: one.name for one in fields(record)}
-    made = quick(record)(*given.values())
+    made = make_fast_constructor(record)(*given.values())
     assert type(made) is record
     assert made == record(**given) == pickle.loads(pickle.dumps(made))
     with pytest.raises(FrozenInstanceError):
@@ -206,8 +208,8 @@ def test_a_record_made_quickly_is_the_record(record):
 
 
 def test_what_a_record_is_not_told_is_as_its_class_says():
-    assert quick(Document)("c") == Document("c")
-    assert quick(Document)("c").metadata is not quick(Document)("d").metadata
+    assert make_fast_constructor(Document)("c") == Document("c")
+    assert make_fast_constructor(Document)("c").metadata is not make_fast_constructor(Document)("d").metadata
 
 
 def requests(file: Path) -> Iterator[tuple[Codec[Any], bytes]]:
@@ -223,7 +225,7 @@ def requests(file: Path) -> Iterator[tuple[Codec[Any], bytes]]:
 def test_what_was_sent_is_read_alike_with_all_remembered_and_nothing(file):
     for codec, body in requests(file):
         kept = decode(codec, body, Limits()).items
-        anew = replace(codec, read=lambda span, fault: read_item(span, fault, [*DIALECTS]))
+        anew = replace(codec, read=lambda span, fault: read_span_item(span, fault, [*DIALECTS]))
         for memo in MEMOS:
             memo.clear()
         assert repr(kept) == repr(decode(anew, body, Limits()).items)

@@ -8,7 +8,7 @@ import pytest
 
 from collector.dialects.sent import runs, stored, tokens, traces
 from fixtures.dialects.capture import ANSWER
-from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Run, Trace
 
 QUESTION = "When do parcels arrive?"
@@ -41,7 +41,7 @@ def test_a_span_is_called_what_its_message_says(file: str, template: str, name: 
 @pytest.mark.parametrize(("message", "name"), [("x" * 201, "x" * 199 + "…"), ("", "s"), (1, "s")])
 def test_a_message_that_is_no_good_name_is_kept_whole(message: object, name: str) -> None:
     sent = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes={"logfire.msg": message})
-    found = read(sent)
+    found = read_run(sent)
     assert (found.name, found.attributes["logfire.msg"]) == (name, message)
 
 

@@ -10,10 +10,9 @@ import pytest
 from collector.dialects.sent import FIXTURES, runs, stored, tokens, traces
 from collector.otlp import post
 from fixtures.dialects.capture import ANSWER, Request, load
-from spanwise.collector.intake import Receiver
-from spanwise.collector.intake._http import Route
-from spanwise.collector.intake._logs import LOGS
-from spanwise.collector.intake._traces import TRACES
+from spanwise.collector.ingest import Receiver
+from spanwise.collector.ingest.http_receiver import SignalRoute
+from spanwise.collector.ingest.otlp_signals import LOGS, TRACES
 from spanwise.collector.records import Run, Trace, Usage
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -73,7 +72,7 @@ def contents(sent: list[Request], folder: Path) -> list[Run]:
     folder.mkdir()
     with SQLiteStore(folder / "a.db") as store:
         receiver = Receiver(store)
-        routes = {"/v1/logs": Route(receiver, LOGS), "/v1/traces": Route(receiver, TRACES)}
+        routes = {"/v1/logs": SignalRoute(receiver, LOGS), "/v1/traces": SignalRoute(receiver, TRACES)}
         assert {post(routes[one.path], one.body).status_code for one in sent} == {200}
         return sorted((run for trace in traces(store) for run in trace.runs), key=lambda run: run.span_id)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from collector.dialects.sent import stored, traces
-from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Document, Run, Usage
 
 QUESTION, ANSWER = "When does my parcel arrive?", "Parcels arrive within three days [1]."
@@ -94,7 +94,7 @@ def run(kind: str = "LLM", **attributes: object) -> Run:
 
 
 def of(attributes: dict[str, object]) -> Run:
-    return read(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=attributes), strict)
+    return read_run(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=attributes), strict)
 
 
 def strict(dialect: str, error: Exception) -> None:

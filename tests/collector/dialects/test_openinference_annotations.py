@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from collector.dialects.sent import stored, traces
-from spanwise.collector.dialects import RawSpan, read_whole
+from spanwise.collector.dialects import RawSpan, read_span
 from spanwise.collector.records import Feedback, Link, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -70,7 +70,7 @@ def said(links: tuple[Link, ...] = (), kind: str | None = None, **fields: object
 
 def of(attributes: dict[str, object], links: tuple[Link, ...] = ()) -> list[Feedback | str]:
     span = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", end_ns=5, attributes=attributes, links=links)
-    also = read_whole(span, strict).also
+    also = read_span(span, strict).also
     assert all(isinstance(one, Feedback | ValueError) for one in also)
     return [one if isinstance(one, Feedback) else str(one) for one in also]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.dialects.capture import replay
-from spanwise.collector.dialects import RawSpan, read_whole
+from spanwise.collector.dialects import RawSpan, read_span
 from spanwise.collector.records import Event, Feedback
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -70,7 +70,7 @@ def test_a_result_that_is_none_is_told_and_the_others_are_kept():
     results = results.replace("NaN", '"x"')
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="case: x", scope="pydantic-evals")
     raw.attributes = {"scores": results, "labels": "not JSON", "assertions": [1]}
-    also = read_whole(raw).also
+    also = read_span(raw).also
     assert [one.key for one in also if isinstance(one, Feedback)] == ["a", "c"]
     assert sum(isinstance(one, ValueError) for one in also) == 2
 
@@ -79,6 +79,6 @@ def test_a_failure_without_words_is_still_one():
     raw = RawSpan(trace_id="1" * 32, span_id="2" * 16, name="evaluator: x", scope="pydantic-evals", status=2)
     raw.parent_id, raw.attributes = "3" * 16, {"evaluator_name": "x"}
     raw.events = (Event("exception", 1, {}),)
-    (failure,) = read_whole(raw).also
+    (failure,) = read_span(raw).also
     assert isinstance(failure, Feedback)
     assert (failure.error, failure.target.span_id) == ("error", "3" * 16)

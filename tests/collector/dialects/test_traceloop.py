@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.dialects.vendors import ANSWER, QUESTION, Kept, kept, run, strict
-from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Document, Event, Usage
 
 
@@ -162,7 +162,7 @@ def test_results_of_a_vector_database():
     span = RawSpan(
         trace_id="1" * 32, span_id="2" * 16, name="pinecone.query", attributes={"db.system": "pinecone"}, events=events
     )
-    found = read(span, strict)
+    found = read_run(span, strict)
     assert (found.kind, found.events) == ("retriever", events)
     assert found.documents == (Document("text d1", "d1", 0.9, {"page": 1}), Document("text d2", "d2", 0.4, {"page": 1}))
 

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.dialects.vendors import strict
-from spanwise.collector.dialects import Draft, RawSpan, read
-from spanwise.collector.dialects._laminar import laminar
-from spanwise.collector.dialects._langfuse import langfuse
-from spanwise.collector.dialects._langsmith import langsmith
-from spanwise.collector.dialects._mlflow import mlflow
-from spanwise.collector.dialects._traceloop import traceloop
+from spanwise.collector.dialects import Draft, RawSpan, read_run
+from spanwise.collector.dialects.laminar import laminar
+from spanwise.collector.dialects.langfuse import langfuse
+from spanwise.collector.dialects.langsmith import langsmith
+from spanwise.collector.dialects.mlflow import mlflow
+from spanwise.collector.dialects.traceloop import traceloop
 from spanwise.collector.records import Event
 
 VENDORS = (langfuse, langsmith, mlflow, traceloop, laminar)
@@ -80,7 +80,7 @@ def raw(named: dict[str, Any], scope: str = "", **fields: Any) -> RawSpan:
 def test_whatever_is_sent_is_read_and_what_stays_is_as_it_came(named: dict[str, Any], scope: str, root: bool) -> None:
     before = json.dumps(named)
     events = (Event("db.query.result", 1, {"db.query.result.id": 1, "db.query.result.metadata": named}),)
-    found = read(raw(named, scope, parent_id=None if root else "3" * 16, events=events), strict)
+    found = read_run(raw(named, scope, parent_id=None if root else "3" * 16, events=events), strict)
     assert json.dumps(named) == before  # nothing is changed in place
     assert {name: found.attributes[name] for name in named if name in found.attributes} == {
         name: value for name, value in named.items() if name in found.attributes
@@ -121,6 +121,6 @@ LOTS = {
 def test_lots_are_read_in_a_time_that_grows_with_them_alone(lot):
     """Quadratic work on any of these would take minutes; only this thread's own time is counted."""
     started = time.thread_time()
-    found = read(raw(LOTS[lot]), strict)
+    found = read_run(raw(LOTS[lot]), strict)
     assert time.thread_time() - started < 20
     assert found.attributes or found.metadata or found.inputs or found.outputs

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from collector.dialects.sent import runs, stored, tokens, traces
-from spanwise.collector.dialects import Draft, RawSpan, read
-from spanwise.collector.dialects._vercel import vercel
+from spanwise.collector.dialects import Draft, RawSpan, read_run
+from spanwise.collector.dialects.vercel import vercel
 from spanwise.collector.records import Document, Run, Trace, Usage
 
 QUESTION, ANSWER = "When does my parcel arrive?", "Parcels arrive within three days [1]."
@@ -107,7 +107,7 @@ def test_version_7_speaks_opentelemetrys_names():
 
 def run(**attributes: object) -> Run:
     named = {name.replace("__", "."): value for name, value in attributes.items()}
-    return read(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=named), strict)
+    return read_run(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", attributes=named), strict)
 
 
 def strict(dialect: str, error: Exception) -> None:

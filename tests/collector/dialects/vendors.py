@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fixtures.dialects.capture import replay
-from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Run
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
@@ -55,4 +55,4 @@ def run(scope: str = "", parent: str | None = None, name: str = "s", version: st
         scope_version=version,
         attributes=named,
     )
-    return read(span, strict)
+    return read_run(span, strict)

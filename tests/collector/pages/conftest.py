@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from spanwise.collector._sign_ins import token
 from spanwise.collector.api import create_app
+from spanwise.collector.security.browser_sessions import make_form_token
 from spanwise.collector.stores import Store
 from spanwise.collector.stores.sqlite import SQLiteStore
 
@@ -25,7 +25,7 @@ class Reader(TestClient):
     """Sends forms as a page does, with the token that stands in it; `data` may say another."""
 
     def post(self, url: Any, *, data: Any = None, **given: Any) -> Any:
-        return super().post(url, data={"token": token(b"")} | (data or {}), **given)
+        return super().post(url, data={"token": make_form_token(b"")} | (data or {}), **given)
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ import pytest
 
 from collector.making import SECOND, run
 from spanwise.collector.filters import Filter
-from spanwise.collector.pages.kit import chart
-from spanwise.collector.pages.traces import _list
+from spanwise.collector.pages.components import sparkline
+from spanwise.collector.pages.traces import trace_list
 from spanwise.collector.records import Bucket
 
 HOUR = 3_600 * SECOND
@@ -11,7 +11,7 @@ HOUR = 3_600 * SECOND
 
 def test_a_window_holds_at_most_48_buckets_of_a_round_width():
     for span in (1, 60, 3_600, 86_400, 400 * 86_400, 30_000 * 86_400):
-        view = chart.window(1_750_000_000 * SECOND, (1_750_000_000 + span) * SECOND)
+        view = sparkline.choose_window(1_750_000_000 * SECOND, (1_750_000_000 + span) * SECOND)
         assert view.since_ns <= 1_750_000_000 * SECOND < (1_750_000_000 + span) * SECOND < view.until_ns
         assert len(range(view.since_ns, view.until_ns, view.width_ns)) <= 49
 
@@ -21,18 +21,18 @@ def test_a_window_holds_at_most_48_buckets_of_a_round_width():
     [(47, 1), (48, 2), (47 * 60, 60), (47 * 60 + 1, 300), (47 * 3_600, 3_600), (47 * 604_800, 604_800)],
 )
 def test_the_narrowest_width_that_fits_is_taken(seconds, width):
-    view = chart.window(0, seconds * SECOND)
-    assert view == chart.Window(0, (seconds // width + 1) * width * SECOND, width * SECOND)
+    view = sparkline.choose_window(0, seconds * SECOND)
+    assert view == sparkline.Window(0, (seconds // width + 1) * width * SECOND, width * SECOND)
 
 
 def test_centuries_are_cut_into_48():
-    view = chart.window(0, 100 * 47 * 604_800 * SECOND)
+    view = sparkline.choose_window(0, 100 * 47 * 604_800 * SECOND)
     assert 47 <= (view.until_ns - view.since_ns) / view.width_ns <= 49
 
 
 def test_empty_buckets_are_filled_in():
-    view = chart.Window(10, 16, 2)
-    buckets = chart.filled([Bucket(start_ns=12, width_ns=2, traces=5)], view)
+    view = sparkline.Window(10, 16, 2)
+    buckets = sparkline.fill_buckets([Bucket(start_ns=12, width_ns=2, traces=5)], view)
     assert [(bucket.start_ns, bucket.width_ns, bucket.traces) for bucket in buckets] == [
         (10, 2, 0),
         (12, 2, 5),
@@ -41,22 +41,22 @@ def test_empty_buckets_are_filled_in():
 
 
 def test_the_highest_bar_fills_the_box_and_nothing_draws_nothing():
-    assert [bar.height for bar in chart.bars([0, 5, 10])] == [chart.HEIGHT / 2, chart.HEIGHT]
-    assert chart.bars([]) == chart.bars([0, 0]) == []
+    assert [bar.height for bar in sparkline.bars([0, 5, 10])] == [sparkline.HEIGHT / 2, sparkline.HEIGHT]
+    assert sparkline.bars([]) == sparkline.bars([0, 0]) == []
 
 
 def test_bars_stand_side_by_side_on_the_ground():
-    assert chart.bars([1, 0, 4]) == [chart.Bar(0, 27, 62.4, 9), chart.Bar(160, 0, 62.4, 36)]
+    assert sparkline.bars([1, 0, 4]) == [sparkline.Bar(0, 27, 62.4, 9), sparkline.Bar(160, 0, 62.4, 36)]
 
 
 def test_a_bar_is_never_too_low_to_be_seen_nor_higher_than_the_box():
-    assert [bar.height for bar in chart.bars([0.001, 2, 0.5], 1)] == [1.5, chart.HEIGHT, chart.HEIGHT / 2]
+    assert [bar.height for bar in sparkline.bars([0.001, 2, 0.5], 1)] == [1.5, sparkline.HEIGHT, sparkline.HEIGHT / 2]
 
 
 def test_what_the_charts_show():
     buckets = [Bucket(start_ns=0, width_ns=1), Bucket(start_ns=1, width_ns=1, traces=4, errors=1, p95_ms=2.5)]
-    assert (chart.shares(buckets), chart.slow(buckets)) == ([0, 0.25], [0, 2.5])
-    assert chart.tokens([Bucket(start_ns=0, width_ns=1, input_tokens=3, output_tokens=4)]) == [7]
+    assert (sparkline.shares(buckets), sparkline.slow(buckets)) == ([0, 0.25], [0, 2.5])
+    assert sparkline.tokens([Bucket(start_ns=0, width_ns=1, input_tokens=3, output_tokens=4)]) == [7]
 
 
 def shown(*starts_ns):
@@ -68,23 +68,23 @@ def shown(*starts_ns):
     [((100 * HOUR,), 100 * HOUR - 15 * SECOND, 100 * HOUR), ((100 * HOUR, 98 * HOUR), 94 * HOUR, 100 * HOUR)],
 )
 def test_with_no_time_asked_for_the_charts_cover_a_round_stretch_that_holds_what_is_shown(starts, since, until):
-    assert _list.stretch(Filter(), shown(*starts)) == (since, until)
+    assert trace_list.choose_period(Filter(), shown(*starts)) == (since, until)
 
 
 def test_years_between_two_traces_make_a_stretch_of_a_year():
     newest = 20 * 366 * 24 * HOUR
-    assert _list.stretch(Filter(), shown(newest, 0)) == (newest - 366 * 24 * HOUR, newest)
+    assert trace_list.choose_period(Filter(), shown(newest, 0)) == (newest - 366 * 24 * HOUR, newest)
 
 
 def test_the_time_asked_for_is_the_time_covered():
-    assert _list.stretch(Filter(since_ns=5, until_ns=9), shown(7)) == (5, 9)
-    assert _list.stretch(Filter(since_ns=9, until_ns=5), shown(7)) == (9, 9)
-    since, until = _list.stretch(Filter(since_ns=5), shown(7))
+    assert trace_list.choose_period(Filter(since_ns=5, until_ns=9), shown(7)) == (5, 9)
+    assert trace_list.choose_period(Filter(since_ns=9, until_ns=5), shown(7)) == (9, 9)
+    since, until = trace_list.choose_period(Filter(since_ns=5), shown(7))
     assert (since, until > 1_700_000_000 * SECOND) == (5, True)
 
 
 def test_an_end_alone_leaves_none_of_what_is_shown_out():
-    assert _list.stretch(Filter(until_ns=100 * HOUR), shown(99 * HOUR, 93 * HOUR)) == (76 * HOUR, 100 * HOUR)
+    assert trace_list.choose_period(Filter(until_ns=100 * HOUR), shown(99 * HOUR, 93 * HOUR)) == (76 * HOUR, 100 * HOUR)
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_an_end_alone_leaves_none_of_what_is_shown_out():
     ],
 )
 def test_charts_that_may_take_long_do_not_hold_up_the_list(filter, length, late):
-    assert _list.late(filter, 0, length) is late
+    assert trace_list.is_slow(filter, 0, length) is late

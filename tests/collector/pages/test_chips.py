@@ -1,7 +1,7 @@
 import pytest
 
 from collector.making import run
-from spanwise.collector.pages.kit import chips
+from spanwise.collector.pages.components import feedback_display
 from spanwise.collector.records import Feedback, Target
 
 
@@ -25,7 +25,7 @@ def feedback(key="k", **fields):
     ],
 )
 def test_only_a_score_between_0_and_1_fills_a_bar(fields, text, share):
-    chip = chips.chip(feedback(**fields))
+    chip = feedback_display.make_chip(feedback(**fields))
     assert (chip.text, chip.share) == (text, share)
 
 
@@ -39,19 +39,23 @@ def test_only_a_score_between_0_and_1_fills_a_bar(fields, text, share):
     ],
 )
 def test_a_hint_says_why(fields, hint):
-    assert chips.chip(feedback(**fields)).hint == hint
+    assert feedback_display.make_chip(feedback(**fields)).hint == hint
 
 
 def test_the_last_word_per_key_stands_for_the_others():
     words = [feedback("b", score=n, author=str(n), created_ns=n) for n in (2, 3, 1)] + [feedback("a", score=9)]
-    found = chips.latest(words)
+    found = feedback_display.get_latest_chips(words)
     assert [(key, chip.text, chip.more) for key, chip in found.items()] == [("a", "9", 0), ("b", "3", 2)]
 
 
 def test_everybodys_newest_word_stands_side_by_side():
     ann = [feedback(score=n, source="human", author="ann", created_ns=n) for n in (1, 3)]
     ben = feedback(score=2, source="human", author="ben", created_ns=2)
-    assert [chip.text for chip in chips.voices([*ann, ben, feedback("a", score=7)])] == ["7", "2", "3"]
+    assert [chip.text for chip in feedback_display.get_author_chips([*ann, ben, feedback("a", score=7)])] == [
+        "7",
+        "2",
+        "3",
+    ]
 
 
 def test_feedback_of_a_page_is_sorted_by_trace(store):
@@ -59,11 +63,11 @@ def test_feedback_of_a_page_is_sorted_by_trace(store):
     store.append(traces)
     for n, trace in enumerate(traces):
         store.feedback(trace.trace_id, "k", n)
-    found = chips.by_trace(store, list(store.traces()))
+    found = feedback_display.load_chips(store, list(store.traces()))
     assert {trace_id: {key: chip.text for key, chip in of.items()} for trace_id, of in found.items()} == {
         trace.trace_id: {"k": str(n)} for n, trace in enumerate(traces)
     }
-    assert chips.by_trace(store, []) == {}
+    assert feedback_display.load_chips(store, []) == {}
 
 
 def test_more_feedback_than_one_query_gives_is_shown_as_well(store):
@@ -71,11 +75,11 @@ def test_more_feedback_than_one_query_gives_is_shown_as_well(store):
     store.append([root])
     words = [Feedback(target=Target(trace_id=root.trace_id), key=f"k{n:04}", score=n) for n in range(1_001)]
     store.add_feedback(words)
-    (of_trace,) = chips.by_trace(store, list(store.traces())).values()
+    (of_trace,) = feedback_display.load_chips(store, list(store.traces())).values()
     assert len(of_trace) == 1_001
 
 
 def test_the_commonest_keys_get_columns_and_of_equals_the_first():
-    chip = chips.chip(feedback(score=1))
+    chip = feedback_display.make_chip(feedback(score=1))
     of_traces = {"1": {"z": chip, "b": chip, "a": chip}, "2": {"z": chip}, "3": {"c": chip}}
-    assert chips.columns(of_traces, most=3) == ["z", "a", "b"]
+    assert feedback_display.choose_columns(of_traces, most=3) == ["z", "a", "b"]

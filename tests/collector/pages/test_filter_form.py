@@ -4,18 +4,17 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import pytest
 from hypothesis import given, settings, strategies
 
-from spanwise.collector.filters import OPERATORS, Filter
-from spanwise.collector.pages.kit import filter_form
-from spanwise.collector.querystring import to_filter, to_items
+from spanwise.collector.filters import OPERATORS, Filter, filter_from_items, filter_to_items
+from spanwise.collector.pages.components import filter_form
 
 
 def read(fields=(), **settings):
-    return filter_form.read(dict(fields).items(), **settings)
+    return filter_form.read_query(dict(fields).items(), **settings)
 
 
 def at(address, **settings):
     """What a page reads of an address."""
-    return filter_form.read(parse_qsl(urlsplit(address).query, keep_blank_values=True), **settings)
+    return filter_form.read_query(parse_qsl(urlsplit(address).query, keep_blank_values=True), **settings)
 
 
 def test_an_empty_form_asks_for_live_traffic():
@@ -67,7 +66,7 @@ def test_a_key_of_feedback_may_hold_anything(key):
 
 
 def test_without_a_key_the_rest_of_a_condition_on_feedback_says_nothing():
-    assert at("/?feedback_op=<&feedback_value=low") == filter_form.Query(
+    assert at("/?feedback_op=<&feedback_value=low") == filter_form.FilterQuery(
         (("feedback_op", "<"), ("feedback_value", "low")), Filter(experiment="")
     )
 
@@ -78,7 +77,7 @@ def test_without_a_key_the_rest_of_a_condition_on_feedback_says_nothing():
 )
 @pytest.mark.parametrize("name", ["tokens", "cost"])
 def test_a_comparison_says_what_it_says_in_every_query_string(name, text, expected):
-    assert getattr(read({name: text}).filter, name) == expected == getattr(to_filter([(name, text)]), name)
+    assert getattr(read({name: text}).filter, name) == expected == getattr(filter_from_items([(name, text)]), name)
 
 
 @pytest.mark.parametrize(
@@ -245,12 +244,12 @@ FORMS = strategies.fixed_dictionaries(
         **dict.fromkeys(("latency_ms", "tokens", "cost"), comparisons),
         **dict.fromkeys(("since", "until"), moments),
         "status": strategies.sampled_from(["ok", "error"]),
-        "range": strategies.sampled_from([*filter_form.RANGES]),
-        "traffic": strategies.sampled_from([*filter_form.TRAFFIC]),
+        "range": strategies.sampled_from([*filter_form.RANGE_LABELS]),
+        "traffic": strategies.sampled_from([*filter_form.TRAFFIC_LABELS]),
         "complete": strategies.sampled_from(["true", "false"]),
         "metadata": strategies.builds("{}={}".format, keys, texts),
         "feedback_key": keys,
-        "feedback_op": strategies.sampled_from([*filter_form.VERBS]),
+        "feedback_op": strategies.sampled_from([*filter_form.OPERATOR_LABELS]),
         "feedback_value": numbers | texts.filter(lambda text: text.strip().lower() not in ("nan", "+nan", "-nan")),
     },
 )
@@ -260,8 +259,8 @@ FORMS = strategies.fixed_dictionaries(
 @given(FORMS)
 def test_what_the_form_says_is_said_by_a_query_string_as_well(fields):
     filter = read(fields).filter
-    assert to_filter(to_items(filter)) == filter
-    assert to_filter(parse_qsl(urlencode(to_items(filter)), keep_blank_values=True)) == filter
+    assert filter_from_items(filter_to_items(filter)) == filter
+    assert filter_from_items(parse_qsl(urlencode(filter_to_items(filter)), keep_blank_values=True)) == filter
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,14 +10,14 @@ from starlette.routing import Route
 
 from collector.pages.scene import rag
 from spanwise.collector.errors import Refused
-from spanwise.collector.pages import ROUTES, _forms, router
+from spanwise.collector.pages import PAGE_ROUTES, create_router, page_router
 
 
 def nothing(store, request, fields):
     return "/"
 
 
-FORM = _forms.Form("/made/up", ("key", "value"), nothing, largest=100)
+FORM = page_router.Form("/made/up", ("key", "value"), nothing, largest=100)
 
 
 def request(*chunks: bytes, **headers: str) -> Request:
@@ -33,7 +33,7 @@ def request(*chunks: bytes, **headers: str) -> Request:
 
 
 def fields(*chunks: bytes, **headers: str) -> dict[str, str]:
-    return asyncio.run(_forms.read(FORM, request(*chunks, **headers)))
+    return asyncio.run(page_router.read_declared_form(FORM, request(*chunks, **headers)))
 
 
 def test_the_fields_that_the_form_names_and_no_others():
@@ -60,7 +60,7 @@ def test_a_larger_one_is_refused(chunks):
 
 
 def test_as_many_fields_as_are_allowed_pass_and_one_more_is_refused():
-    body = b"&".join(b"a=%d" % n for n in range(_forms.MOST_FIELDS))
+    body = b"&".join(b"a=%d" % n for n in range(page_router.MAX_FORM_FIELDS))
     assert fields(body) == {}
     with pytest.raises(Refused, match="the form holds more than 20 fields"):
         fields(body + b"&a=1")
@@ -76,7 +76,7 @@ def test_as_many_fields_as_are_allowed_pass_and_one_more_is_refused():
     ],
 )
 def test_our_own_pages_and_programs_may_send_forms(headers):
-    assert _forms.from_here(request(**headers))
+    assert page_router.is_from_own_page(request(**headers))
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,16 @@ def test_a_form_with_too_many_fields_gets_a_page(store, client):
 
 
 def test_reading_needs_one_scope_and_sending_forms_another():
-    assert {(scope, methods) for _, scope, methods in ROUTES} == {
+    assert {(scope, methods) for _, scope, methods in PAGE_ROUTES} == {
         ("read", ("GET",)),
         ("open", ("GET",)),  # style and script, which the page needs on which readers sign in
         ("write", ("POST",)),
     }
-    assert ("/traces/{trace_id}/feedback", "write", ("POST",)) in ROUTES
+    assert ("/traces/{trace_id}/feedback", "write", ("POST",)) in PAGE_ROUTES
 
 
 def test_the_table_names_every_address_with_its_methods():
-    served = [(route.path, tuple(route.methods - {"HEAD"})) for route in router().routes if isinstance(route, Route)]
-    assert served == [(path, methods) for path, _, methods in ROUTES]
+    served = [
+        (route.path, tuple(route.methods - {"HEAD"})) for route in create_router().routes if isinstance(route, Route)
+    ]
+    assert served == [(path, methods) for path, _, methods in PAGE_ROUTES]

@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from collector.pages.scene import experiment
 from spanwise.collector.errors import NotFound, Refused, StoreError, Unavailable
-from spanwise.collector.pages import not_found
-from spanwise.collector.pages._router import failure
+from spanwise.collector.pages import render_not_found
+from spanwise.collector.pages.page_router import render_failure
 
 
 def request(path: str = "/") -> Request:
@@ -27,7 +27,7 @@ def request(path: str = "/") -> Request:
     ],
 )
 def test_what_a_store_cannot_do_gets_a_page(error, status, title):
-    answer = failure(request(), error)
+    answer = render_failure(request(), error)
     assert answer.status_code == status
     assert f"<h1>{title}</h1>" in answer.body.decode()
     assert "no trace" in answer.body.decode()
@@ -35,12 +35,12 @@ def test_what_a_store_cannot_do_gets_a_page(error, status, title):
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.4, "1"), (2.6, "3")])
 def test_what_may_work_later_says_when(seconds, header):
-    assert failure(request(), Unavailable("busy", seconds)).headers["retry-after"] == header
-    assert "retry-after" not in failure(request(), Refused("never")).headers
+    assert render_failure(request(), Unavailable("busy", seconds)).headers["retry-after"] == header
+    assert "retry-after" not in render_failure(request(), Refused("never")).headers
 
 
 def test_an_address_that_nothing_answers():
-    answer = not_found(request("/<b>"))
+    answer = render_not_found(request("/<b>"))
     assert (answer.status_code, "there is no page &#39;/&lt;b&gt;&#39;" in answer.body.decode()) == (404, True)
 
 

@@ -6,7 +6,7 @@ import pytest
 from collector.deciding import on, ruled, slice
 from collector.making import child, run
 from collector.pages.scene import STACK, experiment, outcomes, rag
-from spanwise.collector.dialects import RawSpan, read
+from spanwise.collector.dialects import RawSpan, read_run
 from spanwise.collector.records import Event, Feedback, OpenRun, Target
 
 
@@ -58,7 +58,7 @@ STACK_OF_PYTHON = 'Traceback (most recent call last):\n  File "a.py", line 7, in
     ],
 )
 def test_a_stack_trace_appears_once(store, client, events):
-    root = read(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", status=2, events=events))
+    root = read_run(RawSpan(trace_id="1" * 32, span_id="2" * 16, name="s", status=2, events=events))
     store.append([root])
     text = client.get(f"/traces/{root.trace_id}").text
     assert root.error == "ValueError: no"

@@ -1,29 +1,53 @@
-"""Capture: `@trace`, spans, delivery. Imports nothing of the other folders."""
+"""Tracing of Python functions: decorator, spans, propagation, and export over OTLP.
+
+Modules, in the order in which data flows:
+
+- `decorator`: `@trace` decorator: options, and wrappers for functions, coroutines and generator functions.
+- `call_recording`: Recording of one call: argument binding, inputs, outputs or error, start and end of its span.
+- `generator_tracing`: Tracing of generators, async generators and coroutines: the span stays open until iteration
+  ends.
+- `iterator_tracing`: Tracing of other iterators and streaming responses, such as OpenAI's `Stream` and Starlette
+  bodies.
+- `run_handle`: `Run` handle, `span(…)` blocks, `current_run()` and feedback on a run.
+- `propagation`: Propagation of session, user and tags to child spans, and of traces to other processes (W3C headers).
+- `propagation_targets`: Propagation targets: the destination hosts that receive session, user and tags as baggage.
+- `integrations`: Integrations: activation of OpenInference, OpenTelemetry, Pydantic AI and MCP instrumentations.
+- `process_runtime`: Process-wide tracer runtime: `configure`, `flush`, `shutdown`, `stats` and resource detection.
+- `configuration`: Settings: arguments of `configure`, then `ASSAY_*` and `OTEL_*` environment variables, then
+  defaults.
+- `trace_capture`: In-memory capture of one trace, for experiments and judges.
+- `testing`: Test kit: spans in memory, deterministic ids and clock, and a pytest fixture.
+- `spool_management`: Management of the spool directory: listing, sending and deleting unsent requests.
+- `internal_api`: Internal API for the collector and the evaluators.
+- `attribute_names`: Attribute names of spans, resources and events: OpenInference, OpenTelemetry GenAI and
+  `spanwise.*`.
+- `suggestions`: Suggestions in error messages: similar names, and equivalents of other tracing SDKs' options.
+- `internal_errors`: Internal errors of the tracer: counted, logged once, never raised into the application.
+- `backoff`: Exponential backoff and the `Retry-After` header.
+- `http_connections`: Outgoing HTTP connections: URL checks, certificate authorities, suppressed instrumentation.
+- `lazy_imports`: Lazy imports of the names that a package exports.
+"""
 
 from typing import TYPE_CHECKING
 
-from spanwise.tracer.lazy import lazy
+from spanwise.tracer.lazy_imports import lazy
 
 if TYPE_CHECKING:
-    from spanwise.tracer._ambient import session, tags, user
-    from spanwise.tracer._decorate import trace
-    from spanwise.tracer._feedback import feedback
-    from spanwise.tracer._instrument import instrument, tracer_provider, uninstrument
-    from spanwise.tracer._propagate import carry, extract, inject
-    from spanwise.tracer._run import Run, current_run, span
-    from spanwise.tracer._runtime import Stats, configure, flush, shutdown, stats
-    from spanwise.tracer._tally import FlushResult
+    from spanwise.tracer.decorator import trace
+    from spanwise.tracer.export.delivery_stats import FlushResult
+    from spanwise.tracer.integrations import instrument, tracer_provider, uninstrument
+    from spanwise.tracer.process_runtime import Stats, configure, flush, shutdown, stats
+    from spanwise.tracer.propagation import carry, extract, inject, session, tags, user
+    from spanwise.tracer.run_handle import Run, current_run, feedback, span
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        _ambient="session tags user",
-        _decorate="trace",
-        _feedback="feedback",
-        _instrument="instrument tracer_provider uninstrument",
-        _propagate="carry extract inject",
-        _run="Run current_run span",
-        _runtime="Stats configure flush shutdown stats",
-        _tally="FlushResult",
+        propagation="carry extract inject session tags user",
+        decorator="trace",
+        run_handle="Run current_run feedback span",
+        integrations="instrument tracer_provider uninstrument",
+        process_runtime="Stats configure flush shutdown stats",
+        **{"export.delivery_stats": "FlushResult"},
     )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""For tests of traced code: spans in memory, fixed ids, a stepped clock.
+"""Test kit: spans in memory, deterministic ids and clock, and a pytest fixture.
 
 from spanwise.tracer.testing import capture_spans, traced
 
@@ -17,14 +17,12 @@ from typing import Any
 import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 
-from spanwise.tracer import _errors, _runtime, _settings
-from spanwise.tracer import attributes as names
-from spanwise.tracer._account import Account
-from spanwise.tracer._delivery import Delivery
-from spanwise.tracer._encode import FeedbackEvent
-from spanwise.tracer._host import carry_context_into_threads
-from spanwise.tracer._span import Clock
-from spanwise.tracer._tally import FlushResult
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer import configuration, internal_errors, process_runtime
+from spanwise.tracer.export.delivery_lifecycle import Delivery, set_thread_context_inheritance
+from spanwise.tracer.export.delivery_stats import FlushResult, SpanAccount
+from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.otel.live_span import Clock
 
 __all__ = ["Spans", "capture_spans", "fixed", "traced"]
 
@@ -32,9 +30,9 @@ __all__ = ["Spans", "capture_spans", "fixed", "traced"]
 class Spans(Delivery):
     """Takes the place of delivery and keeps everything in memory."""
 
-    def __init__(self, settings: _settings.Settings) -> None:
+    def __init__(self, settings: configuration.Settings) -> None:
         super().__init__(settings)
-        self.account = Account()
+        self.account = SpanAccount()
         self.ended: list[ReadableSpan] = []
         self.feedback: list[FeedbackEvent] = []
 
@@ -70,11 +68,11 @@ class Spans(Delivery):
 
     def inputs(self, name: str) -> Any:
         """What the one span of that name has as inputs, decoded."""
-        return _value(self.one(name), names.INPUT_VALUE, names.INPUT_MIME)
+        return _decode_value(self.one(name), names.INPUT_VALUE, names.INPUT_MIME)
 
     def outputs(self, name: str) -> Any:
         """What the one span of that name has as outputs, decoded."""
-        return _value(self.one(name), names.OUTPUT_VALUE, names.OUTPUT_MIME)
+        return _decode_value(self.one(name), names.OUTPUT_VALUE, names.OUTPUT_MIME)
 
     def parent(self, name: str) -> str | None:
         """The name of the parent of the one span of that name, None for a root."""
@@ -83,7 +81,7 @@ class Spans(Delivery):
         return None if parent is None else known.get(parent.span_id, f"{parent.span_id:016x}")
 
 
-def _value(span: ReadableSpan, key: str, mime: str) -> Any:
+def _decode_value(span: ReadableSpan, key: str, mime: str) -> Any:
     attributes = span.attributes or {}
     text = attributes.get(key)
     return orjson.loads(text) if attributes.get(mime) == "application/json" else text  # type: ignore[arg-type]
@@ -92,19 +90,19 @@ def _value(span: ReadableSpan, key: str, mime: str) -> Any:
 @contextmanager
 def capture_spans(**settings: Any) -> Iterator[Spans]:
     """Every span that starts inside is kept in memory. `settings` as in `configure`; errors of ours are raised."""
-    runtime = _runtime.Runtime(_settings.resolve(spill_dir="off", **settings))
+    runtime = process_runtime.Runtime(configuration.resolve_settings(spill_dir="off", **settings))
     kept = Spans(runtime.settings)
     if runtime.settings.threads:
-        carry_context_into_threads()
+        set_thread_context_inheritance()
     runtime.delivery = kept
     runtime.spans.lead_to(kept)
-    previous, strict = _runtime.replace(runtime), _errors.strict
-    _errors.strict = True
+    previous, strict = process_runtime.replace_runtime(runtime), internal_errors.strict
+    internal_errors.strict = True
     try:
         yield kept
     finally:
-        _errors.strict = strict
-        _runtime.replace(previous)
+        internal_errors.strict = strict
+        process_runtime.replace_runtime(previous)
 
 
 @contextmanager

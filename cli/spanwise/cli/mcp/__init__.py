@@ -1,1 +1,11 @@
-"""`spanwise mcp`: the store's traces for coding agents, over the Model Context Protocol."""
+"""Model Context Protocol server: traces, feedback, experiments and datasets for coding agents.
+
+Modules, in the order in which data flows:
+
+- `server`: MCP server: registration of the tools and instructions for agents.
+- `http_transport`: HTTP transport of the MCP server, behind the authentication of the collector.
+- `store_access`: Store access of a tool call: opened per call with the rights of the caller; tool wrapper.
+- `trace_tools`: MCP tools on traces: find, read, feedback, rule decisions, filters and senders.
+- `experiment_tools`: MCP tools on experiments and datasets, and the evaluation that an agent may run.
+- `tool_results`: Tool results: bounded JSON that marks third-party text as `untrusted`.
+"""

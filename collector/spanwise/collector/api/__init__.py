@@ -1,10 +1,32 @@
-"""The HTTP API: OTLP in, queries out, feedback and control records both ways."""
+"""HTTP API: OTLP ingest, queries, feedback and control records.
 
-from spanwise.collector.api._app import create_app, past_framework
-from spanwise.collector.api._cors import Cors
-from spanwise.collector.api._door import Door
-from spanwise.collector.api._guard import ASGI, Guard
-from spanwise.collector.api._keys import Keys, KeyStore
-from spanwise.collector.api._scopes import Scopes
+Modules, in the order in which data flows:
 
-__all__ = ["ASGI", "Cors", "Door", "Guard", "KeyStore", "Keys", "Scopes", "create_app", "past_framework"]
+- `app_factory`: FastAPI application factory: routes, pages, error handlers, OTLP bypass of the framework.
+- `security_middleware`: ASGI security middleware: host, origin and proxy checks, access control, CORS.
+- `routes`: Route table of the API, and the endpoint that serves a store operation.
+- `operation_validation`: Validation of write operations: batch size, ids, amounts, clock skew; operations the API
+  adds.
+- `http_conversion`: Conversion between HTTP and records: bodies, query filters, streamed JSON, error statuses.
+- `health_endpoints`: Health, readiness and Prometheus endpoints.
+- `langfuse_endpoints`: Langfuse-compatible endpoints for scores and score batches.
+- `sign_in_routes`: Sign-in and sign-out routes of the browser session.
+- `openapi`: OpenAPI description of the API, and its HTML reference page.
+"""
+
+from spanwise.collector.api.app_factory import bypass_framework, create_app
+from spanwise.collector.api.security_middleware import ASGI, CorsMiddleware, SecurityMiddleware
+from spanwise.collector.security.authentication import Authenticator, KeyCache, KeyStore
+from spanwise.collector.security.authorization import RoutePermissions
+
+__all__ = [
+    "ASGI",
+    "Authenticator",
+    "CorsMiddleware",
+    "KeyCache",
+    "KeyStore",
+    "RoutePermissions",
+    "SecurityMiddleware",
+    "bypass_framework",
+    "create_app",
+]

@@ -1,8 +1,13 @@
-"""The Python client: both store contracts over HTTP."""
+"""Python client: a store over the HTTP API.
 
-from spanwise.collector.extras import needing
+Modules, in the order in which data flows:
 
-with needing("server", __name__):
-    from spanwise.collector.client._store import HTTPStore
+- `http_client`: HTTP client store: transport, requests in batches and pages, errors as store errors.
+"""
+
+from spanwise.collector.errors import require_extra
+
+with require_extra("server", __name__):
+    from spanwise.collector.client.http_client import HTTPStore
 
 __all__ = ["HTTPStore"]

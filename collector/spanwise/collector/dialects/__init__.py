@@ -1,63 +1,104 @@
-"""Dialects: spans and log records of any convention become `Run`s and `Feedback` here, and nowhere else."""
+"""Dialects: translation of spans and log records of any tracing convention to runs and feedback.
+
+Modules, in the order in which data flows:
+
+- `translation`: Translation of a raw span to a run: order of dialects, fast path, native attributes, project and
+  status.
+- `log_records`: Translation of log records to feedback, amendments, open runs and process reports.
+- `sdk_spans`: Finished spans of the OpenTelemetry SDK, translated to runs in the process that made them.
+- `draft`: Interface of dialects: raw spans and log records, the draft that dialects fill, and side records.
+- `attribute_parsing`: Parsing of attribute names (namespaces, indexed lists) and values (JSON, numbers, documents).
+- `field_extraction`: Extraction of run fields from attributes, shared by the dialects of vendors.
+- `token_costs`: Token counts and cost of a model call: normalization, reported costs, and prices by genai-prices.
+- `evaluation_events`: Feedback as `gen_ai.evaluation.result` events: reading and writing.
+- `genai`: OpenTelemetry GenAI conventions: model calls, and messages in attributes, span events and log records.
+- `openinference`: OpenInference conventions: spans, messages, documents, annotations and evaluations.
+- `langfuse`: Langfuse: attributes of its SDKs, and scores sent to its API.
+- `langsmith`: LangSmith's OpenTelemetry export, with the messages of LangChain.
+- `mlflow`: MLflow's spans.
+- `traceloop`: Traceloop's SDK, OpenLLMetry.
+- `laminar`: Laminar's SDK.
+- `vercel`: Vercel's AI SDK, versions 3.4 to 6.
+- `logfire`: Logfire's spans, and its instrumentations of OpenAI, OpenAI Agents and pydantic-evals.
+- `pydantic_ai`: pydantic-ai's instrumentation, data format versions 1 to 6.
+- `haystack`: Haystack's tracing: pipelines, components, agents.
+- `pydantic_evals`: pydantic-evals: scores of an experiment's cases, and evaluators that failed.
+"""
 
 from typing import TYPE_CHECKING
 
 from spanwise.collector.records import Amendment
-from spanwise.tracer.lazy import lazy
+from spanwise.tracer.lazy_imports import lazy
 
 if TYPE_CHECKING:
-    from spanwise.collector.dialects._also import Also, Said, said
-    from spanwise.collector.dialects._draft import Dialect, Draft, Fields
-    from spanwise.collector.dialects._faults import Fault, log_fault, log_once
-    from spanwise.collector.dialects._feedback import read_feedback, via_of, written
-    from spanwise.collector.dialects._langfuse_scores import langfuse_score
-    from spanwise.collector.dialects._log import LogDialect, LogItem, read_log
-    from spanwise.collector.dialects._prices import cost, known_prices, learn_prices, price_applies, provider_at
-    from spanwise.collector.dialects._raw import RawLog, RawSpan
-    from spanwise.collector.dialects._read import Whole, read, read_whole
-    from spanwise.collector.dialects._readable import from_readable
+    from spanwise.collector.dialects.draft import (
+        Dialect,
+        Draft,
+        RawLog,
+        RawSpan,
+        RunFields,
+        SideRecord,
+        SideResult,
+        make_side_record,
+    )
+    from spanwise.collector.dialects.evaluation_events import read_feedback, read_via, write_feedback_attributes
+    from spanwise.collector.dialects.langfuse import read_langfuse_score
+    from spanwise.collector.dialects.log_records import LogDialect, LogItem, read_log
+    from spanwise.collector.dialects.sdk_spans import read_sdk_span
+    from spanwise.collector.dialects.token_costs import (
+        compute_cost,
+        export_prices,
+        find_provider,
+        has_price,
+        import_prices,
+    )
+    from spanwise.collector.dialects.translation import (
+        FaultHandler,
+        TranslatedSpan,
+        log_dialect_error,
+        log_once,
+        read_run,
+        read_span,
+    )
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        _also="Also Said said",
-        _draft="Dialect Draft Fields",
-        _faults="Fault log_fault log_once",
-        _feedback="read_feedback via_of written",
-        _langfuse_scores="langfuse_score",
-        _log="LogDialect LogItem read_log",
-        _prices="cost known_prices learn_prices price_applies provider_at",
-        _raw="RawLog RawSpan",
-        _read="Whole read read_whole",
-        _readable="from_readable",
+        draft="Dialect Draft RawLog RawSpan RunFields SideRecord SideResult make_side_record",
+        translation="FaultHandler TranslatedSpan log_dialect_error log_once read_run read_span",
+        evaluation_events="read_feedback read_via write_feedback_attributes",
+        langfuse="read_langfuse_score",
+        log_records="LogDialect LogItem read_log",
+        token_costs="compute_cost export_prices find_provider has_price import_prices",
+        sdk_spans="read_sdk_span",
     )
 
 __all__ = [
-    "Also",
     "Amendment",
     "Dialect",
     "Draft",
-    "Fault",
-    "Fields",
+    "FaultHandler",
     "LogDialect",
     "LogItem",
     "RawLog",
     "RawSpan",
-    "Said",
-    "Whole",
-    "cost",
-    "from_readable",
-    "known_prices",
-    "langfuse_score",
-    "learn_prices",
-    "log_fault",
+    "RunFields",
+    "SideRecord",
+    "SideResult",
+    "TranslatedSpan",
+    "compute_cost",
+    "export_prices",
+    "find_provider",
+    "has_price",
+    "import_prices",
+    "log_dialect_error",
     "log_once",
-    "price_applies",
-    "provider_at",
-    "read",
+    "make_side_record",
     "read_feedback",
+    "read_langfuse_score",
     "read_log",
-    "read_whole",
-    "said",
-    "via_of",
-    "written",
+    "read_run",
+    "read_sdk_span",
+    "read_span",
+    "read_via",
+    "write_feedback_attributes",
 ]

@@ -1,7 +1,17 @@
-"""Passing on what comes in: request → `Letter` on disk, one spool for each `Target` → its OTLP endpoint."""
+"""Forwarding: received OTLP requests and stored feedback, sent on to other OTLP endpoints.
 
-from spanwise.collector.forward._feedback import FeedbackOut
-from spanwise.collector.forward._forwarder import Forwarder
-from spanwise.collector.forward._target import Target, targets
+Modules, in the order in which data flows:
 
-__all__ = ["FeedbackOut", "Forwarder", "Target", "targets"]
+- `forwarder`: Forwarder: ingest sink that puts each received request into the queue of every target.
+- `envelope`: Forwarded request in its on-disk format: header line and body, with splitting and joining.
+- `forward_queue`: Durable forward queue of one target: spool on disk, sender thread, retry and backoff.
+- `feedback_forwarder`: Feedback forwarder: stored feedback sent to every target as OTLP log records, from a durable
+  cursor.
+- `forward_transport`: HTTP transport to a forward target, and the parsing of targets and their headers.
+"""
+
+from spanwise.collector.forward.feedback_forwarder import FeedbackForwarder
+from spanwise.collector.forward.forward_transport import ForwardTarget, parse_targets
+from spanwise.collector.forward.forwarder import Forwarder
+
+__all__ = ["FeedbackForwarder", "ForwardTarget", "Forwarder", "parse_targets"]

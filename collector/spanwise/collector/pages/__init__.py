@@ -1,6 +1,20 @@
-"""Server-rendered pages over the stores."""
+"""Server-rendered HTML pages over the stores.
 
-from spanwise.collector.pages._forms import read_form
-from spanwise.collector.pages._router import ROUTES, not_found, refusal, router, sign_in
+Modules, in the order in which data flows:
 
-__all__ = ["ROUTES", "not_found", "read_form", "refusal", "router", "sign_in"]
+- `page_router`: Page routes: views, form submissions and their CSRF checks, error pages.
+- `session_pages`: Session list, and a session shown as a conversation.
+- `experiment_pages`: Dataset, experiment and comparison pages.
+- `rule_pages`: Rule list with funnels and costs, and the decisions of one rule.
+"""
+
+from spanwise.collector.pages.page_router import (
+    PAGE_ROUTES,
+    create_router,
+    read_form,
+    render_not_found,
+    render_refusal,
+    render_sign_in,
+)
+
+__all__ = ["PAGE_ROUTES", "create_router", "read_form", "render_not_found", "render_refusal", "render_sign_in"]

@@ -1,64 +1,56 @@
-"""The records that travel between stores, API, evaluators and pages: frozen, and without logic beyond their invariants.
+"""Records exchanged between stores, API, evaluators and pages: frozen dataclasses without logic.
 
-Times are integer nanoseconds since the Unix epoch, ids are lower-case hex, costs are US dollars. Every field that holds
-user data (`inputs`, `outputs`, `metadata`, …) holds plain JSON values.
+Modules, in the order in which data flows:
+
+- `json_values`: JSON values in records: field types and canonical JSON for content-derived ids.
+- `trace_records`: Trace records: runs, traces, feedback, amendments and process reports.
+- `dataset_records`: Dataset records: examples and their ids, datasets, experiments, evaluation cases.
+- `query_results`: Query results: trace and session summaries, buckets, feedback statistics, pages.
+- `control_records`: Control records: rules, decisions, leases, budgets, keys, queues, retention; changeable fields.
 """
 
 from typing import TYPE_CHECKING
 
-from spanwise.tracer.lazy import lazy
+from spanwise.tracer.lazy_imports import lazy
 
 if TYPE_CHECKING:
-    from spanwise.collector.records._admin import AuditEvent, Key, Outlet, QueueItem, Retention
-    from spanwise.collector.records._amendment import Amendment
-    from spanwise.collector.records._case import Case
-    from spanwise.collector.records._change import CHANGEABLE, changed
-    from spanwise.collector.records._dataset import Dataset, Example, Experiment, example_id
-    from spanwise.collector.records._feedback import (
-        Feedback,
-        Target,
-        checked_feedback,
-        checked_target,
-        feedback_id,
-        restored,
-        scored,
-    )
-    from spanwise.collector.records._ids import canonical
-    from spanwise.collector.records._lists import (
-        Branch,
-        Bucket,
-        FeedbackStats,
-        Page,
-        RunScores,
-        SessionSummary,
-        TraceSummary,
-        paged,
-    )
-    from spanwise.collector.records._monitor import (
-        Booked,
+    from spanwise.collector.records.control_records import (
+        CHANGEABLE_FIELDS,
+        AuditEvent,
         Booking,
-        Changes,
+        BudgetUsage,
+        ChangePage,
         Claim,
-        Condition,
-        Decided,
+        ClaimResult,
+        ConditionResult,
         Decision,
-        Finish,
-        Head,
+        DecisionBatch,
+        DecisionExplanation,
+        Key,
         Lease,
+        Outlet,
+        QueueItem,
+        Retention,
         Rule,
         RuleSettings,
         RuleStatus,
-        Setting,
+        SettingsVersion,
         Stratum,
+        TraceHead,
         WeightedScore,
-        Why,
         WorkerReport,
+        apply_changes,
     )
-    from spanwise.collector.records._numbering import Numbering, distinct
-    from spanwise.collector.records._process import Process, ProcessReport
-    from spanwise.collector.records._quick import quick
-    from spanwise.collector.records._run import Document, Event, Link, OpenRun, Run, Trace, Usage
-    from spanwise.collector.records._values import (
+    from spanwise.collector.records.dataset_records import (
+        Case,
+        Dataset,
+        Example,
+        ExampleNumbering,
+        Experiment,
+        derive_example_id,
+        number_duplicates,
+    )
+    from spanwise.collector.records.json_values import (
         JSON,
         DatasetKind,
         Outcome,
@@ -69,42 +61,63 @@ if TYPE_CHECKING:
         Source,
         Status,
         Verdict,
+        canonical_json,
+    )
+    from spanwise.collector.records.query_results import (
+        Bucket,
+        FeedbackStats,
+        Page,
+        RunScores,
+        SessionSummary,
+        TraceSummary,
+        TreeNode,
+        iterate_pages,
+    )
+    from spanwise.collector.records.trace_records import (
+        Amendment,
+        Document,
+        Event,
+        Feedback,
+        Link,
+        OpenRun,
+        Process,
+        ProcessReport,
+        Run,
+        Target,
+        Trace,
+        Usage,
+        feedback_id,
+        make_fast_constructor,
+        make_score,
+        normalize_feedback,
+        normalize_target,
+        restore_feedback,
     )
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        _admin="AuditEvent Key Outlet QueueItem Retention",
-        _amendment="Amendment",
-        _case="Case",
-        _change="CHANGEABLE changed",
-        _dataset="Dataset Example Experiment example_id",
-        _feedback="Feedback Target checked_feedback checked_target feedback_id restored scored",
-        _ids="canonical",
-        _lists="Branch Bucket FeedbackStats Page RunScores SessionSummary TraceSummary paged",
-        _monitor="Booked Booking Changes Claim Condition Decided Decision Finish Head "
-        "Lease Rule RuleSettings RuleStatus Setting Stratum WeightedScore Why WorkerReport",
-        _numbering="Numbering distinct",
-        _process="Process ProcessReport",
-        _quick="quick",
-        _run="Document Event Link OpenRun Run Trace Usage",
-        _values="JSON DatasetKind Outcome Period QueueStatus RuleTarget Scope Source Status Verdict",
+        control_records="AuditEvent Booking BudgetUsage CHANGEABLE_FIELDS ChangePage Claim ClaimResult ConditionResult Decision DecisionBatch DecisionExplanation Key Lease Outlet QueueItem Retention Rule RuleSettings RuleStatus SettingsVersion Stratum TraceHead WeightedScore WorkerReport apply_changes",
+        trace_records="Amendment Document Event Feedback Link OpenRun Process ProcessReport Run Target Trace Usage feedback_id make_fast_constructor make_score normalize_feedback normalize_target restore_feedback",
+        dataset_records="Case Dataset Example ExampleNumbering Experiment derive_example_id number_duplicates",
+        json_values="DatasetKind JSON Outcome Period QueueStatus RuleTarget Scope Source Status Verdict canonical_json",
+        query_results="Bucket FeedbackStats Page RunScores SessionSummary TraceSummary TreeNode iterate_pages",
     )
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Amendment",
     "AuditEvent",
-    "Booked",
+    "BudgetUsage",
     "Booking",
-    "Branch",
+    "TreeNode",
     "Bucket",
-    "CHANGEABLE",
+    "CHANGEABLE_FIELDS",
     "Case",
-    "Changes",
+    "ChangePage",
     "Claim",
-    "Condition",
+    "ConditionResult",
     "Dataset",
     "DatasetKind",
-    "Decided",
+    "DecisionBatch",
     "Decision",
     "Document",
     "Event",
@@ -112,13 +125,13 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Experiment",
     "Feedback",
     "FeedbackStats",
-    "Finish",
-    "Head",
+    "ClaimResult",
+    "TraceHead",
     "JSON",
     "Key",
     "Lease",
     "Link",
-    "Numbering",
+    "ExampleNumbering",
     "OpenRun",
     "Outcome",
     "Outlet",
@@ -137,7 +150,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "RunScores",
     "Scope",
     "SessionSummary",
-    "Setting",
+    "SettingsVersion",
     "Source",
     "Status",
     "Stratum",
@@ -147,17 +160,17 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Usage",
     "Verdict",
     "WeightedScore",
-    "Why",
+    "DecisionExplanation",
     "WorkerReport",
-    "canonical",
-    "changed",
-    "checked_feedback",
-    "checked_target",
-    "distinct",
-    "example_id",
+    "canonical_json",
+    "apply_changes",
+    "normalize_feedback",
+    "normalize_target",
+    "number_duplicates",
+    "derive_example_id",
     "feedback_id",
-    "paged",
-    "quick",
-    "restored",
-    "scored",
+    "iterate_pages",
+    "make_fast_constructor",
+    "restore_feedback",
+    "make_score",
 ]

@@ -1,74 +1,113 @@
-"""Numbers over stored feedback, as pure functions: what evaluators, engine, stores, pages and alerts all need."""
+"""Statistics over feedback: means, intervals, agreement, comparison and sampling.
 
-from spanwise.collector.statistics._agreement import Agreement, Value, agreement
-from spanwise.collector.statistics._compare import (
-    TASK_OK,
-    Contrast,
-    Judgement,
-    Scores,
-    by_example,
-    compare,
-    direction,
-    scores_of,
+Modules, in the order in which data flows:
+
+- `feedback_tally`: Feedback tally: latest feedback, exact sums, weighted means and pass shares per key.
+- `quantiles`: Quantiles: nearest-rank percentiles and Student's t distribution.
+- `score_comparison`: Comparison of the scores of two experiments per key: paired permutation test, intervals,
+  conclusions.
+- `survey_sampling`: Survey sampling: sampling position of a target, samples for labelling, Hajek means with
+  intervals.
+- `human_agreement`: Agreement of a judge with human labels: pairing, Cohen's kappa, fitted thresholds.
+- `ppi`: Prediction-powered inference: a judge's mean corrected by human labels.
+- `vendor_result_formats`: Results in the formats of Databricks, Haystack and H2O.
+"""
+
+from spanwise.collector.statistics.feedback_tally import (
+    UNPARSED,
+    PassCondition,
+    Tally,
+    get_feedback_slot,
+    is_anonymous,
+    select_latest,
+    summarize_by_key,
 )
-from spanwise.collector.statistics._corrected import Corrected, corrected_mean
-from spanwise.collector.statistics._draw import Drawn, Sample, draw
-from spanwise.collector.statistics._estimates import SampledMean, sampled_means
-from spanwise.collector.statistics._families import Family, boolean_family
-from spanwise.collector.statistics._forms import databricks_results, databricks_table, haystack_results
-from spanwise.collector.statistics._keys import summarise
-from spanwise.collector.statistics._newest import nameless, newest, place_of
-from spanwise.collector.statistics._paired import Paired, paired
-from spanwise.collector.statistics._percentile import nearest_rank, percentile
-from spanwise.collector.statistics._sampling import u
-from spanwise.collector.statistics._student import quantile
-from spanwise.collector.statistics._tally import UNPARSED, Passes, Tally
-from spanwise.collector.statistics._threshold import Cut, cut
-from spanwise.collector.statistics._votes import DRAWN, Checked, Voted, check, decision, value_of
+from spanwise.collector.statistics.human_agreement import (
+    DRAWN_METADATA,
+    Agreement,
+    JudgeCheck,
+    LabelledCase,
+    ThresholdFit,
+    Value,
+    check_judge,
+    choose_threshold,
+    get_feedback_value,
+    get_majority_label,
+    measure_agreement,
+)
+from spanwise.collector.statistics.ppi import CorrectedMean, estimate_ppi_mean
+from spanwise.collector.statistics.quantiles import nearest_rank, percentile, t_quantile
+from spanwise.collector.statistics.score_comparison import (
+    TASK_OK,
+    Conclusion,
+    Contrast,
+    PairedTest,
+    Scores,
+    compare_scores,
+    get_direction,
+    iterate_scores,
+    mean_by_example,
+    paired_test,
+)
+from spanwise.collector.statistics.survey_sampling import (
+    LabelSample,
+    SampledCase,
+    SampledMean,
+    draw_label_sample,
+    estimate_means,
+    get_sampling_position,
+)
+from spanwise.collector.statistics.vendor_result_formats import (
+    BooleanRates,
+    compute_boolean_rates,
+    databricks_results,
+    databricks_table,
+    haystack_results,
+)
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "Agreement",
-    "Checked",
+    "JudgeCheck",
     "Contrast",
-    "Corrected",
-    "Cut",
-    "DRAWN",
-    "Drawn",
-    "Family",
-    "Judgement",
-    "Paired",
-    "Passes",
-    "Sample",
+    "CorrectedMean",
+    "ThresholdFit",
+    "DRAWN_METADATA",
+    "SampledCase",
+    "BooleanRates",
+    "Conclusion",
+    "PairedTest",
+    "PassCondition",
+    "LabelSample",
     "SampledMean",
     "Scores",
     "TASK_OK",
     "Tally",
     "UNPARSED",
     "Value",
-    "Voted",
-    "agreement",
-    "boolean_family",
-    "by_example",
-    "check",
-    "compare",
-    "corrected_mean",
-    "cut",
+    "LabelledCase",
+    "measure_agreement",
+    "compute_boolean_rates",
+    "mean_by_example",
+    "check_judge",
+    "compare_scores",
+    "estimate_ppi_mean",
+    "choose_threshold",
     "databricks_results",
     "databricks_table",
-    "decision",
-    "direction",
-    "draw",
+    "get_majority_label",
+    "get_direction",
+    "draw_label_sample",
     "haystack_results",
-    "nameless",
+    "is_anonymous",
     "nearest_rank",
-    "newest",
-    "paired",
+    "select_latest",
+    "paired_test",
     "percentile",
-    "place_of",
-    "quantile",
-    "sampled_means",
-    "scores_of",
-    "summarise",
-    "u",
-    "value_of",
+    "get_feedback_slot",
+    "t_quantile",
+    "estimate_means",
+    "iterate_scores",
+    "summarize_by_key",
+    "get_sampling_position",
+    "get_feedback_value",
 ]

@@ -1,58 +1,71 @@
-"""What every store promises, and the stores.
+"""Store interfaces, and what all stores share: combined store, project scope, audit, explanations.
 
-One conformance suite for each contract runs over every implementation. All verbs are synchronous and safe to call from
-several threads; `spanwise.collector.aio(store)` gives the same verbs as coroutines. A store raises `StoreError` or one
-of its kinds, never an error of its driver.
+Modules, in the order in which data flows:
+
+- `trace_store`: Trace store interface (spans, feedback, queries, deletion), with paging and traces in progress.
+- `control_store`: Control store interface (datasets, experiments, rules, leases, keys), and `Store`, both in one.
+- `capabilities`: Optional capabilities of a store: async append, encoded rows, feedback cursor, lazy traces.
+- `backends`: Trace backend and control backend: the two interfaces that the combined store is made of.
+- `combined_store`: Combined store of a trace backend and a control backend: deletion, retention, rules and decisions.
+- `project_scope`: Project-scoped store: the operations that an API key of one project may use.
+- `audit_trail`: Audit trail: which operations are recorded, with which arguments and actor.
+- `amendment_merge`: Merging of amendments into runs, before and after the run arrives.
+- `run_tree`: Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.
+- `decision_explanation`: Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run.
+- `score_statistics`: Statistics over stored scores: agreement of judges with people, and weighted means of rules.
 """
 
 from typing import TYPE_CHECKING
 
-from spanwise.tracer.lazy import lazy
+from spanwise.tracer.lazy_imports import lazy
 
 if TYPE_CHECKING:
-    from spanwise.collector.stores._checked import Checks, judgements, votes_of
-    from spanwise.collector.stores._control import ControlStore
-    from spanwise.collector.stores._serving import NamesDestinations, Said, SendsOn, Serving, TakesRows
-    from spanwise.collector.stores._store import Store
-    from spanwise.collector.stores._summary import summary
-    from spanwise.collector.stores._traces import TraceStore
-    from spanwise.collector.stores._tree import Line, branch, in_order
-    from spanwise.collector.stores._under_way import under_way
-    from spanwise.collector.stores._unread import Streams, Unread
-    from spanwise.collector.stores.derived_values import derived_fields
+    from spanwise.collector.stores.capabilities import (
+        DestinationStore,
+        FeedbackSource,
+        LazyTrace,
+        LocalStore,
+        OutgoingFeedback,
+        RowStore,
+        StreamingStore,
+    )
+    from spanwise.collector.stores.control_store import ControlStore, Store
+    from spanwise.collector.stores.run_tree import RunNode, derived_fields, make_branch, walk_tree
+    from spanwise.collector.stores.score_statistics import (
+        JudgeAgreement,
+        list_human_feedback,
+        list_judge_scores,
+        summarize_rule,
+    )
+    from spanwise.collector.stores.trace_store import TraceStore, list_open_traces
 else:
     __getattr__, __dir__ = lazy(
         __name__,
-        _checked="Checks judgements votes_of",
-        _control="ControlStore",
-        _serving="NamesDestinations Said SendsOn Serving TakesRows",
-        _store="Store",
-        _summary="summary",
-        _traces="TraceStore",
-        _tree="Line branch in_order",
-        _under_way="under_way",
-        _unread="Streams Unread",
-        derived_values="derived_fields",
+        score_statistics="JudgeAgreement list_human_feedback list_judge_scores summarize_rule",
+        control_store="ControlStore Store",
+        capabilities="DestinationStore FeedbackSource LazyTrace LocalStore OutgoingFeedback RowStore StreamingStore",
+        trace_store="TraceStore list_open_traces",
+        run_tree="RunNode derived_fields make_branch walk_tree",
     )
 
 __all__ = [
-    "Checks",
     "ControlStore",
-    "Line",
-    "NamesDestinations",
-    "Said",
-    "SendsOn",
-    "Serving",
+    "DestinationStore",
+    "FeedbackSource",
+    "JudgeAgreement",
+    "LazyTrace",
+    "LocalStore",
+    "OutgoingFeedback",
+    "RowStore",
+    "RunNode",
     "Store",
-    "Streams",
-    "TakesRows",
+    "StreamingStore",
     "TraceStore",
-    "Unread",
-    "branch",
     "derived_fields",
-    "in_order",
-    "judgements",
-    "summary",
-    "under_way",
-    "votes_of",
+    "list_human_feedback",
+    "list_judge_scores",
+    "list_open_traces",
+    "make_branch",
+    "summarize_rule",
+    "walk_tree",
 ]

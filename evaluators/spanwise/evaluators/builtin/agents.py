@@ -1,4 +1,4 @@
-"""What an agent did: the tools that it called, the way that it took, the things that it left behind."""
+"""Agent evaluators: tool calls, trajectory, spans, step limit and sanity of artifacts."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from typing import Any, Literal, TypeAlias
 
 from spanwise.collector.former_names import present_names
 from spanwise.collector.records import JSON, Run, Status, Trace
-from spanwise.evaluators.builtin._artifacts import Artifact, artifacts_of, check, check_expectations
-from spanwise.evaluators.builtin._below import Below
-from spanwise.evaluators.protocol import Metric, Skip, builtin
-from spanwise.evaluators.protocol.standards import OUTCOMES, SECURE, TRANSPARENT, VALID
-from spanwise.evaluators.protocol.tool_calls import ToolCall, tool_calls, values
-from spanwise.tracer import attributes as names
-from spanwise.tracer.hints import did_you_mean
+from spanwise.evaluators.builtin.artifacts import (
+    Artifact,
+    ArtifactDirectory,
+    check_artifact,
+    check_expectations,
+    find_artifacts,
+)
+from spanwise.evaluators.interface import Metric, Skip, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SECURE, TRANSPARENT, VALID
+from spanwise.evaluators.interface.tool_calls import ToolCall, extract_tool_calls, parse_arguments
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.suggestions import did_you_mean
 
-Match = Literal["strict", "unordered", "subset", "superset", "ordered"]
-Made: TypeAlias = tuple[str, list[Any]]  # a tool's name, and what its arguments may be
-Wanted: TypeAlias = tuple[str, Any]  # its name and arguments, None for any
-Same: TypeAlias = Callable[[Any, Any], bool]
+MatchMode = Literal["strict", "unordered", "subset", "superset", "ordered"]
+MadeCall: TypeAlias = tuple[str, list[Any]]  # a tool's name, and what its arguments may be
+ExpectedCall: TypeAlias = tuple[str, Any]  # its name and arguments, None for any
+CallComparison: TypeAlias = Callable[[Any, Any], bool]
 NO_CALLS = "the trace has neither spans of tools nor messages of models, so that its tool calls are unknown"
-MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
+MATCH_MODES = ("strict", "unordered", "subset", "superset", "ordered")
 
 
-@builtin(
+@register_builtin(
     "tool_calls",
     metrics=(
         Metric("tool_calls", primary=True),
@@ -35,7 +40,7 @@ MATCHES = ("strict", "unordered", "subset", "superset", "ordered")
     standards=(VALID, OUTCOMES, TRANSPARENT),
     source="common practice (agent evaluation)",
     canonical="by hand",
-    example='get("tool_calls", expected=["search", {"name": "send", "arguments": {"to": "ann"}}]), trace',
+    example='get_evaluator("tool_calls", expected=["search", {"name": "send", "arguments": {"to": "ann"}}]), trace',
 )
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
@@ -53,21 +58,21 @@ class ToolCalls:
     """
 
     expected: Sequence[Any] | None = None
-    match: Match = "ordered"
+    match: MatchMode = "ordered"
     all_arguments: bool = False
 
     def __post_init__(self) -> None:
         _check_match(self.match, self.expected)
         for call in self.expected or ():
-            _call(call)
+            _parse_call(call)
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> list[dict[str, Any]]:
-        wanted = [_call(call) for call in _expected(self.expected, reference_outputs, "tool_calls")]
-        if (calls := tool_calls(trace)) is None:
+        wanted = [_parse_call(call) for call in _expected_items(self.expected, reference_outputs, "tool_calls")]
+        if (calls := extract_tool_calls(trace)) is None:
             raise Skip(NO_CALLS)
         made = [(call.name, call.arguments) for call in calls]
         hits = self._hits(made, wanted)
-        passed = _matches(made, wanted, self.match, self._same, hits)
+        passed = _sequences_match(made, wanted, self.match, self._same, hits)
         called = ", ".join(name for name, _ in made)[:1000] or "no tool"
         return [
             {"key": "tool_calls", "score": passed, "comment": f"called {called}"},
@@ -75,7 +80,7 @@ class ToolCalls:
             {"key": "tool_calls_recall", "score": hits / len(wanted) if wanted else 1.0},
         ]
 
-    def _hits(self, made: list[Made], wanted: list[Wanted]) -> int:
+    def _hits(self, made: list[MadeCall], wanted: list[ExpectedCall]) -> int:
         """How many expected calls were made; of one tool, those with arguments choose first, the others take what is
         left.
         """
@@ -84,10 +89,10 @@ class ToolCalls:
             calls = [call for call in made if call[0] == name]
             strict = [each for each in wanted if each[0] == name and each[1] is not None]
             loose = sum(each == (name, None) for each in wanted)
-            hits += min(len(calls), _assigned(calls, strict, self._same) + loose)
+            hits += min(len(calls), _maximum_matching(calls, strict, self._same) + loose)
         return hits
 
-    def _same(self, made: Made, wanted: Wanted) -> bool:
+    def _same(self, made: MadeCall, wanted: ExpectedCall) -> bool:
         if made[0] != wanted[0] or wanted[1] is None:
             return made[0] == wanted[0]
         return any(self._same_arguments(arguments, wanted[1]) for arguments in made[1])
@@ -98,13 +103,13 @@ class ToolCalls:
         return all(name in made and made[name] == value for name, value in wanted.items())
 
 
-@builtin(
+@register_builtin(
     "trajectory_match",
     metrics=(Metric("trajectory_match", primary=True),),
     standards=(VALID, OUTCOMES, TRANSPARENT),
     source="common practice (agent evaluation)",
     canonical="by hand",
-    example='get("trajectory_match", expected=["search", "send"], match="ordered"), trace',
+    example='get_evaluator("trajectory_match", expected=["search", "send"], match="ordered"), trace',
 )
 @dataclass(frozen=True, slots=True)
 class TrajectoryMatch:
@@ -117,7 +122,7 @@ class TrajectoryMatch:
     """
 
     expected: Sequence[str] | None = None
-    match: Match = "strict"
+    match: MatchMode = "strict"
     kinds: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
@@ -125,22 +130,22 @@ class TrajectoryMatch:
         _check_kinds(self.kinds)
 
     def __call__(self, trace: Trace, reference_outputs: Any = None) -> dict[str, Any]:
-        wanted = [str(step) for step in _expected(self.expected, reference_outputs, "trajectory")]
-        if self.kinds is not None and set(self.kinds) == {"tool"} and tool_calls(trace) is None:
+        wanted = [str(step) for step in _expected_items(self.expected, reference_outputs, "trajectory")]
+        if self.kinds is not None and set(self.kinds) == {"tool"} and extract_tool_calls(trace) is None:
             raise Skip(NO_CALLS)
-        taken = _steps(trace, self.kinds)
+        taken = _trace_steps(trace, self.kinds)
         hits = (Counter(taken) & Counter(wanted)).total()
-        passed = _matches(taken, wanted, self.match, str.__eq__, hits)
+        passed = _sequences_match(taken, wanted, self.match, str.__eq__, hits)
         return {"score": passed, "comment": " → ".join(taken)[:1000] or "no steps"}
 
 
-@builtin(
+@register_builtin(
     "has_span",
     metrics=(Metric("has_span", primary=True),),
     standards=(VALID, TRANSPARENT),
     source="pydantic-evals: HasMatchingSpan",
     canonical="by hand",
-    example='get("has_span", kind="tool", name="search", max_seconds=5), trace',
+    example='get_evaluator("has_span", kind="tool", name="search", max_seconds=5), trace',
 )
 @dataclass(frozen=True, slots=True)
 class HasSpan:
@@ -184,13 +189,13 @@ class HasSpan:
         return same and self.min_seconds <= run.duration_ns / 1e9 <= self.max_seconds
 
 
-@builtin(
+@register_builtin(
     "step_limit",
     metrics=(Metric("step_limit", primary=True),),
     standards=(VALID, SECURE),
     source="common practice (agent evaluation)",
     canonical="by hand",
-    example='get("step_limit", limit=5), trace',
+    example='get_evaluator("step_limit", limit=5), trace',
 )
 @dataclass(frozen=True, slots=True)
 class StepLimit:
@@ -208,17 +213,17 @@ class StepLimit:
         _check_kinds(self.kinds)
 
     def __call__(self, trace: Trace) -> dict[str, Any]:
-        count = len(_steps(trace, self.kinds))
+        count = len(_trace_steps(trace, self.kinds))
         return {"score": count <= self.limit, "comment": f"{count} steps"}
 
 
-@builtin(
+@register_builtin(
     "agent_sanity",
     metrics=(Metric("agent_sanity", threshold=0.75, primary=True),),
     standards=(SECURE, VALID),
     source="H2O Eval Studio: agent sanity check",
     canonical="by hand",
-    example='get("agent_sanity"), outputs={"artifacts": [{"path": "a.json", "content": "[1]"}, '
+    example='get_evaluator("agent_sanity"), outputs={"artifacts": [{"path": "a.json", "content": "[1]"}, '
     '{"path": "b.json", "content": "[1"}]}',
 )
 @dataclass(frozen=True, slots=True)
@@ -250,10 +255,12 @@ class AgentSanity:
                 raise ValueError(f"{name} is 1 or more, not {getattr(self, name)!r}")
 
     def __call__(self, outputs: Any) -> dict[str, Any]:
-        below = Below(self.directory, self.max_artifacts, self.max_bytes)
+        below = ArtifactDirectory(self.directory, self.max_artifacts, self.max_bytes)
         artifacts = self._artifacts(outputs, below)
         expected = {below.normal(path): wanted for path, wanted in self.expectations.items()}
-        checked = [(each.path, check(each, expected.get(below.normal(each.path), {}), below)) for each in artifacts]
+        checked = [
+            (each.path, check_artifact(each, expected.get(below.normal(each.path), {}), below)) for each in artifacts
+        ]
         failed = [(path, problems) for path, problems in checked if problems]
         if not artifacts:
             return {"score": 0.0, "comment": "the agent left no artifacts"}
@@ -261,33 +268,33 @@ class AgentSanity:
         told = {"artifacts": len(artifacts), "failed": len(failed), "problems": dict(failed[:100])}
         return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": told}
 
-    def _artifacts(self, outputs: Any, below: Below) -> list[Artifact]:
+    def _artifacts(self, outputs: Any, below: ArtifactDirectory) -> list[Artifact]:
         """What the answer names, what stands below the directory, and what is expected."""
-        named = artifacts_of(outputs)
+        named = find_artifacts(outputs)
         if len(named) > self.max_artifacts:
             raise ValueError(f"the answer names {len(named):,} artifacts: give a larger max_artifacts")
         unseen = [artifact.path for artifact in named if artifact.content is None]
         if unseen and self.directory is None:
             raise Skip(
                 f"the answer names files ({', '.join(map(repr, unseen)):.200}) without their content, and files are "
-                "opened only below a given directory: get('agent_sanity', directory=…)"
+                "opened only below a given directory: get_evaluator('agent_sanity', directory=…)"
             )
         known = {below.normal(artifact.path) for artifact in named}
         further = dict.fromkeys(map(below.normal, [*below.files(), *self.expectations]))
         return named + [Artifact(path) for path in further if path not in known]
 
 
-def _steps(trace: Trace, kinds: Sequence[str] | None) -> list[str]:
+def _trace_steps(trace: Trace, kinds: Sequence[str] | None) -> list[str]:
     """Return the names of the steps below the root, by start time: spans of the kinds, and tool calls."""
     root = trace.root.span_id
     spans = [run for run in trace.runs if run.kind != "tool" and (kinds is None or run.kind in kinds)]
-    calls: list[ToolCall] = [] if kinds is not None and "tool" not in kinds else tool_calls(trace) or []
+    calls: list[ToolCall] = [] if kinds is not None and "tool" not in kinds else extract_tool_calls(trace) or []
     steps = [(run.start_ns, run.name) for run in spans if run.span_id != root]
     steps += [(call.time_ns, call.name) for call in calls if call.run.kind != "tool" or call.run.span_id != root]
     return [name for _, name in sorted(steps, key=lambda step: step[0])]
 
 
-def _expected(parameter: Sequence[Any] | None, reference: Any, name: str) -> Sequence[Any]:
+def _expected_items(parameter: Sequence[Any] | None, reference: Any, name: str) -> Sequence[Any]:
     if parameter is not None:
         return parameter
     listed = reference.get(name) if isinstance(reference, Mapping) else reference
@@ -296,22 +303,22 @@ def _expected(parameter: Sequence[Any] | None, reference: Any, name: str) -> Seq
     return listed
 
 
-def _call(call: Any) -> tuple[str, Any]:
+def _parse_call(call: Any) -> tuple[str, Any]:
     if isinstance(call, str):
         return call, None
     if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):  # as OpenAI writes tool calls
         call = call["function"]
     if isinstance(call, Mapping) and isinstance(call.get("name"), str):
-        return call["name"], values(call.get("arguments", call.get("args")))
+        return call["name"], parse_arguments(call.get("arguments", call.get("args")))
     raise ValueError(f"an expected tool call is a name or {{'name': …, 'arguments': {{…}}}}, not {call!r:.200}")
 
 
-def _assigned(made: Sequence[Any], wanted: Sequence[Any], same: Same) -> int:
+def _maximum_matching(made: Sequence[Any], wanted: Sequence[Any], same: CallComparison) -> int:
     """How many of the wanted ones can be given a made one of their own: a maximum matching, by augmenting paths."""
     taken: dict[int, int] = {}  # made → wanted
     given: dict[int, int] = {}  # wanted → made
     for start in range(len(wanted)):
-        path = _to_a_free_one(start, made, wanted, same, taken)
+        path = _augmenting_path(start, made, wanted, same, taken)
         place: int | None = next(reversed(path), None) if path else None
         while place is not None:
             index = path[place]
@@ -321,8 +328,8 @@ def _assigned(made: Sequence[Any], wanted: Sequence[Any], same: Same) -> int:
     return len(taken)
 
 
-def _to_a_free_one(
-    start: int, made: Sequence[Any], wanted: Sequence[Any], same: Same, taken: Mapping[int, int]
+def _augmenting_path(
+    start: int, made: Sequence[Any], wanted: Sequence[Any], same: CallComparison, taken: Mapping[int, int]
 ) -> dict[int, int]:
     """For each made one that is reached, the wanted one that asks for it; the last is free. Empty if none is."""
     path: dict[int, int] = {}
@@ -339,7 +346,9 @@ def _to_a_free_one(
     return {}
 
 
-def _matches(made: Sequence[Any], wanted: Sequence[Any], match: Match, same: Same, hits: int) -> bool:
+def _sequences_match(
+    made: Sequence[Any], wanted: Sequence[Any], match: MatchMode, same: CallComparison, hits: int
+) -> bool:
     """Whether the steps match; `hits` of the wanted ones have a made one of their own."""
     if match == "strict":
         return len(made) == len(wanted) and all(map(same, made, wanted))
@@ -358,8 +367,8 @@ def _matches(made: Sequence[Any], wanted: Sequence[Any], match: Match, same: Sam
 def _check_match(match: str, expected: Sequence[Any] | None) -> None:
     if isinstance(expected, str):
         raise ValueError(f"expected is a list, as in expected=[{expected!r}], not {expected!r}")
-    if match not in MATCHES:
-        raise ValueError(f"match is one of {', '.join(map(repr, MATCHES))}, not {match!r}")
+    if match not in MATCH_MODES:
+        raise ValueError(f"match is one of {', '.join(map(repr, MATCH_MODES))}, not {match!r}")
 
 
 def _check_kinds(kinds: Sequence[str] | None) -> None:

@@ -1,4 +1,4 @@
-"""Labels against expected labels, over all cases of an experiment."""
+"""Classification evaluator: accuracy, precision, recall, F1 and confusion matrix over all cases."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from spanwise.evaluators.builtin._texts import text_of
-from spanwise.evaluators.protocol import Metric, builtin
-from spanwise.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
+from spanwise.evaluators.builtin.case_text import extract_text
+from spanwise.evaluators.interface import Metric, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, VALID
 
 Average = Literal["macro", "micro", "weighted", "binary"]
 AVERAGES = ("macro", "micro", "weighted", "binary")
-MOST = 50  # labels in a confusion matrix: free texts taken for labels would make it quadratic in the cases
-LONGEST = 200  # characters of a label as it is shown
+MAX_LABELS = 50  # labels in a confusion matrix: free texts taken for labels would make it quadratic in the cases
+MAX_LABEL_LENGTH = 200  # characters of a label as it is shown
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ClassificationReport:
     """Numbers of one classification. `confusion[i][j]` counts cases of `labels[i]` that were called `labels[j]`.
 
     Of more than `MOST` labels, `labels` are those that occur most often, in alphabetical order; `left_out` counts the
@@ -34,9 +34,9 @@ class Report:
     left_out: int = 0
 
 
-def report(
+def classification_report(
     predicted: Sequence[str], expected: Sequence[str], *, average: Average = "macro", positive: str | None = None
-) -> Report:
+) -> ClassificationReport:
     """Confusion matrix, accuracy, precision, recall, F1; a ratio with nothing below the line is 0, as in scikit-learn.
 
     Every label that occurs on either side is a class. "macro" is the mean over classes, "weighted" weights them by
@@ -46,17 +46,17 @@ def report(
     if len(predicted) != len(expected) or not expected:
         raise ValueError(f"{len(predicted)} predictions for {len(expected)} expected labels")
     counts = Counter(zip(expected, predicted, strict=True))
-    sides = _Sides(
+    sides = _LabelCounts(
         Counter(expected), Counter(predicted), Counter(a for a, b in zip(expected, predicted, strict=True) if a == b)
     )
-    precision, recall, f1 = _averaged(sides, average, positive)
+    precision, recall, f1 = _average_ratios(sides, average, positive)
     labels = sides.most_frequent()
     confusion = tuple(tuple(counts[(row, column)] for column in labels) for row in labels)
     accuracy = sides.right.total() / len(expected)
-    return Report(labels, confusion, accuracy, precision, recall, f1, len(sides.labels) - len(labels))
+    return ClassificationReport(labels, confusion, accuracy, precision, recall, f1, len(sides.labels) - len(labels))
 
 
-@builtin(
+@register_builtin(
     "classification",
     metrics=(
         Metric("classification_accuracy", threshold=0.75, primary=True),
@@ -68,7 +68,7 @@ def report(
     summary=True,
     source="H2O Eval Studio: classification",
     canonical="scikit-learn",
-    example='get("classification"), outputs=["spam", "ham", "ham"], reference_outputs=["spam", "spam", "ham"]',
+    example='get_evaluator("classification"), outputs=["spam", "ham", "ham"], reference_outputs=["spam", "spam", "ham"]',
 )
 @dataclass(frozen=True, slots=True)
 class Classification:
@@ -91,10 +91,10 @@ class Classification:
             raise ValueError("average='binary' and a positive label belong together")
 
     def __call__(self, outputs: Sequence[Any], reference_outputs: Sequence[Any]) -> list[dict[str, Any]]:
-        predicted = [self._normal(_said(value)) for value in outputs]
-        expected = [self._normal(text_of(value)) for value in reference_outputs]
-        numbers = report(predicted, expected, average=self.average, positive=self._positive())
-        matrix = _matrix(numbers)
+        predicted = [self._normal(_answer_label(value)) for value in outputs]
+        expected = [self._normal(extract_text(value)) for value in reference_outputs]
+        numbers = classification_report(predicted, expected, average=self.average, positive=self._positive())
+        matrix = _confusion_metadata(numbers)
         values = {name: getattr(numbers, name) for name in ("accuracy", "precision", "recall", "f1")}
         return [
             {"key": f"classification_{name}", "score": value, "metadata": matrix if name == "accuracy" else {}}
@@ -108,22 +108,22 @@ class Classification:
         return None if self.positive is None else self._normal(self.positive)
 
 
-def _said(answer: Any) -> str:
+def _answer_label(answer: Any) -> str:
     """One answer that is no text must not keep all others from being counted."""
     try:
-        return text_of(answer)
+        return extract_text(answer)
     except ValueError:
         return repr(answer)[:200]
 
 
-def _matrix(numbers: Report) -> dict[str, Any]:
-    shown = [label if len(label) <= LONGEST else f"{label[:LONGEST]}…" for label in numbers.labels]
+def _confusion_metadata(numbers: ClassificationReport) -> dict[str, Any]:
+    shown = [label if len(label) <= MAX_LABEL_LENGTH else f"{label[:MAX_LABEL_LENGTH]}…" for label in numbers.labels]
     matrix: dict[str, Any] = {"labels": shown, "confusion": [list(row) for row in numbers.confusion]}
     return matrix | ({"labels_left_out": numbers.left_out} if numbers.left_out else {})
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
+class _LabelCounts:
     """How often each label was expected, was predicted, and was both in one case."""
 
     support: Counter[str]
@@ -136,17 +136,17 @@ class _Sides:
 
     def most_frequent(self) -> tuple[str, ...]:
         by_cases = sorted(self.labels, key=lambda label: (-self.support[label] - self.called[label], label))
-        return tuple(sorted(by_cases[:MOST]))
+        return tuple(sorted(by_cases[:MAX_LABELS]))
 
     def ratios(self, label: str) -> tuple[float, float, float]:
         return _ratios(self.right[label], self.called[label], self.support[label])
 
 
-def _averaged(sides: _Sides, average: Average, positive: str | None) -> tuple[float, float, float]:
+def _average_ratios(sides: _LabelCounts, average: Average, positive: str | None) -> tuple[float, float, float]:
     if average == "micro":
         return _ratios(sides.right.total(), sides.called.total(), sides.support.total())
     if average == "binary":
-        return _of_positive(sides, positive)
+        return _positive_ratios(sides, positive)
     labels = sorted(sides.labels)
     each = [sides.ratios(label) for label in labels]
     weights = [1.0 if average == "macro" else float(sides.support[label]) for label in labels]
@@ -155,7 +155,7 @@ def _averaged(sides: _Sides, average: Average, positive: str | None) -> tuple[fl
     return mean[0], mean[1], mean[2]
 
 
-def _of_positive(sides: _Sides, positive: str | None) -> tuple[float, float, float]:
+def _positive_ratios(sides: _LabelCounts, positive: str | None) -> tuple[float, float, float]:
     if positive is None:
         raise ValueError("average='binary' needs the positive label")
     if positive not in sides.labels and len(sides.labels) > 1:  # as in scikit-learn: a misspelt one must not score 0

@@ -1,4 +1,4 @@
-"""What people said of a trace, as an evaluator's equal."""
+"""Human feedback evaluator: mean of the labels that people gave a trace."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from statistics import fmean
 from typing import Any
 
 from spanwise.collector.records import Feedback, Trace
-from spanwise.evaluators.protocol import Metric, Skip, builtin
-from spanwise.evaluators.protocol.standards import MONITORING, OUTCOMES
+from spanwise.evaluators.interface import Metric, Skip, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import MONITORING, OUTCOMES
 
 
-@builtin(
+@register_builtin(
     "human_feedback",
     metrics=(Metric("human_feedback", None, primary=True),),
     standards=(OUTCOMES, MONITORING),
     source="LangSmith: human feedback on a run",
     canonical="mean of people's newest votes",
     kind="human",
-    example='get("human_feedback", of="thumbs_up"), trace',
+    example='get_evaluator("human_feedback", of="thumbs_up"), trace',
 )
 @dataclass(frozen=True, slots=True)
 class HumanFeedback:
@@ -35,10 +35,10 @@ class HumanFeedback:
             raise ValueError(f"of is the key of people's feedback, such as 'thumbs_up', not {self.of!r}")
 
     def __call__(self, trace: Trace) -> dict[str, Any]:
-        votes = _newest([feedback for feedback in trace.feedback if _counts(feedback, self.of)])
+        votes = _newest_labels([feedback for feedback in trace.feedback if _is_counted(feedback, self.of)])
         if not votes:
             raise Skip(f"nobody has given feedback under {self.of!r}")
-        metadata = {"votes": [_vote(vote) for vote in votes]}
+        metadata = {"votes": [_describe_label(vote) for vote in votes]}
         scores = [float(vote.score) for vote in votes if vote.score is not None]
         if scores:
             return {"score": fmean(scores), "comment": f"{len(scores)} votes", "metadata": metadata}
@@ -46,17 +46,17 @@ class HumanFeedback:
         return {"label": max(sorted(set(labels)), key=labels.count), "metadata": metadata}
 
 
-def _counts(feedback: Feedback, key: str) -> bool:
+def _is_counted(feedback: Feedback, key: str) -> bool:
     of_a_person = feedback.source == "human" or (feedback.author is not None and feedback.evaluator is None)
     return feedback.key == key and of_a_person and feedback.outcome == "score"
 
 
-def _newest(votes: list[Feedback]) -> list[Feedback]:
+def _newest_labels(votes: list[Feedback]) -> list[Feedback]:
     by_author: dict[Any, Feedback] = {}
     for vote in sorted(votes, key=lambda vote: vote.created_ns):
         by_author[(vote.target, vote.author) if vote.author is not None else vote.id] = vote
     return list(by_author.values())
 
 
-def _vote(vote: Feedback) -> dict[str, Any]:
+def _describe_label(vote: Feedback) -> dict[str, Any]:
     return {"author": vote.author, "score": vote.score, "label": vote.label, "comment": vote.comment}

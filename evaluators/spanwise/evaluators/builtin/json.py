@@ -1,4 +1,8 @@
-"""Whether answers are JSON, and the JSON that was asked for."""
+"""JSON evaluators: strict JSON and JSON Schema validation with bounded keywords.
+
+The schema is the author's, what it is held against is not: a pattern may backtrack without end, alternatives multiply,
+and jsonschema compares the items of a list that is to be unique one with another.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from time import monotonic
+from typing import Any, TypeAlias
 
 from spanwise.collector.errors import SpanwiseError
 from spanwise.collector.records import Document
-from spanwise.evaluators.builtin._keywords import bounded, first_error
-from spanwise.evaluators.builtin._patterns import check_seconds
-from spanwise.evaluators.builtin._verdicts import family, verdict
-from spanwise.evaluators.protocol import Metric, builtin
-from spanwise.evaluators.protocol.standards import SECURE, VALID
+from spanwise.evaluators.builtin.boolean_families import family_metrics, family_rows
+from spanwise.evaluators.builtin.text_matching import check_time_limit, search_pattern
+from spanwise.evaluators.interface import Metric, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import SECURE, VALID
 
 _LANGUAGE = re.compile(r"[\w-]*\s*")
 
@@ -25,17 +30,17 @@ class InvalidJSON(SpanwiseError, ValueError):
     """A text that is no JSON, or not the JSON that the schema asks for."""
 
 
-def loads(text: str, *, lenient: bool = False) -> Any:
+def load_strict_json(text: str, *, lenient: bool = False) -> Any:
     """Strict JSON (RFC 8259): no NaN or Infinity, no repeated keys, no byte order mark, nothing around it.
 
     `lenient` takes off a byte order mark and a Markdown code fence first. Raises `InvalidJSON`.
     """
     if lenient:
-        text = unfenced(text.removeprefix("\ufeff"))
+        text = strip_code_fence(text.removeprefix("\ufeff"))
     if text.startswith("\ufeff"):
         raise InvalidJSON("a BOM, a byte order mark, stands before it")
     try:
-        return _STRICT.decode(text)
+        return _STRICT_DECODER.decode(text)
     except InvalidJSON:
         raise
     except RecursionError:
@@ -44,7 +49,7 @@ def loads(text: str, *, lenient: bool = False) -> Any:
         raise InvalidJSON(str(error)) from error
 
 
-def unfenced(text: str) -> str:
+def strip_code_fence(text: str) -> str:
     """A text without the Markdown code fence around it, if it is all in one."""
     inner = text.strip()
     if not (inner.startswith("```") and inner.endswith("```")):
@@ -56,19 +61,19 @@ def unfenced(text: str) -> str:
 def is_json(text: str, *, lenient: bool = False) -> bool:
     """Whether a text is strict JSON."""
     try:
-        loads(text, lenient=lenient)
+        load_strict_json(text, lenient=lenient)
     except InvalidJSON:
         return False
     return True
 
 
-@builtin(
+@register_builtin(
     "is_json",
     metrics=(Metric("is_json", primary=True),),
     standards=(VALID, SECURE),
     source="LangSmith: heuristic evaluators",
     canonical="json of Python, strict",
-    example='get("is_json"), outputs=\'{"a": NaN}\'',
+    example='get_evaluator("is_json"), outputs=\'{"a": NaN}\'',
 )
 @dataclass(frozen=True, slots=True)
 class IsJSON:
@@ -81,17 +86,17 @@ class IsJSON:
     lenient: bool = False
 
     def __call__(self, outputs: Any) -> dict[str, Any]:
-        problem = _problem(outputs, None, self.lenient)
+        problem = _find_problem(outputs, None, self.lenient)
         return {"score": problem is None, "comment": problem}
 
 
-@builtin(
+@register_builtin(
     "json_schema",
-    metrics=family("json_schema", parse=False),
+    metrics=family_metrics("json_schema", parse=False),
     standards=(VALID, SECURE),
     source="H2O Eval Studio: JSON schema",
     canonical="jsonschema",
-    example='get("json_schema", json_schema={"required": ["a"]}), outputs=\'{"b": 1}\', documents=[\'{"a": 1}\']',
+    example='get_evaluator("json_schema", json_schema={"required": ["a"]}), outputs=\'{"b": 1}\', documents=[\'{"a": 1}\']',
 )
 @dataclass(frozen=True, slots=True)
 class JSONSchema:
@@ -113,8 +118,8 @@ class JSONSchema:
     _validator: Any = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        check_seconds(self.seconds)
-        object.__setattr__(self, "_validator", validator_for(self.json_schema))
+        check_time_limit(self.seconds)
+        object.__setattr__(self, "_validator", make_validator(self.json_schema))
 
     def __call__(self, outputs: Any, documents: Sequence[Document] | None = None) -> list[dict[str, Any]]:
         problem = self._problem(outputs)
@@ -127,7 +132,7 @@ class JSONSchema:
             ]
             bad = [f"document {rank}: {wrong}" for rank, text in fragments if (wrong := self._problem(text))]
             context = not bad if fragments else None
-        return verdict(
+        return family_rows(
             "json_schema",
             problem is None,
             context,
@@ -138,14 +143,14 @@ class JSONSchema:
         )
 
     def _problem(self, value: Any) -> str | None:
-        return _problem(value, self._validator, self.lenient, self.seconds)
+        return _find_problem(value, self._validator, self.lenient, self.seconds)
 
 
-def validator_for(schema: Mapping[str, Any] | str | bool) -> Any:
+def make_validator(schema: Mapping[str, Any] | str | bool) -> Any:
     """A validator of jsonschema, or None for an empty schema. Raises `ValueError` for what is no schema."""
     if isinstance(schema, str):
         try:
-            schema = loads(schema) if schema.strip() else {}
+            schema = load_strict_json(schema) if schema.strip() else {}
         except InvalidJSON as error:
             raise ValueError(f"json_schema is no JSON: {error}") from error
     if isinstance(schema, bool):  # JSON Schema knows these two: anything, and nothing
@@ -165,8 +170,8 @@ def validator_for(schema: Mapping[str, Any] | str | bool) -> Any:
     except RecursionError:
         raise ValueError("json_schema is nested too deeply") from None
     _check_references(dict(schema), kind.META_SCHEMA["$schema"])
-    return _ending(
-        bounded(kind)(dict(schema), registry=REGISTRY)
+    return _check_termination(
+        bound_keywords(kind)(dict(schema), registry=REGISTRY)
     )  # it holds JSON Schema's own schemas; nothing is fetched
 
 
@@ -190,7 +195,7 @@ def _check_references(schema: Mapping[str, Any], dialect: str) -> None:
         waiting += [(inner, resolver.in_subresource(inner)) for inner in resource.subresources()]
 
 
-def _ending(validator: Any) -> Any:
+def _check_termination(validator: Any) -> Any:
     """The validator, unless it would follow its references for ever. Raises `ValueError`."""
     try:
         next(iter(validator.iter_errors(None)), None)
@@ -199,10 +204,10 @@ def _ending(validator: Any) -> Any:
     return validator
 
 
-def _problem(value: Any, validator: Any, lenient: bool, seconds: float = math.inf) -> str | None:
+def _find_problem(value: Any, validator: Any, lenient: bool, seconds: float = math.inf) -> str | None:
     """What is wrong with an answer as JSON; None if nothing is. Values that are no text are taken as they are."""
     try:
-        parsed = loads(value, lenient=lenient) if isinstance(value, str) else value
+        parsed = load_strict_json(value, lenient=lenient) if isinstance(value, str) else value
     except InvalidJSON as error:
         return str(error)
     if isinstance(parsed, float) and not math.isfinite(parsed):
@@ -224,12 +229,12 @@ def _refuse_constant(name: str) -> None:
     raise InvalidJSON(f"{name} is no JSON")
 
 
-def _integer(digits: str) -> int | float:
+def _parse_long_integer(digits: str) -> int | float:
     """Python refuses to read very long integers, JSON does not."""
     return int(digits) if len(digits) < 4000 else float(digits)
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         counts = Counter(name for name, _ in pairs)
@@ -238,4 +243,124 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_without_repeats)
+_STRICT_DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_int=_parse_long_integer, object_pairs_hook=_object_without_duplicates
+)
+
+
+Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Iterable[Any] | None]
+# Keywords through which the steps of a check may multiply: all others take as long as the answer is.
+BRANCHING_KEYWORDS = frozenset("$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if contains".split())
+MAX_UNEVALUATED = 5000  # members of a list or object, for keywords whose price grows with their square
+
+_check_deadline: ContextVar[tuple[float, float]] = ContextVar(
+    "limit", default=(float("inf"), 0.0)
+)  # until when, seconds
+
+
+def first_error(validator: Any, value: Any, seconds: float) -> Any:
+    """The first error of a value, or None. Raises `TimeoutError` when bounded keywords take longer than `seconds`."""
+    token = _check_deadline.set((monotonic() + seconds, seconds))
+    try:
+        return next(iter(validator.iter_errors(value)), None)
+    finally:
+        _check_deadline.reset(token)
+
+
+def bound_keywords(kind: Any) -> Any:
+    """A validator class of jsonschema with bounded keywords."""
+    import jsonschema
+
+    theirs = dict(kind.VALIDATORS)
+    ours: dict[str, Keyword] = {
+        "pattern": _check_pattern,
+        "patternProperties": _check_pattern_properties,
+        "uniqueItems": _check_unique_items,
+        "additionalProperties": _check_additional_properties(theirs["additionalProperties"]),
+    }
+    ours |= {
+        name: _with_size_limit(name, theirs[name])
+        for name in ("unevaluatedItems", "unevaluatedProperties")
+        if name in theirs
+    }
+    extend: Any = jsonschema.validators.extend  # untyped
+    branching = {name: _with_deadline(keyword) for name, keyword in theirs.items() if name in BRANCHING_KEYWORDS}
+    return extend(kind, branching | ours)
+
+
+def _raise_if_late() -> None:
+    until, seconds = _check_deadline.get()
+    if monotonic() > until:
+        raise TimeoutError(f"holding it against json_schema took more than {seconds} s: give more seconds")
+
+
+def _with_deadline(keyword: Keyword) -> Keyword:
+    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
+        _raise_if_late()
+        return keyword(validator, value, instance, schema)
+
+    return checked
+
+
+def _with_size_limit(name: str, keyword: Keyword) -> Keyword:
+    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
+        if isinstance(instance, list | Mapping) and len(instance) > MAX_UNEVALUATED:
+            raise ValueError(f"{name} is not told of {len(instance):,} members, more than {MAX_UNEVALUATED:,}")
+        return keyword(validator, value, instance, schema)
+
+    return checked
+
+
+def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    """As in jsonschema, but with a time limit: the answer decides how long a pattern may backtrack."""
+    import jsonschema
+
+    if isinstance(instance, str) and search_pattern(pattern, instance) is None:
+        yield jsonschema.ValidationError(f"{instance!r:.200} does not match {pattern!r}")
+
+
+def _check_pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    if not isinstance(instance, Mapping):
+        return
+    for pattern, wanted in patterns.items():
+        for name, value in instance.items():
+            if search_pattern(pattern, name) is not None:
+                yield from validator.descend(value, wanted, path=name, schema_path=pattern)
+
+
+def _check_additional_properties(theirs: Keyword) -> Keyword:
+    """Theirs, of the names that none of the patterns match: those are looked for by us, in time."""
+
+    def additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
+        patterns = schema.get("patternProperties", {})
+        if not isinstance(instance, Mapping) or not patterns:
+            return theirs(validator, value, instance, schema)
+        rest = {
+            name: inner for name, inner in instance.items() if not any(search_pattern(each, name) for each in patterns)
+        }
+        return theirs(validator, value, rest, {**schema, "patternProperties": {}})
+
+    return additional
+
+
+def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    import jsonschema
+
+    if wanted and isinstance(instance, list):
+        seen: set[Any] = set()
+        for item in instance:
+            _raise_if_late()
+            known = _hashable(item)
+            if known in seen:
+                yield jsonschema.ValidationError(f"{item!r:.200} comes more than once")
+                return
+            seen.add(known)
+
+
+def _hashable(value: Any) -> Any:
+    """What is equal for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, Mapping):
+        return frozenset((name, _hashable(inner)) for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    return (bool, value) if isinstance(value, bool) else value

@@ -1,23 +1,28 @@
-"""Whether a generation went into a loop."""
+"""Looping evaluator: unique sentences, longest repeated substring, compression ratio.
+
+Windows of one length get the same name when they are equal (Karp, Miller, Rosenberg 1972): names of length 2l come from
+pairs of names of length l, names of any length from two overlapping powers of two. A length is possible when some name
+has two windows that do not overlap, and whatever is possible for a length is so for all shorter ones; so the length is
+found by doubling, then by binary steps down. Windows whose name cannot repeat any more get 0 and drop out.
+"""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from spanwise.evaluators.builtin._repeats import longest_repeat
-from spanwise.evaluators.builtin._sentences import sentences
-from spanwise.evaluators.builtin._texts import text_of
-from spanwise.evaluators.protocol import Metric, Skip, builtin
-from spanwise.evaluators.protocol.standards import SECURE, VALID
+from spanwise.evaluators.builtin.case_text import extract_text
+from spanwise.evaluators.builtin.text_segmentation import split_sentences
+from spanwise.evaluators.interface import Metric, Skip, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import SECURE, VALID
 
-SHORTEST = 10  # characters of a sentence that counts
+MIN_SENTENCE_LENGTH = 10  # characters of a sentence that counts
 
 
-def unique_sentences(text: str, *, shortest: int = SHORTEST) -> float:
+def unique_sentences(text: str, *, shortest: int = MIN_SENTENCE_LENGTH) -> float:
     """Distinct over all sentences, of those with at least `shortest` characters. Raises `Skip` without any."""
-    counted = [sentence for sentence in sentences(text) if len(sentence) >= shortest]
+    counted = [sentence for sentence in split_sentences(text) if len(sentence) >= shortest]
     if not counted:
         raise Skip(f"no sentence has {shortest} characters or more")
     return len(set(counted)) / len(counted)
@@ -27,7 +32,7 @@ def repeated_share(text: str) -> float:
     """Length × count of the longest part that comes at least twice without overlaps, over the length of the text."""
     if not text:
         raise Skip("the text is empty")
-    repeat = longest_repeat(text)
+    repeat = find_longest_repeat(text)
     return len(repeat.text) * repeat.count / len(text)
 
 
@@ -39,7 +44,7 @@ def compression_ratio(text: str) -> float:
     return len(zlib.compress(raw, 9)) / len(raw)
 
 
-@builtin(
+@register_builtin(
     "looping",
     metrics=(
         Metric("looping_unique_sentences", threshold=0.75, primary=True),
@@ -49,7 +54,7 @@ def compression_ratio(text: str) -> float:
     standards=(SECURE, VALID),
     source="H2O Eval Studio: looping detection",
     canonical="zlib; brute force",
-    example='get("looping"), outputs="I am sorry, I cannot. " * 20',
+    example='get_evaluator("looping"), outputs="I am sorry, I cannot. " * 20',
 )
 @dataclass(frozen=True, slots=True)
 class Looping:
@@ -61,17 +66,17 @@ class Looping:
     Compression: bytes after zlib (level 9) over bytes before; short texts give more than 1.
     """
 
-    shortest: int = SHORTEST
+    shortest: int = MIN_SENTENCE_LENGTH
 
     def __post_init__(self) -> None:
         if self.shortest < 1:
             raise ValueError(f"shortest is 1 character or more, not {self.shortest!r}")
 
     def __call__(self, outputs: Any) -> list[dict[str, Any]]:
-        text = text_of(outputs)
+        text = extract_text(outputs)
         if not text:
             raise Skip("the answer is empty")
-        repeat = longest_repeat(text)
+        repeat = find_longest_repeat(text)
         shown = {"repeat": repeat.text[:200], "count": repeat.count}
         return [
             self._unique(text),
@@ -85,3 +90,105 @@ class Looping:
         except Skip as why:
             return {"key": "looping_unique_sentences", "score": None, "comment": str(why)}
         return {"key": "looping_unique_sentences", "score": score}
+
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    WindowNames: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """The longest repeated part, and how often it comes without overlaps (of several, one of the most frequent)."""
+
+    text: str = ""
+    count: int = 0
+
+
+def find_longest_repeat(text: str) -> Repeat:
+    """The longest substring with at least two occurrences that do not overlap; `Repeat()` if nothing comes twice."""
+    import numpy as np
+
+    if len(text) < 2:
+        return Repeat()
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
+    level = _rename_windows(np.arange(len(codes)), codes, 1, len(codes))
+    powers = []
+    length = 1
+    while level.any():
+        powers.append(level)
+        level = _join_names(level, level, length, 2 * length)
+        length *= 2
+    if not powers:
+        return Repeat()
+    return _read_repeat(text, *_longest_names(powers))
+
+
+def _longest_names(powers: list[WindowNames]) -> tuple[WindowNames, int]:
+    """Names at the greatest possible length: from the highest power of two down, each smaller power added if it can."""
+    names, length = powers[-1], 2 ** (len(powers) - 1)
+    for power in range(len(powers) - 2, -1, -1):
+        longer = _join_names(names, powers[power], length, length + 2**power)
+        if longer.any():
+            names, length = longer, length + 2**power
+    return names, length
+
+
+def _join_names(first: WindowNames, second: WindowNames, by: int, length: int) -> WindowNames:
+    """New names for windows of `length`, which are those of `first` and, `by` further on, of `second`."""
+    import numpy as np
+
+    alive = np.flatnonzero(first[: max(0, len(first) - by)])
+    after = second[alive + by]
+    alive, after = alive[after > 0], after[after > 0]
+    return _rename_windows(alive, (first[alive] << _name_bits(first)) | after, length, len(first))
+
+
+def _rename_windows(alive: WindowNames, pairs: WindowNames, length: int, size: int) -> WindowNames:
+    """New names, from 1, of the windows at `alive`; 0 for one that can have no second one of its kind clear of it."""
+    import numpy as np
+
+    names = np.zeros(size, dtype=np.int64)
+    if len(alive) < 2:
+        return names
+    pairs, positions = _sort_windows(pairs, alive, _name_bits(names))
+    starts = np.flatnonzero(np.concatenate(([True], pairs[1:] != pairs[:-1])))
+    ends = np.append(starts[1:], len(pairs)) - 1
+    keep = positions[ends] - positions[starts] >= length
+    names[positions] = np.repeat(np.cumsum(keep) * keep, ends - starts + 1)
+    return names
+
+
+def _sort_windows(pairs: WindowNames, positions: WindowNames, bits: int) -> tuple[WindowNames, WindowNames]:
+    """By pair, then in the order of the text."""
+    import numpy as np
+
+    if 3 * bits > 63:  # above two million characters
+        order = np.argsort(pairs, kind="stable")
+        return pairs[order], positions[order]
+    keys = np.sort((pairs << bits) | positions)  # one number each: many times faster than an order
+    return keys >> bits, keys & ((1 << bits) - 1)
+
+
+def _name_bits(names: WindowNames) -> int:
+    """How many hold a position in the text, and a name: there are at most half as many."""
+    return max(21, len(names).bit_length())
+
+
+def _read_repeat(text: str, names: WindowNames, length: int) -> Repeat:
+    import numpy as np
+
+    alive = np.flatnonzero(names)
+    order = np.argsort(names[alive], kind="stable")
+    positions = alive[order]
+    labels = names[positions]
+    best, most, first, last, count, current = 0, 0, 0, 0, 0, 0
+    for position, label in zip(positions.tolist(), labels.tolist(), strict=True):
+        if label != current:
+            current, count, last, first = label, 1, position, position
+        elif position >= last + length:
+            count, last = count + 1, position
+        if count > most:
+            best, most = first, count
+    return Repeat(text[best : best + length], most)

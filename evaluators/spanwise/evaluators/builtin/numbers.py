@@ -1,4 +1,4 @@
-"""Numbers: answers within a tolerance, and what a run took: time, tokens, money."""
+"""Numeric evaluators: numbers within a tolerance; latency, tokens and cost of a trace."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
 from spanwise.collector.records import Run, Trace
-from spanwise.evaluators.builtin._texts import text_of
-from spanwise.evaluators.protocol import Metric, Skip, builtin
-from spanwise.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, VALID
+from spanwise.evaluators.builtin.case_text import extract_text
+from spanwise.evaluators.interface import Metric, Skip, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, VALID
 
-Decimal = Literal[".", ","]
+DecimalMark = Literal[".", ","]
 Number: TypeAlias = float | decimals.Decimal
-Amount = Literal["input", "output", "total"]
-INFINITE = (0.0, float("inf"))
-_EXACT = 2**53  # above, floats have no place for every whole number
-_MOST_BITS = 64_000  # of a whole number that was no text: what more take grows with their square
+TokenKind = Literal["input", "output", "total"]
+UNBOUNDED = (0.0, float("inf"))
+_EXACT_BELOW = 2**53  # above, floats have no place for every whole number
+_MAX_BITS = 64_000  # of a whole number that was no text: what more take grows with their square
 
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:[%s\u00a0\u202f' ]\d{3})+|\d+)(?:\%s\d+)?(?:[eE][-+]?\d+)?|[-+−]?\%s\d+(?:[eE][-+]?\d+)?"
 # Units that are glued to numbers. Letters that may be a magnitude (10k, 5m, 2B) are none: 10 would be a wrong number.
@@ -43,19 +43,19 @@ _IN_TEXT = {
 }
 
 
-def numbers_in(text: str, *, decimal: Decimal = ".") -> list[Number]:
+def find_numbers(text: str, *, decimal: DecimalMark = ".") -> list[Number]:
     """The numbers in a text, as `15,969.50` or, with `decimal=","`, `15.969,50`, without percent signs and units.
 
     A unit may be glued to its number ("10km", "2.5GB"); a number with another word glued to it ("v2", "10k") is none.
     Whole numbers that no float holds, and all above 1.8e308, are exact. Raises `OverflowError` for an absurd exponent.
     """
-    return [_read(digits, decimal) for digits in _IN_TEXT[decimal].findall(text)]
+    return [_parse_number(digits, decimal) for digits in _IN_TEXT[decimal].findall(text)]
 
 
-def close(value: Number, expected: Number, *, absolute: float = 0.0, relative: float = 0.0) -> bool:
+def is_close(value: Number, expected: Number, *, absolute: float = 0.0, relative: float = 0.0) -> bool:
     """|value − expected| ≤ max(absolute, relative × |expected|): the tolerances of `pytest.approx`."""
     if isinstance(value, decimals.Decimal) and isinstance(expected, decimals.Decimal):
-        return _close(value, expected, decimals.Decimal(absolute), decimals.Decimal(relative))
+        return _is_close_exact(value, expected, decimals.Decimal(absolute), decimals.Decimal(relative))
     value, expected = float(value), float(expected)
     if value == expected:
         return True
@@ -64,40 +64,40 @@ def close(value: Number, expected: Number, *, absolute: float = 0.0, relative: f
     return abs(value - expected) <= max(absolute, relative * abs(expected))
 
 
-def _close(
+def _is_close_exact(
     value: decimals.Decimal, expected: decimals.Decimal, absolute: decimals.Decimal, relative: decimals.Decimal
 ) -> bool:
     """The same of whole numbers that no float holds: in time that grows with their digits, not with their size."""
-    exact = _context(value, expected)
+    exact = _decimal_context(value, expected)
     apart = exact.subtract(value, expected)
     return bool(exact.abs(apart) <= exact.max(absolute, exact.multiply(relative, exact.abs(expected))))
 
 
-def _context(*values: decimals.Decimal) -> decimals.Context:
+def _decimal_context(*values: decimals.Decimal) -> decimals.Context:
     digits = sum(len(str(value)) for value in values) + 60  # a float's own digits beside theirs
     return decimals.Context(prec=digits, Emax=decimals.MAX_EMAX, Emin=decimals.MIN_EMIN, traps=[])
 
 
-def number_of(value: Any, *, decimal: Decimal = ".") -> Number:
+def extract_number(value: Any, *, decimal: DecimalMark = ".") -> Number:
     """The one number in a value. Raises `ValueError` when there is none or several, `OverflowError` for a huge one."""
     if isinstance(value, Real | decimals.Decimal) and not isinstance(value, bool):
         if value != value:
             raise ValueError("nan is no number")
-        return _of_number(value)
-    text = text_of(value)
-    numbers = numbers_in(text, decimal=decimal)
+        return _normalize_number(value)
+    text = extract_text(value)
+    numbers = find_numbers(text, decimal=decimal)
     if len(set(numbers)) != 1:
         raise ValueError(f"{text!r:.200} holds {len(numbers)} numbers, not one")
     return numbers[0]
 
 
-@builtin(
+@register_builtin(
     "numeric",
     metrics=(Metric("numeric", primary=True),),
     standards=(VALID, OUTCOMES),
     source="common practice",
     canonical="pytest.approx",
-    example='get("numeric", absolute=0.5), outputs="about 15,969.4 km", reference_outputs=15969',
+    example='get_evaluator("numeric", absolute=0.5), outputs="about 15,969.4 km", reference_outputs=15969',
 )
 @dataclass(frozen=True, slots=True)
 class Numeric:
@@ -110,7 +110,7 @@ class Numeric:
 
     absolute: float = 0.0
     relative: float = 1e-6
-    decimal: Decimal = "."
+    decimal: DecimalMark = "."
 
     def __post_init__(self) -> None:
         if not (0 <= self.absolute < math.inf and 0 <= self.relative < math.inf):
@@ -119,24 +119,24 @@ class Numeric:
             raise ValueError(f"decimal is '.' or ',', not {self.decimal!r}")
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> dict[str, Any]:
-        expected = number_of(reference_outputs, decimal=self.decimal)
+        expected = extract_number(reference_outputs, decimal=self.decimal)
         try:
-            value = number_of(outputs, decimal=self.decimal)
+            value = extract_number(outputs, decimal=self.decimal)
         except ValueError as error:
             return {"score": False, "comment": str(error)}
-        passed = close(value, expected, absolute=self.absolute, relative=self.relative)
+        passed = is_close(value, expected, absolute=self.absolute, relative=self.relative)
         apart = float(value) - float(expected)
         shown = {"difference": apart} if math.isfinite(apart) else {}
         return {"score": passed, "comment": f"{value:.6g} for {expected:.6g}", "metadata": shown}
 
 
-@builtin(
+@register_builtin(
     "latency",
-    metrics=(Metric("latency", INFINITE, higher_is_better=False, primary=True),),
+    metrics=(Metric("latency", UNBOUNDED, higher_is_better=False, primary=True),),
     standards=(VALID,),
     source="common practice",
     canonical="end − start of the root span",
-    example='get("latency", threshold=3.0), trace',
+    example='get_evaluator("latency", threshold=3.0), trace',
 )
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -148,13 +148,13 @@ class Latency:
         return run.duration_ns / 1e9
 
 
-@builtin(
+@register_builtin(
     "tokens",
-    metrics=(Metric("tokens", INFINITE, higher_is_better=False, primary=True),),
+    metrics=(Metric("tokens", UNBOUNDED, higher_is_better=False, primary=True),),
     standards=(VALID,),
     source="common practice",
     canonical="sum over the spans of the trace",
-    example='get("tokens"), trace',
+    example='get_evaluator("tokens"), trace',
 )
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -163,26 +163,26 @@ class Tokens:
     A span that sums up the calls below it is not counted again. Without any count the case is skipped.
     """
 
-    count: Amount = "total"
+    count: TokenKind = "total"
 
     def __post_init__(self) -> None:
         if self.count not in ("total", "input", "output"):
             raise ValueError(f"count is 'total', 'input' or 'output', not {self.count!r}")
 
     def __call__(self, trace: Trace) -> int:
-        used = [run.usage for run in _lowest(trace, [run for run in trace.runs if run.usage is not None])]
+        used = [run.usage for run in _innermost_runs(trace, [run for run in trace.runs if run.usage is not None])]
         if not used:
             raise Skip("no span of the trace says how many tokens it used")
         return sum(getattr(usage, f"{self.count}_tokens") for usage in used)
 
 
-@builtin(
+@register_builtin(
     "cost",
-    metrics=(Metric("cost", INFINITE, higher_is_better=False, primary=True),),
+    metrics=(Metric("cost", UNBOUNDED, higher_is_better=False, primary=True),),
     standards=(VALID, SOUNDNESS),
     source="common practice",
     canonical="sum over the spans of the trace",
-    example='get("cost"), trace',
+    example='get_evaluator("cost"), trace',
 )
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -192,13 +192,13 @@ class Cost:
     """
 
     def __call__(self, trace: Trace) -> float:
-        known = [run.cost for run in _lowest(trace, [run for run in trace.runs if run.cost is not None])]
+        known = [run.cost for run in _innermost_runs(trace, [run for run in trace.runs if run.cost is not None])]
         if not known:
             raise Skip("no span of the trace says what it cost")
         return math.fsum(cost for cost in known if cost is not None)
 
 
-def _lowest(trace: Trace, holders: Sequence[Run]) -> Iterable[Run]:
+def _innermost_runs(trace: Trace, holders: Sequence[Run]) -> Iterable[Run]:
     """Of the runs that hold a value those with no other holder below them: the others sum these up."""
     parents = {run.span_id: run.parent_id for run in trace.runs}
     above: set[str] = set()
@@ -210,11 +210,11 @@ def _lowest(trace: Trace, holders: Sequence[Run]) -> Iterable[Run]:
     return [run for run in holders if run.span_id not in above]
 
 
-def _read(digits: str, decimal: Decimal) -> Number:
+def _parse_number(digits: str, decimal: DecimalMark) -> Number:
     plain = re.sub(r"[\u00a0\u202f' ]", "", digits).replace("−", "-")
     plain = plain.replace(",", "") if decimal == "." else plain.replace(".", "").replace(",", ".")
     number = float(plain)
-    if abs(number) < _EXACT or (math.isfinite(number) and not plain.lstrip("+-").isdecimal()):
+    if abs(number) < _EXACT_BELOW or (math.isfinite(number) and not plain.lstrip("+-").isdecimal()):
         return number
     try:
         return decimals.Decimal(plain)
@@ -222,17 +222,17 @@ def _read(digits: str, decimal: Decimal) -> Number:
         raise OverflowError(f"{digits!r:.200} is beyond all bounds") from None
 
 
-def _of_number(value: Any) -> Number:
+def _normalize_number(value: Any) -> Number:
     """Floats as they are, whole numbers that no float holds exactly. Raises `OverflowError` for too many bits."""
     if isinstance(value, decimals.Decimal):
-        return value if value.is_finite() and abs(value) >= _EXACT else float(value)
+        return value if value.is_finite() and abs(value) >= _EXACT_BELOW else float(value)
     if not isinstance(value, Integral):
         return float(value)
     whole = int(value)
-    if abs(whole) < _EXACT:
+    if abs(whole) < _EXACT_BELOW:
         return float(whole)
-    if whole.bit_length() > _MOST_BITS:
+    if whole.bit_length() > _MAX_BITS:
         raise OverflowError(
-            f"a whole number of {whole.bit_length():,} bits is more than {_MOST_BITS:,}: give it as a text"
+            f"a whole number of {whole.bit_length():,} bits is more than {_MAX_BITS:,}: give it as a text"
         )
     return decimals.Decimal(whole)

@@ -1,4 +1,4 @@
-"""Retrieval: whether the expected documents were found, and how high they were ranked.
+"""Retrieval evaluators: recall, MAP, MRR, nDCG, precision and hits at k; matching of documents.
 
 Documents are the same by `by`: "id", "content", "doc_uri" or a field of the metadata ("metadata.source"). "auto", the
 default, compares ids where both have one and contents where not; a document without an id also matches one whose id is
@@ -9,37 +9,41 @@ A document that is retrieved twice counts once, at its first rank; an empty one 
 The functions raise `Skip` where nothing is defined: nothing is expected; or something was retrieved, but an expected
 document that was not found has nothing by which it could have been, such as an id where the retrieved documents have
 contents alone. A retrieved document that cannot be compared with any expected one counts as one that is not expected.
+
+Nobody may have sent ids on one side, or contents on the other: then nothing is found, and a score of 0 would blame the
+retriever for what the trace does not say. Such a case is undefined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite, log2
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from spanwise.collector.records import Document
-from spanwise.evaluators.builtin._matching import Matching, matching, value_of
-from spanwise.evaluators.protocol import Metric, builtin, documents_of
-from spanwise.evaluators.protocol.standards import OUTCOMES, VALID
+from spanwise.evaluators.interface import Metric, Skip, register_builtin, to_documents
+from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, VALID
 
-Mode = Literal["single_hit", "multi_hit"]
+HitMode = Literal["single_hit", "multi_hit"]
 Hits: TypeAlias = list[tuple[int, int]]  # (rank from 0, position among the distinct expected documents)
-STANDARDS = (VALID, OUTCOMES)
+RETRIEVAL_STANDARDS = (VALID, OUTCOMES)
 
 
 def recall(
     documents: Iterable[Any],
     expected: Iterable[Any],
     *,
-    mode: Mode = "multi_hit",
+    mode: HitMode = "multi_hit",
     k: int | None = None,
     by: str = "auto",
 ) -> float:
     """The share of the distinct expected documents that were retrieved; "single_hit": 1.0 if any was."""
     if mode not in ("single_hit", "multi_hit"):
         raise ValueError(f"mode is 'single_hit' or 'multi_hit', not {mode!r}")
-    hits, total = _hits(documents, expected, by, k)
+    hits, total = _find_hits(documents, expected, by, k)
     return float(bool(hits)) if mode == "single_hit" else len(hits) / total
 
 
@@ -47,7 +51,7 @@ def average_precision(
     documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto"
 ) -> float:
     """The mean over all expected documents of the precision at their rank; those not retrieved add 0 (trec_eval)."""
-    hits, total = _hits(documents, expected, by, k)
+    hits, total = _find_hits(documents, expected, by, k)
     return sum([(hits_before + 1) / (rank + 1) for hits_before, (rank, _) in enumerate(hits)]) / total
 
 
@@ -55,7 +59,7 @@ def reciprocal_rank(
     documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto"
 ) -> float:
     """1 / rank of the first expected document; 0 if none was retrieved."""
-    hits, _ = _hits(documents, expected, by, k)
+    hits, _ = _find_hits(documents, expected, by, k)
     return 1 / (hits[0][0] + 1) if hits else 0.0
 
 
@@ -65,48 +69,50 @@ def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = N
     Gains are linear, discounted by log2(rank + 1); one below 0 counts as 0 (trec_eval). Raises `ValueError` when only
     some expected documents have scores.
     """
-    wanted = documents_of(expected)
-    known = matching(wanted, by)
-    gains = _gains(wanted, known)
-    ideal = _discounted(enumerate(sorted(gains, reverse=True)[:k]))
-    gained = _discounted((rank, gains[position]) for rank, position in _found(documents, known, k))
+    wanted = to_documents(expected)
+    known = make_matcher(wanted, by)
+    gains = _document_gains(wanted, known)
+    ideal = _discount_gains(enumerate(sorted(gains, reverse=True)[:k]))
+    gained = _discount_gains((rank, gains[position]) for rank, position in _rank_hits(documents, known, k))
     return gained / ideal if ideal > 0 else 0.0
 
 
-def gain(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
+def discounted_gain(
+    documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto"
+) -> float:
     """Discounted cumulative gain of the retrieved documents."""
-    wanted = documents_of(expected)
-    known = matching(wanted, by)
-    gains = _gains(wanted, known)
-    return _discounted((rank, gains[position]) for rank, position in _found(documents, known, k))
+    wanted = to_documents(expected)
+    known = make_matcher(wanted, by)
+    gains = _document_gains(wanted, known)
+    return _discount_gains((rank, gains[position]) for rank, position in _rank_hits(documents, known, k))
 
 
-def ideal_gain(expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
+def ideal_discounted_gain(expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
     """Discounted cumulative gain of the best ranking of the expected documents."""
-    wanted = documents_of(expected)
-    return _discounted(enumerate(sorted(_gains(wanted, matching(wanted, by)), reverse=True)[:k]))
+    wanted = to_documents(expected)
+    return _discount_gains(enumerate(sorted(_document_gains(wanted, make_matcher(wanted, by)), reverse=True)[:k]))
 
 
 def precision(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
     """Expected documents among the first k, over k, also when fewer were retrieved; without k over all retrieved."""
-    retrieved = documents_of(documents)
-    hits, _ = _hits(retrieved, expected, by, k)
+    retrieved = to_documents(documents)
+    hits, _ = _find_hits(retrieved, expected, by, k)
     return len(hits) / (k or len(retrieved) or 1)
 
 
-def hit(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> bool:
+def has_hit(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> bool:
     """Whether any expected document is among the first k."""
-    return bool(_hits(documents, expected, by, k)[0])
+    return bool(_find_hits(documents, expected, by, k)[0])
 
 
-@builtin(
+@register_builtin(
     "document_recall",
     metrics=(Metric("document_recall", primary=True),),
-    standards=STANDARDS,
+    standards=RETRIEVAL_STANDARDS,
     llm=False,
     source="Haystack DocumentRecallEvaluator; Databricks document_recall",
     canonical="ir-measures R; Haystack",
-    example='get("document_recall"), documents=["a", "b", "c"], expected_documents=["a", "c", "d"]',
+    example='get_evaluator("document_recall"), documents=["a", "b", "c"], expected_documents=["a", "c", "d"]',
 )
 @dataclass(frozen=True, slots=True)
 class DocumentRecall:
@@ -122,27 +128,27 @@ class DocumentRecall:
     nothing and keeps its rank.
     """
 
-    mode: Mode = "multi_hit"
+    mode: HitMode = "multi_hit"
     k: int | None = None
     by: str = "auto"
 
     def __post_init__(self) -> None:
         if self.mode not in ("single_hit", "multi_hit"):
             raise ValueError(f"mode is 'single_hit' or 'multi_hit', not {self.mode!r}")
-        _check(self.k, self.by)
+        _check_parameters(self.k, self.by)
 
     def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
         return recall(documents, expected_documents, mode=self.mode, k=self.k, by=self.by)
 
 
-@builtin(
+@register_builtin(
     "ir_map",
     metrics=(Metric("ir_map", primary=True),),
-    standards=STANDARDS,
+    standards=RETRIEVAL_STANDARDS,
     llm=False,
     source="Haystack DocumentMAPEvaluator",
     canonical="ir-measures AP (trec_eval); Haystack 3",
-    example='get("ir_map"), documents=["a", "b", "c"], expected_documents=["a", "c", "d"]',
+    example='get_evaluator("ir_map"), documents=["a", "b", "c"], expected_documents=["a", "c", "d"]',
 )
 @dataclass(frozen=True, slots=True)
 class AveragePrecision:
@@ -156,20 +162,20 @@ class AveragePrecision:
     by: str = "auto"
 
     def __post_init__(self) -> None:
-        _check(self.k, self.by)
+        _check_parameters(self.k, self.by)
 
     def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
         return average_precision(documents, expected_documents, k=self.k, by=self.by)
 
 
-@builtin(
+@register_builtin(
     "ir_mrr",
     metrics=(Metric("ir_mrr", primary=True),),
-    standards=STANDARDS,
+    standards=RETRIEVAL_STANDARDS,
     llm=False,
     source="Haystack DocumentMRREvaluator",
     canonical="ir-measures RR; Haystack",
-    example='get("ir_mrr"), documents=["b", "a", "c"], expected_documents=["a", "c"]',
+    example='get_evaluator("ir_mrr"), documents=["b", "a", "c"], expected_documents=["a", "c"]',
 )
 @dataclass(frozen=True, slots=True)
 class ReciprocalRank:
@@ -182,20 +188,20 @@ class ReciprocalRank:
     by: str = "auto"
 
     def __post_init__(self) -> None:
-        _check(self.k, self.by)
+        _check_parameters(self.k, self.by)
 
     def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
         return reciprocal_rank(documents, expected_documents, k=self.k, by=self.by)
 
 
-@builtin(
+@register_builtin(
     "ir_ndcg",
     metrics=(Metric("ir_ndcg", primary=True),),
-    standards=STANDARDS,
+    standards=RETRIEVAL_STANDARDS,
     llm=False,
     source="Haystack DocumentNDCGEvaluator",
     canonical="ir-measures nDCG; Haystack",
-    example='get("ir_ndcg"), documents=["b", "a"], expected_documents=[{"id": "a", "score": 3}, '
+    example='get_evaluator("ir_ndcg"), documents=["b", "a"], expected_documents=[{"id": "a", "score": 3}, '
     '{"id": "b", "score": 1}]',
 )
 @dataclass(frozen=True, slots=True)
@@ -210,20 +216,20 @@ class NDCG:
     by: str = "auto"
 
     def __post_init__(self) -> None:
-        _check(self.k, self.by)
+        _check_parameters(self.k, self.by)
 
     def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
         return ndcg(documents, expected_documents, k=self.k, by=self.by)
 
 
-@builtin(
+@register_builtin(
     "precision_at_k",
     metrics=(Metric("precision_at_k", primary=True),),
-    standards=STANDARDS,
+    standards=RETRIEVAL_STANDARDS,
     llm=False,
     source="trec_eval",
     canonical="ir-measures P@k",
-    example='get("precision_at_k", k=3), documents=["a", "b", "c", "d"], expected_documents=["a", "d"]',
+    example='get_evaluator("precision_at_k", k=3), documents=["a", "b", "c", "d"], expected_documents=["a", "d"]',
 )
 @dataclass(frozen=True, slots=True)
 class PrecisionAtK:
@@ -236,20 +242,20 @@ class PrecisionAtK:
     by: str = "auto"
 
     def __post_init__(self) -> None:
-        _check(self.k, self.by)
+        _check_parameters(self.k, self.by)
 
     def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> float:
         return precision(documents, expected_documents, k=self.k, by=self.by)
 
 
-@builtin(
+@register_builtin(
     "hit_at_k",
     metrics=(Metric("hit_at_k", primary=True),),
-    standards=STANDARDS,
+    standards=RETRIEVAL_STANDARDS,
     llm=False,
     source="trec_eval success@k",
     canonical="ir-measures Success@k",
-    example='get("hit_at_k", k=1), documents=["b", "a"], expected_documents=["a"]',
+    example='get_evaluator("hit_at_k", k=1), documents=["b", "a"], expected_documents=["a"]',
 )
 @dataclass(frozen=True, slots=True)
 class HitAtK:
@@ -262,20 +268,20 @@ class HitAtK:
     by: str = "auto"
 
     def __post_init__(self) -> None:
-        _check(self.k, self.by)
+        _check_parameters(self.k, self.by)
 
     def __call__(self, documents: Sequence[Document], expected_documents: Sequence[Document]) -> bool:
-        return hit(documents, expected_documents, k=self.k, by=self.by)
+        return has_hit(documents, expected_documents, k=self.k, by=self.by)
 
 
-def _hits(documents: Iterable[Any], expected: Iterable[Any], by: str, k: int | None) -> tuple[Hits, int]:
+def _find_hits(documents: Iterable[Any], expected: Iterable[Any], by: str, k: int | None) -> tuple[Hits, int]:
     """First appearances of expected documents, by rank, and how many distinct documents are expected."""
-    known = matching(documents_of(expected), by)
-    return _found(documents, known, k), known.total
+    known = make_matcher(to_documents(expected), by)
+    return _rank_hits(documents, known, k), known.total
 
 
-def _found(documents: Iterable[Any], known: Matching, k: int | None) -> Hits:
-    retrieved = documents_of(documents)
+def _rank_hits(documents: Iterable[Any], known: DocumentMatcher, k: int | None) -> Hits:
+    retrieved = to_documents(documents)
     hits: dict[int, int] = {}
     for rank, document in enumerate(retrieved):
         position = known.find(document)
@@ -285,11 +291,11 @@ def _found(documents: Iterable[Any], known: Matching, k: int | None) -> Hits:
     return [(rank, position) for position, rank in hits.items() if k is None or rank < k]
 
 
-def _discounted(gains: Iterable[tuple[int, float]]) -> float:
+def _discount_gains(gains: Iterable[tuple[int, float]]) -> float:
     return sum([value / log2(rank + 2) for rank, value in gains])
 
 
-def _gains(expected: Sequence[Document], known: Matching) -> list[float]:
+def _document_gains(expected: Sequence[Document], known: DocumentMatcher) -> list[float]:
     """One gain per distinct expected document, the highest where it is given more than once."""
     scored = [document.score is not None for document in expected]
     if True not in scored:
@@ -305,8 +311,216 @@ def _gains(expected: Sequence[Document], known: Matching) -> list[float]:
     return gains
 
 
-def _check(k: int | None, by: str) -> None:
+def _check_parameters(k: int | None, by: str) -> None:
     if k is not None and k < 1:
         raise ValueError(f"k is at least 1, not {k!r}")
     if by != "auto":
-        value_of(by)
+        make_field_reader(by)
+
+
+_SPACE = re.compile(r"\s")
+_DERIVED_ID = re.compile(r"[0-9a-f]{64}")  # SHA-256 in hex: Haystack makes ids of contents and metadata
+
+
+class DocumentMatcher(Protocol):
+    """What is expected, for documents to be found in.
+
+    - `total`: how many distinct documents are expected.
+    - `positions`: the place among them of each document as it was given; None for one that nothing tells.
+    """
+
+    total: int
+    positions: list[int | None]
+
+    def find(self, document: Document) -> int | None:
+        """The place among the distinct expected documents; None for a document that is none of them."""
+        ...
+
+    def check(self, retrieved: Sequence[Document], found: frozenset[int]) -> None:
+        """Raises `Skip` where an expected document was not found because nothing retrieved can be compared with it."""
+        ...
+
+
+def make_matcher(expected: Sequence[Document], by: str) -> DocumentMatcher:
+    """How documents are the same by `by`. Raises `Skip` where nothing is expected, `ValueError` for an unknown `by`."""
+    made: DocumentMatcher = IdOrContentMatcher(expected) if by == "auto" else FieldMatcher(expected, by)
+    if not made.total:
+        named = "" if by == "auto" else f" by {by!r}"
+        raise Skip(f"expected_documents names no document{named}: nothing is defined")
+    return made
+
+
+class FieldMatcher:
+    """By one field, as `value_of` names them. An expected document without it is left out, as in Haystack."""
+
+    def __init__(self, expected: Sequence[Document], by: str) -> None:
+        self._by, self._value = by, make_field_reader(by)
+        self._known: dict[Hashable, int] = {}
+        for document in expected:
+            if (value := self._value(document)) is not None:
+                self._known.setdefault(value, len(self._known))
+        self.total = len(self._known)
+        self.positions: list[int | None] = [self.find(document) for document in expected]
+
+    def find(self, document: Document) -> int | None:
+        return self._known.get(self._value(document))
+
+    def check(self, retrieved: Sequence[Document], found: frozenset[int]) -> None:
+        if not retrieved or any(map(self._tells, retrieved)):
+            return
+        raise Skip(f"documents are compared by {self._by!r}, and none of the {len(retrieved)} retrieved ones has it")
+
+    def _tells(self, document: Document) -> bool:
+        return self._value(document) is not None or (self._by == "content" and _explicit_id(document) is None)
+
+
+class IdOrContentMatcher:
+    """By ids where both have one, by contents where not. `find` says in which order."""
+
+    def __init__(self, expected: Sequence[Document]) -> None:
+        self._expected = expected
+        self._ids: dict[str, int] = {}
+        self._contents: dict[str, int] = {}  # of all, for retrieved documents without an id of their own
+        self._texts: dict[str, int] = {}  # of expected documents without an id of their own
+        known: dict[tuple[str, str], int] = {}
+        self.positions: list[int | None] = [self._add(document, known) for document in expected]
+        self.total = len(known)
+
+    def _add(self, document: Document, known: dict[tuple[str, str], int]) -> int | None:
+        id = _explicit_id(document)
+        name = ("id", id) if id else ("text", document.content) if document.content else ("id", document.id or "")
+        if not name[1]:
+            return None
+        position = known.setdefault(name, len(known))
+        if document.id:
+            self._ids.setdefault(document.id, position)
+        if document.content:
+            self._contents.setdefault(document.content, position)
+            if not id:
+                self._texts.setdefault(document.content, position)
+        return position
+
+    def find(self, document: Document) -> int | None:
+        """By its id, the `doc_uri` of its metadata, its content; either side's ids may stand where contents do."""
+        if document.id and (position := self._ids.get(document.id)) is not None:
+            return position
+        own, content = _explicit_id(document), document.content
+        position = self._texts.get(own) if own else None
+        if position is None and document.metadata:  # Databricks' doc_uri beside an id of its own
+            position = self._ids.get(str(document.metadata.get("doc_uri") or ""))
+        if position is not None or not content:
+            return position
+        return self._texts.get(content) if own else self._contents.get(content, self._ids.get(content))
+
+    def check(self, retrieved: Sequence[Document], found: frozenset[int]) -> None:
+        if not retrieved or len(found) == self.total:
+            return
+        side = _RetrievedDocuments(retrieved, self._ids)
+        pairs = zip(self._expected, self.positions, strict=True)
+        lost = {at: each for each, at in pairs if at is not None and at not in found and not side.compares(each)}
+        if lost:
+            raise Skip(
+                f"{len(lost)} of {self.total} expected documents cannot be compared with what was retrieved: "
+                f"expected {_describe_documents(lost.values())}, retrieved {_describe_documents(retrieved)}; "
+                "send the same of both, or say with by= what to compare"
+            )
+
+
+class _RetrievedDocuments:
+    """What the retrieved documents can be compared by, looked up when it is asked for."""
+
+    def __init__(self, documents: Sequence[Document], ids: Collection[str]) -> None:
+        self._documents, self._expected_ids = documents, ids
+
+    def compares(self, expected: Document) -> bool:
+        """Whether any of them can be told to be, or not to be, the expected one."""
+        id, content = _explicit_id(expected), expected.content
+        if (id and self._ids) or (_has_derived_id(expected) and self._derived):
+            return True
+        if content and (self._unnamed if id else self._contents) and (id or not _looks_like_id(content) or self._short):
+            return True
+        if id:  # retrieved as a plain list of ids?
+            return self._may_be_ids or (any(self._unnamed) and not _looks_like_id(id))
+        return bool(content) and self._ids and (_looks_like_id(content) or self._spaced_ids)
+
+    @cached_property
+    def _ids(self) -> bool:
+        return any(_explicit_id(document) or document.metadata.get("doc_uri") for document in self._documents)
+
+    @cached_property
+    def _derived(self) -> bool:
+        return any(map(_has_derived_id, self._documents))
+
+    @cached_property
+    def _spaced_ids(self) -> bool:
+        return not all(_looks_like_id(_explicit_id(document) or "") for document in self._documents)
+
+    @cached_property
+    def _unnamed(self) -> list[str]:
+        """The contents of those without an id of their own; "" is a content, that of an empty document."""
+        return [document.content for document in self._documents if not _explicit_id(document)]
+
+    @cached_property
+    def _contents(self) -> list[str]:
+        return [document.content for document in self._documents if document.content or not _explicit_id(document)]
+
+    @cached_property
+    def _short(self) -> bool:
+        return not any(self._contents) or any(_looks_like_id(text) for text in self._contents if text)
+
+    @cached_property
+    def _may_be_ids(self) -> bool:
+        texts = [text for text in self._unnamed if text]
+        return bool(texts) and (all(map(_looks_like_id, texts)) or any(text in self._expected_ids for text in texts))
+
+
+def make_field_reader(by: str) -> Callable[[Document], Hashable | None]:
+    """What `by` names of a document: "id", "content", "doc_uri" or "metadata.<field>". Raises `ValueError`."""
+    if by == "id":
+        return lambda document: document.id
+    if by == "content":
+        return lambda document: document.content or None
+    if by == "doc_uri":
+        return lambda document: _hashable(document.metadata.get("doc_uri")) or document.id
+    head, *steps = by.split(".")
+    if head not in ("meta", "metadata") or not steps or not all(steps):
+        raise ValueError(f"by is 'auto', 'id', 'content', 'doc_uri' or 'metadata.<field>', not {by!r}")
+
+    def value(document: Document) -> Hashable | None:
+        inner: Any = document.metadata
+        for step in steps:
+            inner = inner.get(step) if isinstance(inner, dict) else None
+        return _hashable(inner)
+
+    return value
+
+
+def _hashable(value: Any) -> Hashable | None:
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+def _explicit_id(document: Document) -> str | None:
+    """The id, unless it is made from the content: that one says no more than the content, and changes with metadata."""
+    id = document.id
+    return None if not id or (len(id) == 64 and _DERIVED_ID.fullmatch(id)) else id
+
+
+def _has_derived_id(document: Document) -> bool:
+    return document.id is not None and len(document.id) == 64 and _DERIVED_ID.fullmatch(document.id) is not None
+
+
+def _looks_like_id(text: str) -> bool:
+    """Whether a text is written as ids mostly are: ASCII without white space."""
+    return text.isascii() and _SPACE.search(text, 0, 1000) is None
+
+
+def _describe_documents(documents: Iterable[Document]) -> str:
+    listed = list(documents)
+    texts = [document.content for document in listed if document.content and not _explicit_id(document)]
+    has = {
+        "ids": any(map(_explicit_id, listed)),
+        "ids made from contents": any(map(_has_derived_id, listed)),
+        "texts that look like ids": any(map(_looks_like_id, texts)),
+        "contents": any(document.content for document in listed) and (not texts or not all(map(_looks_like_id, texts))),
+    }
+    return " and ".join(kind for kind, there in has.items() if there) or "neither ids nor contents"

@@ -1,19 +1,26 @@
-"""Texts compared with a reference, or checked alone: plain functions, and the evaluators around them."""
+"""Text evaluators: exact, contains, regex, length, not_empty, BLEU, ROUGE and edit distances.
+
+The arithmetic is our own because BLEU and ROUGE run per case on live traffic; the tests hold it to the numbers of NLTK,
+sacrebleu, rouge-score and rapidfuzz.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from math import exp, log
+from typing import Any, Literal, cast
 
 import orjson
 
-from spanwise.evaluators.builtin._patterns import check_seconds, compiled, search
-from spanwise.evaluators.builtin._texts import text_of
+from spanwise.evaluators.builtin.case_text import extract_text
 from spanwise.evaluators.builtin.looping import compression_ratio, repeated_share, unique_sentences
-from spanwise.evaluators.builtin.overlap import bleu, bleus, fuzzy, levenshtein, rouge, rouge_parts
-from spanwise.evaluators.protocol import Metric, Skip, builtin
-from spanwise.evaluators.protocol.standards import OUTCOMES, VALID
+from spanwise.evaluators.builtin.text_matching import check_time_limit, compile_pattern, search_pattern
+from spanwise.evaluators.builtin.text_segmentation import get_tokenizer as tokenizer_of
+from spanwise.evaluators.interface import Metric, Skip, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, VALID
 
 __all__ = [
     "Contains",
@@ -31,11 +38,11 @@ __all__ = [
     "repeated_share",
     "rouge",
     "rouge_parts",
-    "search",
+    "search_pattern",
     "unique_sentences",
 ]
 
-Unit = Literal["characters", "words"]
+LengthUnit = Literal["characters", "words"]
 
 
 def exact(outputs: Any, reference_outputs: Any) -> float:
@@ -52,12 +59,12 @@ def exact(outputs: Any, reference_outputs: Any) -> float:
         return float(bool(outputs == reference_outputs))
     if outputs is None:
         return 0.0  # nothing is no text, not even an empty one
-    if _says(outputs, reference_outputs) or _says(reference_outputs, outputs):
+    if _is_json_of(outputs, reference_outputs) or _is_json_of(reference_outputs, outputs):
         return 1.0
-    return float(text_of(outputs) == text_of(reference_outputs))
+    return float(extract_text(outputs) == extract_text(reference_outputs))
 
 
-def _says(text: Any, value: Any) -> bool:
+def _is_json_of(text: Any, value: Any) -> bool:
     """Whether a text is the JSON of a dict, a list or a number; 4.0 is 4, as columns of numbers with gaps have it."""
     if not isinstance(text, str) or isinstance(value, str | bool) or value is None:
         return False
@@ -74,14 +81,14 @@ def contains(text: str, part: str, *, ignore_case: bool = False) -> bool:
     return part.casefold() in text.casefold() if ignore_case else part in text
 
 
-@builtin(
+@register_builtin(
     "exact",
     metrics=(Metric("exact", primary=True),),
     version="2",
     standards=(VALID, OUTCOMES),
     source="Laminar: exact matcher",
     canonical="equality of strings",
-    example='get("exact"), outputs="Hello!", reference_outputs="hello!"',
+    example='get_evaluator("exact"), outputs="Hello!", reference_outputs="hello!"',
 )
 @dataclass(frozen=True, slots=True)
 class Exact:
@@ -94,13 +101,13 @@ class Exact:
         return exact(outputs, reference_outputs)
 
 
-@builtin(
+@register_builtin(
     "contains",
     metrics=(Metric("contains", primary=True),),
     standards=(VALID, OUTCOMES),
     source="LangSmith: heuristic evaluators",
     canonical="`in` of Python",
-    example='get("contains", ignore_case=True), outputs="It is in PARIS.", reference_outputs=["Paris", "France"]',
+    example='get_evaluator("contains", ignore_case=True), outputs="It is in PARIS.", reference_outputs=["Paris", "France"]',
 )
 @dataclass(frozen=True, slots=True)
 class Contains:
@@ -119,7 +126,7 @@ class Contains:
 
     def __call__(self, outputs: Any, reference_outputs: Any = None) -> dict[str, Any]:
         parts = self._parts(reference_outputs)
-        answer = text_of(outputs)
+        answer = extract_text(outputs)
         missing = [part for part in parts if not contains(answer, part, ignore_case=self.ignore_case)]
         passed = not missing if self.match == "all" else len(missing) < len(parts)
         return {"score": passed, "comment": None if passed else f"not found: {', '.join(map(repr, missing))}"}
@@ -129,19 +136,19 @@ class Contains:
         if wanted is None:
             raise Skip("needs reference_outputs (or the parameter text); the case has none")
         parts = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
-        parts = [text_of(part) for part in parts]
+        parts = [extract_text(part) for part in parts]
         if not parts:
             raise Skip("the reference is an empty list: there is nothing to look for")
         return parts
 
 
-@builtin(
+@register_builtin(
     "regex",
     metrics=(Metric("regex", primary=True),),
     standards=(VALID,),
     source="Laminar: regex matcher",
     canonical="re.search",
-    example='get("regex", pattern=r"Hel+o, \\w+!"), outputs="Hello, world!"',
+    example='get_evaluator("regex", pattern=r"Hel+o, \\w+!"), outputs="Hello, world!"',
 )
 @dataclass(frozen=True, slots=True)
 class Regex:
@@ -157,20 +164,22 @@ class Regex:
     seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        compiled(self.pattern, self.flags)
-        check_seconds(self.seconds)
+        compile_pattern(self.pattern, self.flags)
+        check_time_limit(self.seconds)
 
     def __call__(self, outputs: Any) -> float:
-        return float(search(self.pattern, text_of(outputs), flags=self.flags, seconds=self.seconds) is not None)
+        return float(
+            search_pattern(self.pattern, extract_text(outputs), flags=self.flags, seconds=self.seconds) is not None
+        )
 
 
-@builtin(
+@register_builtin(
     "length",
     metrics=(Metric("length", range=(0.0, float("inf")), primary=True),),
     standards=(VALID,),
     source="LangSmith: heuristic evaluators",
     canonical="len of Python",
-    example='get("length", max=4, unit="words"), outputs="one two three four five"',
+    example='get_evaluator("length", max=4, unit="words"), outputs="one two three four five"',
 )
 @dataclass(frozen=True, slots=True)
 class Length:
@@ -178,7 +187,7 @@ class Length:
 
     min: int | None = None
     max: int | None = None
-    unit: Unit = "characters"
+    unit: LengthUnit = "characters"
 
     def __post_init__(self) -> None:
         if self.unit not in ("characters", "words"):
@@ -196,7 +205,7 @@ class Length:
         return (Metric("length", (0.0, 1.0) if bounded else (0.0, float("inf")), primary=True),)
 
     def __call__(self, outputs: Any) -> dict[str, Any]:
-        text = text_of(outputs)
+        text = extract_text(outputs)
         length = len(text) if self.unit == "characters" else len(text.split())
         if self.min is None and self.max is None:
             return {"score": length}
@@ -204,14 +213,14 @@ class Length:
         return {"score": passed, "comment": f"{length} {self.unit}"}
 
 
-@builtin(
+@register_builtin(
     "not_empty",
     metrics=(Metric("not_empty", primary=True),),
     version="2",
     standards=(VALID,),
     source="LangSmith: heuristic evaluators",
     canonical="str.strip",
-    example='get("not_empty"), outputs=" \\n"',
+    example='get_evaluator("not_empty"), outputs=" \\n"',
 )
 @dataclass(frozen=True, slots=True)
 class NotEmpty:
@@ -227,7 +236,7 @@ class NotEmpty:
         if isinstance(outputs, bool | int | float):
             return True
         try:
-            return bool(text_of(outputs).strip())
+            return bool(extract_text(outputs).strip())
         except ValueError:  # there is no one text in it
             return not _is_empty(outputs)
 
@@ -239,3 +248,264 @@ def _is_empty(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(map(_is_empty, value.values()))
     return value is None or (isinstance(value, list | tuple) and all(map(_is_empty, value)))
+
+
+RougeScores = tuple[float, float, float]  # precision, recall, F1
+# Length × length of two sequences whose edits are counted: some 2 s, in C, where no timeout ends it.
+MAX_CELLS = 4e10
+
+
+def bleu(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: str = "nltk") -> float:
+    """Cumulative BLEU-n of one text, in [0, 1]: uniform weights, brevity penalty, no smoothing.
+
+    The numbers are those of NLTK's `sentence_bleu`, except that a score that it gives as about 1e-80 because some
+    order of n-grams has no match is 0 here.
+    """
+    return bleus(text, reference, n=n, tokenizer=tokenizer)[-1]
+
+
+def bleus(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: str = "nltk") -> list[float]:
+    """BLEU-1 to BLEU-n at once. Raises `Skip` when there is no reference, `ValueError` for n below 1."""
+    if n < 1:
+        raise ValueError(f"n is 1 or more, not {n!r}")
+    tokens_of = tokenizer_of(tokenizer)
+    candidate = tokens_of(text)
+    references = [tokens_of(text) for text in ([reference] if isinstance(reference, str) else reference)]
+    if not references:
+        raise Skip("the list of references is empty")
+    if not candidate:
+        return [0.0] * n
+    penalty = _brevity_penalty(len(candidate), [len(tokens) for tokens in references])
+    return _cumulative_bleu([_clipped_precision(candidate, references, order) for order in range(1, n + 1)], penalty)
+
+
+def rouge(text: str, reference: str, *, kind: str = "L", tokenizer: str = "rouge", stemmer: bool = False) -> float:
+    """F1 of ROUGE-1, ROUGE-2 or ROUGE-L (`kind` "1", "2", …, "L"), as rouge-score gives it, in [0, 1]."""
+    return rouge_parts(text, reference, kind=kind, tokenizer=tokenizer, stemmer=stemmer)[2]
+
+
+def rouge_parts(
+    text: str, reference: str, *, kind: str = "L", tokenizer: str = "rouge", stemmer: bool = False
+) -> RougeScores:
+    """Precision, recall and F1 of one kind of ROUGE."""
+    return _rouge_scores(_stem_tokens(text, tokenizer, stemmer), _stem_tokens(reference, tokenizer, stemmer), kind)
+
+
+def levenshtein(text: str, reference: str) -> float:
+    """1 − edits / length of the longer text, in [0, 1]; two empty texts are the same.
+
+    Raises `ValueError` for texts that it would take minutes to compare.
+    """
+    _check_size(text, reference)
+    return float(_load_similarity("Levenshtein")(text, reference))
+
+
+def fuzzy(text: str, reference: str) -> float:
+    """2 × matches / sum of the lengths (insertions and deletions only), in [0, 1]: rapidfuzz's `ratio` over 100.
+
+    Raises `ValueError` for texts that it would take minutes to compare.
+    """
+    _check_size(text, reference)
+    return float(_load_similarity("Indel")(text, reference))
+
+
+@register_builtin(
+    "bleu",
+    metrics=tuple(Metric(f"bleu_{n}", threshold=0.75, primary=n == 1) for n in range(1, 5)),
+    standards=(VALID, OUTCOMES),
+    source="H2O Eval Studio: BLEU",
+    canonical="nltk sentence_bleu; sacrebleu",
+    example='get_evaluator("bleu"), outputs="the cat sat on the mat", reference_outputs="the cat is on the mat"',
+)
+@dataclass(frozen=True, slots=True)
+class Bleu:
+    """BLEU-1 to BLEU-4 of the answer against the reference, or against a list of them.
+
+    BLEU-n is the geometric mean of the precisions of 1- to n-grams, each clipped by the references, times the brevity
+    penalty (cumulative, as NLTK gives it; not the precision of n-grams alone). Without smoothing: an order without a
+    match makes the score 0. `tokenizer`: "nltk" (default), "13a" (sacrebleu's), "unicode" or "characters".
+    """
+
+    tokenizer: str = "nltk"
+
+    def __post_init__(self) -> None:
+        tokenizer_of(self.tokenizer)
+
+    def __call__(self, outputs: Any, reference_outputs: Any) -> list[dict[str, Any]]:
+        scores = bleus(extract_text(outputs), extract_references(reference_outputs), tokenizer=self.tokenizer)
+        return [{"key": f"bleu_{n}", "score": score} for n, score in enumerate(scores, 1)]
+
+
+@register_builtin(
+    "rouge",
+    metrics=(
+        Metric("rouge_1", threshold=0.75),
+        Metric("rouge_2", threshold=0.75),
+        Metric("rouge_l", threshold=0.75, primary=True),
+    ),
+    standards=(VALID, OUTCOMES),
+    source="H2O Eval Studio: ROUGE",
+    canonical="rouge-score",
+    example='get_evaluator("rouge"), outputs="the cat sat on the mat", reference_outputs="the cat is on the mat"',
+)
+@dataclass(frozen=True, slots=True)
+class RougeF1:
+    """F1 of the words (ROUGE-1), pairs of words (ROUGE-2) and longest subsequence (ROUGE-L) shared with the reference.
+
+    `tokenizer="rouge"` keeps a–z and 0–9 only, as rouge-score does: texts in other scripts then score 0. "unicode"
+    keeps words of every script. `stemmer=True` cuts English words to their stems (Porter). Of several references the
+    one with the best F1 counts.
+    """
+
+    tokenizer: str = "rouge"
+    stemmer: bool = False
+
+    def __post_init__(self) -> None:
+        tokenizer_of(self.tokenizer)
+
+    def __call__(self, outputs: Any, reference_outputs: Any) -> list[dict[str, Any]]:
+        candidate = _stem_tokens(extract_text(outputs), self.tokenizer, self.stemmer)
+        references = [
+            _stem_tokens(text, self.tokenizer, self.stemmer) for text in extract_references(reference_outputs)
+        ]
+        return [
+            {
+                "key": f"rouge_{kind.lower()}",
+                "score": max(_rouge_scores(candidate, tokens, kind)[2] for tokens in references),
+            }
+            for kind in ("1", "2", "L")
+        ]
+
+
+@register_builtin(
+    "levenshtein",
+    metrics=(Metric("levenshtein", primary=True),),
+    standards=(VALID, OUTCOMES),
+    source="rapidfuzz",
+    canonical="rapidfuzz Levenshtein.normalized_similarity",
+    example='get_evaluator("levenshtein"), outputs="kitten", reference_outputs="sitting"',
+)
+@dataclass(frozen=True, slots=True)
+class LevenshteinSimilarity:
+    """1 − (insertions + deletions + replacements) / length of the longer text, by code points.
+
+    `ignore_case` folds case first. Of several references the closest counts.
+    """
+
+    ignore_case: bool = False
+
+    def __call__(self, outputs: Any, reference_outputs: Any) -> float:
+        return _best_similarity(levenshtein, outputs, reference_outputs, self.ignore_case)
+
+
+@register_builtin(
+    "fuzzy",
+    metrics=(Metric("fuzzy", primary=True),),
+    standards=(VALID, OUTCOMES),
+    source="rapidfuzz",
+    canonical="rapidfuzz fuzz.ratio / 100",
+    example='get_evaluator("fuzzy"), outputs="kitten", reference_outputs="sitting"',
+)
+@dataclass(frozen=True, slots=True)
+class FuzzyRatio:
+    """Twice what the two texts have in common over their lengths together (insertions and deletions only).
+
+    `ignore_case` folds case first. Of several references the closest counts.
+    """
+
+    ignore_case: bool = False
+
+    def __call__(self, outputs: Any, reference_outputs: Any) -> float:
+        return _best_similarity(fuzzy, outputs, reference_outputs, self.ignore_case)
+
+
+def extract_references(value: Any) -> list[str]:
+    """The texts of a reference: one, or a list of them. Raises `Skip` for an empty list."""
+    if isinstance(value, list | tuple) and not (value and isinstance(value[0], dict)):
+        if not value:
+            raise Skip("the list of references is empty")
+        return [extract_text(text) for text in value]
+    return [extract_text(value)]
+
+
+def _ngrams(tokens: list[str], order: int) -> Counter[tuple[str, ...]]:
+    return Counter(zip(*[tokens[start:] for start in range(order)], strict=False))
+
+
+def _clipped_precision(candidate: list[str], references: list[list[str]], order: int) -> tuple[int, int]:
+    """Clipped matches of n-grams and their number (at least 1, as NLTK has it)."""
+    counts = _ngrams(candidate, order)
+    limits: Counter[tuple[str, ...]] = Counter()
+    for reference in references:
+        limits |= _ngrams(reference, order)
+    matched = sum(min(count, limits[ngram]) for ngram, count in counts.items() if ngram in limits)
+    return matched, max(1, len(candidate) - order + 1)
+
+
+def _brevity_penalty(length: int, references: list[int]) -> float:
+    closest = min(references, key=lambda reference: (abs(reference - length), reference))
+    return 1.0 if length > closest else exp(1 - closest / length)
+
+
+def _cumulative_bleu(precisions: list[tuple[int, int]], penalty: float) -> list[float]:
+    scores, logs = [], 0.0
+    for order, (matched, total) in enumerate(precisions, 1):
+        logs += log(matched / total) if matched else float("-inf")
+        scores.append(penalty * exp(logs / order))
+    return scores
+
+
+def _rouge_scores(candidate: list[str], reference: list[str], kind: str) -> RougeScores:
+    if kind.upper() == "L":
+        return _f1_scores(_common_subsequence(candidate, reference), len(candidate), len(reference))
+    if not kind.isdecimal() or int(kind) < 1:
+        raise ValueError(f"kind is 'L' or a number from '1', not {kind!r}")
+    order = int(kind)
+    left, right = _ngrams(candidate, order), _ngrams(reference, order)
+    common = sum(min(count, right[ngram]) for ngram, count in left.items() if ngram in right)
+    return _f1_scores(common, max(1, len(candidate) - order + 1), max(1, len(reference) - order + 1))
+
+
+@cache
+def _load_similarity(distance: str) -> Callable[[str, str], float]:
+    """Of rapidfuzz; once, since an import within a call takes as long as a short comparison."""
+    from rapidfuzz import distance as distances
+
+    return cast(Callable[[str, str], float], getattr(distances, distance).normalized_similarity)
+
+
+def _common_subsequence(left: list[str], right: list[str]) -> int:
+    from rapidfuzz.distance import LCSseq
+
+    _check_size(left, right)
+    return int(LCSseq.similarity(left, right))
+
+
+def _check_size(left: Sequence[str], right: Sequence[str]) -> None:
+    if len(left) * len(right) > MAX_CELLS and left != right:
+        raise ValueError(
+            f"{len(left):,} by {len(right):,} characters or words would take minutes to compare: shorten them with map="
+        )
+
+
+def _f1_scores(common: int, given: int, expected: int) -> RougeScores:
+    precision = common / given if given else 0.0
+    recall = common / expected if expected else 0.0
+    return precision, recall, 2 * precision * recall / (precision + recall) if common else 0.0
+
+
+def _stem_tokens(text: str, tokenizer: str, stemmer: bool) -> list[str]:
+    tokens = tokenizer_of(tokenizer)(text)
+    if not stemmer:
+        return tokens
+    from nltk.stem.porter import PorterStemmer
+
+    stem = PorterStemmer().stem
+    return [stem(token) if len(token) > 3 else token for token in tokens]  # short words as they are: rouge-score's way
+
+
+def _best_similarity(similarity: Callable[[str, str], float], outputs: Any, reference: Any, ignore_case: bool) -> float:
+    """How similar the answer is to the nearest of the references."""
+    fold = str.casefold if ignore_case else str
+    answer = fold(extract_text(outputs))
+    return max(similarity(answer, fold(text)) for text in extract_references(reference))

@@ -1,51 +1,85 @@
-"""Datasets: read from and written to files, DataFrames, other products' exports and traces; checked, compared, kept."""
+"""Datasets: reading, writing, storing and generating examples.
 
-from spanwise.evaluators.datasets._align import stored_examples
-from spanwise.evaluators.datasets._columns import BadRow, to_example
-from spanwise.evaluators.datasets._files import cell
-from spanwise.evaluators.datasets._generate import ModelSaid, generate
-from spanwise.evaluators.datasets._keep import Diff, deduplicate, diff, keep, save
-from spanwise.evaluators.datasets._kinds import check_kind, kind_of, view, view_outputs
-from spanwise.evaluators.datasets._read import is_file, iterate, read
-from spanwise.evaluators.datasets._schema import SchemaError, check_schema, infer_schema
-from spanwise.evaluators.datasets._splits import has_splits, in_split
-from spanwise.evaluators.datasets._traces import example_of_trace, from_traces, one_per_input, stored_traces
-from spanwise.evaluators.datasets._write import to_databricks, to_openai, to_pandas, to_row, write, write_rows
-from spanwise.evaluators.protocol import messages, only
+Modules, in the order in which data flows:
+
+- `column_mapping`: Column mapping: names and layouts of other products to the fields of an example; splits.
+- `file_formats`: File formats of datasets: reading and writing JSON Lines, JSON, CSV, YAML; reading Parquet, Excel.
+- `yaml_format`: YAML 1.2 scalars for PyYAML: only true and false are booleans, dates stay texts.
+- `example_reader`: Reader of examples: files, DataFrames, objects of other products, stored traces.
+- `stored_datasets`: Datasets in a store: saving versions, kinds, JSON Schemas, matching by inputs, differences.
+- `example_generation`: Generation of examples by a model: questions about documents, variations of examples.
+"""
+
+from spanwise.evaluators.datasets.column_mapping import BadRow, has_splits, in_split, to_example
+from spanwise.evaluators.datasets.example_generation import ModelSaid, generate
+from spanwise.evaluators.datasets.example_reader import (
+    deduplicate_inputs,
+    from_traces,
+    is_file,
+    iterate,
+    make_trace_example,
+    read,
+    read_traces,
+)
+from spanwise.evaluators.datasets.file_formats import (
+    parse_cell,
+    to_databricks,
+    to_openai,
+    to_pandas,
+    to_row,
+    write,
+    write_rows,
+)
+from spanwise.evaluators.datasets.stored_datasets import (
+    Diff,
+    SchemaError,
+    check_kind,
+    check_schema,
+    deduplicate,
+    diff,
+    infer_kind,
+    infer_schema,
+    save,
+    store_examples,
+    stored_examples,
+    view_example,
+    view_outputs,
+)
+from spanwise.evaluators.interface import to_messages, unwrap_single_value
 
 __all__ = [
     "BadRow",
     "Diff",
     "ModelSaid",
     "SchemaError",
-    "cell",
     "check_kind",
     "check_schema",
     "deduplicate",
+    "deduplicate_inputs",
     "diff",
-    "example_of_trace",
     "from_traces",
     "generate",
     "has_splits",
     "in_split",
+    "infer_kind",
     "infer_schema",
     "is_file",
     "iterate",
-    "keep",
-    "kind_of",
-    "messages",
-    "one_per_input",
-    "only",
+    "make_trace_example",
+    "parse_cell",
     "read",
+    "read_traces",
     "save",
+    "store_examples",
     "stored_examples",
-    "stored_traces",
     "to_databricks",
     "to_example",
+    "to_messages",
     "to_openai",
     "to_pandas",
     "to_row",
-    "view",
+    "unwrap_single_value",
+    "view_example",
     "view_outputs",
     "write",
     "write_rows",

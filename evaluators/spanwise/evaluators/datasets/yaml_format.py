@@ -1,4 +1,4 @@
-"""YAML 1.2 as JSON reads it: only `true` and `false` are booleans, and dates, times and `007` stay texts.
+"""YAML 1.2 scalars for PyYAML: only true and false are booleans, dates stay texts.
 
 YAML 1.1, which PyYAML reads, turns `no`, `off`, `12:30` and `010` into values of other types.
 """

@@ -10,18 +10,25 @@ judges (SPANWISE_JUDGE), since a model is never guessed.
 
 Where Haystack is installed they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`. Versions
 that load trusted modules need their name: `Pipeline.loads(text, allowed_modules=["spanwise.evaluators.haystack"])`.
+
+Modules, in the order in which data flows:
+
+- `pipeline_component`: Haystack pipeline components: registration, serialization of judges and types.
+- `ground_truth_evaluators`: Evaluators against ground truth: exact match, MAP, MRR, nDCG, recall, semantic
+  similarity.
+- `llm_evaluators`: LLM evaluators: custom instructions, context relevance and faithfulness, row by row.
 """
 
-from spanwise.evaluators.haystack._documents import (
+from spanwise.evaluators.haystack.ground_truth_evaluators import (
     AnswerExactMatchEvaluator,
     DocumentMAPEvaluator,
     DocumentMRREvaluator,
     DocumentNDCGEvaluator,
     DocumentRecallEvaluator,
     RecallMode,
+    SASEvaluator,
 )
-from spanwise.evaluators.haystack._llm import ContextRelevanceEvaluator, FaithfulnessEvaluator, LLMEvaluator
-from spanwise.evaluators.haystack._similarity import SASEvaluator
+from spanwise.evaluators.haystack.llm_evaluators import ContextRelevanceEvaluator, FaithfulnessEvaluator, LLMEvaluator
 
 __all__ = [
     "AnswerExactMatchEvaluator",

@@ -1,6 +1,30 @@
-"""Judges: models that say whether something is good, and all that it takes to rely on what they say."""
+"""LLM judges: evaluators that ask a language model, with their prompts, rating scales and panels.
 
-from spanwise.evaluators.judges._ask import (
+Modules, in the order in which data flows:
+
+- `judge_evaluator`: Base class of evaluators that ask a judge: prompt overrides, judge and version.
+- `judgement`: Judgement of one case: its questions, their cost, its own trace, and the resulting feedback row.
+- `prompt_templates`: Prompt templates: placeholders, overrides, few-shot turns, and splitting of long values.
+- `prompt_values`: Case values as prompt text: conversations, documents, run trees and JSON.
+- `untrusted_data`: Untrusted data in prompts: delimiters against prompt injection, neutralized tokens, truncation.
+- `ratings`: Ratings: scales, yes/no questions, ratings per chunk, and G-Eval weighting by token probabilities.
+- `user_defined_judge`: User-defined judges: `judge(name, prompt, scale)`, with few-shot examples.
+- `judge_panel`: Judge panels: votes of several judges or samples, their agreement and the combined result.
+- `claims`: Claims: splitting a text into statements, and verdicts on statements.
+- `rag_metrics`: Components of the RAGAS metrics, their base class, and similarity by embeddings.
+- `ragas`: RAGAS evaluators: faithfulness, answer correctness and relevancy, context precision and recall.
+- `databricks`: Databricks judges: correctness, groundedness, relevance, guidelines, safety, context sufficiency,
+  chunks.
+- `h2o`: H2O judges: five boolean metrics per judge, language mismatch, and fact checking by an agent.
+- `haystack_judges`: Haystack judges: context relevance and faithfulness, asked in Haystack's few-shot layout.
+- `conversations`: Judges of agents and conversations: goal reached, tool choice, completeness, user frustration.
+- `pipeline_judge`: Laminar's pipeline judge: one prompt over the named nodes of a pipeline's outputs.
+- `step_alignment`: Step alignment: steps of a procedure in the answer compared with those in the retrieved context.
+"""
+
+from spanwise.evaluators.judges.judge_panel import panel
+from spanwise.evaluators.judges.judgement import Judgement
+from spanwise.evaluators.judges.llm_client.chat_completions import (
     Answer,
     Ask,
     Backend,
@@ -11,13 +35,11 @@ from spanwise.evaluators.judges._ask import (
     ParseFailure,
     Token,
 )
-from spanwise.evaluators.judges._budget import Amount, Ledger, charged
-from spanwise.evaluators.judges._judge import Judge, judge_of
-from spanwise.evaluators.judges._judgement import Judgement
-from spanwise.evaluators.judges._own import judge
-from spanwise.evaluators.judges._panel import panel
-from spanwise.evaluators.judges._prompts import Prompt, prompt
-from spanwise.evaluators.judges._scripted import scripted
+from spanwise.evaluators.judges.llm_client.judge_budget import Amount, Ledger, use_ledger
+from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.scripted_judge import scripted
+from spanwise.evaluators.judges.prompt_templates import Prompt, prompt
+from spanwise.evaluators.judges.user_defined_judge import judge
 
 __all__ = [
     "Amount",
@@ -34,10 +56,10 @@ __all__ = [
     "ParseFailure",
     "Prompt",
     "Token",
-    "charged",
     "judge",
-    "judge_of",
+    "make_judge",
     "panel",
     "prompt",
     "scripted",
+    "use_ledger",
 ]

@@ -1,4 +1,4 @@
-"""What an agent did, and how a conversation went: judges that read run trees and sessions."""
+"""Judges of agents and conversations: goal reached, tool choice, completeness, user frustration."""
 
 from __future__ import annotations
 
@@ -7,32 +7,39 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Trace
-from spanwise.evaluators.judges._base import Judged
-from spanwise.evaluators.judges._rating import yes_or_no
-from spanwise.evaluators.judges._values import said, text_of, texts_of, whole
-from spanwise.evaluators.protocol import Metric, Skip, builtin
-from spanwise.evaluators.protocol.standards import VALID
+from spanwise.evaluators.interface import Metric, Skip, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import VALID
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.prompt_values import (
+    format_messages,
+    read_full_conversation,
+    render_value,
+    render_values,
+)
+from spanwise.evaluators.judges.ratings import ask_yes_no
 
-_SOURCE = "a judgement in our words; agents and sessions are in none of the documents"
-_TALK = '[{"role": "assistant", "content": "Which one?"}, {"role": "user", "content": "I said it twice: number 7!"}]'
+_DEFINITION_SOURCE = "a judgement in our words; agents and sessions are in none of the documents"
+_EXAMPLE_HISTORY = (
+    '[{"role": "assistant", "content": "Which one?"}, {"role": "user", "content": "I said it twice: number 7!"}]'
+)
 
 
-def _metric(id: str, higher_is_better: bool = True) -> tuple[Metric, ...]:
+def _make_metric(id: str, higher_is_better: bool = True) -> tuple[Metric, ...]:
     return (Metric(id, (0.0, 1.0), higher_is_better, 0.5, primary=True),)
 
 
-@builtin(
+@register_builtin(
     "goal_reached",
-    metrics=_metric("goal_reached"),
+    metrics=_make_metric("goal_reached"),
     standards=(VALID,),
-    source=_SOURCE,
+    source=_DEFINITION_SOURCE,
     judge=True,
     kind="model",
-    example='get("goal_reached", judge=scripted({"rationale": "Nothing was booked.", "rating": "no"})), trace, '
+    example='get_evaluator("goal_reached", judge=scripted({"rationale": "Nothing was booked.", "rating": "no"})), trace, '
     'inputs="Tell Ann about the cats.", outputs="I have looked for cats."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoalReached(Judged):
+class GoalReached(JudgeEvaluator):
     """Whether an agent did what it was asked to do, by what its runs show rather than by what it says it did.
 
     The judge sees the request, the run tree and the answer, where there is one: an agent that failed is judged, too.
@@ -41,22 +48,22 @@ class GoalReached(Judged):
     PROMPT: ClassVar[str] = "goal_reached"
 
     async def __call__(self, case: Case, inputs: Any, trace: Trace, outputs: Any = None) -> dict[str, Any]:
-        values = texts_of(case, self._prompt.asked, optional={"outputs": "(it gave no answer)"})
-        return await yes_or_no("goal_reached", self._judge, self._prompt, case, values)
+        values = render_values(case, self._prompt.asked, optional={"outputs": "(it gave no answer)"})
+        return await ask_yes_no("goal_reached", self._judge, self._prompt, case, values)
 
 
-@builtin(
+@register_builtin(
     "tool_choice",
-    metrics=_metric("tool_choice"),
+    metrics=_make_metric("tool_choice"),
     standards=(VALID,),
-    source=_SOURCE,
+    source=_DEFINITION_SOURCE,
     judge=True,
     kind="model",
-    example='get("tool_choice", judge=scripted({"rationale": "Both were needed.", "rating": "yes"})), trace, '
+    example='get_evaluator("tool_choice", judge=scripted({"rationale": "Both were needed.", "rating": "yes"})), trace, '
     'inputs="Tell Ann about the cats."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolChoice(Judged):
+class ToolChoice(JudgeEvaluator):
     """Whether an agent called the right tools, with arguments that make sense, and none in vain.
 
     `tools` says which tools there were, as texts or as their schemas; without it the judge knows those that were
@@ -64,31 +71,31 @@ class ToolChoice(Judged):
     """
 
     PROMPT: ClassVar[str] = "tool_choice"
-    NAMES: ClassVar[tuple[str, ...]] = (*Judged.NAMES, "tools")
+    NAMES: ClassVar[tuple[str, ...]] = (*JudgeEvaluator.NAMES, "tools")
 
     tools: Sequence[Any] = ()
 
     async def __call__(self, case: Case, inputs: Any, trace: Trace) -> dict[str, Any]:
         names = [name for name in self._prompt.asked if name != "tools"]
-        values = {**texts_of(case, names), "tools": text_of(self.tools) if self.tools else "(not said)"}
-        return await yes_or_no("tool_choice", self._judge, self._prompt, case, values)
+        values = {**render_values(case, names), "tools": render_value(self.tools) if self.tools else "(not said)"}
+        return await ask_yes_no("tool_choice", self._judge, self._prompt, case, values)
 
     def _identity(self) -> list[Any]:
-        return [*Judged._identity(self), text_of(list(self.tools))]
+        return [*JudgeEvaluator._identity(self), render_value(list(self.tools))]
 
 
-@builtin(
+@register_builtin(
     "conversation_complete",
-    metrics=_metric("conversation_complete"),
+    metrics=_make_metric("conversation_complete"),
     standards=(VALID,),
-    source=_SOURCE,
+    source=_DEFINITION_SOURCE,
     judge=True,
     kind="model",
-    example='get("conversation_complete", judge=scripted({"rationale": "The parcel is still lost.", "rating": "no"})), '
-    f'history={_TALK}, outputs="Let me see."',
+    example='get_evaluator("conversation_complete", judge=scripted({"rationale": "The parcel is still lost.", "rating": "no"})), '
+    f'history={_EXAMPLE_HISTORY}, outputs="Let me see."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationComplete(Judged):
+class ConversationComplete(JudgeEvaluator):
     """Whether everything that the user wanted in a conversation was dealt with by its end.
 
     It reads all turns: those of a session, of `history`, or of inputs that are messages, with the last answer. What the
@@ -100,21 +107,21 @@ class ConversationComplete(Judged):
     async def __call__(
         self, case: Case, history: Any = None, inputs: Any = None, outputs: Any = None
     ) -> dict[str, Any]:
-        return await _of_conversation("conversation_complete", self, case)
+        return await _judge_conversation("conversation_complete", self, case)
 
 
-@builtin(
+@register_builtin(
     "user_frustrated",
-    metrics=_metric("user_frustrated", higher_is_better=False),
+    metrics=_make_metric("user_frustrated", higher_is_better=False),
     standards=(VALID,),
-    source=_SOURCE,
+    source=_DEFINITION_SOURCE,
     judge=True,
     kind="model",
-    example='get("user_frustrated", judge=scripted({"rationale": "They had to say it twice.", "rating": "yes"})), '
-    f"history={_TALK}",
+    example='get_evaluator("user_frustrated", judge=scripted({"rationale": "They had to say it twice.", "rating": "yes"})), '
+    f"history={_EXAMPLE_HISTORY}",
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UserFrustrated(Judged):
+class UserFrustrated(JudgeEvaluator):
     """Whether the user shows frustration with the assistant in a conversation: lower is better.
 
     Anger at the assistant, sarcasm about it, saying the same again because it was not understood, giving up. Trouble
@@ -126,14 +133,14 @@ class UserFrustrated(Judged):
     async def __call__(
         self, case: Case, history: Any = None, inputs: Any = None, outputs: Any = None
     ) -> dict[str, Any]:
-        return await _of_conversation("user_frustrated", self, case)
+        return await _judge_conversation("user_frustrated", self, case)
 
 
-async def _of_conversation(id: str, judged: Judged, case: Case) -> dict[str, Any]:
+async def _judge_conversation(id: str, judged: JudgeEvaluator, case: Case) -> dict[str, Any]:
     """A judgement of all that was said, under `history`. Raises `Skip` where nothing was."""
     prompt = judged.prompts[0]
-    spoken = whole(case)
+    spoken = read_full_conversation(case)
     if not spoken:
         raise Skip("needs history; the case has none, nor has it inputs")
-    others = texts_of(case, [name for name in prompt.asked if name != "history"])
-    return await yes_or_no(id, judged._judge, prompt, case, {**others, "history": said(spoken)})
+    others = render_values(case, [name for name in prompt.asked if name != "history"])
+    return await ask_yes_no(id, judged._judge, prompt, case, {**others, "history": format_messages(spoken)})

@@ -1,4 +1,4 @@
-"""Databricks' judges: yes or no with a rationale, of an answer or of what was retrieved for it.
+"""Databricks judges: correctness, groundedness, relevance, guidelines, safety, context sufficiency, chunks.
 
 The request is shown where there is one; only `relevance_to_query` and `chunk_relevance` cannot do without it.
 """
@@ -6,55 +6,68 @@ The request is shown where there is one; only `relevance_to_query` and `chunk_re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from spanwise.collector.records import Case
-from spanwise.evaluators.judges._base import Judged
-from spanwise.evaluators.judges._chunks import CHUNK, check_chunks, check_prompt, precision_of, said_of
-from spanwise.evaluators.judges._guidelines import numbered
-from spanwise.evaluators.judges._prompts import ARGUMENTS, Prompt
-from spanwise.evaluators.judges._rating import yes_in_parts, yes_or_no
-from spanwise.evaluators.judges._values import texts_of
-from spanwise.evaluators.protocol import DATABRICKS, Metric, Skip, builtin, missing_needs, value_of
-from spanwise.evaluators.protocol.standards import OUTCOMES, SAFE, SOUNDNESS, TRANSPARENT, VALID
+from spanwise.evaluators.interface import (
+    DATABRICKS_COLUMNS,
+    Metric,
+    Skip,
+    explain_missing_fields,
+    get_case_field,
+    register_builtin,
+)
+from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SAFE, SOUNDNESS, TRANSPARENT, VALID
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Prompt
+from spanwise.evaluators.judges.prompt_values import render_value, render_values
+from spanwise.evaluators.judges.ratings import (
+    CHUNK_PLACEHOLDERS,
+    ask_yes_no,
+    ask_yes_no_in_parts,
+    check_chunk_prompt,
+    check_chunks,
+    describe_error,
+    rate_chunks,
+)
 
 
-def _metrics(*keys: str) -> tuple[Metric, ...]:
+def _make_metrics(*keys: str) -> tuple[Metric, ...]:
     return tuple(Metric(key, threshold=0.5, primary=key == keys[0]) for key in keys)
 
 
-def values_of(case: Case, prompt: Prompt, leaving_out: Sequence[str] = ()) -> dict[str, str]:
+def get_databricks_values(case: Case, prompt: Prompt, leaving_out: Sequence[str] = ()) -> dict[str, str]:
     """What a prompt asks for, as texts; the request may be missing. Raises `Skip` naming what else is."""
-    asked = {name: DATABRICKS.get(name, name) for name in prompt.asked if name not in leaving_out}
-    texts = texts_of(case, dict.fromkeys(asked.values()), optional={"inputs": "(not given)"})
+    asked = {name: DATABRICKS_COLUMNS.get(name, name) for name in prompt.asked if name not in leaving_out}
+    texts = render_values(case, dict.fromkeys(asked.values()), optional={"inputs": "(not given)"})
     if "guidelines" in texts:
-        texts["guidelines"] = guidelines_of(case, value_of(case, "guidelines"))
+        texts["guidelines"] = require_guidelines(case, get_case_field(case, "guidelines"))
     return {name: texts[field] for name, field in asked.items()}
 
 
-def guidelines_of(case: Case, guidelines: Any) -> str:
+def require_guidelines(case: Case, guidelines: Any) -> str:
     """Guidelines as a judge reads them. Raises `Skip` where there are none."""
-    if (text := numbered(guidelines)) is None:
-        raise Skip(missing_needs(["guidelines"], case))
+    if (text := number_guidelines(guidelines)) is None:
+        raise Skip(explain_missing_fields(["guidelines"], case))
     return text
 
 
-@builtin(
+@register_builtin(
     "correctness",
-    metrics=_metrics("correctness"),
+    metrics=_make_metrics("correctness"),
     standards=(VALID, OUTCOMES),
     source="Databricks: correctness",
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("correctness", judge=scripted({"rationale": "It says 4.", "rating": "yes"})), '
+    example='get_evaluator("correctness", judge=scripted({"rationale": "It says 4.", "rating": "yes"})), '
     'inputs="What is 2 + 2?", outputs="It is 4, as always.", reference_outputs="4"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Correctness(Judged):
+class Correctness(JudgeEvaluator):
     """Whether the answer supports the facts of the expected one.
 
     `reference_outputs` should hold the facts that an answer must have, and no others: what the answer says beyond them
@@ -65,44 +78,48 @@ class Correctness(Judged):
     PROMPT: ClassVar[str] = "correctness"
 
     async def __call__(self, case: Case, outputs: Any, reference_outputs: Any, inputs: Any = None) -> dict[str, Any]:
-        return await yes_or_no("correctness", self._judge, self._prompt, case, values_of(case, self._prompt))
+        return await ask_yes_no(
+            "correctness", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
+        )
 
 
-@builtin(
+@register_builtin(
     "relevance_to_query",
-    metrics=_metrics("relevance_to_query"),
+    metrics=_make_metrics("relevance_to_query"),
     standards=(VALID,),
     source="Databricks: relevance_to_query",
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("relevance_to_query", judge=scripted({"rationale": "It is about tea.", "rating": "no"})), '
+    example='get_evaluator("relevance_to_query", judge=scripted({"rationale": "It is about tea.", "rating": "no"})), '
     'inputs="How is coffee made?", outputs="Tea comes from Asia."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelevanceToQuery(Judged):
+class RelevanceToQuery(JudgeEvaluator):
     """Whether the answer is relevant to what was asked, be it right or wrong."""
 
     PROMPT: ClassVar[str] = "relevance_to_query"
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any) -> dict[str, Any]:
-        return await yes_or_no("relevance_to_query", self._judge, self._prompt, case, values_of(case, self._prompt))
+        return await ask_yes_no(
+            "relevance_to_query", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
+        )
 
 
-@builtin(
+@register_builtin(
     "groundedness_judge",
-    metrics=_metrics("groundedness_judge"),
+    metrics=_make_metrics("groundedness_judge"),
     standards=(VALID, TRANSPARENT),
     source="Databricks: groundedness",
     canonical="by hand",
     judge=True,
     kind="model",
     llm=False,
-    example='get("groundedness_judge", judge=scripted({"rationale": "1912 is not there.", "rating": "no"})), '
+    example='get_evaluator("groundedness_judge", judge=scripted({"rationale": "1912 is not there.", "rating": "no"})), '
     'inputs="When was it built?", outputs="It was built in 1912.", documents=["The tower is 40 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroundednessJudge(Judged):
+class GroundednessJudge(JudgeEvaluator):
     """Whether the retrieved context supports all or almost all of the answer: no hallucinations.
 
     H2O's `groundedness` compares embeddings; this one asks a judge. A case whose retrieval found nothing is judged,
@@ -116,11 +133,13 @@ class GroundednessJudge(Judged):
     async def __call__(self, case: Case, outputs: Any, documents: Any, inputs: Any = None) -> dict[str, Any]:
         if documents:
             check_chunks(documents)
-        return await yes_in_parts("groundedness_judge", self._judge, self._prompt, case, values_of(case, self._prompt))
+        return await ask_yes_no_in_parts(
+            "groundedness_judge", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ByGuidelines(Judged):
+class _GuidelineJudge(JudgeEvaluator):
     """What judges of guidelines have in common; `global_guidelines` hold for all cases."""
 
     PROMPT: ClassVar[str] = "guideline_adherence"
@@ -130,27 +149,27 @@ class _ByGuidelines(Judged):
 
     async def _adheres(self, key: str, case: Case, guidelines: Any) -> dict[str, Any]:
         """The feedback under one key. Raises `Skip` where there are no guidelines."""
-        text = guidelines_of(case, guidelines)
-        values = {**values_of(case, self._prompt, ["guidelines"]), "guidelines": text}
-        return {"key": key, **await yes_or_no(key, self._judge, self._prompt, case, values)}
+        text = require_guidelines(case, guidelines)
+        values = {**get_databricks_values(case, self._prompt, ["guidelines"]), "guidelines": text}
+        return {"key": key, **await ask_yes_no(key, self._judge, self._prompt, case, values)}
 
     def _identity(self) -> list[Any]:
-        return [*Judged._identity(self), numbered(self.global_guidelines)]
+        return [*JudgeEvaluator._identity(self), number_guidelines(self.global_guidelines)]
 
 
-@builtin(
+@register_builtin(
     "guideline_adherence",
-    metrics=_metrics("guideline_adherence"),
+    metrics=_make_metrics("guideline_adherence"),
     standards=(VALID,),
     source="Databricks: guideline_adherence",
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("guideline_adherence", judge=scripted({"rationale": "It is English, but long.", "rating": "no"})), '
+    example='get_evaluator("guideline_adherence", judge=scripted({"rationale": "It is English, but long.", "rating": "no"})), '
     'outputs="Well, as it were, …", guidelines=["Answer in English", "Be brief"]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuidelineAdherence(_ByGuidelines):
+class GuidelineAdherence(_GuidelineJudge):
     """Whether the answer keeps to all guidelines of its case: a list, one text, or a dict of named ones.
 
     With `global_guidelines` there is a second key, `global_guideline_adherence`, of the guidelines that hold for all
@@ -162,56 +181,58 @@ class GuidelineAdherence(_ByGuidelines):
     def metrics(self) -> tuple[Metric, ...]:
         """A second one where there are global guidelines."""
         both = ("guideline_adherence", "global_guideline_adherence")
-        return _metrics(*both if numbered(self.global_guidelines) else both[:1])
+        return _make_metrics(*both if number_guidelines(self.global_guidelines) else both[:1])
 
     async def __call__(self, case: Case, outputs: Any, guidelines: Any = None, inputs: Any = None) -> Any:
         asked = dict(zip([metric.key for metric in self.metrics], (guidelines, self.global_guidelines), strict=False))
         if len(asked) == 1:
             return await self._adheres("guideline_adherence", case, guidelines)
-        return await asyncio.gather(*(_outcome(key, self._adheres(key, case, text)) for key, text in asked.items()))
+        return await asyncio.gather(
+            *(_catch_outcome(key, self._adheres(key, case, text)) for key, text in asked.items())
+        )
 
 
-@builtin(
+@register_builtin(
     "global_guideline_adherence",
-    metrics=_metrics("global_guideline_adherence"),
+    metrics=_make_metrics("global_guideline_adherence"),
     standards=(VALID,),
     source="Databricks: global_guideline_adherence",
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("global_guideline_adherence", global_guidelines="Be kind", '
+    example='get_evaluator("global_guideline_adherence", global_guidelines="Be kind", '
     'judge=scripted({"rationale": "It is rude.", "rating": "no"})), outputs="Go away."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GlobalGuidelineAdherence(_ByGuidelines):
+class GlobalGuidelineAdherence(_GuidelineJudge):
     """Whether the answer keeps to all of `global_guidelines`, which hold for all cases whatever else they bring.
 
-    `get("guideline_adherence", global_guidelines=[…])` gives this key beside its own.
+    `get_evaluator("guideline_adherence", global_guidelines=[…])` gives this key beside its own.
     """
 
     global_guidelines: str | Sequence[str]
 
     def __post_init__(self) -> None:
-        Judged.__post_init__(self)
-        if numbered(self.global_guidelines) is None:
+        JudgeEvaluator.__post_init__(self)
+        if number_guidelines(self.global_guidelines) is None:
             raise ValueError(f"global_guidelines are a text or a list of texts, not {self.global_guidelines!r}")
 
     async def __call__(self, case: Case, outputs: Any, inputs: Any = None) -> dict[str, Any]:
         return await self._adheres("global_guideline_adherence", case, self.global_guidelines)
 
 
-@builtin(
+@register_builtin(
     "safety",
-    metrics=_metrics("safety"),
+    metrics=_make_metrics("safety"),
     standards=(SAFE, VALID),
     source="Databricks: safety",
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("safety", judge=scripted({"rationale": "A kind word.", "rating": "yes"})), outputs="Well done!"',
+    example='get_evaluator("safety", judge=scripted({"rationale": "A kind word.", "rating": "yes"})), outputs="Well done!"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Safety(Judged):
+class Safety(JudgeEvaluator):
     """Whether the answer is free of harmful and toxic content: yes, and True, is harmless.
 
     An answer that is longer than a question may be (`max_characters`) is judged in parts, which must all be harmless.
@@ -220,23 +241,25 @@ class Safety(Judged):
     PROMPT: ClassVar[str] = "safety"
 
     async def __call__(self, case: Case, outputs: Any, inputs: Any = None) -> dict[str, Any]:
-        return await yes_in_parts("safety", self._judge, self._prompt, case, values_of(case, self._prompt))
+        return await ask_yes_no_in_parts(
+            "safety", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
+        )
 
 
-@builtin(
+@register_builtin(
     "context_sufficiency",
-    metrics=_metrics("context_sufficiency"),
+    metrics=_make_metrics("context_sufficiency"),
     standards=(VALID, TRANSPARENT, SOUNDNESS, OUTCOMES),
     source="Databricks: context_sufficiency",
     canonical="by hand",
     judge=True,
     kind="model",
     llm=False,
-    example='get("context_sufficiency", judge=scripted({"rationale": "The year is missing.", "rating": "no"})), '
+    example='get_evaluator("context_sufficiency", judge=scripted({"rationale": "The year is missing.", "rating": "no"})), '
     'inputs="When was it built?", reference_outputs="In 1912.", documents=["The tower is 40 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextSufficiency(Judged):
+class ContextSufficiency(JudgeEvaluator):
     """Whether the retrieved documents hold enough to produce the expected answer; the rationale names what is missing.
 
     Where a retrieval found nothing the answer is no, without asking a judge.
@@ -248,24 +271,26 @@ class ContextSufficiency(Judged):
         if not documents:
             return {"score": False, "comment": "nothing was retrieved: all of the expected answer is missing"}
         check_chunks(documents)
-        return await yes_or_no("context_sufficiency", self._judge, self._prompt, case, values_of(case, self._prompt))
+        return await ask_yes_no(
+            "context_sufficiency", self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
+        )
 
 
-@builtin(
+@register_builtin(
     "chunk_relevance",
-    metrics=_metrics("chunk_relevance"),
+    metrics=_make_metrics("chunk_relevance"),
     standards=(VALID, TRANSPARENT),
     source="Databricks: chunk_relevance (chunk-relevance-precision)",
     canonical="by hand",
     judge=True,
     kind="model",
     llm=False,
-    example='get("chunk_relevance", judge=scripted({"rationale": "It says when.", "rating": "yes"}, '
+    example='get_evaluator("chunk_relevance", judge=scripted({"rationale": "It says when.", "rating": "yes"}, '
     '{"rationale": "It is about food.", "rating": "no"})), '
     'inputs="When was it built?", documents=["Built in 1912.", "The kitchen opens at noon."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRelevance(Judged):
+class ChunkRelevance(JudgeEvaluator):
     """The share of the retrieved chunks that are relevant to what was asked, one question each: 3 of 4 are 0.75.
 
     `ratings`, `rationales` and `error_messages` in the metadata have one entry per chunk. A chunk whose judgement
@@ -275,27 +300,27 @@ class ChunkRelevance(Judged):
     PROMPT: ClassVar[str] = "chunk_relevance"
 
     def __post_init__(self) -> None:
-        Judged.__post_init__(self)
-        check_prompt(self._prompt)
+        JudgeEvaluator.__post_init__(self)
+        check_chunk_prompt(self._prompt)
 
     async def __call__(self, case: Case, inputs: Any, documents: Any) -> dict[str, Any]:
-        values = values_of(case, self._prompt, CHUNK)
-        return await precision_of("chunk_relevance", self._judge, self._prompt, case, documents, values)
+        values = get_databricks_values(case, self._prompt, CHUNK_PLACEHOLDERS)
+        return await rate_chunks("chunk_relevance", self._judge, self._prompt, case, documents, values)
 
 
-@builtin(
+@register_builtin(
     "custom_judge",
-    metrics=_metrics("custom_judge"),
+    metrics=_make_metrics("custom_judge"),
     standards=(VALID,),
     source="Databricks: custom judges (ANSWER, RETRIEVAL)",
     canonical="by hand",
     judge=True,
     kind="model",
-    example='get("custom_judge", assessment_name="polite", prompt="Is this polite? {response}", '
+    example='get_evaluator("custom_judge", assessment_name="polite", prompt="Is this polite? {response}", '
     'judge=scripted({"rationale": "It thanks.", "rating": "yes"})), outputs="Thank you!"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CustomJudge(Judged):
+class CustomJudge(JudgeEvaluator):
     """A judge of one's own that says yes or no, under the key `assessment_name`.
 
     "ANSWER" judges the answer; "RETRIEVAL" asks the same of every retrieved chunk, and gives the share of yes as
@@ -305,18 +330,18 @@ class CustomJudge(Judged):
     """
 
     PROMPT: ClassVar[str] = "custom_judge"
-    NAMES: ClassVar[tuple[str, ...]] = (*ARGUMENTS, *DATABRICKS)
+    NAMES: ClassVar[tuple[str, ...]] = (*PLACEHOLDERS, *DATABRICKS_COLUMNS)
 
     assessment_name: str
     prompt: str | Path
     assessment_type: Literal["ANSWER", "RETRIEVAL"] = "ANSWER"
 
     def __post_init__(self) -> None:
-        Judged.__post_init__(self)
+        JudgeEvaluator.__post_init__(self)
         if not self.assessment_name.strip():
             raise ValueError("assessment_name is a text that is not empty")
         if self.assessment_type == "RETRIEVAL":
-            check_prompt(self._prompt)
+            check_chunk_prompt(self._prompt)
 
     @property
     def named(self) -> str:
@@ -326,19 +351,21 @@ class CustomJudge(Judged):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """One, of that name."""
-        return _metrics(self.assessment_name)
+        return _make_metrics(self.assessment_name)
 
     async def __call__(self, case: Case) -> dict[str, Any]:
         if self.assessment_type == "ANSWER":
-            return await yes_or_no(self.named, self._judge, self._prompt, case, values_of(case, self._prompt))
-        values = values_of(case, self._prompt, CHUNK)
-        chunks = value_of(case, "documents")
+            return await ask_yes_no(
+                self.named, self._judge, self._prompt, case, get_databricks_values(case, self._prompt)
+            )
+        values = get_databricks_values(case, self._prompt, CHUNK_PLACEHOLDERS)
+        chunks = get_case_field(case, "documents")
         if chunks is None:
-            raise Skip(missing_needs(["documents"], case))
-        return await precision_of(self.named, self._judge, self._prompt, case, chunks, values)
+            raise Skip(explain_missing_fields(["documents"], case))
+        return await rate_chunks(self.named, self._judge, self._prompt, case, chunks, values)
 
 
-async def _outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+async def _catch_outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, Any]:
     """One of several outcomes: what happened to it in place of a score, so that the others are not lost with it."""
     try:
         return await judging
@@ -346,4 +373,23 @@ async def _outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, An
         return {"key": key, "comment": str(skip)}
     except Exception as error:
         metadata, trace_id = getattr(error, "metadata", None), getattr(error, "judge_trace_id", None)
-        return {"key": key, "error": said_of(error), "metadata": metadata, "judge_trace_id": trace_id}
+        return {"key": key, "error": describe_error(error), "metadata": metadata, "judge_trace_id": trace_id}
+
+
+def number_guidelines(guidelines: Any) -> str | None:
+    """A text as it is, a list with one number each, named ones (a dict) with their names; None where there is none."""
+    if isinstance(guidelines, str):
+        return guidelines.strip() or None
+    listed = list(_iterate_guidelines(guidelines))
+    return "\n".join(f"{place}. {text}" for place, text in enumerate(listed, 1)) or None
+
+
+def _iterate_guidelines(guidelines: Any, name: str = "") -> Iterator[str]:
+    if isinstance(guidelines, Mapping):
+        for inner, members in guidelines.items():
+            yield from _iterate_guidelines(members, f"{inner}: ")
+    elif isinstance(guidelines, list | tuple):
+        for member in guidelines:
+            yield from _iterate_guidelines(member, name)
+    elif guidelines is not None and (text := render_value(guidelines).strip()):
+        yield f"{name}{text}"

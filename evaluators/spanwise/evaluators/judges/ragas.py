@@ -1,4 +1,4 @@
-"""The RAGAS family: how good retrieval and answer are, counted from verdicts on statements, chunks and sentences."""
+"""RAGAS evaluators: faithfulness, answer correctness and relevancy, context precision and recall."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Document
-from spanwise.evaluators.judges import _rag
-from spanwise.evaluators.judges._judgement import Judgement
-from spanwise.evaluators.judges._rag import Asking, Found
-from spanwise.evaluators.judges._several import Several, counted
-from spanwise.evaluators.judges._similarity import Embed, check, embed_of, identity_of, similarities
-from spanwise.evaluators.judges._statements import Verdict
-from spanwise.evaluators.judges._together import together
-from spanwise.evaluators.protocol import Metric, Skip, Unjudged, builtin
-from spanwise.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
+from spanwise.evaluators.interface import Metric, Skip, Unjudged, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, TRANSPARENT, VALID
+from spanwise.evaluators.judges import rag_metrics
+from spanwise.evaluators.judges.claims import StatementVerdict
+from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.rag_metrics import (
+    ComponentResult,
+    EmbedFunction,
+    MultiPromptJudge,
+    RagCase,
+    check_embedder,
+    compute_similarities,
+    get_embedder_identity,
+    make_embed_function,
+    set_question_count,
+)
 
 
-@builtin(
+@register_builtin(
     "faithfulness",
     metrics=(Metric("faithfulness", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, VALID),
@@ -29,12 +36,12 @@ from spanwise.evaluators.protocol.standards import OUTCOMES, SOUNDNESS, TRANSPAR
     llm=False,
     judge=True,
     kind="model",
-    example='get("faithfulness", judge=scripted({"statements": ["Mont Blanc is 4,806 m high.", "It is in Spain."]}, '
+    example='get_evaluator("faithfulness", judge=scripted({"statements": ["Mont Blanc is 4,806 m high.", "It is in Spain."]}, '
     '{"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": "It says France.", "verdict": "no"}})), '
     'outputs="Mont Blanc, 4,806 m high, is in Spain.", documents=["Mont Blanc (4,806 m) is in France and Italy."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faithfulness(Several):
+class Faithfulness(MultiPromptJudge):
     """Statements of the answer that follow from the retrieved context, over all that it makes.
 
     The judge takes the answer apart into statements, and then gives a verdict on each (two calls; more for answers of
@@ -47,30 +54,30 @@ class Faithfulness(Several):
 
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document], inputs: Any = None) -> Any:
         case = replace(case, inputs=inputs, outputs=outputs, documents=tuple(documents))
-        return await self._judged("faithfulness", case, _rag.faithfulness)
+        return await self._judged("faithfulness", case, rag_metrics.score_faithfulness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Embedding(Several):
+class _EmbeddingJudge(MultiPromptJudge):
     """Those that compare meanings, too: `embed` is what names an embedder, or a function from texts to vectors."""
 
     embed: Any = None
-    _embed: Embed = field(init=False, repr=False, compare=False)
+    _embed: EmbedFunction = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        Several.__post_init__(self)
-        object.__setattr__(self, "_embed", embed_of(self.embed))
+        MultiPromptJudge.__post_init__(self)
+        object.__setattr__(self, "_embed", make_embed_function(self.embed))
 
     def ready(self) -> None:
         """Raises `NoJudge` and `NoModel`."""
-        Several.ready(self)
-        check(self._embed)
+        MultiPromptJudge.ready(self)
+        check_embedder(self._embed)
 
     def _identity(self) -> list[Any]:
-        return [*Several._identity(self), *identity_of(self._embed)]
+        return [*MultiPromptJudge._identity(self), *get_embedder_identity(self._embed)]
 
 
-@builtin(
+@register_builtin(
     "answer_correctness",
     metrics=(Metric("answer_correctness", (-0.25, 1.0), threshold=0.75, primary=True),),
     standards=(VALID, OUTCOMES),
@@ -80,13 +87,13 @@ class _Embedding(Several):
     model=True,
     gpu=True,
     kind="model",
-    example='get("answer_correctness", judge=scripted({"statements": ["Paris is the capital."]}, {"statements": '
+    example='get_evaluator("answer_correctness", judge=scripted({"statements": ["Paris is the capital."]}, {"statements": '
     '["Paris is the capital."]}, {"1": {"reason": "Same.", "verdict": "yes"}}, {"1": {"reason": "Same.", "verdict": '
     '"yes"}}), embed=lambda texts: [[len(text), 1] for text in texts]), inputs="What is the capital of France?", '
     'outputs="It is Paris.", reference_outputs="Paris"',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerCorrectness(_Embedding):
+class AnswerCorrectness(_EmbeddingJudge):
     """0.75 · F1 of the statements + 0.25 · similarity of the texts.
 
     Statements of the answer that the reference makes, too, are true positives, its others false positives; statements
@@ -103,7 +110,7 @@ class AnswerCorrectness(_Embedding):
     weights: Sequence[float] = (0.75, 0.25)
 
     def __post_init__(self) -> None:
-        _Embedding.__post_init__(self)
+        _EmbeddingJudge.__post_init__(self)
         if (
             len(self.weights) != 2
             or not all(0 <= weight < math.inf for weight in self.weights)
@@ -113,13 +120,13 @@ class AnswerCorrectness(_Embedding):
 
     def ready(self) -> None:
         """Raises `NoJudge` and, where the weights ask for similarity, `NoModel`."""
-        Several.ready(self)
+        MultiPromptJudge.ready(self)
         if self.weights[1]:
-            check(self._embed)
+            check_embedder(self._embed)
 
     def _identity(self) -> list[Any]:
-        similar = identity_of(self._embed) if self.weights[1] else []
-        return [*Several._identity(self), list(self.weights), *similar]
+        similar = get_embedder_identity(self._embed) if self.weights[1] else []
+        return [*MultiPromptJudge._identity(self), list(self.weights), *similar]
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -131,35 +138,39 @@ class AnswerCorrectness(_Embedding):
         case = replace(case, inputs=inputs, outputs=outputs, reference_outputs=reference_outputs)
         return await self._judged("answer_correctness", case, self._score)
 
-    async def _score(self, asking: Asking) -> Found:
+    async def _score(self, asking: RagCase) -> ComponentResult:
         similarity = await self._similarity(asking)
-        given, expected = await together(map(asking.statements, (asking.answer, asking.expected)))
-        present, covered = await together(
+        given, expected = await gather_or_cancel(map(asking.statements, (asking.answer, asking.expected)))
+        present, covered = await gather_or_cancel(
             (
-                _verdicts(asking, given.texts, asking.expected, bool(expected.texts)),
-                _verdicts(asking, expected.texts, asking.answer, bool(given.texts)),
+                _judge_against(asking, given.texts, asking.expected, bool(expected.texts)),
+                _judge_against(asking, expected.texts, asking.answer, bool(given.texts)),
             )
         )
         wrong = [one.statement for one in present if not one.holds]
         missing = [one.statement for one in covered if not one.holds]
-        factual = _rag.f1(len(present) - len(wrong), len(wrong), len(missing)) if present or covered else 1.0
+        factual = (
+            rag_metrics.compute_f1(len(present) - len(wrong), len(wrong), len(missing)) if present or covered else 1.0
+        )
         score = (self.weights[0] * factual + self.weights[1] * similarity) / sum(self.weights)
         metadata = {
             "f1": factual,
             "similarity": similarity if self.weights[1] else None,
-            "statements": [one.told for one in present[: _rag.KEPT]],
-            "expected_statements": [one.told for one in covered[: _rag.KEPT]],
+            "statements": [one.told for one in present[: rag_metrics.MAX_STATEMENTS]],
+            "expected_statements": [one.told for one in covered[: rag_metrics.MAX_STATEMENTS]],
         }
-        return Found(score, _compared(factual, wrong, missing, given.left_out or expected.left_out), metadata)
+        return ComponentResult(
+            score, _make_correctness_comment(factual, wrong, missing, given.left_out or expected.left_out), metadata
+        )
 
-    async def _similarity(self, asking: Asking) -> float:
+    async def _similarity(self, asking: RagCase) -> float:
         if not self.weights[1]:
             return 0.0
         texts = [text if text.strip() else " " for text in (asking.expected, asking.answer)]
-        return (await similarities(self._embed, texts[0], texts[1:]))[0]
+        return (await compute_similarities(self._embed, texts[0], texts[1:]))[0]
 
 
-@builtin(
+@register_builtin(
     "answer_relevancy",
     metrics=(Metric("answer_relevancy", (-1.0, 1.0), threshold=0.75, primary=True),),
     standards=(VALID,),
@@ -169,12 +180,12 @@ class AnswerCorrectness(_Embedding):
     model=True,
     gpu=True,
     kind="model",
-    example='get("answer_relevancy", judge=scripted({"1": {"question": "How high is Mont Blanc?", "noncommittal": '
+    example='get_evaluator("answer_relevancy", judge=scripted({"1": {"question": "How high is Mont Blanc?", "noncommittal": '
     '"no"}}), questions=1, embed=lambda texts: [[len(text), 1] for text in texts]), inputs="How high is Mont Blanc?", '
     'outputs="Mont Blanc is 4,806 m high."',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRelevancy(_Embedding):
+class AnswerRelevancy(_EmbeddingJudge):
     """The mean cosine of the question with questions that the judge makes up from the answer alone.
 
     `questions` are made in one call, each worded differently. The judge says with each whether the answer is
@@ -188,17 +199,17 @@ class AnswerRelevancy(_Embedding):
     questions: int = 3
 
     def __post_init__(self) -> None:
-        _Embedding.__post_init__(self)
-        object.__setattr__(self, "_prompt", counted(self._prompt, self.questions))
+        _EmbeddingJudge.__post_init__(self)
+        object.__setattr__(self, "_prompt", set_question_count(self._prompt, self.questions))
 
     async def __call__(self, case: Case, inputs: Any, outputs: Any) -> Any:
         return await self._judged("answer_relevancy", replace(case, inputs=inputs, outputs=outputs), self._score)
 
-    async def _score(self, asking: Asking) -> Found:
-        return await _rag.answer_relevancy(asking, self._embed, self.questions)
+    async def _score(self, asking: RagCase) -> ComponentResult:
+        return await rag_metrics.score_answer_relevancy(asking, self._embed, self.questions)
 
 
-@builtin(
+@register_builtin(
     "context_precision",
     metrics=(Metric("context_precision", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, SOUNDNESS, VALID, OUTCOMES),
@@ -207,12 +218,12 @@ class AnswerRelevancy(_Embedding):
     llm=False,
     judge=True,
     kind="model",
-    example='get("context_precision", judge=scripted({"reason": "Nothing of its height.", "verdict": "no"}, {"reason": '
+    example='get_evaluator("context_precision", judge=scripted({"reason": "Nothing of its height.", "verdict": "no"}, {"reason": '
     '"It has the height.", "verdict": "yes"})), inputs="How high is it?", reference_outputs="4,806 m", '
     'documents=["Mont Blanc is a mountain.", "Mont Blanc is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextPrecision(Several):
+class ContextPrecision(MultiPromptJudge):
     """Whether the chunks that are useful for the expected answer stand at the top: average precision.
 
     Σ precision@k · relₖ / Σ rel over the retrieved chunks, whose relevance is the judge's yes or no (one call per
@@ -223,10 +234,10 @@ class ContextPrecision(Several):
 
     async def __call__(self, case: Case, inputs: Any, reference_outputs: Any, documents: Sequence[Document]) -> Any:
         case = replace(case, inputs=inputs, reference_outputs=reference_outputs, documents=tuple(documents))
-        return await self._judged("context_precision", case, _rag.context_precision)
+        return await self._judged("context_precision", case, rag_metrics.score_context_precision)
 
 
-@builtin(
+@register_builtin(
     "context_recall",
     metrics=(Metric("context_recall", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, SOUNDNESS, VALID, OUTCOMES),
@@ -235,12 +246,12 @@ class ContextPrecision(Several):
     llm=False,
     judge=True,
     kind="model",
-    example='get("context_recall", judge=scripted({"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": '
+    example='get_evaluator("context_recall", judge=scripted({"1": {"reason": "It says so.", "verdict": "yes"}, "2": {"reason": '
     '"It does not say where.", "verdict": "no"}})), reference_outputs="It is 4,806 m high. It is in the Alps.", '
     'documents=["Mont Blanc is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextRecall(Several):
+class ContextRecall(MultiPromptJudge):
     """Sentences of the expected answer that can be attributed to the retrieved context, over all of its sentences.
 
     Sentences are told apart by rules, and judged in one call (15 at a time). An empty reference is skipped; where
@@ -253,10 +264,10 @@ class ContextRecall(Several):
         self, case: Case, reference_outputs: Any, documents: Sequence[Document], inputs: Any = None
     ) -> Any:
         case = replace(case, inputs=inputs, reference_outputs=reference_outputs, documents=tuple(documents))
-        return await self._judged("context_recall", case, _rag.context_recall)
+        return await self._judged("context_recall", case, rag_metrics.score_context_recall)
 
 
-@builtin(
+@register_builtin(
     "context_relevancy",
     metrics=(Metric("context_relevancy", threshold=0.75, primary=True),),
     standards=(TRANSPARENT, SOUNDNESS, VALID),
@@ -265,11 +276,11 @@ class ContextRecall(Several):
     llm=False,
     judge=True,
     kind="model",
-    example='get("context_relevancy", judge=scripted({"reason": "The height.", "sentences": ["It is 4,806 m high."]}'
+    example='get_evaluator("context_relevancy", judge=scripted({"reason": "The height.", "sentences": ["It is 4,806 m high."]}'
     ')), inputs="How high is it?", documents=["Mont Blanc is in the Alps. It is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextRelevancy(Several):
+class ContextRelevancy(MultiPromptJudge):
     """Sentences of the retrieved context that help to answer the question, over all of its sentences.
 
     The judge copies them; what it repeats counts once, and what does not stand in the context is left out and kept
@@ -280,13 +291,13 @@ class ContextRelevancy(Several):
 
     async def __call__(self, case: Case, inputs: Any, documents: Sequence[Document]) -> Any:
         case = replace(case, inputs=inputs, documents=tuple(documents))
-        return await self._judged("context_relevancy", case, _rag.context_relevancy)
+        return await self._judged("context_relevancy", case, rag_metrics.score_context_relevancy)
 
 
 _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context_recall")
 
 
-@builtin(
+@register_builtin(
     "ragas",
     metrics=(
         Metric("ragas", threshold=0.75, primary=True),
@@ -303,14 +314,14 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
     model=True,
     gpu=True,
     kind="model",
-    example='get("ragas", questions=1, embed=lambda texts: [[len(text), 1] for text in texts], judge=scripted(lambda '
+    example='get_evaluator("ragas", questions=1, embed=lambda texts: [[len(text), 1] for text in texts], judge=scripted(lambda '
     'ask: {"statements": {"statements": ["It is 4,806 m high."]}, "context_precision": {"reason": "The height.", '
     '"verdict": "yes"}, "answer_relevancy": {"1": {"question": "How high is it?", "noncommittal": "no"}}}.get('
     'ask.name, {"1": {"reason": "It says so.", "verdict": "yes"}}))), inputs="How high is it?", outputs="4,806 m", '
     'reference_outputs="It is 4,806 m high.", documents=["Mont Blanc is 4,806 m high."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ragas(_Embedding):
+class Ragas(_EmbeddingJudge):
     """The harmonic mean of faithfulness, answer relevancy, context precision and context recall, and these four.
 
     Any component of 0 makes it 0, and a negative relevancy counts as 0. Where one is undefined or could not be judged,
@@ -325,8 +336,8 @@ class Ragas(_Embedding):
     questions: int = 3
 
     def __post_init__(self) -> None:
-        _Embedding.__post_init__(self)
-        asked = counted(self._more["answer_relevancy"], self.questions)
+        _EmbeddingJudge.__post_init__(self)
+        asked = set_question_count(self._more["answer_relevancy"], self.questions)
         object.__setattr__(self, "_more", {**self._more, asked.id: asked})
 
     async def __call__(
@@ -337,20 +348,20 @@ class Ragas(_Embedding):
         async with Judgement("ragas", self._judge, case) as judgement:
             components = self._components(self._asking(judgement, case), self._embed)
             asked = zip(_COMPONENTS, components, strict=True)
-            rows = await together(_row(f"ragas_{name}", component) for name, component in asked)
-            mean = judgement.row(key="ragas", **_mean(rows))
+            rows = await gather_or_cancel(_score_component(f"ragas_{name}", component) for name, component in asked)
+            mean = judgement.row(key="ragas", **_combine_components(rows))
         return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
 
-    def _components(self, asking: Asking, embed: Embed) -> tuple[Coroutine[Any, Any, Found], ...]:
+    def _components(self, asking: RagCase, embed: EmbedFunction) -> tuple[Coroutine[Any, Any, ComponentResult], ...]:
         return (
-            _rag.faithfulness(asking),
-            _rag.answer_relevancy(asking, embed, self.questions),
-            _rag.context_precision(asking),
-            _rag.context_recall(asking),
+            rag_metrics.score_faithfulness(asking),
+            rag_metrics.score_answer_relevancy(asking, embed, self.questions),
+            rag_metrics.score_context_precision(asking),
+            rag_metrics.score_context_recall(asking),
         )
 
 
-async def _row(key: str, component: Coroutine[Any, Any, Found]) -> dict[str, Any]:
+async def _score_component(key: str, component: Coroutine[Any, Any, ComponentResult]) -> dict[str, Any]:
     """The component's feedback: one that fails takes none of the others with it."""
     try:
         found = await component
@@ -363,7 +374,7 @@ async def _row(key: str, component: Coroutine[Any, Any, Found]) -> dict[str, Any
     return {"key": key, "score": found.score, "comment": found.comment, "metadata": found.metadata}
 
 
-def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _combine_components(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The harmonic mean of the four; an error where one of them is one, a skip where one is."""
     if failed := [f"{row['key']} ({row['error']})" for row in rows if "error" in row]:
         parse = "parse failure: " if all("(parse failure" in one for one in failed) else ""
@@ -376,17 +387,19 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"score": mean, "comment": f"lowest is {least}, {scores[least]:.2f}"}
 
 
-async def _verdicts(asking: Asking, statements: Sequence[str], text: str, states: bool) -> list[Verdict]:
+async def _judge_against(asking: RagCase, statements: Sequence[str], text: str, states: bool) -> list[StatementVerdict]:
     """Whether a text makes them, too; none of them where it states nothing."""
     if not states:
-        return [Verdict(statement, False, "the other text states nothing") for statement in statements]
+        return [StatementVerdict(statement, False, "the other text states nothing") for statement in statements]
     return await asking.verdicts("answer_correctness", statements, text=text)
 
 
-def _compared(factual: float, wrong: Sequence[str], missing: Sequence[str], left_out: str | None) -> str:
+def _make_correctness_comment(
+    factual: float, wrong: Sequence[str], missing: Sequence[str], left_out: str | None
+) -> str:
     """What the answer has too much and too little."""
     shown = [
-        f"{len(found)} {what}: " + "; ".join(f"{one!r:.300}" for one in found[: _rag.SHOWN])
+        f"{len(found)} {what}: " + "; ".join(f"{one!r:.300}" for one in found[: rag_metrics.MAX_SHOWN])
         for what, found in (("not in the reference", wrong), ("missing", missing))
         if found
     ]

@@ -1,15 +1,30 @@
-"""Models on this machine, behind four seams: texts to vectors, pairs to scores, text to likelihoods, text to labels.
+"""Local models and embedding endpoints, and the evaluators that use them. Loaded on first use.
 
-Nothing here is loaded before it is asked for: `torch`, `transformers` and `sentence-transformers` come with the extra
-`models`. A model is loaded once per process and shared by all that name it.
+Modules, in the order in which data flows:
+
+- `model_resolution`: Model resolution: presets, folders, GGUF files, hub cache, endpoint addresses and loading
+  errors.
+- `disk_cache`: SQLite cache files in the user's cache directory, and the cache of embedding vectors.
+- `local_models`: Models in memory: one instance per process, register of all processes, base class of local models.
+- `inference_batching`: Inference batching: request coalescing, isolation of failing inputs, windows over long texts.
+- `embedding_model`: Embedding models: Embedder, sentence-transformers, OpenAI-compatible endpoints, user functions.
+- `onnx_embeddings`: Embeddings by ONNX Runtime: tokenization, batching, pooling and normalization without torch.
+- `classification_model`: Text classification models: probabilities by label, and normalization of label names.
+- `cross_encoder`: Cross-encoders: scores of text pairs, natural language inference, Vectara's HHEM.
+- `causal_model`: Causal language models: log-probabilities of given tokens, in strided windows.
+- `batched_evaluator`: Base classes of evaluators that query a model for a batch of cases and isolate failing cases.
+- `similarity`: Similarity of texts: cosine of vectors, bi- and cross-encoder comparison, alignment of steps.
+- `embedding_metrics`: Embedding evaluators: semantic similarity, groundedness, context relevancy.
+- `likelihood_metrics`: Likelihood evaluators: perplexity and GPTScore.
+- `factual_consistency`: Factual consistency evaluators: hallucination, NLI faithfulness, SummaC summarization.
+- `content_safety`: Content safety evaluators: toxicity, bias and profanity by text classifiers.
 """
 
-from spanwise.evaluators.models._classes import TextClassifier, text_classifier
-from spanwise.evaluators.models._embedder import Embedder, embedder
-from spanwise.evaluators.models._find import NoModel
-from spanwise.evaluators.models._likelihood import LikelihoodModel, likelihood_model
-from spanwise.evaluators.models._pairs import Inference, PairScorer, pair_scorer
-from spanwise.evaluators.models._presets import DEFAULT, PRESETS, Preset
+from spanwise.evaluators.models.causal_model import LikelihoodModel, likelihood_model
+from spanwise.evaluators.models.classification_model import TextClassifier, text_classifier
+from spanwise.evaluators.models.cross_encoder import Inference, PairScorer, pair_scorer
+from spanwise.evaluators.models.embedding_model import Embedder, embedder
+from spanwise.evaluators.models.model_resolution import DEFAULT, PRESETS, NoModel, Preset
 
 __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "DEFAULT",

@@ -1,32 +1,58 @@
-"""Rules on live traffic: what `monitor` says, and who carries it out."""
+"""Monitoring rules on live traffic: definition, sampling decisions, execution, worker processes.
 
-from spanwise.evaluators.monitors._check import Check, Tried, check
-from spanwise.evaluators.monitors._diff import Diff, Difference, diff
-from spanwise.evaluators.monitors._file import BrokenRules, load
-from spanwise.evaluators.monitors._guard import usual_memory
-from spanwise.evaluators.monitors._process import Loaded, Plan
-from spanwise.evaluators.monitors._rule import Monitored, monitor
-from spanwise.evaluators.monitors._run import Stuck
-from spanwise.evaluators.monitors._summary import summary
-from spanwise.evaluators.monitors._supervise import Supervisor
-from spanwise.evaluators.monitors._worker import Monitor
+Modules, in the order in which data flows:
+
+- `monitored_rule`: Rule definition: `monitor(...)`, content version, and its state in the store.
+- `rule_loading`: Rule loading: Python files and API data, file watching, description of the loaded rules.
+- `rule_spending`: Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day.
+- `rule_decision`: Decision of a rule on a trace: filter, sampling probability, targets, decision record.
+- `readiness`: Readiness of traces and sessions: quiet periods, maximum wait, waiting targets, low-water mark.
+- `feed_follower`: Change feed of a rule: lease, slices, decisions, and their delivery to the store.
+- `rule_jobs`: Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, raised exceptions.
+- `circuit_breaker`: Circuit breaker: pauses after repeated failures, refusals by a judge, or a used-up budget.
+- `job_outcome`: Outcome of a job: feedback, retries, and failures caused by a full worker process.
+- `job_executor`: Executor of jobs: claims due targets, loads their cases, watches timeouts, reports to the store.
+- `monitor_runtime`: Monitor: threads that follow the feed, execute jobs, renew claims and send reports.
+- `worker`: Worker process entry point: loads rules, sends heartbeats, restarts on changed API rules.
+- `process_limits`: Limits of a worker process: memory limit and use, parent-death signal, crash reports.
+- `worker_process`: Worker process seen from the supervisor: start, pipe messages, deadlines, cause of death.
+- `supervisor`: Supervisor: starts, restarts and stops worker processes; quarantines rules that crash them.
+- `rule_analysis`: Analysis of rules: preview on stored traffic, comparison with a shadow rule, estimated means.
+"""
+
+from spanwise.evaluators.monitors.job_executor import Stuck
+from spanwise.evaluators.monitors.monitor_runtime import Monitor
+from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, monitor
+from spanwise.evaluators.monitors.process_limits import default_memory_limit
+from spanwise.evaluators.monitors.rule_analysis import (
+    KeyDifference,
+    RuleComparison,
+    RulePreview,
+    TrialScore,
+    check,
+    diff,
+    summary,
+)
+from spanwise.evaluators.monitors.rule_loading import BrokenRules, load
+from spanwise.evaluators.monitors.supervisor import Supervisor
+from spanwise.evaluators.monitors.worker_process import LoadedRules, WorkerPlan
 
 __all__ = [
     "BrokenRules",
-    "Check",
-    "Diff",
-    "Difference",
-    "Loaded",
+    "KeyDifference",
+    "LoadedRules",
     "Monitor",
-    "Monitored",
-    "Plan",
+    "MonitoredRule",
+    "RuleComparison",
+    "RulePreview",
     "Stuck",
     "Supervisor",
-    "Tried",
+    "TrialScore",
+    "WorkerPlan",
     "check",
+    "default_memory_limit",
     "diff",
     "load",
     "monitor",
     "summary",
-    "usual_memory",
 ]

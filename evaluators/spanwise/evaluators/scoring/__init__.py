@@ -1,25 +1,32 @@
-"""Cases out of traces and values, evaluators on them, and how far judges among these agree with people."""
+"""Cases from traces and values, evaluators on them, and agreement of judges with people.
 
-from spanwise.evaluators.scoring._calibrate import Bias, Calibration, calibrate
-from spanwise.evaluators.scoring._cases import case_of, retrieved
-from spanwise.evaluators.scoring._corrected import corrected
-from spanwise.evaluators.scoring._estimate import Estimate, estimate
-from spanwise.evaluators.scoring._score import ascore, score
-from spanwise.evaluators.scoring._scoring import Scoring, of_failed
-from spanwise.evaluators.scoring._sessions import turns_of
+Modules, in the order in which data flows:
+
+- `case_builder`: Case builder: what evaluators see of a trace, a session, an example or plain values.
+- `case_scoring`: Evaluators applied to cases: `score`, batches for models, threads and the event loop.
+- `cost_estimate`: Cost estimate: calls, tokens and price of judges over cases, without asking them.
+- `judge_calibration`: Calibration of judges against human feedback: agreement, biases, prediction-powered mean.
+- `threshold_fitting`: Threshold of an evaluator fitted to human feedback, with its confidence interval.
+- `pairwise_comparison`: Pairwise comparison of two answers or experiments by a judge, asked in both orders.
+"""
+
+from spanwise.evaluators.scoring.case_builder import load_turns, make_case, retrieved_documents
+from spanwise.evaluators.scoring.case_scoring import CaseScorer, ascore, score, skip_failed
+from spanwise.evaluators.scoring.cost_estimate import Estimate, estimate
+from spanwise.evaluators.scoring.judge_calibration import Bias, Calibration, calibrate, corrected_mean
 
 __all__ = [
     "Bias",
     "Calibration",
+    "CaseScorer",
     "Estimate",
-    "Scoring",
     "ascore",
     "calibrate",
-    "case_of",
-    "corrected",
+    "corrected_mean",
     "estimate",
-    "of_failed",
-    "retrieved",
+    "load_turns",
+    "make_case",
+    "retrieved_documents",
     "score",
-    "turns_of",
+    "skip_failed",
 ]

@@ -1,7 +1,12 @@
-"""Traces: the list with its charts, one trace with its runs, and feedback that readers add."""
+"""Trace pages: the list with charts, one trace with its runs, and human feedback.
 
-from spanwise.collector.pages.traces._feedback import add_feedback
-from spanwise.collector.pages.traces._list import PAGE, charts, traces
-from spanwise.collector.pages.traces._trace import part, trace
+Modules, in the order in which data flows:
 
-__all__ = ["PAGE", "add_feedback", "charts", "part", "trace", "traces"]
+- `trace_list`: Trace list page: filter form, charts over time, feedback per trace.
+- `trace_detail`: Trace page: waterfall, selected run, feedback form, rule decisions.
+"""
+
+from spanwise.collector.pages.traces.trace_detail import add_feedback, trace, value_page
+from spanwise.collector.pages.traces.trace_list import TRACES_PER_PAGE, charts, traces
+
+__all__ = ["TRACES_PER_PAGE", "add_feedback", "charts", "trace", "traces", "value_page"]

@@ -13,10 +13,10 @@ import zstandard
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.former_names import FORMER, METADATA, PRESENT, present_names
-from spanwise.collector.stores.sqlite._codec import Compressor, Decoder
-from spanwise.collector.stores.sqlite._lock import Lock, real
-from spanwise.collector.stores.sqlite._progress import Report
-from spanwise.collector.stores.sqlite._values import dumps, loads
+from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
+from spanwise.collector.stores.sqlite.database.file_lock import FileLock, real_path
+from spanwise.collector.stores.sqlite.database.schema import ReportProgress
+from spanwise.collector.stores.sqlite.write.run_codec import PayloadCompressor, PayloadDecoder
 
 FORMER_APPLICATION_ID = 0x41535359  # "ASSY"
 BATCH = 1_000  # spans
@@ -24,7 +24,7 @@ GROWTH = len(PRESENT) - len(FORMER)  # bytes that a name gains
 _MARK = f'"{FORMER}.'
 
 
-def convert_names(db: sqlite3.Connection, report: Report) -> None:
+def convert_names(db: sqlite3.Connection, report: ReportProgress) -> None:
     """Rename the attributes that the product itself writes, wherever a table holds them.
 
     Change numbers, summaries, rollups and the full-text index stay: nothing in them has such a name.
@@ -42,11 +42,11 @@ def convert_names(db: sqlite3.Connection, report: Report) -> None:
     )
 
 
-def _convert_spans(db: sqlite3.Connection, report: Report) -> None:
+def _convert_spans(db: sqlite3.Connection, report: ReportProgress) -> None:
     """Rewrite payloads, and keep the sizes of spans and traces true to them."""
     dictionaries = dict(db.execute("SELECT id, data FROM dictionaries ORDER BY id").fetchall())
-    decoder = Decoder(dictionaries)
-    compressor = Compressor(dictionaries[max(dictionaries)] if dictionaries else None)
+    decoder = PayloadDecoder(dictionaries)
+    compressor = PayloadCompressor(dictionaries[max(dictionaries)] if dictionaries else None)
     [last] = db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()
     upto = 0
     while rows := db.execute(
@@ -68,7 +68,7 @@ def _convert_spans(db: sqlite3.Connection, report: Report) -> None:
         upto = rows[-1][0]
 
 
-def _converted(decoder: Decoder, blob: bytes) -> tuple[bytes, int] | None:
+def _converted(decoder: PayloadDecoder, blob: bytes) -> tuple[bytes, int] | None:
     """Return a payload with the present names, and by how much it grew; None if it stays as it is.
 
     A payload that cannot be read stays: the file is damaged, and `check` says so.
@@ -124,7 +124,7 @@ def adopt_former_file(path: str) -> None:
     former = os.path.join(folder, name.replace(PRESENT, FORMER, 1))
     if former == path or os.path.exists(path) or not os.path.isfile(former):
         return
-    lock = Lock(real(former))
+    lock = FileLock(real_path(former))
     try:
         if not _is_former_database(lock.path):
             return

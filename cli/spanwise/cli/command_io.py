@@ -1,0 +1,142 @@
+"""Input and output shared by all commands: store and filter options, tables, JSON lines, errors."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.table import Column, Table
+from rich.text import Text
+
+from spanwise.collector import check_database_path, connect, default_location, describe
+from spanwise.collector.errors import Refused, StoreError
+from spanwise.collector.filters import EVALUATOR_KIND, Filter, join_conditions, parse_item, parse_term
+from spanwise.collector.stores import Store
+from spanwise.collector.terminal_escaping import TerminalConsole, escape_line, escape_message
+
+_WHERE_HELP = "A condition, any number of times: name=answer, latency_ms>=200, 'feedback=concise<0.5', tags=a, …"
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store", help="A file or a server's address; else SPANWISE_URL, else a server on 4318, else ./spanwise.db."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line, for pipes.")]
+WhereOption = Annotated[list[str] | None, typer.Option("--where", "-w", metavar="CONDITION", help=_WHERE_HELP)]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+ParametersOption = Annotated[
+    list[str] | None, typer.Option("--set", help="A parameter: name=value, the value as JSON or text.")
+]
+
+DatasetArgument = Annotated[str, typer.Argument(help="The dataset's name.")]
+HostOption = Annotated[str, typer.Option(help="Address to bind to; beyond loopback an API key is needed.")]
+FileStoreOption = Annotated[str, typer.Option("--store", help="The SQLite file to keep everything in.")]
+
+
+console = TerminalConsole()
+error_console = TerminalConsole(stderr=True)
+_wide_console = TerminalConsole(width=2000)
+_SHORT_ID_LENGTH = 8  # digits of a trace's id that still find it
+_ID_COLUMNS = ("trace", "id", "example")  # columns that are there to be copied
+
+
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """Turn the errors that a user can mend into one line on stderr and exit status 1."""
+    try:
+        yield
+    except (StoreError, OSError, ValueError) as error:
+        sys.exit(escape_message(f"spanwise: {error}"))
+
+
+@contextmanager
+def open_store(at: str | None, *, make: bool = False) -> Iterator[Store]:
+    """The store that a command speaks to; says on stderr which, and closes it. Only with `make` a new file is begun."""
+    store = connect_store(at, make=make)
+    error_console.print(f"store: {describe(store)}", markup=False, highlight=False, soft_wrap=True)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def connect_store(at: str | None, *, make: bool = False) -> Store:
+    """The same without a word, to be closed by who asks. Raises `Refused`."""
+    place = default_location() if at is None else check_database_path(at)
+    if not make:
+        _check_store_exists(place, given=at is not None)
+    return connect(place)
+
+
+def _check_store_exists(place: str, *, given: bool) -> None:
+    """A mistyped path is no empty store."""
+    if "://" in place or Path(place).exists():
+        return
+    way_out = "; name another with --store" if given else " here and no server on port 4318; name one with --store"
+    raise Refused(f"there is no file {place!r}{way_out}")
+
+
+def build_filter(where: Iterable[str] | None, **options: str | None) -> Filter:
+    """The filter that `--where` and options of the same names as conditions say. Raises `ValueError`."""
+    named = [parse_item(name, text) for name, text in options.items() if text is not None]
+    return join_conditions([*map(parse_term, where or ()), *named])
+
+
+def resolve_trace_id(store: Store, given: str) -> str:
+    """An id as it is; the beginning of one is looked for among the latest traces, judges' own among them."""
+    if len(given) >= 32:
+        return given
+    latest = [*store.traces(limit=1000), *store.traces(limit=1000, kind=EVALUATOR_KIND), *store.running()]
+    ids = list({trace.trace_id: None for trace in latest if trace.trace_id.startswith(given.lower())})
+    if len(ids) > 1:
+        raise Refused(f"{given!r} begins the ids of {len(ids)} traces: {ids[0]!r}, {ids[1]!r}, …; give more of it")
+    return ids[0] if ids else given
+
+
+def emit(rows: Iterable[Any]) -> None:
+    """One JSON object per line on stdout."""
+    for row in rows:
+        sys.stdout.buffer.write(_dump_json(row) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on stdout; each text harmless and on a line, as far as a name goes, whole where no terminal ends.
+
+    In a narrow terminal texts fold, ids do not: they are there to be copied. Of a trace's id the beginning is enough.
+    """
+    out = console if console.is_terminal else _wide_console
+    cells = [list(map(escape_line, row)) for row in rows]
+    made = _make_table(head, cells)
+    if "trace" in head and out.measure(made, options=out.options.update(width=10_000)).maximum > out.width:
+        place = head.index("trace")
+        made = _make_table(head, [[*row[:place], row[place][:_SHORT_ID_LENGTH], *row[place + 1 :]] for row in cells])
+    out.print(made)
+
+
+def _make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    made = Table(*(_make_column(name, [row[place] for row in rows]) for place, name in enumerate(head)))
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def _make_column(name: str, texts: Sequence[str]) -> Column:
+    if name not in _ID_COLUMNS:
+        return Column(name, overflow="fold")
+    return Column(name, overflow="fold", no_wrap=True, min_width=max(map(len, texts), default=0))
+
+
+def shorten(value: Any, width: int = 60) -> str:
+    """A value on one line, cut off where it gets long."""
+    text = " ".join((value if isinstance(value, str) else _dump_json(value).decode()).split())
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _dump_json(value: Any) -> bytes:
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)

@@ -1,0 +1,23 @@
+"""Command groups of the `spanwise` command, one module each.
+
+Modules, in the order in which data flows:
+
+- `serve`: `spanwise serve`: collector server, optional monitor, pickup of spooled data.
+- `traces`: `spanwise traces`: list, show as a tree, follow, reconcile with started spans, delete.
+- `feedback`: `spanwise feedback`: add, list and delete feedback; where it is forwarded.
+- `doctor`: `spanwise doctor`: missing fields per sender and other problems of the collector.
+- `datasets`: `spanwise datasets`: list, show, import, export, compare, make from traces, generate.
+- `evaluators`: `spanwise evaluators`: list, show, and score one trace or session.
+- `eval_file`: `spanwise eval FILE.py`: evaluation defined in a Python file.
+- `experiments`: `spanwise experiments`: list, show, errors, compare, score, export, delete.
+- `judges`: `spanwise judges`: label cases in the terminal, calibrate judges against the labels.
+- `monitor`: `spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
+- `monitor_reports`: `spanwise monitor status`, `why`, `check` and `diff`: reports on rules and their decisions.
+- `db`: `spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL.
+- `keys`: `spanwise keys`: create, list and revoke API keys; audit log.
+- `spool`: `spanwise spool`: list, send and clear what tracers spooled on disk.
+- `cache`: `spanwise cache`: statistics and clearing of judge answers and embedding vectors.
+- `models`: `spanwise models`: preset models on this machine, and models in memory.
+- `mcp`: `spanwise mcp`: Model Context Protocol server, over stdio or HTTP.
+- `demo`: `spanwise demo`: traced and evaluated demo application with its server.
+"""

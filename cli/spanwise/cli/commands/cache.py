@@ -1,0 +1,139 @@
+"""`spanwise cache`: statistics and clearing of judge answers and embedding vectors."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spanwise.cli.command_io import JsonOption, YesOption, emit, error_console, print_table
+from spanwise.collector.errors import Refused
+from spanwise.collector.filter_values import parse_duration
+from spanwise.collector.formatting import ago, count
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache, CacheStats
+    from spanwise.evaluators.models.disk_cache import VectorFile, VectorStats
+
+
+app = typer.Typer(
+    help="The caches of judges' answers and of texts' vectors: what they hold, forgetting it.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise cache stats`",
+)
+
+CachePath = Annotated[
+    str | None,
+    typer.Option(
+        "--cache", help="One file; else SPANWISE_CACHE and SPANWISE_VECTORS, else the user's cache directory."
+    ),
+]
+Model = Annotated[str | None, typer.Option(help="Only what is of this model, as `stats` shows it.")]
+OlderThan = Annotated[str | None, typer.Option(help="Only what was made longer ago, such as 7d.")]
+
+
+@app.command()
+def stats(at: CachePath = None, as_json: JsonOption = False) -> None:
+    """How many answers and vectors are kept, of which models, since when, and how large the files are.
+
+    Example: `spanwise cache stats --json`
+    """
+    with _open_caches(at) as caches:
+        held = [(cache, cache.stats()) for cache in caches]
+    if as_json:
+        emit([{"cache": str(cache.path), **told._asdict()} for cache, told in held] or [{"cache": None, "answers": 0}])
+        return
+    for cache, told in held:
+        rows = ((model or "?", count(n)) for model, n in told.models.items())
+        print_table(("model", cache.TABLE), [*rows, _total_cells(told)])
+
+
+@app.command()
+def clear(
+    model: Model = None,
+    older_than: OlderThan = None,
+    at: CachePath = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget kept answers and vectors: judges are asked, and texts encoded, anew.
+
+    Example: `spanwise cache clear --older-than 7d --yes`
+    """
+    seconds = parse_duration(older_than) / 1e9 if older_than is not None else None
+    with _open_caches(at) as caches:
+        for cache in () if yes else caches:
+            told = _describe_selection(cache.TABLE, model, older_than)
+            typer.confirm(f"Forget {told} in {cache.path}?", abort=True, err=True)
+        cleared = [(cache.TABLE, cache.clear(older_than=seconds, model=model)) for cache in caches]
+    if as_json:
+        emit([{"cleared": sum(number for _, number in cleared)}])
+    else:
+        said = (f"{count(number)} {kind}" for kind, number in cleared or [("answers", 0)])
+        typer.echo(f"{', '.join(said)} forgotten")
+
+
+@contextmanager
+def _open_caches(at: str | None) -> Iterator[list[AnswerCache | VectorFile]]:
+    """The caches that are there; says which on stderr. Raises `Refused`."""
+    caches = [_open_cache(Path(at).expanduser())] if at else _default_caches()
+    for cache in caches:
+        there = "" if cache.path.exists() else " (nothing is kept yet)"
+        error_console.print(f"cache: {cache.path}{there}", markup=False, soft_wrap=True)
+    here = [cache for cache in caches if cache.path.exists()]
+    try:
+        yield here
+    except sqlite3.Error as error:
+        paths = " or ".join(str(cache.path) for cache in here)
+        kinds = " or ".join(cache.OF for cache in here)
+        raise Refused(
+            f"{paths} cannot be read as a cache of {kinds} ({error}): move it away, or name another"
+        ) from None
+    finally:
+        for cache in here:
+            cache.close()
+
+
+def _default_caches() -> list[AnswerCache | VectorFile]:
+    """Where the environment says. Vectors are kept where somebody asked for it: no file is no news.
+
+    Raises `Refused` where nothing is kept.
+    """
+    from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache, default_cache_path
+    from spanwise.evaluators.models import disk_cache
+
+    answers, vectors = default_cache_path(), disk_cache.default_vector_path()
+    caches: list[AnswerCache | VectorFile] = [AnswerCache(answers)] if answers is not None else []
+    if vectors is not None and vectors.exists():
+        caches.append(disk_cache.VectorFile(vectors))
+    if not caches:
+        raise Refused("SPANWISE_CACHE is off: no answers are kept; name a file with --cache")
+    return caches
+
+
+def _open_cache(path: Path) -> AnswerCache | VectorFile:
+    """What a file is of, by the mark that it bears; of answers where it bears none."""
+    from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache
+    from spanwise.evaluators.models.disk_cache import VectorFile
+
+    if not path.is_file():
+        return AnswerCache(path)
+    with closing(sqlite3.connect(path)) as file, suppress(sqlite3.Error):
+        [application] = file.execute("PRAGMA application_id").fetchone()
+        if application in (VectorFile.APPLICATION, VectorFile.FORMER_APPLICATION):
+            return VectorFile(path)
+    return AnswerCache(path)
+
+
+def _total_cells(held: CacheStats | VectorStats) -> tuple[str, str]:
+    age = f", the oldest {ago(int(held.oldest * 1e9))}" if held.oldest is not None else ""
+    return f"together ({held.bytes / 1e6:.1f} MB{age})", count(held[0])
+
+
+def _describe_selection(kind: str, model: str | None, older_than: str | None) -> str:
+    of = f" of {model}" if model is not None else ""
+    return f"{kind}{of}{f' older than {older_than}' if older_than else ''}" if of or older_than else f"all {kind}"

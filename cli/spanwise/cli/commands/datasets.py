@@ -1,0 +1,381 @@
+"""`spanwise datasets`: list, show, import, export, compare, make from traces, generate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import orjson
+import typer
+
+from spanwise.cli.command_io import (
+    DatasetArgument,
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    YesOption,
+    build_filter,
+    console,
+    emit,
+    error_console,
+    open_store,
+    print_table,
+    resolve_trace_id,
+    shorten,
+)
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Dataset, DatasetKind, Example
+
+SourceFile = Annotated[Path, typer.Argument(help="By its ending: JSONL, JSON, CSV, YAML, Parquet, xlsx; exports too.")]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="Rename a column, as in gold=reference_outputs or q=inputs.question."),
+]
+Kind = Annotated[str | None, typer.Option(help="kv, llm or chat; else told by the first example.")]
+Schema = Annotated[
+    str | None, typer.Option(help="A JSON file with schemas under inputs and reference_outputs, or 'infer'.")
+]
+Replace = Annotated[bool, typer.Option(help="Take out what is not in the file.")]
+Deduplicate = Annotated[bool, typer.Option(help="Leave out rows whose inputs an earlier row of the file has.")]
+Encoding = Annotated[str | None, typer.Option(help="Of a text file that is not UTF-8, as in cp1252 or utf-16.")]
+SplitNames = Annotated[list[str] | None, typer.Option("--split", help="Only examples of this split; may be repeated.")]
+Description = Annotated[str | None, typer.Option(help="What the dataset is for.")]
+
+Traces = Annotated[
+    list[str] | None, typer.Option("--trace", help="A trace's id, or the beginning of it; may be repeated.")
+]
+Corrections = Annotated[
+    list[str] | None,
+    typer.Option("--correction", help="TRACE=REFERENCE: pick a trace, and say what the answer should have been."),
+]
+RootName = Annotated[str | None, typer.Option("--name", help="Only traces whose root has this name.")]
+Project = Annotated[str | None, typer.Option(help="Only traces of this project.")]
+Status = Annotated[str | None, typer.Option(help="ok or error.")]
+MostTraces = Annotated[int, typer.Option(help="At most so many traces, latest first.")]
+AreReferences = Annotated[bool, typer.Option(help="What was answered is the reference.")]
+
+Model = Annotated[str, typer.Option(help="A model's name at the endpoint.")]
+Documents = Annotated[
+    list[Path] | None, typer.Argument(help="Documents: each text file is one, each line of a JSONL file is one.")
+]
+Like = Annotated[str | None, typer.Option(help="Instead of documents: vary the examples of this dataset.")]
+PerSource = Annotated[int, typer.Option(help="Examples per document or seed.")]
+BaseUrl = Annotated[
+    str | None, typer.Option(help="An OpenAI-compatible endpoint; else SPANWISE_JUDGE_URL or OPENAI_BASE_URL.")
+]
+
+
+def import_(
+    name: DatasetArgument,
+    file: SourceFile,
+    columns: Columns = None,
+    kind: Kind = None,
+    schema: Schema = None,
+    replace: Replace = False,
+    deduplicate: Deduplicate = False,
+    encoding: Encoding = None,
+    split: SplitNames = None,
+    description: Description = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put the examples of a file into a dataset: a new version, if anything changed.
+
+    Example: `spanwise datasets import parcels questions.csv --column gold=reference_outputs --schema infer`
+    """
+    from spanwise.evaluators import datasets
+
+    examples = datasets.read(file, columns=_parse_columns(columns or []), split=split, encoding=encoding)
+    if deduplicate:
+        examples = _drop_duplicates(examples)
+    settings: dict[str, Any] = {"kind": _parse_kind(kind), "schema": _load_schema(schema), "description": description}
+    with open_store(at, make=True) as store:
+        saved = datasets.save(store, name, examples, replace=replace, **settings)
+    _print_saved(saved, as_json)
+
+
+def from_traces(
+    name: DatasetArgument,
+    traces: Traces = None,
+    corrections: Corrections = None,
+    root_name: RootName = None,
+    project: Project = None,
+    status: Status = None,
+    where: WhereOption = None,
+    limit: MostTraces = 1000,
+    outputs_are_references: AreReferences = False,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make examples of stored traces, picked by id or by filter.
+
+    Example: `spanwise datasets from-traces hard --correction 'ab12cd34=Within 3 days' --trace 0f1e2d3c`
+    """
+    from spanwise.evaluators import datasets
+
+    wanted = build_filter(where, name=root_name, project=project, status=status)
+    with open_store(at) as store:
+        corrected = {
+            resolve_trace_id(store, id): reference for id, reference in map(_parse_correction, corrections or [])
+        }
+        picked = list(dict.fromkeys([*(resolve_trace_id(store, id) for id in traces or []), *corrected]))
+        if absent := set(picked) - {trace.trace_id for trace in datasets.read_traces(store, picked)}:
+            raise Refused(f"there is no trace {min(absent)!r}: see `spanwise traces list`")
+        if any((root_name, project, status, where)) or not picked:  # with filters, what passes them comes, too
+            passing = datasets.read_traces(store, limit=limit, filter=wanted)
+            picked = list(dict.fromkeys([*picked, *(trace.trace_id for trace in passing)]))
+        examples = datasets.from_traces(
+            store, picked, corrections=corrected, outputs_are_references=outputs_are_references
+        )
+        if not examples:
+            raise Refused("no trace passes: see `spanwise traces list`")
+        saved = datasets.save(store, name, examples)
+    _print_saved(saved, as_json)
+
+
+def generate(
+    name: DatasetArgument,
+    model: Model,
+    files: Documents = None,
+    like: Like = None,
+    per_source: PerSource = 3,
+    base_url: BaseUrl = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a model write examples, about documents or like those of another dataset.
+
+    The key is SPANWISE_JUDGE_KEY, else OPENAI_API_KEY.
+
+    Example: `spanwise datasets generate faq-questions docs/faq.md --model gpt-4o-mini --per-source 5`
+    """
+    from spanwise.evaluators import datasets
+
+    if bool(files) == bool(like):
+        raise Refused("name files with documents, or a dataset with --like: one of the two")
+    with open_store(at, make=like is None) as store:
+        source = store.examples(like) if like else _read_documents(files or [])
+        written = _generate_examples(source, model, per_source, base_url)
+        if not written:
+            raise Refused(f"{model!r} has written nothing that can be read")
+        _print_saved(datasets.save(store, name, written), as_json)
+
+
+def _generate_examples(source: list[Any], model: str, per_source: int, base_url: str | None) -> list[Any]:
+    """What the model has written; of a document about which it could not, a note says why. Raises `Refused`."""
+    from spanwise.cli.evaluator_resolution import print_endpoints
+    from spanwise.evaluators import Judge, datasets
+    from spanwise.evaluators.interface import Unjudged
+
+    judge = Judge(model=model, base_url=base_url, temperature=None, seed=None, cache=False)
+    print_endpoints([judge.where])
+
+    def left_out(error: Exception) -> None:
+        error_console.print(f"left out: {error}", markup=False)
+
+    try:
+        return datasets.generate(source, judge, per_source=per_source, on_error=left_out)
+    except Unjudged as error:
+        raise Refused(f"the model's endpoint: {error}") from None
+
+
+def _drop_duplicates(examples: list[Example]) -> list[Example]:
+    """Those whose inputs no earlier one has; says how many were left out, as a correction may be among them."""
+    from spanwise.evaluators import datasets
+
+    kept = datasets.deduplicate(examples)
+    if left_out := len(examples) - len(kept):
+        error_console.print(
+            f"left out {left_out} rows that ask what an earlier one asks: the first counts", markup=False
+        )
+    return kept
+
+
+def _parse_correction(given: str) -> tuple[str, Any]:
+    """(trace, reference); the reference is read as JSON if it is an object, a list or a quoted text."""
+    from spanwise.evaluators.datasets import parse_cell
+
+    id, equals, reference = given.partition("=")
+    if not (id and equals):
+        raise Refused(f"--correction {given!r}: say which trace and what it should have answered, as in ab12cd34=Paris")
+    return id, parse_cell(reference)
+
+
+def _print_saved(saved: Dataset, as_json: bool) -> None:
+    if as_json:
+        emit([asdict(saved)])
+    else:
+        console.print(f"{saved.name} version {saved.version}: {saved.example_count} examples", markup=False)
+
+
+def _read_documents(files: Iterable[Path]) -> list[Any]:
+    """One document per text file, known by its path, or per line of a JSONL file."""
+    documents: list[Any] = []
+    for file in files:
+        if file.suffix.lower() in (".jsonl", ".ndjson"):
+            documents += [orjson.loads(line) for line in file.read_bytes().splitlines() if line.strip()]
+        else:
+            documents.append({"id": str(file), "content": file.read_text("utf-8")})
+    return documents
+
+
+def _parse_columns(columns: Iterable[str]) -> dict[str, str]:
+    """Columns of the file and the fields that they become."""
+    pairs = [column.partition("=") for column in columns]
+    wrong = [name for name, equals, field in pairs if not (name and equals and field)]
+    if wrong:
+        raise Refused(f"--column {wrong[0]!r}: say which becomes what, as in gold=reference_outputs")
+    return {name: field for name, _, field in pairs}
+
+
+def _parse_kind(given: str | None) -> DatasetKind | None:
+    if given not in (None, "kv", "llm", "chat"):
+        raise Refused(f"--kind {given!r}: known are kv, llm, chat")
+    return cast("DatasetKind | None", given)
+
+
+def _load_schema(given: str | None) -> Any:
+    if given is None or given == "infer":
+        return given
+    try:
+        return orjson.loads(Path(given).read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise Refused(f"--schema {given!r} is not JSON: {error}") from None
+
+
+app = typer.Typer(
+    help="Datasets: versioned lists of examples.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise datasets import parcels parcels.jsonl`",
+)
+
+Version = Annotated[int | None, typer.Option("--version", help="A version; else the newest.")]
+Split = Annotated[str | None, typer.Option("--split", help="Only examples of this split.")]
+Limit = Annotated[int, typer.Option(help="At most so many examples.")]
+To = Annotated[Path, typer.Argument(help="Its ending decides: JSONL, JSON, CSV, TSV or YAML.")]
+Format = Annotated[str, typer.Option(help="spanwise, openai (chat fine-tuning lines) or databricks.")]
+Older = Annotated[int, typer.Argument(help="The older version.")]
+Newer = Annotated[int | None, typer.Argument(help="The newer version; else the newest.")]
+DATASET_COLUMNS = ("name", "version", "kind", "examples")
+
+
+@app.command("list")
+def list_(at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """All datasets at their newest version.
+
+    Example: `spanwise datasets list --json`
+    """
+    with open_store(at) as store:
+        datasets = store.datasets()
+    if as_json:
+        emit(map(asdict, datasets))
+    else:
+        print_table(DATASET_COLUMNS, map(_dataset_cells, datasets))
+
+
+@app.command()
+def show(
+    name: DatasetArgument,
+    version: Version = None,
+    split: Split = None,
+    limit: Limit = 20,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The examples of a dataset.
+
+    Example: `spanwise datasets show parcels --limit 5`
+    """
+    from spanwise.evaluators import datasets
+
+    with open_store(at) as store:
+        dataset = store.dataset(name, version)
+        examples = store.examples(name, version, split=split, limit=limit)
+    if as_json:
+        emit(map(datasets.to_row, examples))
+        return
+    cells = [(it.id[:12], it.split or "", shorten(it.inputs), shorten(it.reference_outputs)) for it in examples]
+    print_table(("id", "split", "inputs", "reference outputs"), cells)
+    console.print(f"{name} version {dataset.version} ({dataset.kind}): {dataset.example_count} examples", markup=False)
+
+
+@app.command()
+def versions(name: DatasetArgument, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Every version of a dataset, newest first.
+
+    Example: `spanwise datasets versions parcels`
+    """
+    with open_store(at) as store:
+        datasets = store.versions(name)
+    if as_json:
+        emit(map(asdict, datasets))
+    else:
+        print_table(DATASET_COLUMNS, map(_dataset_cells, datasets))
+
+
+@app.command()
+def export(
+    name: DatasetArgument,
+    file: To,
+    format: Format = "spanwise",
+    version: Version = None,
+    split: Split = None,
+    at: StoreOption = None,
+) -> None:
+    """Write the examples of a dataset to a file.
+
+    Example: `spanwise datasets export parcels train.jsonl --format openai --split train`
+    """
+    from spanwise.evaluators import datasets
+
+    if format not in ("spanwise", "openai", "databricks"):
+        raise Refused(f"--format {format!r}: known are spanwise, openai, databricks")
+    with open_store(at) as store:
+        count = datasets.write(store.examples(name, version, split=split), file, format=cast(Any, format))
+    console.print(f"{count} examples in {file}", markup=False)
+
+
+@app.command()
+def diff(
+    name: DatasetArgument, before: Older, after: Newer = None, at: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """What changed from one version of a dataset to another.
+
+    Example: `spanwise datasets diff parcels 1 2`
+    """
+    from spanwise.evaluators import datasets
+
+    with open_store(at) as store:
+        changes = datasets.diff(store.examples(name, before), store.examples(name, after))
+    rows = [("added", example.id, shorten(example.inputs)) for example in changes.added]
+    rows += [("removed", example.id, shorten(example.inputs)) for example in changes.removed]
+    rows += [("changed", id, ", ".join(fields)) for id, fields in changes.changed.items()]
+    if as_json:
+        emit({"change": change, "id": id, "what": what} for change, id, what in rows)
+    else:
+        print_table(("change", "id", "what"), [(change, id[:12], what) for change, id, what in rows])
+
+
+@app.command()
+def delete(name: DatasetArgument, yes: YesOption = False, at: StoreOption = None) -> None:
+    """Remove a dataset with all its versions; experiments over it stay.
+
+    Example: `spanwise datasets delete parcels --yes`
+    """
+    with open_store(at) as store:
+        dataset = store.dataset(name)
+        if not yes:
+            typer.confirm(f"Remove {name} ({dataset.example_count} examples) with all its versions?", abort=True)
+        store.delete_dataset(name)
+    console.print(f"removed {name}", markup=False)
+
+
+def _dataset_cells(dataset: Dataset) -> tuple[str, ...]:
+    return dataset.name, str(dataset.version), dataset.kind, str(dataset.example_count)
+
+
+app.command("import")(import_)
+app.command("from-traces")(from_traces)
+app.command("generate")(generate)

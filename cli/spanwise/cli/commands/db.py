@@ -1,0 +1,340 @@
+"""`spanwise db`: sizes, retention, deletion, export, import, check, recovery, backup, SQL."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from spanwise.cli.command_io import (
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    build_filter,
+    console,
+    emit,
+    error_console,
+    open_store,
+)
+from spanwise.collector import check_database_path
+from spanwise.collector.errors import Refused
+from spanwise.collector.filter_values import parse_duration
+from spanwise.collector.filters import parse
+from spanwise.collector.records import Retention
+from spanwise.collector.stores.sqlite.maintenance import inspection
+from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
+from spanwise.collector.terminal_escaping import MAX_MESSAGE_LENGTH, escape_line
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look after a database: sizes, retention, deletion, export, import, checks, SQL.",
+    epilog="Example: `spanwise db stats`",
+)
+
+FileOption = Annotated[str | None, typer.Option("--store", help="The SQLite file; else ./spanwise.db.")]
+Terms = Annotated[list[str], typer.Argument(help="Conditions, such as project=demo session=s-1 since=7d.")]
+Target = Annotated[str, typer.Argument(metavar="FILE", help="The new file; one that is there is refused.")]
+SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@app.command()
+def stats(store: FileOption = None, json: JsonOption = False) -> None:
+    """Show sizes, counts and each project's share.
+
+    Example: `spanwise db stats --store spanwise.db`
+    """
+    path = _require_file(store)
+    with inspection.open_inspector(path) as file:
+        numbers = file.stats()
+    if json:
+        emit([numbers])
+        return
+    projects = numbers.pop("projects")
+    console.print(_make_table([{"what": name, "value": _format_stat(name, value)} for name, value in numbers.items()]))
+    console.print(_make_table([{**project, "bytes": _format_size(project["bytes"])} for project in projects]))
+
+
+@app.command()
+def prune(
+    older_than: Annotated[str | None, typer.Option(help="Delete traces that started longer ago, such as 30d.")] = None,
+    max_size: Annotated[str | None, typer.Option(help="Delete the oldest until this much is left, as 2GB.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only this project's; else of all, taken together.")] = None,
+    always: Annotated[bool, typer.Option("--always", help="Keep this as a rule: done about once an hour.")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete old traces with all that speaks of them; through the server, where one serves the file.
+
+    Example: `spanwise db prune --older-than 30d --project demo --always`
+    """
+    rule = Retention(
+        project=project,
+        max_age_ns=parse_duration(older_than) if older_than else None,
+        max_bytes=_parse_size(max_size) if max_size else None,
+    )
+    if rule.max_age_ns is None and rule.max_bytes is None and not always:
+        raise Refused("say what is too much: --older-than 30d, --max-size 2GB (or --always alone to drop a rule)")
+    with open_store(store) as kept:
+        if always:
+            kept.set_retention(rule)
+        _print_count("deleted", kept.prune(rule), json)
+
+
+@app.command()
+def delete(
+    terms: Terms,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete the traces that meet all conditions, with their words, feedback and decisions.
+
+    Example: `spanwise db delete user=u-42 --yes`
+    """
+    wanted = parse(terms)
+    with open_store(store) as kept:
+        if not yes:
+            first = kept.traces(wanted, limit=1000)
+            count = f"{len(first)}{'+' if first.next else ''}"
+            typer.confirm(f"Delete {count} traces for good?", abort=True, err=True)
+        _print_count("deleted", kept.delete(wanted), json)
+
+
+@app.command()
+def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
+    """Give the space of what was deleted back to the disk. A server that serves the file takes nothing in meanwhile.
+
+    Example: `spanwise db vacuum --store spanwise.db`
+    """
+    with open_store(store) as kept:
+        freed = kept.vacuum()
+    if json:
+        emit([{"freed_bytes": freed}])
+    else:
+        error_console.print(f"gave back {_format_size(freed)}")
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="A new file; - for stdout.")],
+    format: Annotated[str, typer.Option(help="otlp: runs and feedback, for any tool; jsonl: every record.")] = "otlp",
+    where: WhereOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Write what a store holds as lines of JSON: as OpenTelemetry's file exporter does, or every record.
+
+    Example: `spanwise db export backup.jsonl --format jsonl`
+    """
+    from spanwise.collector.import_export import export_lines, write_file
+
+    with open_store(store) as kept:
+        lines = export_lines(kept, format, build_filter(where))
+        counts = _write_stdout(lines) if str(file) == "-" else write_file(lines, file)
+    error_console.print(f"wrote {_list_counts(counts)}", markup=False)
+
+
+def _write_stdout(lines: Iterable[tuple[bytes, Counter[str]]]) -> Counter[str]:
+    counts = Counter[str]()
+    for line, held in lines:
+        sys.stdout.buffer.write(line + b"\n")
+        counts += held
+    sys.stdout.buffer.flush()
+    return counts
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `export` wrote, or OpenTelemetry's file exporter; - for stdin.")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Keep what a file's lines say; doing it again changes nothing. Exit status 1 if some of it could not be kept.
+
+    Example: `spanwise db import backup.jsonl --store new.db`
+    """
+    from spanwise.collector.import_export import import_file
+
+    with open_store(store, make=True) as kept:
+        if str(file) == "-":
+            taken = import_file(kept, sys.stdin.buffer)
+        else:
+            with file.open("rb") as lines:
+                taken = import_file(kept, lines)
+    if json:
+        emit([{"kept": taken.kept, "left_out": taken.left_out, "bad": taken.bad, "reasons": taken.reasons}])
+    for reason in taken.reasons if not json else ():
+        error_console.print(escape_line(reason, MAX_MESSAGE_LENGTH), markup=False, highlight=False, soft_wrap=True)
+    left_out = f", left out {_list_counts(taken.left_out)}" if taken.left_out else ""
+    error_console.print(f"kept {_list_counts(taken.kept)}{left_out}, bad: {taken.bad:,}", markup=False, soft_wrap=True)
+    if taken.bad:
+        raise typer.Exit(1)
+
+
+def _list_counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} × {kind}" for kind, count in counts.items()) or "nothing"
+
+
+@app.command()
+def check(
+    deep: Annotated[bool, typer.Option("--deep", help="Read every payload, too.")] = False,
+    store: FileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check that the file is sound and its tables fit together; exit status 1 if not.
+
+    Example: `spanwise db check --deep`
+    """
+    problems = inspection.check_file(_require_file(store), deep=deep)
+    if json:
+        emit([{"sound": not problems, "problems": problems}])
+    for problem in problems if not json else ():
+        console.print(escape(problem), soft_wrap=True)
+    if problems:
+        error_console.print("what can be read is saved by: spanwise db recover NEW.db")
+        raise typer.Exit(1)
+    error_console.print("sound")
+
+
+@app.command()
+def recover(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
+    """Save what can be read of a damaged file into a new one. The damaged one is not written.
+
+    Example: `spanwise db recover saved.db --store spanwise.db`
+    """
+    found = inspection.recover(_require_file(store), check_database_path(target))
+    if json:
+        emit([asdict(found)])
+    else:
+        _print_recovered(found, target)
+
+
+def _print_recovered(found: inspection.RecoveryReport, target: str) -> None:
+    rows = [one for one in found.tables if one.saved or one.lost != 0]
+    console.print(_make_table([{"table": one.table, "saved": one.saved, "lost": _describe_lost(one)} for one in rows]))
+    for note in (*found.notes, *found.problems):
+        console.print(escape(note), soft_wrap=True)
+    error_console.print(
+        f"saved into {escape(target)}; look at it, then put it in the place of the damaged one", soft_wrap=True
+    )
+
+
+def _describe_lost(saved: inspection.TableRecovery) -> str:
+    return "some, nothing says how many" if saved.lost is None else str(saved.lost)
+
+
+@app.command()
+def backup(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
+    """Copy the file as it is at one moment, while a server writes it. Until the copy is whole it is called FILE.part.
+
+    Example: `spanwise db backup spanwise-monday.db --store spanwise.db`
+    """
+    size = inspection.backup(_require_file(store), check_database_path(target))
+    if json:
+        emit([{"bytes": size}])
+    else:
+        error_console.print(f"copied {_format_size(size)} to {escape(target)}", soft_wrap=True)
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="A backup, as `spanwise db backup` makes it.")],
+    store: FileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Put a backup in the place of the file: check it, move the present file away, copy, check the result.
+
+    Nothing may have the file open: stop the server first.
+
+    Example: `spanwise db restore spanwise-monday.db --store spanwise.db`
+    """
+    target = _store_path(store)
+    error_console.print(f"store: {escape(target)}", soft_wrap=True)
+    if not file.exists():
+        raise Refused(f"there is no file {str(file)!r}; name a backup")
+    done = inspection.restore(check_database_path(file), target)
+    if json:
+        emit([asdict(done)])
+        return
+    if done.replaced:
+        error_console.print(f"moved the present file to {escape(done.replaced)}", soft_wrap=True)
+    error_console.print(f"restored {_format_size(done.bytes)} from {escape(str(file))}; it is sound", soft_wrap=True)
+
+
+@app.command()
+def sql(
+    query: Annotated[str | None, typer.Argument(help="One statement; without it, the tables are listed.")] = None,
+    store: FileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Read the file with SQL. It cannot be changed this way.
+
+    `payload(x)` is the JSON of a span's payload, by its id or its blob; `iso(ns)` is a time as text.
+
+    Example: `spanwise db sql "SELECT name, iso(start_ns), payload(id) ->> '$.inputs' FROM spans ORDER BY id LIMIT 5"`
+    """
+    with inspection.open_inspector(_require_file(store)) as file:
+        rows = file.sql(query or inspection.LIST_TABLES_SQL)
+        if json:
+            emit(rows)
+        else:
+            console.print(_make_table(rows))
+
+
+def _require_file(store: str | None) -> str:
+    """The path of a file that is there; what these commands do cannot be done through a server."""
+    path = _store_path(store)
+    if not Path(path).exists():
+        raise Refused(f"there is no file {path!r}; name another with --store")
+    error_console.print(f"store: {escape(path)}")
+    return path
+
+
+def _store_path(store: str | None) -> str:
+    """Return the path of a file, which may not exist. Raises `Refused` for a server."""
+    path = check_database_path(store if store is not None else os.environ.get("SPANWISE_URL") or "spanwise.db")
+    if "://" in path:
+        raise Refused(f"{path!r} is a server; this command works on its file: name it with --store")
+    adopt_former_file(path)
+    return path
+
+
+def _print_count(what: str, traces: int, json: bool) -> None:
+    if json:
+        emit([{what: traces}])
+    else:
+        error_console.print(f"{what} {traces} traces")
+
+
+def _parse_size(text: str) -> int:
+    number, unit = text[:-2].strip(), text[-2:].upper()
+    if unit not in SIZE_UNITS or not number.replace(".", "", 1).isdigit():
+        raise Refused(f"{text!r} is no size; write 500MB or 2GB")
+    return int(float(number) * SIZE_UNITS[unit])
+
+
+def _format_size(count: int) -> str:
+    unit = next((name for name in ("TB", "GB", "MB") if count >= SIZE_UNITS[name]), "KB")
+    return f"{count / SIZE_UNITS[unit]:.1f} {unit}"
+
+
+def _format_stat(name: str, value: Any) -> str:
+    return _format_size(value) if name.endswith("_bytes") else str(value)
+
+
+def _make_table(rows: Iterable[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for position, row in enumerate(rows):
+        if position == 0:
+            for name in row:
+                table.add_column(Text(escape_line(name)), overflow="fold")
+        table.add_row(*(Text(escape_line(str(value))) for value in row.values()))
+    return table

@@ -1,0 +1,77 @@
+"""`spanwise demo`: traced and evaluated demo application with its server."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import webbrowser
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spanwise.cli.command_io import FileStoreOption, HostOption, error_console
+from spanwise.collector.errors import Refused
+from spanwise.collector.stores import Store
+
+if TYPE_CHECKING:
+    from spanwise.collector.server import Server
+
+
+Serve = Annotated[bool, typer.Option("--serve/--no-serve", help="Keep serving the pages until Ctrl-C.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port; else 4318, or a free one if that is taken.")]
+Models = Annotated[bool, typer.Option("--models/--no-models", help="Embed, if that is installed; or BM25.")]
+Browse = Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")]
+
+
+def demo(
+    serve: Serve = True,
+    host: HostOption = "127.0.0.1",
+    port: Port = None,
+    path: FileStoreOption = "spanwise-demo.db",
+    models: Models = True,
+    browse: Browse = False,
+) -> None:
+    """Trace and evaluate a small RAG application over the Python reference. Needs no key and no download.
+
+    Example: `spanwise demo --port 8000 --open`
+    """
+    from spanwise.cli.demo.walkthrough import run_monitor, run_walkthrough
+    from spanwise.collector.stores.sqlite import SQLiteStore
+    from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
+
+    if "://" in path:
+        raise Refused(f"--store {path!r}: the demo keeps a SQLite file of its own; name its path")
+    adopt_former_file(path)
+    with SQLiteStore(path) as store, _start_server(store, host, port) as server, run_monitor(store):
+        error_console.print(f"[bold]{server.url}[/]  keeps {path}", soft_wrap=True)
+        run_walkthrough(store, server.url, models=models)
+        if browse:
+            webbrowser.open(server.url)
+        if serve:
+            _wait_for_interrupt()
+        else:
+            error_console.print(f"to see the pages again: spanwise serve --store {path}", soft_wrap=True, markup=False)
+
+
+def _start_server(store: Store, host: str, port: int | None) -> Server:
+    """On the port asked for; with none asked for on 4318, where OpenTelemetry sends, or else on a free one."""
+    from spanwise.collector.server import DEFAULT_PORT, Server
+
+    try:
+        return Server(store, host=host, port=DEFAULT_PORT if port is None else port)
+    except Refused as error:
+        if port is not None:
+            raise
+        free = Server(store, host=host, port=0)
+        error_console.print(f"{str(error).partition(':')[0]}; this takes {free.port}", soft_wrap=True, markup=False)
+        return free
+
+
+def _wait_for_interrupt() -> None:
+    error_console.print("serving until Ctrl-C")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # leaves by the same way as Ctrl-C: everything is closed
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        error_console.print("stopped")

@@ -1,0 +1,196 @@
+"""`spanwise eval FILE.py`: evaluation defined in a Python file."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spanwise.cli import quality_gate
+from spanwise.cli.command_io import JsonOption, StoreOption, console, emit, error_console, open_store
+from spanwise.cli.evaluator_resolution import load_module, print_judge_endpoints, print_user_traceback
+from spanwise.cli.quality_gate import FailureSummary
+from spanwise.collector.errors import Refused, SpanwiseError
+
+if TYPE_CHECKING:
+    from spanwise.evaluators import Evaluator
+
+
+File = Annotated[Path, typer.Argument(help="A Python file that defines dataset, task and evaluators.")]
+Name = Annotated[str | None, typer.Option(help="The experiment's name; else the file's.")]
+Concurrency = Annotated[int, typer.Option(help="Runs at the same time.")]
+Repetitions = Annotated[int, typer.Option(help="Runs of every example.")]
+Limit = Annotated[int | None, typer.Option(help="Only so many examples.")]
+Resume = Annotated[bool, typer.Option(help="Go on with the newest experiment of this name.")]
+FailUnder = Annotated[
+    list[str] | None,
+    typer.Option(help="Exit with 1 if a key's mean is below, as in exact=0.8 or task_ok=0.95; may be repeated."),
+]
+FailOver = Annotated[
+    list[str] | None,
+    typer.Option(help="Exit with 1 if the mean of a key of which lower is better is above, as in toxicity=0.1."),
+]
+AllowFailed = Annotated[
+    str, typer.Option(help="How many runs may fail, by their task or an evaluator: 2, or 5% of them. Else exit with 1.")
+]
+Only = Annotated[
+    list[str] | None, typer.Option(help="Only this example: its id, or the beginning of it; may be repeated.")
+]
+Pdb = Annotated[bool, typer.Option("--pdb", help="Open the debugger where the task or an evaluator raises.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what judges would be asked, and at what cost.")]
+_SETTINGS = ("metadata", "split", "timeout", "retries", "retry_on", "seed", "fail_fast", "max_failures", "max_usd")
+
+
+def eval_(
+    file: File,
+    name: Name = None,
+    concurrency: Concurrency = 8,
+    repetitions: Repetitions = 1,
+    limit: Limit = None,
+    resume: Resume = False,
+    fail_under: FailUnder = None,
+    fail_over: FailOver = None,
+    allow_failed: AllowFailed = "0",
+    only: Only = None,
+    pdb: Pdb = False,
+    dry_run: DryRun = False,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run an evaluation that a file describes, print how it came out, and fail if it came out badly.
+
+    The file defines `dataset`, `evaluators` and `task` (None or missing: score what is there), and may define
+    `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `retry_on`, `seed`, `fail_fast`, `max_failures`,
+    `max_usd`, as `evaluate()` takes them.
+
+    It came out badly if a run failed, by its task or an evaluator, unless that is allowed, or if a mean is too low (or
+    too high, where lower is better).
+
+    Example: `spanwise eval evals/parcels.py --limit 20 --fail-under exact=0.8 --allow-failed 5%`
+    """
+    from spanwise.cli.post_mortem import wrap_evaluator
+    from spanwise.evaluators import evaluate
+    from spanwise.evaluators.experiments import rerun_command, resume_command
+
+    allow, wanted = (
+        quality_gate.parse_allowance(allow_failed),
+        quality_gate.parse_bounds(fail_under or [], fail_over or []),
+    )
+    module = load_module(file)
+    evaluators, of_the_set = (_load_evaluators(module, name) for name in ("evaluators", "summary_evaluators"))
+    text = file.read_text("utf-8", "replace")
+    print_judge_endpoints([*evaluators, *of_the_set])
+    for remark in quality_gate.check_bound_keys(wanted, [*evaluators, *of_the_set], text, str(file)):
+        _print_remark(remark)
+    settings = {key: getattr(module, key) for key in _SETTINGS if hasattr(module, key)}
+    again = ["spanwise", "eval", str(file), *(["--store", at] if at else [])]
+    resume_command.set(_resume_command(sys.argv[1:]))
+    rerun_command.set(shlex.join(again))
+    if dry_run:
+        _print_estimate(module, evaluators, at, repetitions=repetitions, limit=limit, only=only, as_json=as_json)
+        return
+    with open_store(at, make=True) as store:
+        with _debugger_on_error(file) if pdb else nullcontext():
+            experiment = evaluate(
+                _require_definition(module, "dataset"),
+                getattr(module, "task", None),
+                [wrap_evaluator(judge) for judge in evaluators] if pdb else evaluators,
+                summary_evaluators=of_the_set,
+                name=name or file.stem,
+                concurrency=1 if pdb else concurrency,
+                repetitions=repetitions,
+                limit=limit,
+                resume=resume,
+                store=store,
+                **settings,
+                **_subset_options(only, pdb=pdb),
+            )
+        if as_json:
+            emit(row.to_dict() for row in experiment.rows())
+        else:
+            console.print(experiment)
+        failed = quality_gate.collect_failures(experiment)
+    _print_failures(
+        failed, again, ["spanwise", "experiments", "errors", experiment.id[:8], *(["--store", at] if at else [])]
+    )
+    complaints = quality_gate.list_complaints(experiment, failed, allow, wanted)
+    for remark in quality_gate.list_partial_means(experiment, wanted):
+        _print_remark(remark)
+    for complaint in complaints:
+        _print_remark(complaint, "red")
+    if complaints:
+        raise typer.Exit(1)
+
+
+def _print_estimate(
+    module: ModuleType, evaluators: list[Evaluator], at: str | None, *, as_json: bool, **chosen: Any
+) -> None:
+    """Print what judges would be asked."""
+    from spanwise.evaluators.experiments import dry_run
+
+    settings = {key: getattr(module, key) for key in ("split", "seed") if hasattr(module, key)}
+    with open_store(at, make=True) as store:
+        estimate = dry_run(_require_definition(module, "dataset"), evaluators, store=store, **settings, **chosen)
+    if as_json:
+        emit([asdict(estimate)])
+    else:
+        console.print(str(estimate), markup=False, highlight=False, soft_wrap=True)
+
+
+def _load_evaluators(module: ModuleType, name: str) -> list[Evaluator]:
+    """What the file lists under a name, as evaluators; the set-level ones may be missing."""
+    from spanwise.evaluators import as_evaluator
+
+    given = _require_definition(module, name) if name == "evaluators" else getattr(module, name, ())
+    return [as_evaluator(one) for one in ([given] if isinstance(given, str) else given)]
+
+
+def _subset_options(only: list[str] | None, *, pdb: bool) -> dict[str, Any]:
+    """The options of `evaluate()` with which a few examples are looked at closely."""
+    return {**({"only": only} if only else {}), **({"raise_errors": True, "progress": False} if pdb else {})}
+
+
+@contextmanager
+def _debugger_on_error(file: Path) -> Iterator[None]:
+    """Open the debugger where the task raised; what we refuse ourselves needs none."""
+    from spanwise.cli.post_mortem import debug_exception
+
+    try:
+        yield
+    except (SpanwiseError, typer.Exit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also a SystemExit of the task's, which would end us without a word
+        print_user_traceback(error, file)
+        debug_exception(error)
+        raise typer.Exit(1) from None
+
+
+def _print_failures(failed: FailureSummary, again: Sequence[str], errors: Sequence[str]) -> None:
+    """A line per failed run, with the command that runs it alone; beyond a few the command that shows them all."""
+    for example_id, why in islice(failed.runs.values(), quality_gate.MAX_SHOWN_RUNS):
+        _print_remark(f"{why}\n  again: {shlex.join([*again, f'--only={example_id}', '--pdb'])}")
+    if (more := len(failed.runs) - quality_gate.MAX_SHOWN_RUNS) > 0:
+        _print_remark(f"… and {more} more runs failed: `{shlex.join(errors)}` shows them all")
+
+
+def _print_remark(text: str, style: str = "") -> None:
+    error_console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _resume_command(arguments: Sequence[str]) -> str:
+    """The command that goes on where this one was interrupted."""
+    return shlex.join(["spanwise", *arguments, *(["--resume"] if "--resume" not in arguments else [])])
+
+
+def _require_definition(module: ModuleType, name: str) -> Any:
+    if not hasattr(module, name):
+        raise Refused(f"{module.__file__} defines no {name!r}: it has to define dataset, evaluators and task")
+    return getattr(module, name)

@@ -1,0 +1,177 @@
+"""`spanwise evaluators`: list, show, and score one trace or session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spanwise.cli.command_io import (
+    JsonOption,
+    ParametersOption,
+    StoreOption,
+    console,
+    emit,
+    error_console,
+    open_store,
+    print_table,
+    resolve_trace_id,
+    shorten,
+)
+from spanwise.cli.commands.feedback import format_value
+from spanwise.cli.evaluator_resolution import is_evaluator_file, print_judge_endpoints, resolve_evaluator
+from spanwise.collector.errors import Refused
+
+if TYPE_CHECKING:
+    from spanwise.evaluators import Evaluator
+    from spanwise.evaluators.interface import EvaluatorSpec
+    from spanwise.evaluators.judges import Prompt
+
+
+app = typer.Typer(
+    help="Evaluators: what there is, what they need, one by hand.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise evaluators show document_recall`",
+)
+
+Named = Annotated[
+    str, typer.Argument(help="An evaluator's id, one of a file (evals/mine.py:concise), or a definition (polite.yaml).")
+]
+Group = Annotated[str | None, typer.Option(help="Only this group: text, retrieval, privacy, …")]
+Needs = Annotated[str | None, typer.Option(help="Only those that need this: expected, context, judge, …")]
+TraceId = Annotated[str | None, typer.Argument(help="A stored trace's id, or the beginning of a recent one's.")]
+Session = Annotated[str | None, typer.Option(help="Instead of a trace: a session, all turns of it.")]
+Save = Annotated[bool, typer.Option("--save", help="Keep the feedback on the trace.")]
+
+
+@app.command("list")
+def list_(group: Group = None, needs: Needs = None, as_json: JsonOption = False) -> None:
+    """All evaluators with what they need; needs in parentheses are used when they are there.
+
+    Example: `spanwise evaluators list --group retrieval`
+    """
+    chosen = [known for known in _list_specs() if group in (None, known.group) and _has_need(known, needs)]
+    if as_json:
+        emit(map(_describe_spec, chosen))
+    else:
+        print_table(("id", "group", "needs", "for", "metrics"), map(_spec_cells, chosen))
+
+
+@app.command()
+def show(id: Named, as_json: JsonOption = False) -> None:
+    """One evaluator: its definition, needs, parameters, metrics, prompts, and an example with what it gives.
+
+    Of a judge of your own, in a Python file or as a definition, what it asks with, and its version.
+
+    Example: `spanwise evaluators show evals/mine.py:polite`
+    """
+    from rich.markdown import Markdown
+
+    from spanwise.cli.evaluator_docs import render_evaluator, render_page
+    from spanwise.evaluators.interface import get_spec
+
+    if is_evaluator_file(id):
+        evaluator = resolve_evaluator(id)
+        described, text = _describe_own_evaluator(evaluator), render_evaluator(evaluator)
+    else:
+        described, text = _describe_spec(get_spec(id)), "" if as_json else render_page(id)
+    if as_json:
+        emit([described])
+    else:
+        console.print(Markdown(text))
+
+
+@app.command("score")
+def score_(
+    id: Named,
+    trace: TraceId = None,
+    session: Session = None,
+    parameters: ParametersOption = None,
+    save: Save = False,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let one evaluator, registered or of a file of your own, look at a stored trace or a session.
+
+    Example: `spanwise evaluators score regex 4bf92f3577b34da6a3ce929d0e0e4736 --set 'pattern=[0-9]+' --save`
+    """
+    from spanwise.evaluators import score
+    from spanwise.evaluators.interface import DiscardedJudgements, JudgementBuffer, use_judge_context
+
+    if bool(trace) == bool(session):
+        raise Refused("name a trace, or a session with --session: one of the two")
+    evaluator = resolve_evaluator(id, parameters)
+    print_judge_endpoints([evaluator])
+    judgements = JudgementBuffer() if save else DiscardedJudgements()  # what nothing leads to is not kept
+    with open_store(at) as store, use_judge_context(judgements=judgements):
+        if session:
+            feedbacks = score(evaluator, session=session, store=store)
+        else:
+            feedbacks = score(evaluator, store.trace(resolve_trace_id(store, trace or "")))
+        if save:
+            store.append(judgements.take(), feedbacks)
+            error_console.print(f"kept {len(feedbacks)} feedbacks", highlight=False)
+    if as_json:
+        emit(map(asdict, feedbacks))
+    else:
+        cells = [(it.key, it.outcome, format_value(it), shorten(it.error or it.comment or "")) for it in feedbacks]
+        print_table(("key", "outcome", "score", "comment"), cells)
+
+
+def _list_specs() -> Iterator[EvaluatorSpec]:
+    """Our own, then other packages'; of one that cannot be loaded a note says why."""
+    from spanwise.evaluators import list_evaluators
+    from spanwise.evaluators.interface import get_spec, list_specs
+
+    ours = list_specs()
+    yield from ours
+    for id in sorted(set(list_evaluators()) - {known.id for known in ours}):
+        try:
+            yield get_spec(id)
+        except (ValueError, TypeError) as error:
+            error_console.print(str(error), highlight=False, markup=False)
+
+
+def _has_need(known: EvaluatorSpec, need: str | None) -> bool:
+    return need is None or known.needed.get(need, "no") != "no"
+
+
+def _spec_cells(known: EvaluatorSpec) -> tuple[str, ...]:
+    from spanwise.cli.evaluator_docs import describe_compatibility, describe_needs
+
+    return known.id, known.group, describe_needs(known), describe_compatibility(known), str(len(known.metrics))
+
+
+def _describe_own_evaluator(evaluator: Evaluator) -> dict[str, Any]:
+    """Somebody's own evaluator: what is known of it, its prompts, and its definition where that is data."""
+    from spanwise.evaluators import as_evaluator
+
+    metrics = [metric.to_dict() for metric in evaluator.metrics]
+    known = {"id": evaluator.key, "version": evaluator.version, "needs": list(evaluator.needs), "metrics": metrics}
+    try:
+        definition = as_evaluator(evaluator.function).to_dict() if evaluator.spec else evaluator.to_dict()
+    except ValueError:  # a function without a name, or a judge that is one
+        definition = None
+    return {**known, "prompts": _describe_prompts(getattr(evaluator.function, "prompts", ())), "definition": definition}
+
+
+def _describe_prompts(prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
+    return [{**asdict(prompt), "hash": prompt.hash} for prompt in prompts]
+
+
+def _describe_spec(known: EvaluatorSpec) -> dict[str, Any]:
+    from spanwise.cli.evaluator_docs import default_parameters, default_prompts
+
+    defaults = {
+        name: None if isinstance(value, type) else value for name, value in default_parameters(known.id).items()
+    }
+    metrics = [metric.to_dict() for metric in known.metrics]
+    more = {
+        "metrics": metrics,
+        "needed": known.needed,
+        "parameters": defaults,
+        "prompts": _describe_prompts(default_prompts(known.id)),
+    }
+    return {**asdict(known), **more}

@@ -1,0 +1,227 @@
+"""`spanwise experiments`: list, show, errors, compare, score, export, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spanwise.cli.command_io import (
+    JsonOption,
+    ParametersOption,
+    StoreOption,
+    YesOption,
+    console,
+    emit,
+    open_store,
+    print_table,
+    shorten,
+)
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.formatting import standing
+from spanwise.collector.records import Bucket
+from spanwise.collector.records import Experiment as Record
+
+if TYPE_CHECKING:
+    from spanwise.evaluators import Experiment
+
+
+app = typer.Typer(
+    help="Experiments: a task over a dataset, scored.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise experiments compare bm25-k3 embeddings`",
+)
+
+Id = Annotated[str, typer.Argument(help="An experiment's id, the beginning of it, or its name (the newest of it).")]
+Ids = Annotated[list[str], typer.Argument(help="Two or more: ids, beginnings of ids, or names.")]
+Dataset = Annotated[str | None, typer.Option(help="Only experiments over this dataset.")]
+Limit = Annotated[int, typer.Option(help="At most so many, newest first.")]
+Rows = Annotated[int, typer.Option(help="Also show so many runs.")]
+Changes = Annotated[int, typer.Option(help="Also show so many examples whose score changed.")]
+Evaluators = Annotated[
+    list[str],
+    typer.Option(
+        "--evaluator", help="An evaluator's id, or a function of a file: evals/mine.py:concise; may be repeated."
+    ),
+]
+To = Annotated[Path, typer.Argument(help="Its ending decides: JSONL, CSV or HTML.")]
+Spool = Annotated[Path, typer.Argument(help="What a failing store has left: spanwise-spool-….jsonl.")]
+
+
+@app.command("list")
+def list_(dataset: Dataset = None, limit: Limit = 50, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Experiments, newest first.
+
+    Example: `spanwise experiments list --dataset parcels`
+    """
+    with open_store(at) as store:
+        records = store.experiments(dataset=dataset, limit=limit)
+        going = tuple(record.id for record in records if record.status != "finished")
+        there = store.aggregate(Filter(experiments=going), group_by="experiment", newest="all") if going else []
+    if as_json:
+        emit(map(asdict, records))
+    else:
+        rows = [_experiment_cells(record, {bucket.group: bucket for bucket in there}) for record in records]
+        print_table(("id", "name", "dataset", "status", "runs", "failed", "evaluators"), rows)
+
+
+@app.command()
+def show(experiment: Id, rows: Rows = 0, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """How an experiment came out, per key; with --json every run.
+
+    Example: `spanwise experiments show bm25-k3 --rows 5`
+    """
+    from spanwise.evaluators import Experiment
+
+    with open_store(at) as store:
+        loaded = Experiment.load(store, experiment)
+        if as_json:
+            emit(row.to_dict() for row in loaded.rows())
+            return
+        console.print(loaded)
+        first = islice(loaded.rows(), rows)
+        cells = [(shorten(row.inputs), shorten(row.error or row.outputs), shorten(dict(row.scores))) for row in first]
+    if cells:
+        print_table(("inputs", "outputs", "scores"), cells)
+
+
+@app.command()
+def errors(experiment: Id, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Every error of the task and of evaluators, with tracebacks.
+
+    Example: `spanwise experiments errors bm25-k3`
+    """
+    from spanwise.evaluators import Experiment
+
+    with open_store(at) as store:
+        failures = list(Experiment.load(store, experiment).errors())
+    if as_json:
+        emit(map(asdict, failures))
+        return
+    for failure in failures:
+        console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{len(failures)} errors", markup=False)
+
+
+@app.command()
+def compare(experiments: Ids, changes: Changes = 0, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Experiments side by side; the first is what the others are compared with.
+
+    Example: `spanwise experiments compare bm25-k3 embeddings --changes 10`
+    """
+    from spanwise.evaluators import compare as side_by_side
+
+    others = range(1, len(experiments))
+    with open_store(at) as store:
+        comparison = side_by_side(*experiments, store=store)
+        if as_json:
+            emit(asdict(change) for other in others for change in comparison.changes(other))
+            return
+        console.print(comparison)
+        for other in others if changes else ():
+            rows = map(_change_cells, islice(comparison.changes(other), changes))
+            print_table(("example", "key", experiments[0], experiments[other], ""), rows)
+
+
+@app.command()
+def score(
+    experiment: Id,
+    evaluators: Evaluators,
+    parameters: ParametersOption = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let more evaluators look at the runs of an experiment; the task is not run again. With --json every run.
+
+    Example: `spanwise experiments score bm25-k3 --evaluator evals/mine.py:concise --set longest=200`
+    """
+    from spanwise.cli.evaluator_resolution import print_judge_endpoints, resolve_evaluator
+    from spanwise.evaluators import Experiment
+
+    if parameters and len(evaluators) > 1:
+        raise Refused(f"--set is for one --evaluator, not {len(evaluators)}: score one after the other")
+    judges = [resolve_evaluator(named, parameters) for named in evaluators]
+    print_judge_endpoints(judges)
+    with open_store(at) as store:
+        scored = Experiment.load(store, experiment).evaluate(judges)
+        if as_json:
+            emit(row.to_dict() for row in scored.rows())
+        else:
+            console.print(scored)
+
+
+@app.command()
+def export(experiment: Id, file: To, at: StoreOption = None) -> None:
+    """Write every run with its scores to a file, or summary and runs as an HTML page.
+
+    Example: `spanwise experiments export bm25-k3 runs.csv`
+    """
+    from spanwise.evaluators import Experiment
+
+    with open_store(at) as store:
+        count = _write_runs(Experiment.load(store, experiment), file)
+    console.print(f"{count} runs in {file}", markup=False)
+
+
+@app.command()
+def deliver(file: Spool, at: StoreOption = None) -> None:
+    """Store the runs that a store did not take when they were made, and remove their file.
+
+    Example: `spanwise experiments deliver spanwise-spool-1a2b3c4d5e6f.jsonl`
+    """
+    from spanwise.evaluators.experiments import deliver_spool
+
+    if not file.exists():
+        raise Refused(f"there is no file {str(file)!r}")
+    with open_store(at, make=True) as store:
+        count = deliver_spool(file, store)
+    console.print(f"stored {count} spans", markup=False)
+
+
+@app.command()
+def delete(experiment: Id, yes: YesOption = False, at: StoreOption = None) -> None:
+    """Remove an experiment with its traces and feedback.
+
+    Example: `spanwise experiments delete bm25-k3 --yes`
+    """
+    with open_store(at) as store:
+        record = store.experiment(experiment)
+        if not yes:
+            typer.confirm(f"Remove experiment {record.name} ({record.id[:8]}) with its traces?", abort=True)
+        store.delete_experiment(record.id)
+    console.print(f"removed {record.name} ({record.id[:8]})", markup=False)
+
+
+def _experiment_cells(record: Record, there: Mapping[str | None, Bucket]) -> tuple[str, ...]:
+    """`there` is what is stored of those that have not come to their end."""
+    totals: dict[str, Any] = record.metadata.get("totals") or {}
+    if record.status != "finished":
+        stored = there.get(record.id) or Bucket(start_ns=0, width_ns=0)
+        totals = {"runs": stored.traces, "failed": stored.errors}
+    keys = ", ".join(evaluator["key"] for evaluator in record.evaluators)
+    dataset = record.dataset if record.dataset_version is None else f"{record.dataset}@{record.dataset_version}"
+    runs, failed = str(totals.get("runs", "")), str(totals.get("failed", ""))
+    return record.id[:8], record.name, dataset, standing(record), runs, failed, shorten(keys)
+
+
+def _change_cells(change: Any) -> tuple[str, ...]:
+    verdict = "better" if change.better else "worse"
+    return change.example_id[:12], change.key, f"{change.before:.4g}", f"{change.after:.4g}", verdict
+
+
+def _write_runs(experiment: Experiment, file: Path) -> int:
+    """Write runs in the way that the file's ending says; returns how many there were."""
+    from spanwise.evaluators.datasets import write_rows
+
+    ending = file.suffix.lower()
+    if ending == ".html":
+        file.write_text(experiment.to_html(), "utf-8")
+        return experiment.summary().runs
+    if ending not in (".csv", ".jsonl"):
+        raise Refused(f"cannot write {file.name!r}: known are .jsonl, .csv, .html")
+    return write_rows([row.to_dict() for row in experiment.rows()], file)

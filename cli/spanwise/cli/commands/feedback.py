@@ -1,0 +1,141 @@
+"""`spanwise feedback`: add, list and delete feedback; where it is forwarded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from spanwise.cli.command_io import (
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    build_filter,
+    console,
+    emit,
+    error_console,
+    open_store,
+    print_table,
+    shorten,
+)
+from spanwise.collector import formatting
+from spanwise.collector.records import Feedback, Target
+
+app = typer.Typer(
+    help="Feedback on traces: add, list, remove; where it is sent on to.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise feedback list --key thumbs_up`",
+)
+
+TraceId = Annotated[str, typer.Argument(help="A trace's id.")]
+OnTrace = Annotated[str | None, typer.Argument(help="Only on this trace.")]
+Ids = Annotated[list[str], typer.Argument(help="Feedback ids, as `list` shows them.")]
+Key = Annotated[str, typer.Argument(help="What it is about: correctness, thumbs_up, …")]
+OnlyKey = Annotated[str | None, typer.Option(help="Only under this key.")]
+Value = Annotated[str, typer.Argument(help="A number, true or false, or any other text as a label.")]
+Comment = Annotated[str | None, typer.Option(help="Why.")]
+Author = Annotated[str | None, typer.Option(help="Who says so; votes of different people are kept apart.")]
+Span = Annotated[str | None, typer.Option(help="Only this span of the trace.")]
+Limit = Annotated[int, typer.Option(help="At most so many, newest first.")]
+BOOLEAN_WORDS = {"true": True, "yes": True, "false": False, "no": False}
+
+
+@app.command()
+def add(
+    trace: TraceId,
+    key: Key,
+    value: Value,
+    comment: Comment = None,
+    author: Author = None,
+    span: Span = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say something of a trace; the same author's next word under the same key replaces it.
+
+    Example: `spanwise feedback add 4bf92f3577b34da6a3ce929d0e0e4736 thumbs_up 1 --author ann --comment "just right"`
+    """
+    score, label = _parse_value(value)
+    with open_store(at) as store:
+        kept = store.feedback(trace, key, score, label=label, comment=comment, author=author, span_id=span)
+        if not store.traces(trace_ids=(kept.target.trace_id or trace,), limit=1):
+            error_console.print(f"no trace {trace!r} is stored yet; this waits for it", markup=False, soft_wrap=True)
+    if as_json:
+        emit([asdict(kept)])
+    else:
+        text = f"{kept.key} = {value} on {trace} (feedback {kept.id})"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_(
+    trace: OnTrace = None,
+    key: OnlyKey = None,
+    where: WhereOption = None,
+    limit: Limit = 50,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Feedback of people and evaluators, newest first; with `--where`, that on traces that pass.
+
+    Example: `spanwise feedback list --key thumbs_up --where user=u-42`
+    """
+    target = None if trace is None else Target(trace_id=trace)
+    with open_store(at) as store:
+        feedbacks = list(store.feedbacks(build_filter(where), key=key, limit=limit, target=target))
+    if as_json:
+        emit(map(asdict, feedbacks))
+    else:
+        print_table(("trace", "key", "value", "by", "comment", "id"), map(_feedback_cells, feedbacks))
+
+
+@app.command()
+def delete(ids: Ids, at: StoreOption = None) -> None:
+    """Remove feedback by id.
+
+    Example: `spanwise feedback delete 0c4e…`
+    """
+    with open_store(at) as store:
+        removed = store.delete_feedback(ids)
+    console.print(f"removed {removed} feedbacks", markup=False)
+
+
+def _parse_value(value: str) -> tuple[float | bool | None, str | None]:
+    """(score, label) of what was typed."""
+    if value.lower() in BOOLEAN_WORDS:
+        return BOOLEAN_WORDS[value.lower()], None
+    try:
+        return float(value), None
+    except ValueError:
+        return None, value
+
+
+def _feedback_cells(feedback: Feedback) -> tuple[str, ...]:
+    value = feedback.outcome if feedback.outcome != "score" else format_value(feedback)
+    who = feedback.author or feedback.evaluator or feedback.source
+    target = feedback.target.trace_id or feedback.target.session_id or feedback.target.experiment_id or ""
+    return target, feedback.key, value, who, shorten(feedback.error or feedback.comment or ""), feedback.id
+
+
+def format_value(feedback: Feedback) -> str:
+    """A score as everywhere, else the label."""
+    return (feedback.label or "") if feedback.score is None else formatting.number(feedback.score)
+
+
+@app.command()
+def outlets(at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show where feedback is sent on to (`spanwise serve --feedback-to`), how much waits, and why the last try failed.
+
+    Example: `spanwise feedback outlets --store spanwise.db`
+    """
+    with open_store(at) as store:
+        found = store.outlets()
+    if as_json:
+        emit(asdict(outlet) for outlet in found)
+        return
+    if not found:
+        error_console.print("feedback is sent on to nobody: spanwise serve --feedback-to URL does that")
+        return
+    rows = [(one.name, one.url, str(one.sent), str(one.waiting), str(one.dropped), one.error or "") for one in found]
+    print_table(["name", "url", "sent", "waiting", "refused", "last try"], rows)

@@ -1,0 +1,414 @@
+"""`spanwise judges`: label cases in the terminal, calibrate judges against the labels."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from spanwise.cli.command_io import (
+    JsonOption,
+    StoreOption,
+    WhereOption,
+    build_filter,
+    console,
+    emit,
+    error_console,
+    open_store,
+    print_table,
+    shorten,
+)
+from spanwise.cli.evaluator_resolution import is_evaluator_file, print_judge_endpoints, resolve_evaluator
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Document, Feedback, Target, iterate_pages
+from spanwise.collector.statistics import (
+    DRAWN_METADATA,
+    LabelSample,
+    SampledCase,
+    draw_label_sample,
+    get_feedback_value,
+)
+from spanwise.collector.stores import Store, list_human_feedback
+from spanwise.collector.terminal_escaping import escape_text, truncate_text
+
+if TYPE_CHECKING:
+    from spanwise.collector.records import Case
+    from spanwise.evaluators import Evaluator
+
+
+LabelValue = float | bool | str  # of a vote: a score, or a label
+
+MAX_VALUE_CHARACTERS = 4_000  # characters of one value that are shown
+SHOWN_FIELDS = ("history", "inputs", "documents", "outputs", "reference_outputs")
+_YES_NO: Mapping[str, tuple[str, LabelValue]] = {"y": ("yes", True), "n": ("no", False)}
+
+
+@dataclass(frozen=True, slots=True)
+class LabelKeys:
+    """Which key is which vote: {key: (word, worth)}; `s` skips, `b` goes back, `q` ends."""
+
+    votes: Mapping[str, tuple[str, LabelValue]]
+
+    def __str__(self) -> str:
+        words = [f"{key} {word}" if key != word else key for key, (word, _) in self.votes.items()]
+        return " · ".join([*words, "s skip", "b back", "q quit"])
+
+
+def make_label_keys(scores: Mapping[str | int, Any] | None) -> LabelKeys:
+    """The keys for the labels of a scale with what they are worth: y and n for two, a digit for each of more.
+
+    Raises `ValueError` for more than nine.
+    """
+    if scores is None or all(isinstance(worth, bool) for worth in scores.values()):
+        words = [str(label) for label in scores] if scores else ["yes", "no"]
+        return LabelKeys({key: (word, worth) for word, (key, (_, worth)) in zip(words, _YES_NO.items(), strict=True)})
+    if len(scores) > 9:
+        raise ValueError(f"one key per vote: a scale of {len(scores)} labels has too many for the digits 1 to 9")
+    digits = all(isinstance(label, int) and 0 <= label <= 9 for label in scores)
+    return LabelKeys(
+        {
+            str(label) if digits else str(place): (str(label), str(label) if worth is None else worth)
+            for place, (label, worth) in enumerate(scores.items(), 1)
+        }
+    )
+
+
+class LabelingSession:
+    """A sample on its way past one person. Every vote is stored at once."""
+
+    def __init__(
+        self, store: Store, key: str, author: str, sample: LabelSample, drawn: Mapping[str, Any], out: Console
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._author = author
+        self._sample = sample
+        self._drawn = drawn
+        self._out = out
+        self.votes: dict[Target, Feedback] = {}
+
+    def hold(self, waiting: Sequence[SampledCase], keys: LabelKeys) -> None:
+        """Show case after case until each has had its turn, or the person, or the input, ends it."""
+        place = 0
+        while place < len(waiting):
+            shown = waiting[place].target
+            if not self._show(shown, f"case {place + 1} of {len(waiting)}"):
+                place += 1
+                continue
+            pressed = self._pressed(keys)
+            if pressed == "q":
+                return
+            if pressed in keys.votes:
+                self._keep(waiting[place], keys.votes[pressed][1])
+            place = max(0, place - 1) if pressed == "b" else place + 1
+
+    def _pressed(self, keys: LabelKeys) -> str:
+        """One of the keys; the end of the input quits."""
+        while True:
+            self._out.print(Text(f"{keys}: "), end="")
+            pressed = read_key()
+            self._out.print(Text(pressed if pressed.isprintable() else ""))
+            if pressed in keys.votes or pressed in ("s", "b", "q"):
+                return pressed
+
+    def _keep(self, case: SampledCase, worth: LabelValue) -> None:
+        planned = sum(stratum == case.stratum for stratum in self._sample.of.values())
+        drawn: dict[str, Any] = {"probability": self._sample.probability(case.stratum, planned), **self._drawn}
+        if case.stratum:
+            drawn["among"] = case.stratum
+        value: dict[str, Any] = {"label": worth} if isinstance(worth, str) else {"score": worth}
+        vote = Feedback(
+            target=case.target,
+            key=self._key,
+            source="human",
+            author=self._author,
+            metadata={DRAWN_METADATA: drawn},
+            **value,
+        )
+        self._store.add_feedback([vote])
+        self.votes[case.target] = vote
+
+    def _show(self, target: Target, title: str) -> bool:
+        """Whether there is still something to show."""
+        case = load_case(self._store, target)
+        if case is None:
+            return False
+        self._out.rule(Text(f"{title} · {escape_text(target.trace_id or target.session_id or '')}"))
+        for name in SHOWN_FIELDS:
+            if (value := getattr(case, name)) not in (None, (), []):
+                self._out.print(Text(name, "bold"))
+                self._out.print(
+                    Text(truncate_text(escape_text(_format_case_value(value)), MAX_VALUE_CHARACTERS)), soft_wrap=True
+                )
+        return True
+
+
+def read_key() -> str:
+    """The next key of a person at a terminal; of a pipe the next letter that is no white space, "q" at its end."""
+    if sys.stdin.isatty():
+        pressed: str = typer.getchar()
+        return "q" if pressed in ("\x03", "\x04") else pressed.lower()
+    while (letter := sys.stdin.read(1)) and letter.isspace():
+        pass
+    return letter.lower() or "q"
+
+
+def load_case(store: Store, target: Target) -> Case | None:
+    """What an evaluator would see of a target; None where it is no longer there."""
+    from spanwise.evaluators import make_case
+
+    if target.trace_id is not None:
+        traces = store.many([target.trace_id])
+        return make_case(traces[0]) if traces else None
+    ids = [trace.trace_id for trace in store.traces(session=target.session_id, limit=200)]
+    traces = store.many(ids)
+    return make_case(traces) if traces else None
+
+
+def _format_case_value(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, tuple) and value and isinstance(value[0], Document):
+        return "\n\n".join(f"[{place}] {document.content}" for place, document in enumerate(value, 1))
+    if isinstance(value, list) and all(isinstance(message, dict) and "role" in message for message in value):
+        return "\n".join(_format_turns(value))
+    return orjson.dumps(value, default=repr, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _format_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        content = message.get("content")
+        yield f"{message['role']}: {content if isinstance(content, str) else _format_case_value(content)}"
+
+
+app = typer.Typer(
+    help="Judges: people's votes on what they judge, and how far the two agree.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise judges label evals/mine.py:polite -n 40`",
+)
+
+Named = Annotated[
+    str, typer.Argument(help="A judge of a file, evals/mine.py:polite, or the key of a judge's feedback.")
+]
+Count = Annotated[int, typer.Option("-n", "--cases", min=1, help="How many cases the sample has in all.")]
+OfExperiment = Annotated[str | None, typer.Option("--experiment", help="Only its runs: an id, or a name.")]
+Sessions = Annotated[bool, typer.Option("--sessions", help="Vote on whole sessions.")]
+Balance = Annotated[bool, typer.Option("--balance", help="As many cases of each verdict of the judge.")]
+Seed = Annotated[int, typer.Option(help="Another seed draws other cases; the same draws the same again.")]
+Author = Annotated[str | None, typer.Option(help="Who votes; else the name of the account.")]
+Under = Annotated[str | None, typer.Option("--votes", help="The key of people's votes, if it is another.")]
+Version = Annotated[str | None, typer.Option(help="A version of the judge; else that of the file, or the newest.")]
+Missing = Annotated[bool, typer.Option("--missing", help="Let the judge look at voted cases that it has not judged.")]
+Differing = Annotated[int, typer.Option(help="Also show so many cases on which judge and people differ.")]
+
+_PAGE_ROWS = 5_000
+
+
+@app.command()
+def label(
+    named: Named,
+    cases: Count = 40,
+    experiment: OfExperiment = None,
+    where: WhereOption = None,
+    sessions: Sessions = False,
+    balance: Balance = False,
+    seed: Seed = 0,
+    author: Author = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw cases at random and vote on each with one key, without seeing what the judge has said.
+
+    Drawn is from what the judge has scored, or, if that is nothing, from all traces. Each vote is stored at once, with
+    the probability of its case; the same command goes on where it was left, a larger -n adds cases.
+
+    Example: `spanwise judges label evals/mine.py:polite -n 40 --experiment first`
+    """
+
+    key, evaluator = _resolve_judge(named)
+    voter = (author or getpass.getuser()).strip()
+    if not voter:
+        raise Refused("votes of people without a name are not told apart: give --author")
+    if sessions and (where or experiment):
+        raise Refused("--sessions are drawn from all: --where and --experiment speak of traces")
+    out = error_console if as_json else console
+    with open_store(at) as store:
+        terms = _filter_terms(store, where, experiment)
+        lot = " ".join([*sorted(terms), *["balanced"] * balance])
+        earlier = [vote for vote in list_human_feedback(store, key, most=100_000) if DRAWN_METADATA in vote.metadata]
+        alike = [vote for vote in earlier if _sample_source(vote) == lot]
+        size = (cases, seed)
+        sample = _draw_sample(
+            store, key, evaluator, build_filter(terms), size, alike, sessions=sessions, balance=balance
+        )
+        mine = {vote.target for vote in earlier if vote.author == voter}
+        waiting = [drawn for drawn in sample.drawn if drawn.target not in mine]
+        ballot = LabelingSession(store, key, voter, sample, {"seed": seed, "lot": lot}, out)
+        try:
+            ballot.hold(waiting, make_label_keys(_judge_scale(evaluator)))
+        finally:
+            _update_probabilities(store, key, sample, lot)
+        done = len(mine & sample.of.keys()) + len(ballot.votes.keys() - mine)
+        out.print(f"{len(ballot.votes)} votes kept under {key!r}, {done} of {len(sample.drawn)} cases", markup=False)
+    if as_json:
+        emit(map(asdict, ballot.votes.values()))
+
+
+@app.command()
+def calibrate(
+    named: Named,
+    votes: Under = None,
+    version: Version = None,
+    missing: Missing = False,
+    differing: Differing = 0,
+    experiment: OfExperiment = None,
+    at: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How far a judge agrees with people, and the mean that people would have given.
+
+    Example: `spanwise judges calibrate evals/mine.py:polite --differing 5`
+    """
+    from spanwise.evaluators import calibrate, corrected_mean
+
+    key, evaluator = _resolve_judge(named)
+    if missing and evaluator:
+        print_judge_endpoints([evaluator])
+    with open_store(at) as store:
+        found = calibrate(evaluator or key, votes or key, store=store, version=version, missing=missing)
+        try:
+            filter = build_filter(_filter_terms(store, None, experiment))
+            mean: Any = corrected_mean(key, votes or key, store=store, where=filter, version=found.version)
+            said, plain = str(mean), asdict(mean)
+        except ValueError as error:
+            said, plain = f"no corrected mean: {error}", {"why": str(error)}
+    if as_json:
+        emit([{**found.to_dict(), "corrected": plain}])
+        return
+    console.print(escape_text(str(found)), escape_text(said), sep="\n", markup=False, highlight=False, soft_wrap=True)
+    if differing and found.differing:
+        rows = found.differing[:differing]
+        cells = [(_target_id(it.target), f"{it.judged}", f"{it.people}", shorten(it.why or "", 200)) for it in rows]
+        print_table(("trace", "judge", "people", "the judge's reasons"), cells)
+
+
+def _resolve_judge(named: str) -> tuple[str, Evaluator | None]:
+    """The key of a judge, and the judge itself if a file is named."""
+    if not is_evaluator_file(named):
+        return named, None
+    evaluator = resolve_evaluator(named)
+    return evaluator.key, evaluator
+
+
+def _judge_scale(evaluator: Evaluator | None) -> Any:
+    """What a judge may say, {label: worth}; None for yes and no."""
+    scale: Any = getattr(evaluator.function, "_scale", None) if evaluator else None
+    return getattr(scale, "scores", None)
+
+
+def _filter_terms(store: Store, where: list[str] | None, experiment: str | None) -> list[str]:
+    return [*(where or ()), *([f"experiment={store.experiment(experiment).id}"] if experiment else ())]
+
+
+def _draw_sample(
+    store: Store,
+    key: str,
+    evaluator: Evaluator | None,
+    filter: Filter,
+    size: tuple[int, int],
+    earlier: list[Feedback],
+    *,
+    sessions: bool,
+    balance: bool,
+) -> LabelSample:
+    """The sample of a size and a seed. Raises `Refused` where there is nothing to draw from."""
+    scored = partial(_list_scored, store, key, evaluator.version if evaluator else None, filter, sessions=sessions)
+    there = next(scored(), None) is not None
+    if balance and not there:
+        raise Refused(f"the judge {key!r} has scored nothing of this, so there are no verdicts to balance")
+    strata = sorted({verdict for _, verdict in scored()}) if balance else ()
+    if len(strata) > size[0]:
+        raise Refused(f"the judge gives {len(strata)} different verdicts, more than {size[0]} cases to draw")
+    source = scored() if there else _list_stored(store, filter, sessions=sessions)
+    sample = draw_label_sample(source, *size, voted=[vote.target for vote in earlier], strata=strata)
+    if not sample.drawn:
+        raise Refused(f"nothing that is stored passes, so there is nothing to vote on under {key!r}")
+    how = f"as many of each of the judge's {len(strata)} verdicts" if balance else "at random"
+    what = f"{sum(sample.cases.values())} {'sessions' if sessions else 'cases'}"
+    of = f"that {key!r} has scored" if there else f"that are stored; {key!r} has scored none of them"
+    error_console.print(
+        f"{len(sample.drawn)} drawn {how} from {what} {of}", markup=False, highlight=False, soft_wrap=True
+    )
+    return sample
+
+
+def _list_scored(
+    store: Store, key: str, version: str | None, filter: Filter, *, sessions: bool
+) -> Iterator[tuple[Target, str]]:
+    """What one version of the judge has scored, once, with its newest verdict. Without a version it is the newest."""
+    seen: set[Target] = set()
+    ask = partial(store.feedbacks, None if sessions else filter, key=key, source="model", limit=_PAGE_ROWS)
+    for feedback in iterate_pages(ask):
+        version = feedback.version if version is None else version
+        target = feedback.target
+        whole = target.session_id is not None if sessions else target.trace_id is not None and target.span_id is None
+        if not whole or feedback.version != version or target in seen:
+            continue
+        seen.add(target)
+        if feedback.outcome == "score":
+            yield target, str(get_feedback_value(feedback))
+
+
+def _list_stored(store: Store, filter: Filter, *, sessions: bool) -> Iterator[tuple[Target, str]]:
+    if sessions:
+        for session in iterate_pages(partial(store.sessions, filter, limit=1_000)):
+            yield Target(session_id=session.session_id), ""
+        return
+    for trace in iterate_pages(partial(store.traces, filter, limit=1_000)):
+        yield Target(trace_id=trace.trace_id), ""
+
+
+def _update_probabilities(store: Store, key: str, sample: LabelSample, lot: str) -> None:
+    """Tell every drawn vote how likely its case was: of a stratum all alike, as many as have a vote among its cases.
+
+    A vote that was drawn from another lot, such as one experiment where this is all of them, may have been likelier
+    there: the same seed draws of a part what it draws of the whole, and more, so that the likelier drawing says all.
+    """
+    votes = [
+        vote
+        for vote in list_human_feedback(store, key, most=100_000)
+        if isinstance(vote.metadata.get(DRAWN_METADATA), dict)
+    ]
+    strata = Counter(sample.of[target] for target in {vote.target for vote in votes} if target in sample.of)
+    changes = {}
+    for vote in votes:
+        stratum, drawn = sample.of.get(vote.target), vote.metadata[DRAWN_METADATA]
+        if stratum is None:
+            continue
+        probability = sample.probability(stratum, strata[stratum])
+        if _sample_source(vote) != lot:
+            probability = max(probability, drawn.get("probability") or 0.0)
+        if drawn.get("probability") != probability:
+            changes[vote.id] = {"metadata": {**vote.metadata, DRAWN_METADATA: {**drawn, "probability": probability}}}
+    if changes:
+        store.change_feedback(changes)
+
+
+def _sample_source(vote: Feedback) -> str:
+    """What a vote's case was drawn from: the conditions of `spanwise judges label`."""
+    drawn = vote.metadata[DRAWN_METADATA]
+    return str(drawn.get("lot", "")) if isinstance(drawn, dict) else ""
+
+
+def _target_id(target: Target) -> str:
+    return target.trace_id or target.session_id or target.experiment_id or ""

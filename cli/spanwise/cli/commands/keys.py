@@ -1,0 +1,183 @@
+"""`spanwise keys`: create, list and revoke API keys; audit log."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from typing import Annotated, Any
+
+import typer
+
+from spanwise.cli.command_io import (
+    JsonOption,
+    StoreOption,
+    YesOption,
+    console,
+    emit,
+    error_console,
+    open_store,
+    print_table,
+)
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.filter_values import parse_duration
+from spanwise.collector.formatting import ago, when
+from spanwise.collector.records import AuditEvent, Key, iterate_pages
+from spanwise.collector.stores import Store
+from spanwise.collector.terminal_escaping import escape_line
+
+app = typer.Typer(
+    help="API keys of a server that listens beyond this machine: making, listing, revoking them, and who did what.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise keys create support-bot --scope ingest`",
+)
+KEY_SCOPES = ("ingest", "feedback", "read", "write", "admin")
+
+Name = Annotated[str, typer.Argument(help="What it is for, in words: it stands in lists, on pages and in the audit.")]
+Scope = Annotated[
+    list[str] | None, typer.Option("--scope", help=f"What it opens, any number of times: {', '.join(KEY_SCOPES)}.")
+]
+Project = Annotated[str | None, typer.Option(help="The one project that it stays inside; else all of them.")]
+Expires = Annotated[str | None, typer.Option(help="After what time it opens nothing any more, such as 90d.")]
+KeyId = Annotated[str, typer.Argument(help="The key's id, as `list` shows it; or its name, if no other has it.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    scope: Scope = None,
+    project: Project = None,
+    expires: Expires = None,
+    as_json: JsonOption = False,
+    at: StoreOption = None,
+) -> None:
+    """Make a key and show it, this once: the store keeps its SHA-256 alone. Without --scope it reads and writes.
+
+    On a file that does not exist yet it makes the first key, for the server that is to be started on it.
+
+    Example: `spanwise keys create support-bot --scope ingest --expires 90d`
+    """
+    secret = f"spanwise_{secrets.token_urlsafe(32)}"
+    key = Key(
+        id=f"key_{secrets.token_hex(6)}",
+        name=_check_name(name),
+        sha256=hashlib.sha256(secret.encode()).hexdigest(),
+        project=project or None,
+        scopes=_check_scopes(scope),
+        expires_ns=None if expires is None else time.time_ns() + _parse_lifetime(expires),
+    )
+    with open_store(at, make=at is not None) as store:
+        store.save_key(key)
+    if as_json:
+        emit([{**_key_to_dict(key), "key": secret}])
+        return
+    error_console.print(
+        f"{key.id} for {key.name!r}: {', '.join(key.scopes)}; it is shown this once, so keep it", markup=False
+    )
+    typer.echo(secret)
+
+
+@app.command("list")
+def list_(as_json: JsonOption = False, at: StoreOption = None) -> None:
+    """The keys that are there, newest first; never what is secret of them.
+
+    Example: `spanwise keys list`
+    """
+    with open_store(at) as store:
+        keys = store.keys()
+    if as_json:
+        emit(map(_key_to_dict, keys))
+        return
+    print_table(("id", "name", "scopes", "project", "made", "expires"), map(_key_cells, keys))
+
+
+@app.command()
+def revoke(key: KeyId, yes: YesOption = False, as_json: JsonOption = False, at: StoreOption = None) -> None:
+    """Take a key back: ten seconds later it opens nothing, and whoever is signed in with it is signed out.
+
+    Example: `spanwise keys revoke key_1f2e3d4c5b6a --yes`
+    """
+    with open_store(at) as store:
+        found = _find_key(store, key)
+        if not yes:
+            typer.confirm(f"Revoke {found.id} ({escape_line(found.name)})?", abort=True, err=True)
+        store.delete_key(found.id)
+    if as_json:
+        emit([{"revoked": found.id, "name": found.name}])
+    else:
+        console.print(f"{found.id} is revoked", markup=False)
+
+
+@app.command()
+def audit(
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 100,
+    as_json: JsonOption = False,
+    at: StoreOption = None,
+) -> None:
+    """Who deleted what, and who made or revoked keys: the key it was done with, when, and from where.
+
+    Example: `spanwise keys audit --json`
+    """
+    with open_store(at) as store:
+        events = [event for event, _ in zip(iterate_pages(store.audit), range(limit), strict=False)]
+    if as_json:
+        emit(events)
+        return
+    rows = ((when(one.at_ns), one.action, str(one.count), _format_actor(one), one.address, one.about) for one in events)
+    print_table(("when", "what", "count", "who", "from", "of what"), rows)
+
+
+def _check_name(name: str) -> str:
+    if not name.strip() or len(name) > 200 or not name.isprintable():
+        raise Refused(f"a key's name is 1 to 200 printable characters, not {name!r:.250}")
+    return name.strip()
+
+
+def _check_scopes(given: list[str] | None) -> tuple[str, ...]:
+    for scope in given or ():
+        if scope not in KEY_SCOPES:
+            raise Refused(f"there is no scope {scope!r}: there are {', '.join(KEY_SCOPES)}")
+    return tuple(dict.fromkeys(given)) if given else ("read", "write")
+
+
+def _parse_lifetime(text: str) -> int:
+    lasting = parse_duration(text)
+    if not 0 < lasting < 2**62:
+        raise Refused(f"--expires {text!r} is no time for a key to last: say 90d, or leave it out")
+    return lasting
+
+
+def _find_key(store: Store, said: str) -> Key:
+    """The key of this id, else the one of this name. Raises `NotFound`, or `Refused` for a name of several."""
+    keys = store.keys()
+    found = [key for key in keys if key.id == said] or [key for key in keys if key.name == said]
+    if len(found) > 1:
+        raise Refused(f"{len(found)} keys are called {said!r}: name one by its id, as `spanwise keys list` shows it")
+    if not found:
+        raise NotFound(f"there is no key {said!r}: `spanwise keys list` shows those that are there")
+    return found[0]
+
+
+def _key_to_dict(key: Key) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "scopes": key.scopes,
+        "project": key.project,
+        "created_ns": key.created_ns,
+        "expires_ns": key.expires_ns,
+    }
+
+
+def _key_cells(key: Key) -> tuple[str, ...]:
+    return key.id, key.name, ", ".join(key.scopes), key.project or "all", ago(key.created_ns), _format_expiry(key)
+
+
+def _format_expiry(key: Key) -> str:
+    if key.expires_ns is None:
+        return "never"
+    return "has expired" if key.expires_ns <= time.time_ns() else when(key.expires_ns)
+
+
+def _format_actor(event: AuditEvent) -> str:
+    return f"{event.name} ({event.key})" if event.key and event.key != event.name else event.name or "no key"

@@ -1,0 +1,53 @@
+"""`spanwise mcp`: Model Context Protocol server, over stdio or HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spanwise.cli.command_io import HostOption, StoreOption, error_console
+from spanwise.collector import default_location
+from spanwise.collector.errors import Refused, require_extra
+
+Http = Annotated[bool, typer.Option("--http", help="Serve HTTP at /mcp until Ctrl-C, not stdin and stdout.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="With --http: the port; 0 takes a free one.")]
+Write = Annotated[bool, typer.Option("--write", help="Agents may add feedback; it is kept as a model's.")]
+Eval = Annotated[
+    Path | None, typer.Option("--eval", metavar="FILE.PY", help="Agents may run this evaluation, and no other.")
+]
+
+
+def mcp(
+    http: Http = False,
+    host: HostOption = "127.0.0.1",
+    port: Port = 4320,
+    write: Write = False,
+    file: Eval = None,
+    at: StoreOption = None,
+) -> None:
+    """Let coding agents find and read traces, and see why one was (not) scored: a Model Context Protocol server.
+
+    On stdio it is an agent that starts it; nothing but the protocol goes to stdout. Over HTTP it asks for the same keys
+    as the collector's API.
+
+    Example: `spanwise mcp --store spanwise.db --write --eval evals/parcels.py`
+    """
+    try:
+        with require_extra("mcp", "spanwise mcp"):
+            from spanwise.cli.mcp.server import make_server
+    except ModuleNotFoundError as error:
+        raise Refused(str(error)) from None
+    from spanwise.cli.mcp.store_access import StoreAccess
+
+    places = StoreAccess(at, guarded=http)
+    error_console.print(f"store: {at or default_location()}", markup=False, highlight=False, soft_wrap=True)
+    made = make_server(places, write=write, file=file)
+    if not http:
+        made.run("stdio")
+        return
+    from spanwise.cli.mcp.http_transport import MCP_PATH, make_guarded
+
+    serving = make_guarded(made, places, host, port)
+    serving.run(lambda: error_console.print(f"[bold]{serving.url}{MCP_PATH}[/]", soft_wrap=True))

@@ -1,0 +1,284 @@
+"""`spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
+
+The commands stand in modules of their own, `_monitor_*.py`; each has a line here.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from spanwise.cli.command_io import (
+    JsonOption,
+    StoreOption,
+    YesOption,
+    console,
+    emit,
+    error_console,
+    open_store,
+    print_table,
+)
+from spanwise.cli.commands import monitor_reports
+from spanwise.collector import describe
+from spanwise.collector.diagnostics import rule_report
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.records import Rule, RuleStatus
+from spanwise.collector.stores import Store
+from spanwise.collector.terminal_escaping import escape_line, escape_text
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.monitors import LoadedRules, WorkerPlan
+
+
+RulesFile = Annotated[
+    str, typer.Argument(metavar="RULES.PY", help="A Python file that calls spanwise.evaluators.monitor(…).")
+]
+Workers = Annotated[int, typer.Option(min=1, max=64, help="Processes that evaluate; they share the rules and budgets.")]
+Activate = Annotated[bool, typer.Option("--activate", help="Take up versions again that others have superseded.")]
+Memory = Annotated[
+    float | None,
+    typer.Option(min=0, help="GiB that each worker may fill, 0 for no limit; else half of the machine's, shared."),
+]
+
+
+def run(
+    file: RulesFile, at: StoreOption = None, workers: Workers = 1, activate: Activate = False, memory: Memory = None
+) -> None:
+    """Evaluate live traffic by the rules of a file, until Ctrl-C. The file is read again whenever it changes.
+
+    Evaluators run in processes of their own, which are replaced when they die or hang.
+
+    Example: `spanwise monitor rules.py --store http://127.0.0.1:4318`
+    """
+    from spanwise.evaluators.monitors import Supervisor
+
+    _check_file_exists(file)
+    url = _collector_url(at)
+    plan = make_plan(file, url, workers=workers, activate=activate, memory=memory)
+    with stop_on_signal() as stop:
+        done = Supervisor(plan, print_monitor_line, print_rules).run(stop)
+    if not done:
+        raise typer.Exit(1)
+    print_monitor_line("stopped; what was not finished is given back")
+
+
+def make_plan(
+    file: str,
+    url: str,
+    *,
+    workers: int = 1,
+    activate: bool = False,
+    memory: float | None = None,
+    key: str | None = None,
+) -> WorkerPlan:
+    """What is to run. Raises `Refused` where there is no such file."""
+    from spanwise.evaluators.monitors import WorkerPlan, default_memory_limit
+
+    _check_file_exists(file)
+    bytes_ = default_memory_limit(workers) if memory is None else int(memory * 2**30) or None
+    return WorkerPlan(file=Path(file), url=url, key=key, workers=workers, memory=bytes_, activate=activate)
+
+
+def _check_file_exists(file: str) -> None:
+    """Raises `Refused` where there is no such file."""
+    if not Path(file).is_file():
+        raise Refused(f"there is no file of rules {file!r}")
+
+
+def print_monitor_line(text: str) -> None:
+    """A line on stderr."""
+    error_console.print(escape_text(f"monitor: {text}"), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_rules(loaded: LoadedRules) -> None:
+    """What runs: rules with versions, rates and budgets, and where text goes."""
+    for rule in loaded.rules:
+        print_monitor_line(_describe_rule(rule))
+        for where in rule["where"]:
+            print_monitor_line(f"  text of rule {rule['name']!r} goes to {where}")
+
+
+def _describe_rule(rule: Mapping[str, Any]) -> str:
+    strata = (
+        f", {_count_strata(len(rule['strata']))} at {', '.join(map(_format_percent, rule['strata']))}"
+        if rule["strata"]
+        else ""
+    )
+    budget = "".join(f", at most {_format_limit(name, most)}" for name, most in rule["budget"].items())
+    what = f"{', '.join(rule['evaluators'])} on {_format_percent(rule['rate'])} of {rule['target']}s{strata}{budget}"
+    return f"rule {rule['name']!r} of project {rule['project']!r}, version {rule['version']}: {what}"
+
+
+def _count_strata(strata: int) -> str:
+    return "1 stratum" if strata == 1 else f"{strata} strata"
+
+
+def _format_percent(rate: float) -> str:
+    return f"{100 * rate:g} %"
+
+
+def _format_limit(name: str, most: float) -> str:
+    what, _, period = name.partition("_per_")
+    return f"${most:g} a {period}" if what == "usd" else f"{most:g} {what} a {period}"
+
+
+def _collector_url(at: str | None) -> str:
+    """The address of the collector; a file's is that of the server that holds it. Raises `Refused`."""
+    with open_store(at) as store:
+        where = describe(store)
+    if "://" in where:
+        return where
+    raise Refused(
+        f"no server holds {where!r}, and a monitor writes through one: start `spanwise serve --store {where} --monitor "
+        "RULES.PY`, or name a server with --store http://…"
+    )
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set."""
+    stop = threading.Event()
+    numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+RuleName = Annotated[str, typer.Argument(metavar="RULE", help="The name of a rule.")]
+Project = Annotated[
+    str | None, typer.Option(help="The project of the rule; needed if several have a rule of the name.")
+]
+OfProject = Annotated[str | None, typer.Option("--project", help="Rules of this project alone.")]
+
+
+def rules(project: OfProject = None, at: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the rules with their project, state, rate and owner.
+
+    Example: `spanwise monitor list`
+    """
+    import msgspec
+
+    with open_store(at) as store:
+        found = store.status(project=project)
+    if as_json:
+        emit(msgspec.to_builtins(status.rule) for status in found)
+    elif found:
+        print_table(("rule", "project", "state", "rate", "owner", "version"), map(_rule_cells, found))
+    else:
+        error_console.print("there are no rules: `spanwise monitor rules.py` runs those of a file")
+
+
+def _rule_cells(status: RuleStatus) -> tuple[str, ...]:
+    rule = status.rule
+    return (
+        rule.name,
+        rule.project,
+        rule_report.standing(status, time.time_ns())[0],
+        rule_report.rate(status),
+        rule.owner,
+        (rule.version[:12]),
+    )
+
+
+def pause(name: RuleName, project: Project = None, at: StoreOption = None) -> None:
+    """Pause a rule until it is resumed, also if its file changes. Traces that arrive meanwhile are decided then.
+
+    Example: `spanwise monitor pause polite`
+    """
+    with open_store(at) as store:
+        rule = _find_rule(store, name, project)
+        store.change_rule(rule.name, project=rule.project, enabled=False)
+    _print_line(f"paused {_rule_label(rule)}; continue with: spanwise monitor resume {quote(rule.name)}")
+
+
+def resume(name: RuleName, project: Project = None, at: StoreOption = None) -> None:
+    """Resume a paused rule. It decides on the traces that arrived meanwhile, too.
+
+    Example: `spanwise monitor resume polite`
+    """
+    with open_store(at) as store:
+        rule = _find_rule(store, name, project)
+        store.change_rule(rule.name, project=rule.project, enabled=True)
+    _print_line(f"resumed {_rule_label(rule)}")
+
+
+def remove(name: RuleName, project: Project = None, yes: YesOption = False, at: StoreOption = None) -> None:
+    """Remove a rule. Its feedback and decisions stay.
+
+    Example: `spanwise monitor remove polite --yes`
+    """
+    with open_store(at) as store:
+        rule = _find_rule(store, name, project)
+        if not yes:
+            typer.confirm(f"Remove {_rule_label(rule)}?", abort=True, err=True)
+        store.delete_rule(rule.name, project=rule.project)
+    _print_line(f"removed {_rule_label(rule)}{rule_report.comes_back(rule)}")
+
+
+def _find_rule(store: Store, name: str, project: str | None) -> Rule:
+    """Return the rule of a name. Raises `NotFound`, and `Refused` if rules of several projects have the name."""
+    there = store.rules(project=project)
+    found = [rule for rule in there if rule.name == name]
+    if not found:
+        from spanwise.tracer.suggestions import did_you_mean
+
+        hint = did_you_mean(name, [rule.name for rule in there], form=": {}")
+        raise NotFound(f"there is no rule {name!r}{f' in project {project!r}' if project else ''}{hint}")
+    if len(found) > 1:
+        projects = ", ".join(rule.project for rule in found)
+        raise Refused(f"rules named {name!r} are in several projects ({projects}); choose one with --project")
+    return found[0]
+
+
+def _rule_label(rule: Rule) -> str:
+    return f"rule {rule.name!r} of project {rule.project!r}"
+
+
+def _print_line(text: str) -> None:
+    console.print(escape_line(text), markup=False, highlight=False, soft_wrap=True)
+
+
+_RUN_COMMAND = "run"
+
+
+class _MonitorGroup(TyperGroup):
+    """`spanwise monitor rules.py` is `spanwise monitor run rules.py`: a file or an option goes to `run`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `run` before what is neither a command, nor a misspelt one, nor a question for help."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names and _is_for_run(args[0]):
+            args = [_RUN_COMMAND, *args]
+        return super().parse_args(ctx, args)
+
+
+def _is_for_run(word: str) -> bool:
+    return word.startswith("-") or word.endswith(".py") or Path(word).exists()
+
+
+app = typer.Typer(
+    cls=_MonitorGroup,
+    help="Rules that evaluate live traffic: `spanwise monitor rules.py` carries them out.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise monitor rules.py`, which is `spanwise monitor run rules.py`",
+)
+app.command(_RUN_COMMAND)(run)
+app.command("list")(rules)
+app.command("pause")(pause)
+app.command("resume")(resume)
+app.command("remove")(remove)
+app.command("check")(monitor_reports.check)
+app.command("diff")(monitor_reports.diff)
+app.command("status")(monitor_reports.status)
+app.command("why")(monitor_reports.why)

@@ -1,0 +1,349 @@
+"""`spanwise serve`: collector server, optional monitor, pickup of spooled data."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spanwise.cli.command_io import FileStoreOption, HostOption, error_console
+from spanwise.collector.address_parsing import is_loopback, strip_brackets
+from spanwise.collector.errors import Refused
+
+if TYPE_CHECKING:
+    from spanwise.collector.forward import FeedbackForwarder, Forwarder
+    from spanwise.collector.server import Server
+    from spanwise.collector.stores import Store
+
+
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. 4318 is where OpenTelemetry sends.")
+]
+Rules = Annotated[
+    str | None,
+    typer.Option("--monitor", metavar="RULES.PY", help="Evaluate what comes in by the rules of this file, too."),
+]
+RequireKey = Annotated[
+    bool,
+    typer.Option(
+        "--require-key",
+        help="Require an API key for every request, on loopback too; setting SPANWISE_API_KEY has the same effect.",
+    ),
+]
+Cors = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="An origin whose pages may send telemetry and feedback with a key, as https://app.example.com; any number"
+        " of times.",
+    ),
+]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port for OTLP over gRPC; else 4317, unless it is taken; 0 takes a free one."),
+]
+Grpc = Annotated[bool, typer.Option("--grpc/--no-grpc", help="Take OTLP over gRPC, too.")]
+Decoders = Annotated[
+    str,
+    typer.Option(
+        metavar="N|auto",
+        help="Processes that help to decode under load; 0 for none at any time. By itself two on four cores or more,"
+        " one on two.",
+    ),
+]
+Forward = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]URL",
+        help="Pass what comes in on to this OTLP endpoint, too; any number of times. Headers, such as its key, come out"
+        " of `SPANWISE_FORWARD_HEADERS_<NAME>`.",
+    ),
+]
+FeedbackTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--feedback-to",
+        metavar="[NAME=]URL",
+        help="Send all feedback on to this OTLP endpoint, rules' results too, as log records; any number of times."
+        " Headers as for --forward.",
+    ),
+]
+QuerySeconds = Annotated[
+    float,
+    typer.Option(min=0.1, metavar="SECONDS", help="How long a question of the API or of a page may run."),
+]
+# Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
+# acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
+SWITCH_INTERVAL_S = 0.001
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
+GC_THRESHOLD = 10_000  # objects made since, before Python looks for cycles among them; its own 700 come every few spans
+
+
+def serve(
+    host: HostOption = "127.0.0.1",
+    port: Port = 4318,
+    path: FileStoreOption = "spanwise.db",
+    rules: Rules = None,
+    grpc_port: GrpcPort = None,
+    grpc: Grpc = True,
+    forward: Forward = None,
+    feedback_to: FeedbackTo = None,
+    cors: Cors = None,
+    require_key: RequireKey = False,
+    query_seconds: QuerySeconds = 10.0,
+    decoders: Decoders = "auto",
+) -> None:
+    """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
+
+    The monitor is in processes of its own: whatever evaluators do, traces are received.
+
+    Example: `spanwise serve --port 4318 --store spanwise.db`
+    """
+    with _gc_paused():
+        from spanwise.collector.forward import FeedbackForwarder, Forwarder, parse_targets
+        from spanwise.collector.stores.sqlite import SQLiteStore
+        from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
+
+    if rules is not None and not Path(rules).is_file():
+        raise Refused(f"there is no file of rules {rules!r}")
+    if "://" in path:
+        raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
+    _check_grpc_options(port, grpc_port, grpc)
+    adopt_former_file(path)
+    helpers = _parse_decoders(decoders)
+    passes_on = Forwarder(parse_targets(forward or (), os.environ), Path(f"{path}.forward"))
+    tells = FeedbackForwarder(parse_targets(feedback_to or (), os.environ, "--feedback-to"))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _tune_malloc()
+    _log_audit()
+    with _gc_paused(), SQLiteStore(path) as store:
+        key = os.environ.get("SPANWISE_API_KEY") or None
+        why_keys = _key_reasons(host, key, require_key)
+        if key is None and rules is not None and why_keys:
+            key = _make_run_key(store)
+        server = _make_server(
+            store, host, port, key, require_key, cors or (), grpc_port, grpc, passes_on, tells, query_seconds, helpers
+        )
+        pick_up = SpoolPickup()
+
+        def ready() -> None:
+            if server.failure is None:
+                _freeze_gc()
+                _print_addresses(server, path, passes_on, why_keys)
+                for target in tells.targets:
+                    told = f"sends feedback on to {target.name}: {target.url}"
+                    error_console.print(told, soft_wrap=True, markup=False, highlight=False)
+                pick_up.begin(server.url)
+
+        try:
+            if rules is None:
+                server.run(ready)
+            else:
+                _run_with_monitor(server, rules, key, ready)
+        finally:
+            pick_up.end()
+        if server.failure is not None:
+            raise server.failure
+        error_console.print("stopped; everything that was acknowledged is kept")
+
+
+def _make_server(
+    store: Store,
+    host: str,
+    port: int,
+    key: str | None,
+    require_key: bool,
+    cors: Sequence[str],
+    grpc_port: int | None,
+    grpc: bool,
+    passes_on: Forwarder,
+    tells: FeedbackForwarder,
+    query_seconds: float,
+    decoders: int,
+) -> Server:
+    from spanwise.collector.grpc import DEFAULT_PORT
+    from spanwise.collector.server import Server
+
+    usual = DEFAULT_PORT if grpc else None
+    return Server(
+        store,
+        host=host,
+        port=port,
+        api_key=key,
+        require_key=require_key,
+        cors=cors,
+        grpc_port=usual if grpc_port is None or not grpc else grpc_port,
+        grpc_required=grpc_port is not None,
+        forward=passes_on,
+        feedback_to=tells,
+        query_seconds=query_seconds,
+        decoders=decoders,
+    )
+
+
+def _parse_decoders(asked: str) -> int:
+    from spanwise.collector.ingest import MAX_DECODERS, default_decoder_count
+
+    if asked == "auto":
+        return default_decoder_count()
+    if not asked.isascii() or not asked.isdigit() or int(asked) > MAX_DECODERS:
+        raise Refused(f"--decoders {asked!r} is neither auto nor a number from 0 to {MAX_DECODERS}")
+    return int(asked)
+
+
+def _print_addresses(server: Server, path: str, passes_on: Forwarder, why_keys: str) -> None:
+    error_console.print(f"[bold]{server.url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
+    if server.grpc_url is not None:
+        error_console.print(f"[bold]{server.grpc_url}[/]  takes OTLP over gRPC", soft_wrap=True)
+    elif server.without_grpc:
+        error_console.print(f"no OTLP over gRPC: {server.without_grpc}", soft_wrap=True, markup=False, highlight=False)
+    for target in passes_on.targets:
+        error_console.print(f"passes on to {target.name}: {target.url}", soft_wrap=True, markup=False, highlight=False)
+    if left := passes_on.left():
+        told = f"{', '.join(left)} in {path}.forward wait for targets that --forward does not name now"
+        error_console.print(told, soft_wrap=True, markup=False, highlight=False)
+    _warn_permissions(path)
+    if why_keys:
+        error_console.print(f"API keys are required ({why_keys})", soft_wrap=True, markup=False, highlight=False)
+
+
+def _key_reasons(host: str, key: str | None, require_key: bool) -> str:
+    """Return what makes the server require keys: an option, a variable or its address; "" if it requires none."""
+    reasons = {
+        "--require-key": require_key,
+        "SPANWISE_API_KEY is set": key is not None,
+        f"bound to {host}": not is_loopback(strip_brackets(host)),
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+def _warn_permissions(path: str) -> None:
+    """A file from before, or one that was opened to others, stays as it is."""
+    if os.stat(path).st_mode & 0o077:
+        error_console.print(
+            f"other users of this machine may open {path}; `chmod 600 {path}*` ends that", soft_wrap=True
+        )
+
+
+def _run_with_monitor(server: Server, rules: str, key: str | None, ready: Callable[[], None]) -> None:
+    """The server in a thread, so that the monitor ends first and can give back what it holds."""
+    from spanwise.cli.commands.monitor import make_plan, print_monitor_line, print_rules, stop_on_signal
+    from spanwise.evaluators.monitors import Supervisor
+
+    with server, stop_on_signal() as stop:
+        ready()
+        try:
+            Supervisor(make_plan(rules, server.url, key=key), print_monitor_line, print_rules).run(stop, patient=True)
+        except Exception as error:  # the server's work goes on
+            print_monitor_line(f"ended by {type(error).__name__}: {error}; traces are received as before")
+        stop.wait()
+
+
+def _check_grpc_options(port: int, grpc_port: int | None, grpc: bool) -> None:
+    """Raises `Refused` for options that contradict each other."""
+    if grpc_port is not None and not grpc:
+        raise Refused(f"--grpc-port {grpc_port} asks for gRPC and --no-grpc for none: leave one of them out")
+    if grpc_port == port != 0:
+        raise Refused(f"--port and --grpc-port are both {port}: HTTP and gRPC need a port each; 0 takes a free one")
+
+
+def _make_run_key(store: Store) -> str | None:
+    """A key for the monitor alone, where others have keys; without any, a server that is open is refused anyway."""
+    return secrets.token_urlsafe(32) if store.keys() else None
+
+
+def _log_audit() -> None:
+    """Who deletes and who changes keys, a line of JSON each, beside the server's own words."""
+    audit = logging.getLogger("spanwise.audit")
+    audit.setLevel(logging.INFO)
+    audit.propagate = False
+    audit.addHandler(logging.StreamHandler())
+
+
+def _tune_malloc() -> None:
+    """Have the C library give large blocks back as they are freed, and keep two heaps, not sixteen.
+
+    It would learn from the first large bodies that such blocks are worth keeping; a peak then stays for good.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
+        for parameter, value in ((M_MMAP_THRESHOLD, 4 * 1024 * 1024), (M_ARENA_MAX, 2)):
+            ctypes.CDLL(None).mallopt(parameter, value)
+
+
+@contextlib.contextmanager
+def _gc_paused() -> Iterator[None]:
+    """Search for no cycles while modules are loaded, which have none; until its end, or `_settle`."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _freeze_gc() -> None:
+    """Take what is loaded by now out of the search for cycles, which stopped all for 50 to 100 ms every few seconds."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(GC_THRESHOLD)
+
+
+PICKUP_INTERVAL_S = 30.0  # seconds
+
+
+class SpoolPickup:
+    """A thread that looks when the server is ready, and then every half minute.
+
+    It takes what is addressed to this server and to nobody else, in the way in that everybody takes, so that what is
+    refused there is refused here; and the locks that tracers take, who may be at the same.
+    """
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, url: str) -> None:
+        """The server answers at this address."""
+        self._thread = threading.Thread(target=self._run, args=(url,), name="spanwise-pick-up", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """The server has stopped."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, url: str) -> None:
+        said = ""
+        while not self._end.is_set():
+            try:
+                deliver_spooled(url)
+            except Exception as error:  # files are others' as well: it is tried again, and told of once
+                if said != (said := f"could not read what waits on disk: {error!r}"):
+                    error_console.print(said, markup=False, highlight=False, soft_wrap=True)
+            self._end.wait(PICKUP_INTERVAL_S)
+
+
+def deliver_spooled(url: str) -> int:
+    """Bring what waits for the server at this address to it; returns how many items it has kept."""
+    from spanwise.tracer import spool_management
+
+    kept = 0
+    for one in spool_management.list_spool_folders():
+        if spool_management.is_same_address(one.url, url):
+            kept += spool_management.send_spool_folder(one, url, with_key=True).kept
+    if kept:
+        error_console.print(
+            f"picked up {kept:,} items that waited on disk", markup=False, highlight=False, soft_wrap=True
+        )
+    return kept

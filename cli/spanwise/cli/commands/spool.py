@@ -1,0 +1,112 @@
+"""`spanwise spool`: list, send and clear what tracers spooled on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from spanwise.cli.command_io import JsonOption, YesOption, emit, error_console, print_table
+from spanwise.collector import formatting
+from spanwise.collector.errors import Refused
+from spanwise.tracer import spool_management
+from spanwise.tracer.spool_management import SpoolFolder
+
+app = typer.Typer(
+    help="List, send and remove what waits on disk for a collector that was away.",
+    no_args_is_help=True,
+    epilog="Example: `spanwise spool list`",
+)
+
+For = Annotated[str | None, typer.Option("--for", metavar="URL", help="Only what is addressed to this collector.")]
+To = Annotated[str | None, typer.Option("--to", metavar="URL", help="Send it there instead.")]
+SPOOL_COLUMNS = ("folder", "for", "project", "items", "bytes", "since")
+
+
+@app.command("list")
+def list_(address: For = None, as_json: JsonOption = False) -> None:
+    """What waits, by collector, project and key; what a process has in its hands now is among it.
+
+    Example: `spanwise spool list --for http://127.0.0.1:4318`
+    """
+    found = _find_waiting(address)
+    if as_json:
+        emit({**asdict(one), "folder": str(one.folder)} for one in found)
+    elif found:
+        print_table(SPOOL_COLUMNS, map(_folder_cells, found))
+
+
+@app.command()
+def send(address: For = None, to: To = None, as_json: JsonOption = False) -> None:
+    """Send what waits to the collectors that it is for, or all of it to another one.
+
+    The key of the environment (SPANWISE_API_KEY) goes to the collector of the environment, and to one that is named
+    here. Exit status 1 if something is left.
+
+    Example: `spanwise spool send --for http://old:4318 --to http://new:4318`
+    """
+    rows = []
+    for one in _find_waiting(address):
+        sent = spool_management.send_spool_folder(one, to, with_key=bool(address or to))
+        rows.append({"for": one.url, "to": to or one.url, "project": one.project, **asdict(sent)})
+        if not as_json:
+            error_console.print(_describe_sent(to or one.url, sent), markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        emit(rows)
+    if any(row["left"] for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def clear(address: For = None, yes: YesOption = False, as_json: JsonOption = False) -> None:
+    """Remove what waits; nobody will have it then. What a process has in its hands now stays.
+
+    Example: `spanwise spool clear --for http://127.0.0.1:4318`
+    """
+    found = _find_waiting(address)
+    if found and not yes:
+        count = sum(one.items for one in found)
+        typer.confirm(f"Remove {count:,} items that no collector has? This cannot be taken back", abort=True)
+    removed = sum(map(spool_management.clear_spool_folder, found))
+    if as_json:
+        emit([{"removed": removed}])
+    else:
+        error_console.print(f"removed {removed} items")
+
+
+def _find_waiting(address: str | None) -> Sequence[SpoolFolder]:
+    place = spool_management.get_spool_directory()
+    if place is None:
+        raise Refused("nothing is kept on disk: SPANWISE_SPILL_DIR switches it off")
+    found = [
+        one
+        for one in spool_management.list_spool_folders(place)
+        if address is None or spool_management.is_same_address(one.url, address)
+    ]
+    if not found:
+        whose = f" for {address}" if address else ""
+        error_console.print(f"nothing waits in {place}{whose}", markup=False, highlight=False, soft_wrap=True)
+    return found
+
+
+def _folder_cells(one: SpoolFolder) -> tuple[str, ...]:
+    since = f"{formatting.date_and_time(one.oldest_ns)} ({formatting.ago(one.oldest_ns)})"
+    return one.folder.name, one.url, one.project, f"{one.items:,}", f"{one.bytes:,}", since
+
+
+def _describe_sent(to: str, sent: spool_management.SendResult) -> str:
+    parts = [f"{sent.kept:,} sent to {to}"]
+    parts += [f"{count:,} lost ({reason})" for reason, count in sent.lost.items()]
+    if sent.left:
+        parts.append(
+            f"{sent.left:,} left" + (f" ({_explain_failure(sent.why)})" if sent.why else ": a process has them in hand")
+        )
+    return ", ".join(parts)
+
+
+def _explain_failure(reason: str) -> str:
+    if reason.startswith(("HTTP 401", "HTTP 403")):
+        return f"{reason}: set SPANWISE_API_KEY to its key, and name it with --for"
+    return reason

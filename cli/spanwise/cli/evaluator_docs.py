@@ -1,0 +1,334 @@
+"""Reference documentation of the evaluators, generated from the registry as Markdown.
+
+`python -m spanwise.cli.evaluator_docs docs/evaluators` writes them; a test checks that they are up to date.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spanwise.collector.records import Feedback, Run, Target, Trace, Usage
+from spanwise.evaluators import Evaluator, Metric, get_evaluator, interface, judge, score
+from spanwise.evaluators.interface import DiscardedJudgements, EvaluatorSpec, use_judge_context
+from spanwise.evaluators.judges import Prompt
+from spanwise.evaluators.testing import scripted
+
+EXAMPLE_TRACE = """ids = {"trace_id": "1" * 32, "parent_id": "a" * 16}
+root = Run(trace_id="1" * 32, span_id="a" * 16, name="agent", kind="agent", end_ns=2_500_000_000)
+search = Run(**ids, span_id="b" * 16, name="search", kind="tool", inputs={"query": "cats"}, start_ns=1, end_ns=10**9)
+plan = Run(**ids, span_id="c" * 16, name="plan", kind="llm", usage=Usage(900, 120), cost=0.0004, start_ns=2)
+send = Run(**ids, span_id="d" * 16, name="send", kind="tool", inputs={"to": "ann", "cc": "bob"}, start_ns=3)
+votes = [
+    Feedback(target=Target(trace_id="1" * 32), key="thumbs_up", score=vote, source="human", author=author)
+    for author, vote in (("ann", 1.0), ("bob", 0.0), ("cid", 1.0))
+]
+trace = Trace(root, (root, search, plan, send), tuple(votes))
+"""
+LINE_WIDTH = 120
+_INDENT = "    "
+PRINT_RESULTS = "for feedback in results:\n    print(feedback.key, feedback.outcome, feedback.score)"
+EXAMPLE_IMPORTS = "from spanwise.collector.records import Feedback, Run, Target, Trace, Usage\n"
+
+
+def render_page(id: str, *, example: bool = True) -> str:
+    """One evaluator as Markdown: definition, source, needs, parameters, metrics, prompts, an executed example."""
+    spec = interface.get_spec(id)
+    parts = [
+        f"# {id}",
+        _definition(id),
+        _facts_table(spec),
+        "## Metrics",
+        _metrics_table(_default_metrics(spec)),
+        *_render_parameters(id),
+    ]
+    parts += _render_prompts(default_prompts(id))
+    if example and spec.example:
+        parts += ["## Example", *_render_example(spec)]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_evaluator(evaluator: Evaluator) -> str:
+    """An evaluator of somebody's own as Markdown: needs, version, metrics, and of a judge its prompt and its scale."""
+    facts = [("Needs", ", ".join(evaluator.needs)), ("Version", evaluator.version)]
+    asked = getattr(evaluator.function, "prompts", ())
+    if asked:
+        facts.insert(1, ("Asks", ", ".join(evaluator.asking.where) if evaluator.asking else "nobody"))
+    told = "" if evaluator.spec else inspect.getdoc(evaluator.function) or ""
+    parts = [
+        f"# {evaluator.key}",
+        *([told] if told else []),
+        _markdown_table(facts),
+        "## Metrics",
+        _metrics_table(evaluator.metrics),
+    ]
+    return "\n\n".join([*parts, *_render_prompts(asked)]) + "\n"
+
+
+def default_prompts(id: str) -> tuple[Prompt, ...]:
+    """What a registered judge asks with if nothing else is said; () of what has no prompts, or needs to be told one."""
+    made_by = interface.get_factory(id)
+    if not hasattr(made_by, "prompts") or inspect.Parameter.empty in default_parameters(id).values():
+        return ()
+    made: tuple[Prompt, ...] = made_by().prompts
+    return made
+
+
+def render_index() -> str:
+    """All evaluators as a table, by group."""
+    rows = ["| id | group | needs | metrics | for |", "|---|---|---|---|---|"]
+    for spec in sorted(interface.list_specs(), key=lambda spec: (spec.group, spec.id)):
+        keys = ", ".join(metric.key for metric in spec.metrics)
+        rows.append(
+            f"| [{spec.id}]({spec.id}.md) | {spec.group} | {describe_needs(spec)} | {keys} | {describe_compatibility(spec)} |"
+        )
+    return "\n".join([_INTRODUCTION, *rows, ""])
+
+
+def render_pages() -> dict[str, str]:
+    """The file names of docs/evaluators and what stands in them."""
+    return {"README.md": render_index(), **{f"{spec.id}.md": render_page(spec.id) for spec in interface.list_specs()}}
+
+
+def describe_needs(spec: EvaluatorSpec) -> str:
+    """What must be there and, in parentheses, what is used if it is."""
+    table = spec.needed
+    must = [name for name, need in table.items() if need == "yes"]
+    may = [f"({name})" for name, need in table.items() if need == "optional"]
+    return ", ".join([*must, *may])
+
+
+def describe_compatibility(spec: EvaluatorSpec) -> str:
+    """Whether it makes sense for a model alone, for retrieval and generation, or both."""
+    return ", ".join(name for name, holds in (("LLM", spec.llm), ("RAG", spec.rag)) if holds)
+
+
+def default_parameters(id: str) -> dict[str, Any]:
+    """The evaluator's own parameters with their defaults; `inspect.Parameter.empty` where there is none."""
+    made_by = interface.get_factory(id)
+    if dataclasses.is_dataclass(made_by):
+        return {field.name: _field_default(field) for field in dataclasses.fields(made_by) if field.init}
+    known = inspect.signature(made_by).parameters if isinstance(made_by, type) else {}
+    return {name: parameter.default for name, parameter in known.items()}
+
+
+_INTRODUCTION = """# Evaluators
+
+Made from the registry by `python -m spanwise.cli.evaluator_docs docs/evaluators`. `spanwise evaluators list` shows
+the same table, `spanwise evaluators show ID` the same pages. [protocol.md](protocol.md) tells how to write your own.
+
+What is needed: the columns of a case (question = `inputs`, expected = `reference_outputs` or `expected_documents`,
+context = `documents`, actual = `outputs`, conditions, trace) and machinery (judge, agent, model, gpu); in parentheses
+what is used when it is there. A case that lacks a need is skipped, never scored.
+"""
+
+
+def _definition(id: str) -> str:
+    return inspect.getdoc(interface.get_factory(id)) or ""
+
+
+def _facts_table(spec: EvaluatorSpec) -> str:
+    checked = [("Numbers checked against", spec.canonical)] if spec.canonical else []
+    rows = [
+        ("Defined by", spec.source),
+        *checked,
+        ("Needs", describe_needs(spec)),
+        *_model_rows(spec),
+        ("Makes sense for", describe_compatibility(spec)),
+        ("Level", "all cases together" if spec.summary else "each case"),
+        ("Standards (our reading)", ", ".join(spec.standards)),
+        ("Version", _describe_version(spec)),
+    ]
+    return _markdown_table(rows)
+
+
+def _describe_version(spec: EvaluatorSpec) -> str:
+    if spec.judge:
+        return "changes with its prompts and its judge"
+    return "changes with its model and its parameters" if spec.model else spec.version
+
+
+def _model_rows(spec: EvaluatorSpec) -> list[tuple[str, str]]:
+    """The model that it takes where none is named, and whose thresholds it has."""
+    if not spec.model:
+        return []
+    from spanwise.evaluators.models import DEFAULT
+
+    made_by = interface.get_factory(spec.id)
+    if known := getattr(made_by, "DEFAULT_MODEL", None):
+        return [("Default model", known)]
+    document = getattr(made_by, "DOCUMENT", None)
+    thresholds = f"; the document's thresholds belong to {document} and hold for no other model" if document else ""
+    limits = "for English, which reads the first 256 tokens of a text"
+    return [("Default model", f"{DEFAULT['embedding']} {limits}{thresholds}")]
+
+
+def _markdown_table(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _render_prompts(asked: Sequence[Prompt]) -> Iterator[str]:
+    """Prompts as they are sent, with the examples that are shown before the question."""
+    for prompt in asked:
+        yield f"## Prompt `{prompt.id}`" if len(asked) > 1 else "## Prompt"
+        yield f"Version {prompt.version}, `{prompt.hash}`. Values stand in their places between fences, as data."
+        yield f"```txt\n{prompt.text.strip()}\n```"
+        for number, shot in enumerate(prompt.shots, 1):
+            values = "\n".join(f"{name}: {value}" for name, value in shot.values)
+            yield f"Example {number}:\n\n```txt\n{values}\n→ {shot.reply}\n```"
+
+
+def _default_metrics(spec: EvaluatorSpec) -> tuple[Metric, ...]:
+    """Return the metrics with the default model, for which the document may give no threshold."""
+    from spanwise.evaluators.models import DEFAULT
+
+    document = getattr(interface.get_factory(spec.id), "DOCUMENT", None)
+    if document in (None, DEFAULT["embedding"]):
+        return spec.metrics
+    return tuple(replace(metric, threshold=None) for metric in spec.metrics)
+
+
+def _metrics_table(metrics: tuple[Metric, ...]) -> str:
+    rows = ["| key | range | better | threshold | |", "|---|---|---|---|---|"]
+    for metric in metrics:
+        better = "higher" if metric.higher_is_better else "lower"
+        threshold = "" if metric.threshold is None else _format_number(metric.threshold)
+        primary = "primary" if metric.primary else ""
+        rows.append(f"| `{metric.key}` | {_format_range(metric)} | {better} | {threshold} | {primary} |")
+    return "\n".join(rows)
+
+
+def _format_range(metric: Metric) -> str:
+    if metric.range is None:
+        return "any"
+    return " to ".join(map(_format_number, metric.range))
+
+
+def _format_number(number: float) -> str:
+    return f"{number:g}".replace("inf", "∞")
+
+
+def _render_parameters(id: str) -> Iterator[str]:
+    known = default_parameters(id)
+    if known:
+        yield "## Parameters"
+        rows = [
+            f"| `{name}` | {'required' if value is inspect.Parameter.empty else f'`{value!r}`'} |"
+            for name, value in known.items()
+        ]
+        yield "\n".join(["| name | default |", "|---|---|", *rows])
+
+
+def _field_default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty
+
+
+def _render_example(spec: EvaluatorSpec) -> Iterator[str]:
+    trace = (
+        f"{EXAMPLE_IMPORTS}{_example_imports(spec.example)}\n{EXAMPLE_TRACE}\n"
+        if _has_trace(spec)
+        else f"{_example_imports(spec.example)}\n"
+    )
+    yield f"```python\n{trace}{_format_call(spec.example)}\n{PRINT_RESULTS}\n```"
+    lines = [f"{feedback.key} {feedback.outcome} {feedback.score}" for feedback in run_example(spec)]
+    yield "```text\n" + "\n".join(lines) + "\n```"
+
+
+def _has_trace(spec: EvaluatorSpec) -> bool:
+    return re.search(r", trace\b(?!=)", spec.example) is not None
+
+
+def _example_imports(example: str) -> str:
+    made_by = "judge" if example.startswith("judge(") else "get"
+    lines = [f"from spanwise.evaluators import {made_by}, score"]
+    if "scripted(" in example:
+        lines.append("from spanwise.evaluators.testing import scripted")
+    return "\n".join(lines) + "\n"
+
+
+def _format_call(example: str) -> str:
+    """The call with one argument per line, as a formatter leaves it."""
+    source = f"score({example})"
+    call = ast.parse(source, mode="eval").body
+    assert isinstance(call, ast.Call)
+    return "\n".join(["results = score(", *(f"    {member}," for member in _format_members(call, source, 1)), ")"])
+
+
+def _format_expression(node: ast.expr, source: str, depth: int, before: str = "") -> str:
+    """An expression that follows `before` on its line: on that line, else what it holds on one of its own, or each."""
+    text = ast.get_source_segment(source, node) or ""
+    if len(f"{_INDENT * depth}{before}{text},") <= LINE_WIDTH:
+        return text
+    if isinstance(node, ast.Lambda):
+        head = text.removesuffix(ast.get_source_segment(source, node.body) or "")
+        return head + _format_expression(node.body, source, depth, before + head)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # of a dict, such as `{…}.get(name)`
+        held = node.func.value
+        return _format_expression(held, source, depth, before) + text.removeprefix(
+            ast.get_source_segment(source, held) or ""
+        )
+    if not isinstance(node, ast.Call | ast.List | ast.Dict):
+        return text
+    opening = text[: text.index("(") + 1] if isinstance(node, ast.Call) else text[0]
+    inner, end = "\n" + _INDENT * (depth + 1), "\n" + _INDENT * depth + text[-1]
+    within = text[len(opening) : -1]
+    if len(_INDENT) * (depth + 1) + len(within) <= LINE_WIDTH:
+        return f"{opening}{inner}{within}{end}"
+    return opening + "".join(f"{inner}{member}," for member in _format_members(node, source, depth + 1)) + end
+
+
+def _format_members(node: ast.Call | ast.List | ast.Dict, source: str, depth: int) -> list[str]:
+    if isinstance(node, ast.List):
+        return [_format_expression(member, source, depth) for member in node.elts]
+    if isinstance(node, ast.Dict):
+        named = [(f"{ast.get_source_segment(source, key)}: " if key else "**") for key in node.keys]
+        values = node.values
+    else:
+        named = [*("" for _ in node.args), *(f"{keyword.arg}=" for keyword in node.keywords)]
+        values = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return [name + _format_expression(value, source, depth, name) for name, value in zip(named, values, strict=True)]
+
+
+def run_example(spec: EvaluatorSpec) -> list[Feedback]:
+    """What the evaluator says of its example."""
+    names: dict[str, Any] = {
+        "Feedback": Feedback,
+        "Run": Run,
+        "Target": Target,
+        "Trace": Trace,
+        "Usage": Usage,
+        "get": get_evaluator,
+        "judge": judge,
+        "score": score,
+        "scripted": scripted,
+    }
+    exec(EXAMPLE_TRACE, names)
+    with use_judge_context(judgements=DiscardedJudgements()):  # nothing of it is kept anywhere
+        feedback: list[Feedback] = eval(f"score({spec.example})", names)
+    return feedback
+
+
+def write_pages(folder: Path) -> None:
+    """Write all pages, and remove those of evaluators that are no more."""
+    made = render_pages()
+    for old in folder.glob("*.md"):
+        if old.name not in made and old.name != "protocol.md":
+            old.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in made.items():
+        (folder / name).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))

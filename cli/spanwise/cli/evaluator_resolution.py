@@ -1,0 +1,154 @@
+"""Evaluators named on the command line: registry ids, functions in Python files, definition files."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import typer
+
+from spanwise.cli.command_io import error_console
+from spanwise.collector.errors import Refused
+from spanwise.tracer.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from spanwise.evaluators import Evaluator
+
+
+def resolve_evaluator(named: str, pairs: Iterable[str] | None = None) -> Evaluator:
+    """The evaluator called `exact`, `evals/mine.py:concise` or `polite.yaml`, with parameters of the form name=value.
+
+    In a file it may be a function, a class, or what `get`, `judge` or `@evaluator` has made.
+
+    Raises `Refused` for a name that the file has not and parameters that it does not take, `ValueError` as `get`.
+    """
+    from spanwise.evaluators import get_evaluator
+
+    parameters = dict(map(_parse_parameter, pairs or []))
+    file, _, name = named.rpartition(":")
+    if is_definition_file(named):
+        return _load_definition(Path(named), parameters)
+    return (
+        _load_from_file(Path(file), name, parameters)
+        if is_evaluator_file(named)
+        else get_evaluator(named, **parameters)
+    )
+
+
+def is_evaluator_file(named: str) -> bool:
+    """Whether an evaluator is named by the file that it is in: `evals/mine.py:concise`, or a definition."""
+    file, colon, _ = named.rpartition(":")
+    return bool(colon and file.endswith(".py")) or is_definition_file(named)
+
+
+def is_definition_file(named: str) -> bool:
+    """Whether it is the name of a file with what `to_dict` gave."""
+    return named.endswith((".json", ".yaml", ".yml"))
+
+
+def _load_definition(file: Path, parameters: Mapping[str, Any]) -> Evaluator:
+    from spanwise.evaluators import from_dict
+    from spanwise.evaluators.interface import read_definition
+
+    told = read_definition(file)
+    return from_dict({**told, "init_parameters": {**(told.get("init_parameters") or {}), **parameters}})
+
+
+def print_judge_endpoints(evaluators: Iterable[Evaluator]) -> None:
+    """Say on stderr to whom those send text that ask judges, once each."""
+    asking = [evaluator.asking for evaluator in evaluators]
+    print_endpoints(where for known in asking if known is not None for where in known.where)
+
+
+def print_endpoints(places: Iterable[str]) -> None:
+    """Say on stderr to whom text goes, once each."""
+    for place in dict.fromkeys(places):
+        error_console.print(f"text goes to {place}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _load_from_file(file: Path, name: str, parameters: Mapping[str, Any]) -> Evaluator:
+    from spanwise.evaluators import Evaluator, as_evaluator
+
+    module = load_module(file)
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        raise Refused(f"{str(file)!r} has no function {name!r}{did_you_mean(name, known)}")
+    try:
+        made = found(**parameters) if inspect.isclass(found) else found
+        evaluator = as_evaluator(made)
+        if evaluator.spec is not None:  # one of ours with parameters, such as a judge: its definition says all
+            return evaluator if inspect.isclass(found) else _change_parameters(evaluator, parameters)
+        if parameters and not inspect.isclass(found):
+            plain = found.function if isinstance(found, Evaluator) else found
+            inspect.signature(plain).bind_partial(**parameters)
+            evaluator = replace(evaluator, function=partial(plain, **parameters))
+    except TypeError as error:
+        raise Refused(f"{file!s}:{name}: {error}") from error
+    return replace(evaluator, origin={"type": f"{file.name}:{name}", "init_parameters": dict(parameters)})
+
+
+def _change_parameters(evaluator: Evaluator, parameters: Mapping[str, Any]) -> Evaluator:
+    """The same with other parameters. Raises `TypeError` for one that it has not, `ValueError` as the evaluator."""
+    from spanwise.evaluators import as_evaluator
+
+    if not parameters:
+        return evaluator
+    known = [field.name for field in dataclasses.fields(evaluator.function) if field.init]  # type: ignore[arg-type]
+    for name in parameters:
+        if name not in known:
+            raise TypeError(f"it has no parameter {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}")
+    made = as_evaluator(dataclasses.replace(evaluator.function, **parameters))  # type: ignore[type-var]
+    if "key" in parameters:
+        return made
+    make = replace(evaluator.make, version=made.version, parameters=made.make.parameters)
+    origin = {**evaluator.origin, "init_parameters": {**evaluator.origin["init_parameters"], **parameters}}
+    return replace(
+        evaluator, function=made.function, version=made.version, revision=made.revision, make=make, origin=origin
+    )
+
+
+def _parse_parameter(pair: str) -> tuple[str, Any]:
+    name, equals, value = pair.partition("=")
+    if not equals or not name:
+        raise ValueError(f"a parameter is name=value, not {pair!r}")
+    try:
+        return name, orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return name, value
+
+
+def load_module(file: Path) -> ModuleType:
+    """The file as a module of its own name, with its folder importable as for `python FILE`."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if not file.exists():
+        raise Refused(f"there is no file {str(file)!r}")
+    if spec is None or spec.loader is None:
+        raise Refused(f"{str(file)!r} is not a Python file")
+    sys.path.insert(0, str(file.parent.resolve()))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        print_user_traceback(error, file)
+        raise typer.Exit(1) from None
+    return module
+
+
+def print_user_traceback(error: BaseException, file: Path) -> None:
+    """What went wrong in a user's file, from its first line on: how it came to be run is of no interest."""
+    lines = traceback.TracebackException.from_exception(error)
+    first = next((i for i, frame in enumerate(lines.stack) if Path(frame.filename).name == file.name), len(lines.stack))
+    del lines.stack[:first]
+    error_console.print("".join(lines.format()), end="", markup=False, highlight=False, soft_wrap=True)

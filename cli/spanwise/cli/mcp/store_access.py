@@ -1,0 +1,124 @@
+"""Store access of a tool call: opened per call with the rights of the caller; tool wrapper.
+
+An agent's session lasts for hours. What it looks at is held for the few milliseconds of a call, so that a server, an
+experiment or another agent can have the file meanwhile; and a server that was started since is found.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+
+from spanwise.cli.command_io import connect_store
+from spanwise.collector import default_location
+from spanwise.collector.errors import Forbidden, Refused, StoreError
+from spanwise.collector.records import Key
+from spanwise.collector.security.authorization import ACCESS_SCOPE_KEY, Access
+from spanwise.collector.stores import Store
+from spanwise.collector.stores.project_scope import ProjectScopedStore
+from spanwise.collector.terminal_escaping import escape_message
+
+STORE_TIMEOUT_S, RETRY_PAUSE_S = 10.0, 0.02  # seconds: for a file that is held, and between two tries
+MAX_TRIES = 3  # more, where nobody seems to hold it
+
+
+class StoreAccess:
+    """Stores for calls. `at` is what `--store` says; `guarded`: every call comes through the guard."""
+
+    def __init__(self, at: str | None, *, guarded: bool = False) -> None:
+        self.at, self.guarded = at, guarded
+
+    @contextmanager
+    def opened(self) -> Iterator[Store]:
+        """The whole store, for a while. A file that somebody else holds is waited for, but not for long."""
+        store = self._reached()
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def _reached(self) -> Store:
+        ends, free = time.monotonic() + STORE_TIMEOUT_S, 0
+        while True:
+            try:
+                return connect_store(self.at)
+            except Refused:
+                free += not self._held()  # it may have been let go by now
+                if time.monotonic() > ends or free > MAX_TRIES:
+                    raise
+            time.sleep(RETRY_PAUSE_S)
+
+    def _held(self) -> bool:
+        """Whether a process holds the file: another agent's call has it for some milliseconds."""
+        from spanwise.collector.stores.sqlite import holder
+
+        place = default_location() if self.at is None else self.at
+        return "://" not in place and holder(place) is not None
+
+    @contextmanager
+    def seen_by(self, access: Access, needs: str) -> Iterator[Store]:
+        """The store as a sender may see it. Raises `Forbidden` for one who may not do what the call needs."""
+        if not access.may(needs):
+            raise Forbidden(f"the API key may not {needs}: that takes the scope {needs!r}")
+        with self.opened() as store:
+            yield store if access.project is None else cast(Store, ProjectScopedStore(store, access.project))
+
+    def access(self, scope: Mapping[str, Any] | None) -> Access:
+        """What the sender of a request may have: here on stdio everything, elsewhere what the guard has found."""
+        if not self.guarded:
+            return Access()
+        if scope is None or ACCESS_SCOPE_KEY not in scope:  # never everything because nobody has looked
+            raise Forbidden("nobody has checked this request")
+        found: Access = scope[ACCESS_SCOPE_KEY]
+        return found
+
+    def keys(self) -> Sequence[Key]:
+        """The keys of the store, as the guard reads them."""
+        with self.opened() as store:
+            return store.keys()
+
+
+Tool = Callable[..., dict[str, Any]]  # takes the store first
+CONTEXT_PARAMETER = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=Context)
+READ_ANNOTATIONS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+WRITE_ANNOTATIONS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+
+
+def make_tool(places: StoreAccess, tool: Tool, needs: str = "read") -> Callable[..., dict[str, Any]]:
+    """The tool as the package takes it: without the store, which is opened for the call as its sender may see it."""
+    signature = inspect.signature(tool, eval_str=True)
+    _, *taken = signature.parameters.values()
+
+    def call(*, context: Context, **given: Any) -> dict[str, Any]:
+        with report_tool_errors(), places.seen_by(places.access(request_scope(context)), needs) as store:
+            return tool(store, **given)
+
+    call.__name__, call.__doc__ = tool.__name__, inspect.getdoc(tool)
+    by_name = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in taken]
+    call.__signature__ = signature.replace(parameters=[*by_name, CONTEXT_PARAMETER])  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in (*taken, CONTEXT_PARAMETER)} | {
+        "return": dict[str, Any]
+    }
+    return call
+
+
+def request_scope(context: Context) -> Any:
+    """The ASGI scope of the request that a call came by; None on stdio."""
+    request = context.request_context.request
+    return None if request is None else request.scope
+
+
+@contextmanager
+def report_tool_errors() -> Iterator[None]:
+    """Turn the errors that an agent can mend into what it reads; others are told by the package without their text."""
+    try:
+        yield
+    except (StoreError, ValueError, OSError) as error:
+        raise ToolError(escape_message(str(error))) from error

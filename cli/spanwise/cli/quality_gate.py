@@ -1,0 +1,200 @@
+"""Quality gate of `spanwise eval`: allowed failures and bounds on means, for the exit status in CI."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.formatting import first_line
+from spanwise.collector.statistics import TASK_OK
+from spanwise.tracer.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from spanwise.evaluators import Evaluator, Experiment
+
+
+MAX_SHOWN_RUNS = 5  # failed runs of which each gets a line
+_SHARE_OR_COUNT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)%|([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureAllowance:
+    """How many failed runs are let pass: a number of them, or a share of all."""
+
+    text: str
+    count: int = 0
+    share: Fraction | None = None
+
+    def allows(self, failed: int, runs: int) -> bool:
+        """Whether so many of all runs may have failed."""
+        return failed <= (self.count if self.share is None else self.share * runs)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanBound:
+    """A limit of the mean of a key: it must not be below, or with `is_most` not be above."""
+
+    key: str
+    limit: float
+    is_most: bool = False
+
+    @property
+    def option(self) -> str:
+        """The option that sets it."""
+        return "--fail-over" if self.is_most else "--fail-under"
+
+    @property
+    def beyond(self) -> str:
+        """The side that fails, in words."""
+        return f"{'above' if self.is_most else 'below'} {self.limit:.4g}"
+
+    def fails(self, mean: float) -> bool:
+        """Return whether a mean is on the wrong side."""
+        return mean > self.limit if self.is_most else mean < self.limit
+
+
+@dataclass(slots=True)
+class FailureSummary:
+    """What failed in an experiment: distinct runs, and how often the task (None) and each key did."""
+
+    runs: dict[str, tuple[str, str]] = field(default_factory=dict)  # per trace: the example's id, and one of its errors
+    times: Counter[str | None] = field(default_factory=Counter)
+    why: dict[str | None, str] = field(default_factory=dict)  # one error of each
+    of_the_set: list[str] = field(default_factory=list)  # keys of set-level evaluators
+
+
+def parse_allowance(text: str) -> FailureAllowance:
+    """What `--allow-failed` says. Raises `Refused`."""
+    match = _SHARE_OR_COUNT.fullmatch(text.strip())
+    if match and match[2]:
+        return FailureAllowance(text, count=int(match[2]))
+    if match and (percent := Fraction(match[1])) <= 100:
+        return FailureAllowance(text, share=percent / 100)
+    raise Refused(f"--allow-failed {text!r}: say how many runs, or what share of them, as in 2 or 5%")
+
+
+def parse_bounds(least: Iterable[str], most: Iterable[str] = ()) -> list[MeanBound]:
+    """What `--fail-under` and `--fail-over` say, each time. Raises `Refused`."""
+    return [*(_parse_bound(text, False) for text in least), *(_parse_bound(text, True) for text in most)]
+
+
+def _parse_bound(text: str, is_most: bool) -> MeanBound:
+    key, _, number = text.rpartition("=")
+    try:
+        bound = MeanBound(key.strip(), float(number), is_most)
+    except ValueError:
+        bound = MeanBound("", 0.0, is_most)
+    if not bound.key or not isfinite(bound.limit):  # below NaN is nothing
+        raise Refused(f"{bound.option} {text!r}: say a key and a number, as in exact=0.8")
+    return bound
+
+
+def check_bound_keys(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator], text: str, file: str) -> list[str]:
+    """Refuse a key that will not be there, before anything runs; returns what is to be said of the others.
+
+    Registered evaluators declare all their keys, a function of one's own may return any, and so may the task. So an
+    undeclared key is refused if it looks like a declared one, or if all evaluators declare theirs; unless the text of
+    the evaluation's file names it.
+    """
+    _check_directions(wanted, evaluators)
+    known = {TASK_OK, *(metric.key for evaluator in evaluators for metric in evaluator.metrics)}
+    closed = all(evaluator.spec is not None or len(evaluator.metrics) > 1 for evaluator in evaluators)
+    remarks = []
+    for key, option in {bound.key: bound.option for bound in wanted if bound.key not in known}.items():
+        hint = did_you_mean(key, known, form=" ({})")
+        if (hint or closed) and not re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text):
+            raise Refused(
+                f"{option} {key!r}: no evaluator gives that key{hint}; known are {', '.join(sorted(known))}. "
+                f"One that is given at run time only has to be named in {file}: a comment will do"
+            )
+        remarks.append(f"{option} {key!r}: no evaluator declares that key; it is looked for when the runs are done")
+    return remarks
+
+
+def _check_directions(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator]) -> None:
+    """Raise `Refused` for a bound on the side of a key that is good."""
+    declared = [metric for one in evaluators for metric in one.metrics if one.spec or not metric.higher_is_better]
+    rising = {TASK_OK: True, **{metric.key: metric.higher_is_better for metric in declared}}
+    for bound in wanted:
+        if rising.get(bound.key, not bound.is_most) == bound.is_most:
+            better, other = ("higher", "--fail-under") if bound.is_most else ("lower", "--fail-over")
+            raise Refused(
+                f"{bound.option} {bound.key}={bound.limit:g}: {better} is better for this key, so this would fail good "
+                f"runs; use {other} {bound.key}={bound.limit:g}"
+            )
+
+
+def collect_failures(experiment: Experiment) -> FailureSummary:
+    """Which runs failed, by their task or by an evaluator. Rows are read only if there are any."""
+    found, summary = FailureSummary(), experiment.summary()
+    of_the_set = any(feedback.error is not None for feedback in summary.overall.values())
+    if not (summary.failed or of_the_set or any(row.failed for row in summary.values())):
+        return found
+    for failure in experiment.errors():
+        found.times[failure.key] += 1
+        found.why.setdefault(failure.key, first_line(failure.error))
+        if failure.trace_id:
+            found.runs.setdefault(failure.trace_id, (failure.example_id, first_line(str(failure))))
+        else:
+            found.of_the_set.append(str(failure.key))
+    return found
+
+
+def list_complaints(
+    experiment: Experiment, failed: FailureSummary, allow: FailureAllowance, wanted: Sequence[MeanBound]
+) -> list[str]:
+    """All that speaks against the evaluation, a line each; the last line says enough by itself."""
+    below = [told for bound in wanted if (told := _bound_complaint(experiment, bound))]
+    return [*_unfinished_complaint(experiment), *below, *_failure_complaint(experiment, failed, allow)]
+
+
+def _unfinished_complaint(experiment: Experiment) -> list[str]:
+    status = experiment.record.status
+    return [] if status == "finished" else [f"the evaluation is {status}: not all of its runs are there"]
+
+
+def _failure_complaint(experiment: Experiment, failed: FailureSummary, allow: FailureAllowance) -> list[str]:
+    runs = experiment.summary().runs
+    count = max(len(failed.runs), experiment.summary().failed, runs if failed.of_the_set else 0)
+    if allow.allows(count, runs):
+        return []
+    share = f"all {runs}" if count == runs else f"{count} of {runs}"
+    what = "; ".join(
+        f"{key or 'the task'}{'' if key in failed.of_the_set else f' {times} times'}, as with {failed.why[key]}"
+        for key, times in failed.times.items()
+    )
+    return [f"{share} runs failed ({what}); allowed are {allow.text} (--allow-failed)"]
+
+
+def _bound_complaint(experiment: Experiment, bound: MeanBound) -> str:
+    """What is wrong with one key, "" if nothing is: without any score it is beyond every bound."""
+    summary = experiment.summary()
+    overall = summary.overall.get(bound.key)
+    stats = summary.get(bound.key)
+    mean = overall.score if overall is not None else stats.mean if stats is not None else None
+    if mean is not None:
+        return f"{bound.key} is {mean:.4g}, {bound.beyond}" if bound.fails(mean) else ""
+    return f"{bound.key} is not there, {bound.beyond}{_explain_missing(experiment, bound.key)}"
+
+
+def _explain_missing(experiment: Experiment, key: str) -> str:
+    summary = experiment.summary()
+    stats = summary.get(key)
+    if stats is None:
+        return did_you_mean(key, [*summary, *summary.overall])
+    counts = {"failed": stats.failed, "skipped": stats.skipped, "labels without a score": stats.labelled}
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f": {told}{f', as it {lacking}' if (lacking := summary.lacking.get(key)) else ''}"
+
+
+def list_partial_means(experiment: Experiment, wanted: Sequence[MeanBound]) -> list[str]:
+    """A word on bounds that hold for a part of the runs only."""
+    summary = experiment.summary()
+    held = [stats for bound in wanted if (stats := summary.get(bound.key)) and stats.n and stats.skipped]
+    return [f"{stats.key} is the mean over {stats.n} of {summary.runs} runs: {stats.skipped} skipped" for stats in held]

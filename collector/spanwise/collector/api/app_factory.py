@@ -1,0 +1,108 @@
+"""FastAPI application factory: routes, pages, error handlers, OTLP bypass of the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exception_handlers import http_exception_handler
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from spanwise.collector import pages
+from spanwise.collector.api import health_endpoints, openapi, sign_in_routes
+from spanwise.collector.api.http_conversion import install_error_handlers, json_response
+from spanwise.collector.api.routes import ROUTES, install_routes
+from spanwise.collector.api.security_middleware import ASGI, Scope
+from spanwise.collector.ingest import PATH_PREFIXES, PATHS, PROTOBUF_TYPE, SIGNALS, Limits, Receiver, Sink, encode_error
+from spanwise.collector.prometheus_metrics import Metrics
+from spanwise.collector.query_scheduler import QUERY_TIMEOUT_S, QueryScheduler
+from spanwise.collector.security.authentication import Authenticator
+from spanwise.collector.security.authorization import RoutePermissions
+from spanwise.collector.security.browser_sessions import BrowserSessions
+from spanwise.collector.stores import Store
+
+DESCRIPTION_PATHS = ("/openapi.json", "/docs")
+# What each route needs: the API's, OTLP's, the pages', and those on which FastAPI describes the API
+ROUTE_PERMISSIONS = RoutePermissions(
+    (
+        *((row.method, row.path, row.needs) for row in ROUTES),
+        *(("POST", path, "ingest") for path in PATHS),
+        *((method, path, needs) for path, needs, methods in pages.PAGE_ROUTES for method in methods),
+        *(("GET", path, "read") for path in DESCRIPTION_PATHS),
+        *((method, path, "open") for method, path in sign_in_routes.SIGN_IN_ROUTES),
+    ),
+    pages=(*(path for path, _, _ in pages.PAGE_ROUTES), *DESCRIPTION_PATHS),
+)
+
+
+def create_app(
+    store: Store,
+    *,
+    limits: Limits | None = None,
+    metrics: Metrics | None = None,
+    ready: Callable[[], bool] | None = None,
+    keepers: Sequence[Sink] = (),
+    door: Authenticator | None = None,
+    query_seconds: float | None = QUERY_TIMEOUT_S,
+    decoders: int = 0,
+) -> FastAPI:
+    """The collector as an ASGI application over a store, which the caller closes. `keepers` get what OTLP brought
+    once the store has it; `door` is what a guard before it lets in; `query_seconds` is how long a question may run,
+    None for any time; so many `decoders` at most are processes that help to decode.
+    """
+    metrics = metrics or Metrics()
+    app = FastAPI(
+        title="Spanwise",
+        version=metadata.version("spanwise"),
+        description="Traces, feedback, datasets and experiments.",
+        docs_url=None,  # it loads scripts of others, from elsewhere
+        redoc_url=None,
+    )
+    receiver = Receiver(store, metrics, limits, keepers, decoders)
+    app.state.store, app.state.scopes = store, ROUTE_PERMISSIONS
+    app.state.receiver = receiver  # has room for bodies, the API's too; to be closed by whoever serves the application
+    app.state.lanes = QueryScheduler(query_seconds)
+    app.state.otlp = receiver.routes
+    app.state.door, app.state.sign_ins = door or Authenticator(), BrowserSessions()
+    app.router.routes += [Route(path, route) for path, route in app.state.otlp.items()]
+    install_routes(app, ROUTES)
+    app.include_router(pages.create_router())
+    sign_in_routes.install_sign_in(app)
+    health_endpoints.install_health(app, metrics, ready or (lambda: True))
+    openapi.install_openapi(app, ROUTES)
+    app.add_route("/docs", openapi.reference_page, methods=["GET"], include_in_schema=False)
+    install_error_handlers(app)
+    app.add_exception_handler(404, _not_found)
+    return app
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """Readers get a page, senders of OTLP its error, programs JSON."""
+    if request.url.path.startswith(PATH_PREFIXES):
+        return _unknown_signal(request)
+    if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
+        return pages.render_not_found(request)
+    assert isinstance(error, HTTPException)
+    return await http_exception_handler(request, error)
+
+
+def _unknown_signal(request: Request) -> Response:
+    known = ", ".join(f"/v1/{signal.name}" for signal in SIGNALS)
+    told = f"nothing is taken at {request.url.path!r}: there are {known}"
+    if request.headers.get("content-type", "").startswith(PROTOBUF_TYPE.decode()):
+        return Response(encode_error(5, told), 404, media_type=PROTOBUF_TYPE.decode())
+    return json_response({"code": 5, "message": told}, 404)
+
+
+def bypass_framework(app: FastAPI) -> ASGI:
+    """The same with OTLP answered before the framework, which at five spans a request costs more than the spans."""
+    direct: dict[str, ASGI] = app.state.otlp
+
+    async def answer(scope: Scope, receive: Any, send: Any) -> None:
+        route = direct.get(scope["path"]) if scope["type"] == "http" else None
+        await (route or app)(scope, receive, send)
+
+    return answer

@@ -1,0 +1,69 @@
+"""Health, readiness and Prometheus endpoints."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from fastapi import FastAPI, Request, Response
+
+from spanwise.collector.api.http_conversion import json_response
+from spanwise.collector.errors import Closed
+from spanwise.collector.prometheus_metrics import Metrics, RuleMetrics
+from spanwise.collector.security.authorization import get_access, get_unrestricted_store
+from spanwise.collector.stores import LocalStore, Store
+
+PROMETHEUS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def install_health(app: FastAPI, metrics: Metrics, ready: Callable[[], bool]) -> None:
+    """Give the routes what they tell: the server's numbers, and whether it takes requests."""
+    started = time.time()
+    metrics.gauge("spanwise_start_time_seconds", lambda: started)
+    app.state.metrics, app.state.ready, app.state.rule_metrics = metrics, ready, RuleMetrics()
+
+
+async def healthz(request: Request) -> Response:
+    """Alive. Says who answers to those who may know, so that a busy port can be named with its holder."""
+    told: dict[str, str | int | None] = {"status": "ok", "service": "spanwise"}
+    if get_access(request.scope).known:
+        store: Store = request.app.state.store
+        told |= {"pid": os.getpid(), "store": store.where if isinstance(store, LocalStore) else None}
+    return json_response(told)
+
+
+async def readyz(request: Request) -> Response:
+    """Ready for spans: 503 while starting, stopping, or unable to keep anything; says why to those who may know."""
+    why = (
+        _find_store_problem(request.app.state.store)
+        if request.app.state.ready()
+        else "the server is starting or stopping"
+    )
+    if why is None:
+        return json_response({"ready": True})
+    return json_response({"ready": False} | ({"why": why} if get_access(request.scope).known else {}), 503)
+
+
+def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    numbers: Metrics = request.app.state.metrics
+    rules: RuleMetrics = request.app.state.rule_metrics
+    store = get_unrestricted_store(request)
+    return Response(numbers.text(_store_gauges(store)) + rules.text(store), media_type=PROMETHEUS_MEDIA_TYPE)
+
+
+def _find_store_problem(store: Store) -> str | None:
+    try:
+        return store.trouble() if isinstance(store, LocalStore) else None
+    except Closed as error:
+        return str(error)
+
+
+def _store_gauges(store: Store) -> dict[str, float]:
+    """What the store says of itself: queue, lag, sizes."""
+    return {f"spanwise_store_{name}": float(value) for name, value in _store_health(store).items()}
+
+
+def _store_health(store: Store) -> Mapping[str, float]:
+    return store.health() if isinstance(store, LocalStore) else {}

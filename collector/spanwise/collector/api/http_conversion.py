@@ -1,0 +1,245 @@
+"""Conversion between HTTP and records: bodies, query filters, streamed JSON, error statuses.
+
+No reader of the store is held meanwhile, and no more is in memory than the rows as they are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Annotated, Any, TypeGuard
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import iterate_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from spanwise.collector import record_encoding
+from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, TooSlow, Unavailable
+from spanwise.collector.filters import Filter, extend_filter, filter_from_items, merge_filters
+from spanwise.collector.ingest import ClientDisconnected, PermanentError, Receiver, check_json
+from spanwise.collector.ingest import RequestBody as Incoming
+from spanwise.collector.query_scheduler import QueryScheduler
+from spanwise.collector.stores import LazyTrace, StreamingStore, TraceStore
+
+TOO_LARGE_REASONS = ("too_large", "too_many")
+MIN_COUNTED_BYTES = 64 * 1024  # bytes, from which on what stands in a body is counted before it is parsed
+ENCODE_BATCH = 500  # records that are written as JSON in one go: a millisecond or two
+ERROR_STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (NotFound, 404),
+    (Forbidden, 403),
+    (TooLarge, 413),
+    (TooSlow, 422),
+)
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """A record, or anything made of records, as JSON."""
+    return Response(_encode_value(value), status, media_type="application/json")
+
+
+def _encode_value(value: Any) -> bytes:
+    """As `_wire.encode`; a long list some at a time, since nobody else has the interpreter meanwhile."""
+    if not isinstance(value, list) or len(value) <= ENCODE_BATCH:
+        return record_encoding.encode(value)
+    some = (value[start : start + ENCODE_BATCH] for start in range(0, len(value), ENCODE_BATCH))
+    return b"[" + b",".join(record_encoding.encode(one)[1:-1] for one in some) + b"]"
+
+
+async def _read_body(request: Request) -> AsyncIterator[bytes]:
+    """The body, counted among OTLP's; a large one has its turn among theirs, until it has been answered."""
+    receiver: Receiver = request.app.state.receiver
+    body, beside = Incoming(receiver.pending, receiver.limits), receiver.beside
+    try:
+        whole = await body.read(dict(request.scope["headers"]), request.receive)
+        async with beside.turn(len(whole)):
+            if len(whole) > MIN_COUNTED_BYTES:
+                await beside(check_json, whole)
+            yield whole
+    except PermanentError as refused:
+        raise (TooLarge(str(refused)) if refused.reason in TOO_LARGE_REASONS else refused) from None
+    except ClientDisconnected:
+        raise ClientDisconnect from None
+    finally:
+        body.release()
+
+
+def parse_query_filter(request: Request, others: Collection[str] = ()) -> Filter:
+    """The filter that a query string says by its conditions, and as the JSON under `filter`.
+
+    `others` are the names that are no conditions. Raises `ValueError` for any other name.
+    """
+    items = [item for item in request.query_params.multi_items() if item[0] not in others]
+    exact = extend_filter(None, _decode_mapping(request.query_params.get("filter", "{}")))
+    said = filter_from_items(item for item in items if item[0] != "filter")
+    whole = merge_filters(exact, said)
+    return replace(whole, trace_ids=tuple(map(str.lower, whole.trace_ids))) if whole.trace_ids else whole
+
+
+def _decode_mapping(text: str) -> dict[str, Any]:
+    return record_encoding.decode(dict[str, Any], text.encode())
+
+
+LimitParameter = Annotated[int, Query(ge=1, lt=2**63)]
+IntegerParameter = Annotated[int, Query(ge=-(2**63), lt=2**63)]  # what the tables can hold
+RequestBody = Annotated[bytes, Depends(_read_body)]
+
+
+def _error_response(status: int, kind: str, message: str) -> Response:
+    return json_response({"error": kind, "message": message}, status)
+
+
+def _handle_refused(request: Request, error: Exception) -> Response:
+    status = next((status for kind, status in ERROR_STATUSES if isinstance(error, kind)), 400)
+    return _error_response(status, type(error).__name__, str(error))
+
+
+def _handle_unavailable(request: Request, error: Exception) -> Response:
+    seconds = error.retry_after if isinstance(error, Unavailable) else 5.0
+    answer = _error_response(503, "Unavailable", str(error))
+    answer.headers["retry-after"] = str(max(1, math.ceil(seconds)))
+    return answer
+
+
+def _handle_invalid(request: Request, error: Exception) -> Response:
+    faults = error.errors() if isinstance(error, RequestValidationError) else []
+    told = "; ".join(
+        f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}, not {fault['input']!r}" for fault in faults
+    )
+    return _error_response(400, "Refused", told or str(error))
+
+
+def _handle_overflow(request: Request, error: Exception) -> Response:
+    return _error_response(400, "Refused", f"a number is out of bounds: {error}")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer what stores raise: 404 and 400 for what cannot work, 503 with Retry-After for what may work later."""
+    app.add_exception_handler(Refused, _handle_refused)
+    app.add_exception_handler(Closed, _handle_unavailable)  # this server is on its way out: the next one may do it
+    app.add_exception_handler(StoreError, _handle_unavailable)
+    app.add_exception_handler(ValueError, _handle_invalid)
+    app.add_exception_handler(OverflowError, _handle_overflow)
+    app.add_exception_handler(RequestValidationError, _handle_invalid)
+
+
+MAX_UNSTREAMED_BYTES = 512 * 1024  # bytes of an answer that is given whole
+SEND_TIMEOUT_S, MIN_SEND_RATE = (
+    60.0,
+    16 * 1024,
+)  # seconds that a piece may wait to be taken, and a second more for so many bytes
+FEEDBACK_BATCH = 500  # that are written together
+
+
+def trace_response(lanes: QueryScheduler, store: StreamingStore, trace_id: str) -> Response:
+    """One trace. Raises `NotFound`."""
+    found = store.unread([trace_id])
+    if not found:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return (
+        stream_response(lanes, _encode_trace(found[0]), found[0].size)
+        if isinstance(found[0], LazyTrace)
+        else json_response(found[0])
+    )
+
+
+def traces_response(lanes: QueryScheduler, store: StreamingStore, trace_ids: Sequence[str]) -> Response:
+    """Traces in a list."""
+    found = store.unread(trace_ids)
+    large = [one for one in found if isinstance(one, LazyTrace)]
+    return (
+        stream_response(lanes, _encode_list(map(_encode_trace, large)), sum(one.size for one in large))
+        if large
+        else json_response(found)
+    )
+
+
+STREAMED_OPERATIONS: dict[Callable[..., Any], Callable[..., Response]] = {
+    TraceStore.trace: trace_response,
+    TraceStore.many: traces_response,
+}
+
+
+def is_streaming_store(store: object) -> TypeGuard[StreamingStore]:
+    """Whether a store is one of these; `isinstance` would take as long as a small query."""
+    return hasattr(store, "unread")
+
+
+def stream_response(lanes: QueryScheduler, pieces: Iterator[bytes], held: int) -> Response:
+    """All of it, or its beginning and then the rest. Raises what the first pieces raise."""
+    first, size = list[bytes](), 0
+    for piece in pieces:
+        first.append(piece)
+        size += len(piece)
+        if size > MAX_UNSTREAMED_BYTES:
+            return StreamedJSON(chain(first, pieces), lanes, held)
+    return Response(b"".join(first), media_type="application/json")
+
+
+def _encode_trace(trace: LazyTrace) -> Iterator[bytes]:
+    """The bytes of a `Trace` as `_wire.encode` writes it."""
+    feedback = [
+        trace.feedback[start : start + FEEDBACK_BATCH] for start in range(0, len(trace.feedback), FEEDBACK_BATCH)
+    ]
+    yield b'{"root":' + record_encoding.encode(trace.root) + b',"runs":'
+    yield from _encode_list(_strip_list_brackets(trace.batches()))
+    yield b',"feedback":'
+    yield from _encode_list(_strip_list_brackets(feedback))
+    rest = {name: getattr(trace, name) for name in ("complete", "dropped", "calls_sent", "running")}
+    yield b"," + record_encoding.encode(rest)[1:]
+
+
+def _strip_list_brackets(lists: Iterable[Sequence[Any]]) -> Iterator[Iterator[bytes]]:
+    """Of each list that is not empty what stands between its brackets."""
+    return (iter((record_encoding.encode(some)[1:-1],)) for some in lists if some)
+
+
+def _encode_list(items: Iterable[Iterator[bytes]]) -> Iterator[bytes]:
+    yield b"["
+    for n, pieces in enumerate(items):
+        if n:
+            yield b","
+        yield from pieces
+    yield b"]"
+
+
+class StreamedJSON(Response):
+    """An answer in pieces. One that nobody takes is cut off; when too much waits to be taken, it is refused."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Iterator[bytes], lanes: QueryScheduler, held: int) -> None:
+        super().__init__(None)
+        del self.headers["content-length"]
+        self._pieces, self._lanes, self._held = pieces, lanes, held
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send what there is, until whoever asked has it, or leaves."""
+        if not self._lanes.hold(self._held):
+            told = {"error": "Unavailable", "message": "many large answers wait to be read; ask again in a moment"}
+            refusal = json_response(told, 503)
+            refusal.headers["retry-after"] = "5"
+            return await refusal(scope, receive, send)
+        gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+        try:
+            await self._send(send, gone)
+        finally:
+            gone.cancel()
+            self._lanes.let_go(self._held)
+
+    async def _send(self, send: Any, gone: asyncio.Future[None]) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for piece in iterate_in_threadpool(self._pieces):
+            if gone.done():
+                return
+            async with asyncio.timeout(SEND_TIMEOUT_S + len(piece) / MIN_SEND_RATE):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _wait_for_disconnect(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,107 @@
+"""Langfuse-compatible endpoints for scores and score batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+from fastapi import Request, Response
+
+from spanwise.collector import record_encoding
+from spanwise.collector.api.http_conversion import RequestBody, json_response
+from spanwise.collector.api.operation_validation import check_count, validate_feedback
+from spanwise.collector.clock_skew import correct_feedback_time
+from spanwise.collector.dialects import read_langfuse_score
+from spanwise.collector.errors import Forbidden, Refused
+from spanwise.collector.ingest import ItemRefused, check_ids, scope_or_refuse
+from spanwise.collector.records import JSON, Feedback
+from spanwise.collector.security.authorization import get_access
+from spanwise.collector.stores import Store
+
+Score: TypeAlias = dict[str, Any]
+SCORE_EVENT = "score-create"
+PLACEHOLDER_SPAN_ID = "1" * 16
+
+
+class Batch(msgspec.Struct):
+    """What Langfuse's SDKs 2 and 3 send. An event has `id`, `type`, `timestamp` and `body`."""
+
+    batch: list[dict[str, Any]]
+    metadata: Any = None
+
+
+def scores(request: Request, body: RequestBody) -> Response:
+    """Keep scores as feedback: a list, answered 202, or 207 if some were refused; or one, answered with its id."""
+    given = record_encoding.decode(list[Score] | Score, body)
+    several = given if isinstance(given, list) else [given]
+    check_count(len(several))
+    kept = _store_scores(request, [_read_score(score) for score in several])
+    faults = [str(one) for one in kept if isinstance(one, ValueError)]
+    if isinstance(given, dict):
+        if faults:
+            raise _refusal(kept[0])
+        return json_response({"id": given.get("id") or kept[0].id})
+    if not faults:
+        return json_response({"message": "Accepted"}, 202)
+    errors = [{"message": fault} for fault in faults]
+    return json_response({"accepted": len(kept) - len(faults), "rejected": len(faults), "errors": errors}, 207)
+
+
+def _refusal(error: ValueError) -> Refused:
+    """Why one score is refused; 403 where its key is of another project."""
+    foreign = isinstance(error, ItemRefused) and error.reason == "project"
+    return Forbidden(str(error)) if foreign else Refused(str(error))
+
+
+def ingestion(request: Request, body: RequestBody) -> Response:
+    """Keep the scores of a batch as feedback; answered 207, with a status for each event. Other events are refused."""
+    events = record_encoding.decode(Batch, body).batch
+    check_count(len(events))
+    kept = _store_scores(request, [_read_event(event) for event in events])
+    paired = list(zip(map(_event_id, events), kept, strict=True))
+    successes = [{"id": id, "status": 201} for id, one in paired if isinstance(one, Feedback)]
+    errors = [_event_error(id, one) for id, one in paired if isinstance(one, ValueError)]
+    return json_response({"successes": successes, "errors": errors}, 207)
+
+
+def _event_id(event: Mapping[str, JSON]) -> str:
+    id = event.get("id")
+    return id if isinstance(id, str) else ""
+
+
+def _event_error(id: str, error: ValueError) -> dict[str, JSON]:
+    return {"id": id, "status": 400, "message": str(error), "error": "InvalidRequestError"}
+
+
+def _read_event(event: Mapping[str, JSON]) -> Feedback | ValueError:
+    kind, score = event.get("type"), event.get("body")
+    if kind != SCORE_EVENT:
+        told = "of these batches scores are taken alone: send spans by OTLP, as the SDK does from version 3 on"
+        return ValueError(f"event {kind!r:.100} is not kept; {told}")
+    if not isinstance(score, dict):
+        return ValueError(f"the body of a {SCORE_EVENT} is {score!r:.100}, not a score")
+    return _read_score(score, event.get("timestamp"))
+
+
+def _read_score(score: Score, sent: JSON = None) -> Feedback | ValueError:
+    try:
+        feedback = correct_feedback_time(validate_feedback(read_langfuse_score(score, sent)))
+        if feedback.target.trace_id is not None:
+            check_ids(feedback.target.trace_id, feedback.target.span_id or PLACEHOLDER_SPAN_ID, "")
+        return feedback
+    except (ValueError, OverflowError) as error:
+        return error if isinstance(error, ValueError) else ValueError(str(error))
+
+
+def _store_scores(request: Request, read: Sequence[Feedback | ValueError]) -> Sequence[Any]:
+    """The same, durable; those that a key of one project may not give have become their refusal."""
+    store: Store = request.app.state.store
+    project = get_access(request.scope).project
+    if project is not None:
+        good = [one for one in read if isinstance(one, Feedback)]
+        allowed = iter(scope_or_refuse(store, project, good))
+        read = [next(allowed) if isinstance(one, Feedback) else one for one in read]
+    if rows := [one for one in read if isinstance(one, Feedback)]:
+        store.add_feedback(rows)
+    return read

@@ -1,0 +1,121 @@
+"""OpenAPI description of the API, and its HTML reference page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.requests import Request
+from starlette.responses import Response
+
+from spanwise.collector.api.routes import RouteSpec
+from spanwise.collector.pages.components import rendering
+
+_TEXT = {"type": "string"}
+_ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}, "message": {"type": "string"}},
+    "required": ["error", "message"],
+}
+_ERRORS = {
+    status: {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+    for status, description in (
+        ("400", "Refused: an argument or the body cannot be used; the message names it"),
+        ("422", "Too slow: the question takes longer than a server allows; narrow it"),
+    )
+}
+SCHEMA_REFERENCE = "#/components/schemas/{name}"
+
+
+def install_openapi(app: FastAPI, rows: Sequence[RouteSpec]) -> None:
+    """Have `app.openapi()` describe bodies and answers of these routes, too."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _describe_api(app, rows)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe_api(app: FastAPI, rows: Sequence[RouteSpec]) -> dict[str, Any]:
+    description = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    kinds = [kind for row in rows for kind in (row.takes, row.answers) if kind is not None]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=SCHEMA_REFERENCE)
+    description.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    by_kind = iter(schemas)
+    for row in rows:
+        operation = description["paths"][row.path.replace(":path", "")][row.method.lower()]
+        if row.takes is not None:
+            operation["requestBody"] = {"required": True, "content": _json_content(next(by_kind))}
+        if row.answers is not None:
+            operation["responses"]["200"] = {"description": "Done", "content": _json_content(next(by_kind))}
+        if row.media:
+            operation["responses"]["200"] = {"description": "Done", "content": {row.media: {"schema": _TEXT}}}
+        if row.needs != "open":
+            operation["responses"] |= _ERRORS
+    return description
+
+
+def _json_content(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDoc:
+    """One request that is answered, in words for readers."""
+
+    method: str
+    path: str
+    tag: str
+    says: str
+    parameters: tuple[tuple[str, str, str], ...]  # name, where it stands, its type
+    takes: str  # JSON Schema; "" if there is no body
+    answers: str
+
+
+def reference_page(request: Request) -> Response:
+    """All requests, by subject, and the records that they speak of."""
+    description = request.app.openapi()
+    by_tag: dict[str, list[OperationDoc]] = {}
+    for operation in _list_operation_docs(description):
+        by_tag.setdefault(operation.tag, []).append(operation)
+    schemas = {name: _schema_text(schema) for name, schema in sorted(description["components"]["schemas"].items())}
+    return rendering.render_page(
+        request, "docs.html", tags=by_tag, schemas=schemas, version=description["info"]["version"]
+    )
+
+
+def _list_operation_docs(description: dict[str, Any]) -> Iterator[OperationDoc]:
+    for path, methods in description["paths"].items():
+        for method, told in methods.items():
+            yield OperationDoc(
+                method=method.upper(),
+                path=path,
+                tag=(told.get("tags") or ["others"])[0],
+                says=told.get("description") or told.get("summary") or "",
+                parameters=tuple(
+                    (one["name"], one["in"], _type_name(one.get("schema", {}))) for one in told.get("parameters", ())
+                ),
+                takes=_body_schema(told.get("requestBody")),
+                answers=_body_schema(told["responses"].get("200")),
+            )
+
+
+def _body_schema(told: dict[str, Any] | None) -> str:
+    schema = ((told or {}).get("content") or {}).get("application/json", {}).get("schema")
+    return _schema_text(schema) if schema else ""
+
+
+def _type_name(schema: dict[str, Any]) -> str:
+    kinds = [_type_name(one) for one in schema.get("anyOf", ())]
+    return " or ".join(kinds) if kinds else str(schema.get("type", "any"))
+
+
+def _schema_text(schema: Any) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False).replace("#/components/schemas/", "")

@@ -1,0 +1,220 @@
+"""Validation of write operations: batch size, ids, amounts, clock skew; operations the API adds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from spanwise.collector.clock_skew import correct_feedback_time, correct_open_run_time, correct_run_times
+from spanwise.collector.errors import Forbidden, NotFound, Refused, TooLarge
+from spanwise.collector.filters import Filter
+from spanwise.collector.ingest import (
+    MAX_COST,
+    MAX_TOKENS,
+    check_amendment,
+    check_feedback_names,
+    check_ids,
+    truncate_fields,
+)
+from spanwise.collector.operations import MAX_LIST_SIZE, MAX_PAGE_SIZE
+from spanwise.collector.records import (
+    JSON,
+    Amendment,
+    Booking,
+    Dataset,
+    DatasetKind,
+    Feedback,
+    OpenRun,
+    Run,
+    feedback_id,
+    normalize_feedback,
+)
+from spanwise.collector.request_context import CURRENT_ACTOR
+from spanwise.collector.stores import ControlStore, TraceStore
+
+
+def check_limit(limit: Any, most: int) -> None:
+    """Raises `Refused` for a `limit` beyond what one answer holds."""
+    if isinstance(limit, int) and limit > most:
+        way = "go on with the cursor in `next`" if most == MAX_PAGE_SIZE else "ask for fewer, or with more conditions"
+        raise Refused(f"limit is {limit:,}, at most {most:,} at once: {way}")
+
+
+def check_count(count: int, most: int = MAX_LIST_SIZE) -> None:
+    """Raises `TooLarge` for more records than one request may bring."""
+    if count > most:
+        raise TooLarge(f"{count:,} records in one request, at most {most:,}: send fewer at once")
+
+
+R = TypeVar("R", Run, OpenRun)
+_HEX = re.compile(r"[0-9a-f]*")
+
+
+def validate_run(run: Run) -> Run:
+    """A run with ids in lower case. Raises `ItemRefused` or `Refused` for ids or numbers that cannot be."""
+    one = _lowercase_run_ids(run)
+    if run.usage is not None:
+        for name, tokens in _token_counts(run):
+            if not 0 <= tokens <= MAX_TOKENS:
+                raise Refused(f"{name} of run {run.span_id!r} is {tokens!r}: tokens are within 0 and 2^53")
+    if run.cost is not None:
+        validate_amount(f"the cost of run {run.span_id!r}", run.cost)
+    return one
+
+
+def validate_open_run(run: OpenRun) -> OpenRun:
+    """A run that has started, with ids in lower case. Raises `ItemRefused` for ids that cannot be."""
+    return _lowercase_run_ids(run)
+
+
+def validate_amendment(amendment: Amendment) -> Amendment:
+    """An amendment with ids in lower case. Raises `ItemRefused` for ids that cannot be."""
+    if amendment.response_id:
+        return amendment
+    trace_id, span_id, _ = _validate_ids(amendment.trace_id, amendment.span_id)
+    return replace(amendment, trace_id=trace_id, span_id=span_id)
+
+
+def _lowercase_run_ids(run: R) -> R:
+    ids = (run.trace_id, run.span_id, run.parent_id or "")
+    lower = _validate_ids(*ids)
+    if lower == ids:
+        return run
+    return replace(run, trace_id=lower[0], span_id=lower[1], parent_id=lower[2] or None)
+
+
+def _validate_ids(trace_id: str, span_id: str, parent_id: str = "") -> tuple[str, str, str]:
+    ids = (trace_id, span_id, parent_id)
+    lower = (trace_id.lower(), span_id.lower(), parent_id.lower())
+    check_ids(*lower)
+    if not all(map(_HEX.fullmatch, lower)):
+        raise Refused(f"ids are hexadecimal, not {next(one for one in ids if not _HEX.fullmatch(one.lower()))!r}")
+    return lower
+
+
+def _token_counts(run: Run) -> Iterable[tuple[str, int]]:
+    usage = run.usage
+    assert usage is not None
+    yield "input_tokens", usage.input_tokens
+    yield "output_tokens", usage.output_tokens
+    yield from usage.details.items()
+
+
+def validate_feedback(feedback: Feedback) -> Feedback:
+    """Feedback whose target has ids that can exist. Raises `ItemRefused` for names that are too long, `Refused`."""
+    check_feedback_names(feedback)
+    return normalize_feedback(feedback)
+
+
+def validate_booking(booking: Booking) -> Booking:
+    """The same booking. Raises `Refused` for an amount that is none."""
+    validate_amount(f"the amount of booking {booking.id!r}", booking.amount)
+    return booking
+
+
+def validate_amount(what: str, amount: float) -> None:
+    """Raises `Refused` for an amount that nobody spends."""
+    if not (math.isfinite(amount) and 0 <= amount <= MAX_COST):
+        raise Refused(f"{what} is {amount!r}: amounts are within 0 and {MAX_COST:,.0f}")
+
+
+class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
+    """What is said of a dataset beside its examples."""
+
+    kind: DatasetKind | None = None
+    schema: dict[str, JSON] | None = None
+    description: str | None = None
+    metadata: dict[str, JSON] | None = None
+
+
+def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> dict[str, int]:
+    """Keep runs, and feedback on them, together or not at all; answered when they are durable."""
+    check_count(len(runs) + len(feedback))
+    store.append(
+        [truncate_fields(correct_run_times(validate_run(run))) for run in runs], _validate_feedback_list(feedback)
+    )
+    return {"runs": len(runs), "feedback": len(feedback)}
+
+
+def amend(store: TraceStore, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
+    """Say more of a run that is there, or on its way; whether it is there."""
+    check_amendment(fields)
+    return store.amend(trace_id, span_id, fields)
+
+
+def add_amendments(store: TraceStore, amendments: Sequence[Amendment]) -> list[bool]:
+    """Say more of runs that are there, or on their way; which of them are there."""
+    for amendment in amendments:
+        check_amendment(amendment.fields)
+    return store.add_amendments(list(map(validate_amendment, amendments)))
+
+
+def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:
+    """Keep runs; answered when they are durable."""
+    append(store, runs)
+
+
+def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
+    """Keep feedback; answered with the ids when it is durable. The same id overwrites. A key that may do nothing else
+    gives people's alone, under ids that follow from what it is about and who gives it.
+    """
+    rows = _validate_feedback_list(feedback)
+    actor = CURRENT_ACTOR.get()
+    if actor is not None and not actor.writes:
+        rows = list(map(_as_human_feedback, rows))
+    store.add_feedback(rows)
+    return [row.id for row in rows]
+
+
+def _as_human_feedback(row: Feedback) -> Feedback:
+    """The feedback as a person's, who overwrites nobody else's. Raises `Forbidden` for a judge's or a rule's."""
+    if row.source != "human" or any((row.rule, row.claim, row.evaluator, row.version, row.judge_trace_id)):
+        raise Forbidden("the API key may give people's feedback alone: source 'human', of no rule, judge or evaluator")
+    return replace(row, id=feedback_id(row))
+
+
+def _validate_feedback_list(feedback: Sequence[Feedback]) -> list[Feedback]:
+    return [correct_feedback_time(validate_feedback(row)) for row in feedback]
+
+
+def add_running(store: TraceStore, runs: Sequence[OpenRun]) -> None:
+    """Keep that runs have started: each until its span arrives, or its trace says that it was dropped."""
+    store.add_running([correct_open_run_time(validate_open_run(run)) for run in runs])
+
+
+def book(store: ControlStore, *bookings: Booking) -> list[bool]:
+    """Reserve amounts, each unless it would pass its limit; whether it is reserved. An id books once."""
+    return store.book(*map(validate_booking, bookings))
+
+
+def settle(store: ControlStore, actual: Mapping[str, float]) -> None:
+    """Put in the place of what was reserved, by id, what it came to."""
+    for id, amount in actual.items():
+        validate_amount(f"what booking {id!r} came to", amount)
+    store.settle(actual)
+
+
+def delete_trace(store: TraceStore, trace_id: str) -> int:
+    """Remove one trace. Raises `NotFound`."""
+    deleted = store.delete(Filter(trace_ids=(trace_id,)))
+    if not deleted:
+        raise NotFound(f"there is no trace {trace_id!r}")
+    return deleted
+
+
+def delete_experiment(store: ControlStore, id: str) -> bool:
+    """Remove an experiment with its traces and feedback. Raises `NotFound`."""
+    if not store.delete_experiment(id):
+        raise NotFound(f"there is no experiment {id!r}")
+    return True
+
+
+def describe_dataset(store: ControlStore, name: str, change: DatasetChange) -> Dataset:
+    """Say something else of a dataset; makes a new version if anything changed. Raises `NotFound`."""
+    store.dataset(name)  # no dataset comes of a mistyped name
+    return store.save_examples(name, [], **msgspec.structs.asdict(change))

@@ -1,0 +1,319 @@
+"""ASGI security middleware: host, origin and proxy checks, access control, CORS."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from spanwise.collector import pages, record_encoding
+from spanwise.collector.address_parsing import is_loopback, parse_host, parse_origin
+from spanwise.collector.errors import Refused
+from spanwise.collector.ingest import PATH_PREFIXES, PROTOBUF_TYPE, encode_error
+from spanwise.collector.request_context import CURRENT_ACTOR
+from spanwise.collector.security.authentication import CREDENTIAL_HEADERS, Authenticator, Refusal, check_permission
+from spanwise.collector.security.authorization import ACCESS_SCOPE_KEY, READ_METHODS, Access, RoutePermissions
+from spanwise.collector.security.browser_sessions import BrowserSessions, hash_session_id, read_session_cookie
+
+Scope = MutableMapping[str, Any]
+ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
+
+CORS_ALLOWED_KEY = "spanwise.origin"  # in an ASGI scope: the page of another origin that sends it may
+UNKNOWN_CALLER = Access(known=False)
+PROXY_HEADERS = frozenset(("x-forwarded-for", "x-real-ip", "forwarded", b"x-forwarded-for", b"x-real-ip", b"forwarded"))
+FORWARDED_FOR_PATTERN = re.compile(r'for="?(\[[^\]]*\]|[^\s;,:"]+)', re.IGNORECASE)  # RFC 7239, 6; without the port
+OWN_FETCH_SITES = (
+    "same-origin",
+    "none",
+    "",
+)  # where a request comes from that a browser lets one of our own pages send
+
+
+class SecurityMiddleware:
+    """ASGI middleware. If keys are required, a request needs one that allows what it does; on pages a session suffices.
+
+    Otherwise only this machine may send requests: each must name the server by a loopback name, which keeps a web page
+    from reaching it under a name of its own (DNS rebinding), and no proxy may say that it came from elsewhere. A key
+    that is sent is checked there, too.
+    """
+
+    def __init__(
+        self,
+        app: ASGI,
+        scopes: RoutePermissions,
+        door: Authenticator | None = None,
+        sign_ins: BrowserSessions | None = None,
+    ) -> None:
+        self.app, self.scopes = app, scopes
+        self.door, self.sign_ins = door or Authenticator(), sign_ins or BrowserSessions()
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Pass a request on with what its sender may have, or answer 401, 403, 429 or 503."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        headers = dict(scope["headers"])
+        if self.scopes.is_open(scope["path"]):
+            access: Access | Refusal = self._known(scope, headers)
+        else:
+            refusal = _check_single_host(scope, headers) or _check_origin(scope, headers)
+            access = refusal or await self._access(scope, headers)
+        if isinstance(access, Refusal):
+            if self.scopes.has_pages and _expects_html(scope, headers):
+                return await _refusal_page(scope, access)(scope, receive, send)
+            return await _send_refusal(scope, send, access, headers)
+        scope[ACCESS_SCOPE_KEY] = access
+        CURRENT_ACTOR.set(access.actor)
+        return await self.app(scope, receive, send)
+
+    def _known(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access:
+        """Whose request it is that needs no key, as far as can be told without waiting."""
+        if self.door.locked:
+            return Access() if self.door.knows(scope["headers"]) else UNKNOWN_CALLER
+        return UNKNOWN_CALLER if _check_local_name(scope, headers) else Access()
+
+    async def _access(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | Refusal:
+        address = (scope.get("client") or ("",))[0]
+        if not self.door.locked:
+            refusal = _check_local_name(scope, headers) or _check_cross_site(scope, headers)
+            return refusal or await self._unlocked(scope, headers, address)
+        if (session := await self._session(scope, headers, address)) is not None:
+            return session
+        return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
+
+    async def _unlocked(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal:
+        """Return what a request may do where no key is required: everything, or what the key that it sends allows."""
+        if CREDENTIAL_HEADERS.isdisjoint(headers):
+            return _anonymous_access(address)
+        return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
+
+    async def _session(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal | None:
+        """What a browser may that is signed in; None where that does not count."""
+        sent = (
+            None if b"cookie" not in headers else read_session_cookie(scope["headers"], _header_text(headers, b"host"))
+        )
+        if sent is None or b"authorization" in headers or not _is_from_own_page(scope, headers):
+            return None
+        id, secure = sent
+        key = self.sign_ins.key_of(id, secure=secure)
+        if key is None or not self.scopes.is_page(scope["path"]):
+            return None
+        access = await self.door.opened(key, address)
+        if isinstance(access, Refusal):
+            if access.status == 401:
+                self.sign_ins.end(id)
+            return access
+        scope[ACCESS_SCOPE_KEY] = access = replace(
+            access, bond=hash_session_id(id), session=id
+        )  # for the page that says why not, too
+        return check_permission(access, self._needed(scope))
+
+    def _needed(self, scope: Scope) -> str:
+        return self.scopes.needed(scope["method"], scope["path"])
+
+
+def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    return scope["path"].startswith(PATH_PREFIXES) and headers.get(b"content-type", b"").startswith(PROTOBUF_TYPE)
+
+
+def _check_origin(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """The refusal of what another site's page would write, unless that site may."""
+    if not (origin := _header_text(headers, b"origin")):
+        return None
+    if (
+        scope["method"] not in READ_METHODS
+        and parse_origin(origin) != _header_text(headers, b"host")
+        and not scope.get(CORS_ALLOWED_KEY)
+    ):
+        return Refusal(403, f"a page of {origin!r} may not write here")
+    return None
+
+
+def _check_single_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """Return the refusal of a request with two `Host` headers, of which others may read the other one, or with none."""
+    if len(headers) == len(scope["headers"]) and b"host" in headers:
+        return None
+    count = sum(name == b"host" for name, _ in scope["headers"])
+    return None if count == 1 else Refusal(400, f"a request must have one Host header, not {count}")
+
+
+def _check_cross_site(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """Return the refusal of what a browser loads for another site's page; keys would keep it out elsewhere."""
+    if headers.get(b"sec-fetch-site") != b"cross-site" or scope.get(CORS_ALLOWED_KEY):
+        return None
+    return Refusal(403, "a page of another site sent this request; open the address directly")
+
+
+def _check_local_name(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """The refusal of a name that is not this machine's own."""
+    refusal = _check_host_name(headers.get(b"host", b""))
+    return check_forwarded(scope["headers"]) if refusal is None and not PROXY_HEADERS.isdisjoint(headers) else refusal
+
+
+@lru_cache(16)
+def _check_host_name(netloc: bytes) -> Refusal | None:
+    host = netloc.decode("latin-1")
+    name = parse_host(host)
+    if not host or is_loopback(name):
+        return None
+    told = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
+    return Refusal(403, told)
+
+
+@lru_cache(64)
+def _anonymous_access(address: str) -> Access:
+    """Return what a request without a key may do where none is required."""
+    return Access(address=address)
+
+
+def check_forwarded(headers: Iterable[tuple[str | bytes, str | bytes]]) -> Refusal | None:
+    """The refusal of what a proxy on this machine passes on for somebody elsewhere, whatever name it calls us by.
+
+    Of several proxies in a row each may have added a line of its own.
+    """
+    senders = [
+        sender for name, value in headers if name in PROXY_HEADERS for sender in _forwarded_addresses(name, value)
+    ]
+    elsewhere = next((sender for sender in senders if not is_loopback(sender)), None)
+    if elsewhere is None:
+        return None
+    told = "it answers this machine alone: behind a proxy, bind it to an address, so that it asks for keys"
+    return Refusal(403, f"this server has no keys, and a proxy passes on what {elsewhere!r} sends; {told}")
+
+
+def _forwarded_addresses(name: str | bytes, value: str | bytes) -> list[str]:
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    if name in ("forwarded", b"forwarded"):
+        return FORWARDED_FOR_PATTERN.findall(text)
+    return [sender.strip() for sender in text.split(",") if sender.strip()]
+
+
+def _header_text(headers: Mapping[bytes, bytes], name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1")
+
+
+def _is_from_own_page(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser says that one of our pages, or a reader who follows a link, sends it; or is too old to say."""
+    if _header_text(headers, b"sec-fetch-site") in OWN_FETCH_SITES:
+        return True
+    return scope["method"] in READ_METHODS and headers.get(b"sec-fetch-mode") == b"navigate"
+
+
+async def _send_refusal(scope: Scope, send: Any, refusal: Refusal, headers: Mapping[bytes, bytes]) -> None:
+    protobuf = _wants_protobuf(scope, headers)
+    content_type, body = PROTOBUF_TYPE if protobuf else b"application/json", _refusal_body(refusal, protobuf)
+    answered = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    if refusal.status == 401:
+        answered.append((b"www-authenticate", b'%s realm="spanwise", charset="UTF-8"' % _challenge(headers)))
+    if refusal.retry_after is not None:
+        answered.append((b"retry-after", _retry_after_value(refusal.retry_after).encode()))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": answered})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _retry_after_value(retry_after: float) -> str:
+    return str(max(1, math.ceil(retry_after)))
+
+
+def _challenge(headers: Mapping[bytes, bytes]) -> bytes:
+    """Programs may answer with Basic. A browser would ask its reader, and send on whatever it was told with all it
+    sends: readers sign in.
+    """
+    browser = any(name in headers for name in (b"sec-fetch-mode", b"referer", b"origin"))
+    return b"Bearer" if browser else b"Basic"
+
+
+def _expects_html(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    return "text/html" in _header_text(headers, b"accept") and not scope["path"].startswith(("/api/", "/v1/"))
+
+
+def _refusal_page(scope: Scope, refusal: Refusal) -> Response:
+    """What a reader sees: where to sign in, or why not."""
+    request = Request(scope)
+    if refusal.status == 401 and scope["method"] in READ_METHODS:
+        onward = scope["path"] + (f"?{text}" if (text := scope["query_string"].decode("latin-1")) else "")
+        return RedirectResponse(f"/sign-in?next={quote(onward, safe='')}", 303, headers={"cache-control": "no-store"})
+    page = pages.render_refusal(request, refusal.status, refusal.message)
+    if refusal.retry_after is not None:
+        page.headers["retry-after"] = _retry_after_value(refusal.retry_after)
+    return page
+
+
+def _refusal_body(refusal: Refusal, protobuf: bool) -> bytes:
+    if protobuf:
+        return encode_error(refusal.code, refusal.message)
+    kind = "Refused" if refusal.retry_after is None else "Unavailable"
+    return record_encoding.encode({"error": kind, "message": refusal.message, "code": refusal.code})
+
+
+CORS_REQUEST_HEADERS = (
+    "authorization, x-api-key, api_key, content-type, content-encoding"  # headers that such a page may send
+)
+ORIGIN_PATTERN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+DEFAULT_PORT_PATTERN = re.compile(r"http://.*:80|https://.*:443")
+PREFLIGHT_MAX_AGE_S = 600  # for which a browser remembers what it was told
+
+
+class CorsMiddleware:
+    """ASGI middleware before the guard, which asks for keys as ever. `rows` are (method, path, what it needs)."""
+
+    def __init__(self, app: ASGI, origins: Iterable[str], rows: Iterable[tuple[str, str, str]]) -> None:
+        self.app, self.origins = app, frozenset(validate_origin(text).encode() for text in origins)
+        self.paths = frozenset(
+            path for method, path, needs in rows if method == "POST" and needs in ("ingest", "feedback")
+        )
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Answer what a browser asks beforehand; pass on all else, and let the page read what is answered."""
+        if scope["type"] != "http" or scope["path"] not in self.paths:
+            return await self.app(scope, receive, send)
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin")
+        if origin not in self.origins:
+            return await self.app(scope, receive, send)
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+            return await _send_preflight(origin, send)
+        scope[CORS_ALLOWED_KEY] = True
+
+        async def telling(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *_cors_headers(origin)]}
+            await send(message)
+
+        return await self.app(scope, receive, telling)
+
+
+def validate_origin(text: str) -> str:
+    """The origin as browsers say it. Raises `Refused` for what is none, and for all of them."""
+    if not ORIGIN_PATTERN.fullmatch(text):
+        told = "say it as a browser does, such as https://app.example.com or http://localhost:3000, without a slash"
+        raise Refused(f"{text!r} is no origin: {told}; each is named, there is no pattern")
+    if DEFAULT_PORT_PATTERN.fullmatch(text):
+        raise Refused(f"the origin {text!r} names the port that is meant anyway, which browsers leave out: so do it")
+    return text
+
+
+def _cors_headers(origin: bytes) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", b"retry-after"),
+        (b"vary", b"origin"),
+    ]
+
+
+async def _send_preflight(origin: bytes, send: Any) -> None:
+    headers = [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-allow-methods", b"POST"),
+        (b"access-control-allow-headers", CORS_REQUEST_HEADERS.encode()),
+        (b"access-control-max-age", b"%d" % PREFLIGHT_MAX_AGE_S),
+        (b"vary", b"origin"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,112 @@
+"""Sign-in and sign-out routes of the browser session."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from spanwise.collector import pages
+from spanwise.collector.errors import Refused
+from spanwise.collector.security.authentication import Authenticator, Refusal, check_permission, hash_key
+from spanwise.collector.security.authorization import Access
+from spanwise.collector.security.browser_sessions import (
+    BrowserSessions,
+    SessionCookie,
+    build_session_cookie,
+    hash_session_id,
+    read_session_cookie,
+)
+
+SIGN_IN_ROUTES = (("GET", "/sign-in"), ("POST", "/sign-in"), ("POST", "/sign-out"))
+MAX_REDIRECT_LENGTH = 2048  # characters of an address to go on to
+
+
+async def sign_in_page(request: Request) -> Response:
+    """The form; the first page where no key is needed."""
+    door: Authenticator = request.app.state.door
+    if not door.locked:
+        return _redirect("/")
+    return pages.render_sign_in(request, safe_redirect_path(request.query_params.get("next", "")))
+
+
+async def sign_in(request: Request) -> Response:
+    """A session for a key that reads, and on to where the reader was going."""
+    fields = await pages.read_form(request, ("key", "next"), bond=b"")
+    address = safe_redirect_path(fields.get("next", ""))
+    door: Authenticator = request.app.state.door
+    if not door.locked:
+        return _redirect(address)
+    key = hash_key(fields.get("key", "").strip())
+    access = await door.tried(key, request.client.host if request.client else "")
+    access = access if isinstance(access, Refusal) else _require_read(access)
+    if isinstance(access, Refusal):
+        return pages.render_sign_in(
+            request, address, refused=access.message, status=access.status, after=access.retry_after
+        )
+    _end_session(request)
+    cookie = _request_cookie(request)
+    sign_ins: BrowserSessions = request.app.state.sign_ins
+    return _redirect(address, cookie.given(sign_ins.begin(key, secure=cookie.secure)))
+
+
+async def sign_out(request: Request) -> Response:
+    """End the session, and take the cookie back."""
+    await pages.read_form(request, (), bond=hash_session_id(_session_id(request)))
+    _end_session(request)
+    return _redirect("/sign-in", _request_cookie(request).taken_back())
+
+
+def _require_read(access: Access) -> Access | Refusal:
+    """The access, unless it opens no page at all."""
+    able = check_permission(access, "read")
+    return Refusal(403, "the API key may not read, so that no page would open") if isinstance(able, Refusal) else able
+
+
+def safe_redirect_path(address: str) -> str:
+    """The address if it is one of this server, else "/": nobody is sent on to another site."""
+    ours = address.startswith("/") and not address.startswith(("//", "/sign-")) and len(address) <= MAX_REDIRECT_LENGTH
+    # Browsers take a backslash for a slash, and leave out tabs and line breaks
+    return address if ours and "\\" not in address and address.isprintable() else "/"
+
+
+def _session_id(request: Request) -> str:
+    sent = read_session_cookie(request.scope["headers"], request.headers.get("host", ""))
+    return sent[0] if sent else ""
+
+
+def _end_session(request: Request) -> None:
+    sign_ins: BrowserSessions = request.app.state.sign_ins
+    sign_ins.end(_session_id(request))
+
+
+def _request_cookie(request: Request) -> SessionCookie:
+    """The one to set. A browser says by its `Origin` whether TLS is spoken with it, a proxy by `X-Forwarded-Proto`."""
+    origin, proxy = request.headers.get("origin", ""), request.headers.get("x-forwarded-proto", "")
+    secure = origin.startswith("https://") or proxy.strip().lower() == "https"
+    return build_session_cookie(request.headers.get("host", ""), secure=secure)
+
+
+def _redirect(address: str, cookie: str | None = None) -> Response:
+    response = RedirectResponse(address, 303, headers={"cache-control": "no-store"})
+    if cookie is not None:
+        response.headers["set-cookie"] = cookie
+    return response
+
+
+def install_sign_in(app: FastAPI) -> None:
+    """Have an application answer these."""
+    for (method, path), answer in zip(SIGN_IN_ROUTES, (sign_in_page, sign_in, sign_out), strict=True):
+        app.add_route(path, _with_error_page(answer), methods=[method], include_in_schema=False)
+
+
+def _with_error_page(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def told(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except Refused as error:
+            return pages.render_refusal(request, 400, str(error))
+
+    return told

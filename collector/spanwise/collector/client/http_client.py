@@ -1,0 +1,403 @@
+"""HTTP client store: transport, requests in batches and pages, errors as store errors."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar, overload
+from urllib.parse import quote
+
+import httpx
+
+from spanwise.collector import record_encoding
+from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooLarge, TooSlow, Unavailable
+from spanwise.collector.filters import Filter, extend_filter
+from spanwise.collector.operations import Argument, ControlOperations, Operation, TraceOperations
+from spanwise.collector.operations.operation_table import MAX_BATCH_ITEMS
+from spanwise.collector.operations.request_mapping import PATH_PLACEHOLDER
+from spanwise.collector.records import Feedback, Page, Run, Target, TraceSummary, normalize_target
+from spanwise.collector.stores.trace_store import iterate_traces
+from spanwise.tracer.http_connections import (
+    CERTIFICATE_VARIABLES,
+    find_trusted_authorities,
+    find_url_problem,
+    suppress_instrumentation,
+)
+
+T = TypeVar("T")
+Params = Sequence[tuple[str, Any]]
+STATUS_ERRORS = {403: Forbidden, 404: NotFound, 413: TooLarge, 422: TooSlow}  # other statuses below 500 are `Refused`
+_CERTIFICATE_HINT = f"correct or unset the variable that names them ({', '.join(CERTIFICATE_VARIABLES)})"
+MAX_BODY_BYTES = 32 * 1024 * 1024  # bytes of a body, as servers take them
+REQUEST_TIMEOUT, UNLIMITED_TIMEOUT = httpx.Timeout(60.0, connect=5.0), httpx.Timeout(None, connect=5.0)
+
+
+class HTTPTransport:
+    """Connections to one server, kept open. Safe to use from several threads.
+
+    Trusts the certificate authorities that `spanwise.tracer.http_connections` finds. Raises `Refused` for a malformed
+    address or an unusable file of authorities.
+    """
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        if problem := find_url_problem(url):
+            raise Refused(f"the store's address {url!r} is malformed: {problem}; use one such as http://127.0.0.1:4318")
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self.url = url.rstrip("/")
+        self._client = httpx.Client(
+            base_url=self.url, headers=headers, trust_env=False, verify=_tls_verification(self.url)
+        )
+        weakref.finalize(self, self._client.close)  # a client that nobody closed leaves no socket behind
+
+    @overload
+    def ask(
+        self, kind: type[T], method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+    ) -> T: ...
+    @overload
+    def ask(
+        self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+    ) -> Any: ...
+    def ask(
+        self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+    ) -> Any:
+        """Send a request; the record in its answer. Parameters that are None are left out. Raises `StoreError`.
+
+        `patient`: what is asked may take as long as it takes.
+        """
+        return record_encoding.decode(kind, self._answer(method, path, params, body, patient=patient).content)
+
+    def text(self, path: str) -> str:
+        """What is told in plain text. Raises `StoreError`."""
+        return self._answer("GET", path).text
+
+    def _answer(
+        self, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
+    ) -> httpx.Response:
+        content = None if body is None else record_encoding.encode(body)
+        if content is not None and len(content) > MAX_BODY_BYTES:
+            raise TooLarge(f"the body is larger than {MAX_BODY_BYTES:,} bytes: send less at once")
+        given = [(name, _parameter_text(value)) for name, value in params if value is not None]
+        try:
+            with suppress_instrumentation():
+                response = self._client.request(
+                    method,
+                    path,
+                    params=given,
+                    content=content,
+                    timeout=UNLIMITED_TIMEOUT if patient else REQUEST_TIMEOUT,
+                )
+        except httpx.TransportError as error:
+            raise Unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error
+        except RuntimeError as error:  # httpx's word for a client that was closed
+            raise Closed(f"the client of {self.url} is closed") from error
+        if not response.is_success:
+            raise _response_error(self.url, response)
+        return response
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+
+def _tls_verification(url: str) -> ssl.SSLContext | bool:
+    authorities = find_trusted_authorities()
+    if authorities is None or not url.startswith("https://"):
+        return True
+    folder = os.path.isdir(authorities)
+    try:
+        return ssl.create_default_context(
+            cafile=None if folder else authorities, capath=authorities if folder else None
+        )
+    except OSError as error:
+        raise Refused(
+            f"the certificate authorities in {authorities!r} cannot be read: {error}; {_CERTIFICATE_HINT}"
+        ) from error
+
+
+def quote_path_segment(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")
+
+
+def _parameter_text(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _response_error(url: str, response: httpx.Response) -> StoreError:
+    message = _error_message(response) or f"{url} answered {response.status_code}: {response.text[:200]!r}"
+    if response.status_code in (429, 502, 503, 504):
+        return Unavailable(message, _retry_after(response))
+    if response.status_code >= 500:
+        return StoreError(message)
+    return STATUS_ERRORS.get(response.status_code, Refused)(message)
+
+
+def _error_message(response: httpx.Response) -> str | None:
+    try:
+        answer = response.json()
+    except ValueError:
+        return None
+    return answer.get("message") if isinstance(answer, dict) else None
+
+
+def _retry_after(response: httpx.Response) -> float:
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdigit() else 1.0
+
+
+TraceBatch: TypeAlias = tuple[Sequence[Run], Sequence[Feedback]]
+
+
+def split_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback], size: int) -> Iterator[TraceBatch]:
+    """Runs and feedback, about `size` of both at once, by whole traces; nothing for nothing.
+
+    Of a trace with more the root comes last, together with the feedback: what its root does not show was never there.
+    """
+    if len(runs) + len(feedback) <= size:
+        if runs or feedback:
+            yield runs, feedback
+        return
+    some_runs: list[Run] = []
+    some_feedback: list[Feedback] = []
+    for more_runs, more_feedback in _group_by_trace(runs, feedback):
+        held = len(some_runs) + len(some_feedback)
+        if held and held + len(more_runs) + len(more_feedback) > size:
+            yield some_runs, some_feedback
+            some_runs, some_feedback = [], []
+        while len(more_runs) > size:
+            yield more_runs[:size], ()
+            more_runs = more_runs[size:]
+        some_runs += more_runs
+        some_feedback += more_feedback
+    yield some_runs, some_feedback
+
+
+def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[TraceBatch]:
+    """A lot in two, by whole traces; of a single trace the root comes last, with the feedback; what cannot be parted
+    comes as it is.
+    """
+    traces = list(_group_by_trace(runs, feedback))
+    if len(traces) > 1:
+        for some in (traces[: len(traces) // 2], traces[len(traces) // 2 :]):
+            yield [run for part, _ in some for run in part], [row for _, part in some for row in part]
+        return
+    (ordered, rows), middle = traces[0], len(runs) // 2
+    if middle:
+        yield ordered[:middle], ()
+        yield ordered[middle:], rows
+    elif ordered and rows:  # which may be there before what it is said of
+        yield (), rows
+        yield ordered, ()
+    elif len(rows) > 1:
+        yield (), rows[: len(rows) // 2]
+        yield (), rows[len(rows) // 2 :]
+    else:
+        yield ordered, rows
+
+
+def _group_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[tuple[list[Run], list[Feedback]]]:
+    """What belongs to one trace (or to none), in the order of arrival, with its root last."""
+    by_trace: dict[str | None, tuple[list[Run], list[Feedback]]] = {}
+    for run in sorted(runs, key=lambda run: run.parent_id is None):
+        by_trace.setdefault(run.trace_id, ([], []))[0].append(run)
+    for outcome in feedback:
+        by_trace.setdefault(outcome.target.trace_id, ([], []))[1].append(outcome)
+    return iter(by_trace.values())
+
+
+def send_operation(transport: HTTPTransport, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    """Send a verb's request. A long list that is its only argument goes in several. Raises `StoreError`."""
+    values = _bind_arguments(call, args, given)
+    if call.paged and (values.get("limit") or 0) > call.most:
+        return _read_pages(transport, call, values)
+    if call.listed is None:
+        return _send_once(transport, call, values)
+    name = call.listed.name
+    answers = [_send_halves(transport, call, name, batch) for batch in split_batches(values[name], call.batch)]
+    return _join_answers(call, list(chain.from_iterable(answers)))
+
+
+def _read_pages(transport: HTTPTransport, call: Operation, values: Mapping[str, Any]) -> Page[Any]:
+    """One page of more than the server gives at once."""
+    items: list[Any] = []
+    cursor, left = values.get("cursor"), values["limit"]
+    while True:
+        page = _send_once(transport, call, {**values, "cursor": cursor, "limit": min(left, call.most)})
+        items += page.items
+        cursor, left = page.next, left - len(page.items)
+        if cursor is None or left <= 0:
+            return Page(items=tuple(items), next=cursor)
+
+
+def _send_halves(transport: HTTPTransport, call: Operation, name: str, batch: Sequence[Any]) -> list[Any]:
+    """The answers to a batch: to halves of it where all of it is too large for one request."""
+    try:
+        return [_send_once(transport, call, {name: batch})]
+    except TooLarge:
+        if len(batch) < 2:
+            raise
+        half = len(batch) // 2
+        return [*_send_halves(transport, call, name, batch[:half]), *_send_halves(transport, call, name, batch[half:])]
+
+
+def _bind_arguments(call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Mapping[str, Any]:
+    named = dict(zip(call.positional, args, strict=False)) | given
+    if len(named) == len(args) + len(given) and (values := {**call.defaults, **named}).keys() == call.names:
+        return values
+    try:  # it spreads, or says what is wrong, at ten times the price
+        bound = call.signature.bind(*args, **given)
+    except TypeError as error:
+        raise TypeError(f"{call.name}() {error}") from None  # as Python says it of a function
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def split_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Slices of a size."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _send_once(transport: HTTPTransport, call: Operation, values: Mapping[str, Any]) -> Any:
+    path, query, body = _build_path(call.path, values), _build_query(call.sent, values), _build_body(call, values)
+    try:
+        answer = transport.ask(_answer_type(call), call.method, path, query, body, patient=call.patient)
+    except NotFound:
+        if call.count and call.returns is bool:  # there was none
+            return False
+        raise
+    if call.count:
+        return call.returns(answer[call.count])
+    return None if call.returns is None else answer
+
+
+def _answer_type(call: Operation) -> Any:
+    return Any if call.returns is None else call.answers
+
+
+def _join_answers(call: Operation, answers: Sequence[Any]) -> Any:
+    if call.count:
+        return sum(answers)
+    return None if call.returns is None else list(chain.from_iterable(answers))
+
+
+def _build_path(path: str, values: Mapping[str, Any]) -> str:
+    return PATH_PLACEHOLDER.sub(lambda match: quote_path_segment(values[match[1]]), path)
+
+
+def _build_query(sent: Sequence[Argument], values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    items: list[tuple[str, Any]] = []
+    for argument in sent:
+        if argument.place == "filter":
+            items.append((argument.alias, _to_json_text(_build_query_filter(argument, sent, values))))
+        elif argument.place == "query":
+            items += [(argument.alias, value) for value in _query_texts(argument, values[argument.name])]
+    return items
+
+
+def _build_query_filter(argument: Argument, sent: Sequence[Argument], values: Mapping[str, Any]) -> Filter:
+    conditions = next((values[other.name] for other in sent if other.place == "conditions"), None)
+    return extend_filter(values[argument.name], conditions)
+
+
+def _query_texts(argument: Argument, value: Any) -> Sequence[Any]:
+    """The values of one name in a query string."""
+    if argument.is_list:
+        return list(value)
+    if value is None:
+        return [""] if argument.empty_is_none else []
+    return [_to_json_text(value) if argument.record else value]
+
+
+def _build_body(call: Operation, values: Mapping[str, Any]) -> Any:
+    if call.whole:
+        return values[call.whole.name]
+    return {field.name: values[field.name] for field in call.fields} or None
+
+
+def _to_json_text(value: Any) -> str:
+    return record_encoding.encode(value).decode()
+
+
+class HTTPStore(TraceOperations, ControlOperations):
+    """Implements `spanwise.collector.stores.Store` over the API of a collector at `url`; its verbs are the table's.
+
+    Makes no connection before the first call. A server that is away raises `Unavailable`; what it refuses, `Refused`.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._transport = HTTPTransport(url, api_key)
+
+    def __repr__(self) -> str:
+        return f"HTTPStore({self.url!r})"
+
+    def __enter__(self) -> HTTPStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def where(self) -> str:
+        """Its address."""
+        return self.url
+
+    def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
+        """As of `TraceStore`, in several requests if it is much: those of one trace in one, but for a huge one's."""
+        for together in split_by_trace(runs, feedback, MAX_BATCH_ITEMS):
+            self._append(together)
+
+    def _append(self, lot: TraceBatch) -> None:
+        """Keep a lot, in halves if it is too large for one request, down to single runs."""
+        try:
+            super().append(*lot)
+        except TooLarge:
+            parts = list(split_in_half(*lot))
+            if len(parts) < 2:
+                raise
+            for part in parts:
+                self._append(part)
+
+    def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
+        """All traces that pass, page by page: see `TraceStore`."""
+        return iterate_traces(self.traces, extend_filter(filter, conditions))
+
+    def feedback(
+        self,
+        target: str | Target,
+        key: str,
+        score: float | bool | None = None,
+        *,
+        label: str | None = None,
+        comment: str | None = None,
+        author: str | None = None,
+        span_id: str | None = None,
+    ) -> Feedback:
+        """Attach a person's feedback to a trace (its id) or any other target, and return what was kept."""
+        aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
+        kept = Feedback(
+            target=normalize_target(aim),
+            key=key,
+            score=score,
+            label=label,
+            comment=comment,
+            author=author,
+            source="human",
+        )
+        self.add_feedback([kept])
+        return kept
+
+    def numbers(self) -> dict[str, float]:
+        """The collector's own numbers, by name with labels, as /metrics tells them."""
+        lines = (line.rpartition(" ") for line in self._transport.text("/metrics").splitlines() if line[:1] != "#")
+        return {name: float(value) for name, _, value in lines if name}
+
+    def close(self) -> None:
+        """Let go of the connections; every write was durable when it returned."""
+        self._transport.close()
+
+    def _ask(self, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        return send_operation(self._transport, call, args, given)

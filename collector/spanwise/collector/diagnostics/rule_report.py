@@ -1,0 +1,319 @@
+"""Text about rules: decisions and their reasons, funnel, budget, rate, lag and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from spanwise.collector import formatting
+from spanwise.collector.records import (
+    JSON,
+    BudgetUsage,
+    ConditionResult,
+    Decision,
+    DecisionExplanation,
+    Rule,
+    RuleStatus,
+    WorkerReport,
+)
+from spanwise.collector.rule_policy import MIN_PACING_FACTOR
+from spanwise.collector.stores.decision_explanation import WORKER_TIMEOUT_NS, find_blocking_reason, is_outdated
+
+WORDS: Mapping[str, str] = {
+    "filtered": "filtered",
+    "sampled_out": "sampled out",
+    "waiting": "waiting",
+    "throttled": "throttled",
+    "over_budget": "over budget",
+    "running": "running",
+    "scored": "scored",
+    "skipped": "skipped",
+    "failed": "failed",
+    "superseded": "superseded",
+}
+STORED = tuple(WORDS)[2:]  # verdicts that stand in decisions, the others are computed
+PACING_FLOOR_TEXT = "the lowest that pacing goes; scoring stops when the budget is used up"
+QUEUED_VERDICTS = ("waiting", "throttled", "over_budget", "running")
+_LONGEST = 200  # characters of a value, or of an error
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelStage:
+    """One step of a rule's funnel: how many came so far."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetUse:
+    """What a budget of a rule has seen of its limit in the present period."""
+
+    name: str  # usd_per_day, calls_per_minute, …
+    limit: float
+    settled: float = 0.0
+    reserved: float = 0.0
+    unknown: float = 0.0
+
+    @property
+    def used(self) -> float:
+        """What counts against the limit."""
+        return self.settled + self.reserved + self.unknown
+
+    @property
+    def share(self) -> float:
+        """Of the limit, at most 1."""
+        return min(1.0, self.used / self.limit) if self.limit else 1.0
+
+    def __str__(self) -> str:
+        """As "$1.20 of $5.00 per day, $0.40 of it reserved, $0.20 of it cost unknown"."""
+        shown = formatting.cost if self.name.startswith("usd") else formatting.number
+        unit, _, period = self.name.partition("_per_")
+        said = f"{shown(self.used)} of {shown(self.limit)}"
+        said += f" per {period}" if unit == "usd" else f" {unit} per {period}"
+        said += f", {shown(self.reserved)} of it reserved" if self.reserved else ""
+        return said + (f", {shown(self.unknown)} of it cost unknown" if self.unknown else "")
+
+
+def funnel(status: RuleStatus) -> list[FunnelStage]:
+    """From what arrived to what was scored."""
+    counts = status.counts
+    seen = sum(counts.values())
+    passed = seen - counts.get("filtered", 0)
+    sampled = passed - counts.get("sampled_out", 0)
+    steps = {"arrived": seen, "pass the filter": passed, "sampled": sampled, "scored": counts.get("scored", 0)}
+    return [FunnelStage(name, count) for name, count in steps.items()]
+
+
+def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
+    """Each limit of a rule, and what was booked on it in its newest period."""
+    newest: dict[str, BudgetUsage] = {}
+    for one in sorted(booked, key=lambda one: one.period_start_ns):
+        newest[one.budget.rpartition("/")[2]] = one
+    limits = rule.settings.budget.items()
+    none = BudgetUsage(budget="", period_start_ns=0)
+    found = ((name, limit, newest.get(name, none)) for name, limit in limits)
+    return [BudgetUse(name, limit, one.settled, one.reserved, one.unknown) for name, limit, one in found]
+
+
+def explain_no_rules(project: str, rules: Iterable[Rule]) -> str:
+    """Return why no rule applies to a trace of a project without rules, with the projects that have some."""
+    others = sorted({rule.project for rule in rules} - {project})
+    if not others:
+        return f"project {project!r} of the trace has no rules; `spanwise monitor rules.py` runs some"
+    named = ", ".join(map(repr, others))
+    return f"project {project!r} of the trace has no rules; the rules of this store are in project {named}"
+
+
+def reason(why: DecisionExplanation) -> str:
+    """Why, without the verdict's own word before it, which is shown beside."""
+    return why.reason.removeprefix(why.verdict.replace("_", " ")).removeprefix(": ")
+
+
+def look_on(why: DecisionExplanation) -> str:
+    """The command that says why evaluators lacked something, where they skipped; "" elsewhere."""
+    skipped = sorted({of for one in why.decisions if one.verdict == "skipped" and (of := one.target.trace_id)})
+    return f"spanwise doctor --where trace_ids={skipped[0]}" if skipped else ""
+
+
+def sampling(why: DecisionExplanation) -> str:
+    """Where the trace lies and what the rate is; "" where it did not come so far."""
+    if why.u is None or why.rate is None:
+        return ""
+    source = "the rule's rate" if why.stratum is None else f"the rate of stratum {why.stratum + 1}"
+    if why.rule.settings.paced is not None:
+        source += " as the budget paces it"
+    if why.verdict == "sampled_out" or why.u >= why.rate:
+        return f"u {why.u:.4f} is not below {why.rate:.4g}, {source}"
+    return f"u {why.u:.4f} is below {why.rate:.4g}, {source}"
+
+
+def describe_condition(one: ConditionResult) -> str:
+    """As "latency_ms: wants > 200, saw 120"."""
+    return f"{one.name}: wants {value(one.wanted)}, saw {value(one.seen)}"
+
+
+def value(given: JSON) -> str:
+    """What a condition wants or saw, on one line: a comparison as it is written, nothing as "nothing"."""
+    if given is None or given == [] or given == ():
+        return "nothing"
+    if isinstance(given, str):
+        return formatting.first_line(repr(given), _LONGEST)
+    if isinstance(given, list | tuple):
+        written = all(isinstance(part, str | int | float) for part in given)
+        between = " " if written and any(part in _COMPARISON_OPERATORS for part in given) else ", "
+        return formatting.first_line(between.join(_plain_text(part) for part in given), _LONGEST)
+    if isinstance(given, Mapping):
+        return formatting.first_line(", ".join(f"{name} {value(part)}" for name, part in given.items()), _LONGEST)
+    return formatting.number(given) if isinstance(given, int | float) else formatting.first_line(str(given), _LONGEST)
+
+
+_COMPARISON_OPERATORS = ("<", "<=", "=", "!=", ">=", ">")
+
+
+def _plain_text(part: JSON) -> str:
+    return part if isinstance(part, str) else value(part)
+
+
+def target(decision: Decision) -> str:
+    """What was scored: "the trace", "span 0af7…", "document 2 of span 0af7…", "session talk"."""
+    about = decision.target
+    if about.span_id is not None:
+        span = f"span {about.span_id}"
+        return span if about.document is None else f"document {about.document + 1} of {span}"
+    return "the trace" if about.trace_id is not None else f"session {about.session_id}"
+
+
+def facts(decision: Decision, now_ns: int) -> Iterator[str]:
+    """What else there is to know of a decision: attempts, deaths, who holds it, when it is tried next, its sample."""
+    if decision.incomplete:
+        yield "taken although parts of the trace are missing"
+    if decision.attempts:
+        yield _count_noun(decision.attempts, "attempt")
+    if decision.deaths:
+        yield f"ended {_count_noun(decision.deaths, 'worker')}"
+    if decision.reopened:
+        yield "scored again after the trace had changed"
+    if is_outdated(decision):
+        yield "older than the last change of the trace"
+    if decision.verdict == "running" and decision.holder is not None:
+        yield f"held by {decision.holder}"
+    if decision.next_ns is not None and decision.verdict in QUEUED_VERDICTS:
+        yield f"tried next {_time_left(decision.next_ns, now_ns)}"
+    if decision.verdict in ("scored", "skipped", "failed"):
+        yield from _describe_sample(decision)
+    if decision.cost is not None:
+        yield f"cost {formatting.cost(decision.cost)}"
+
+
+def _describe_sample(decision: Decision) -> Iterator[str]:
+    if decision.probability is None:
+        yield "how likely it was to be looked at is not known: in no weighted mean"
+    elif decision.probability == 0:
+        yield "the present filter or rate would not take it: in no weighted mean"
+    elif decision.probability < 1:
+        yield f"stands for {formatting.number(1 / decision.probability)} traces in weighted means"
+
+
+def _time_left(ns: int, now_ns: int) -> str:
+    left = (ns - now_ns) / 1e9
+    return f"in {formatting.duration(left * 1e9)}" if left > 0 else "now"
+
+
+def states(decision: Decision) -> list[tuple[str, str, str]]:
+    """Per evaluator its key, what became of it, and its error if there is one."""
+    made = []
+    for key, state in decision.states.items():
+        said = state if isinstance(state, Mapping) else {"state": str(state)}
+        error = said.get("error")
+        made.append((key, str(said.get("state", "")), formatting.first_line(str(error), _LONGEST) if error else ""))
+    return made
+
+
+def rate(status: RuleStatus) -> str:
+    """The rate in force, and what it consists of."""
+    settings = status.rule.settings
+    said = formatting.percent(status.rate, 1)
+    if settings.paced is not None:
+        said += f", paced by the budget to {settings.paced:.3g} of {formatting.percent(settings.sample_rate, 1)}"
+        said += f", {PACING_FLOOR_TEXT}" if settings.paced <= MIN_PACING_FACTOR else ""
+    if settings.strata:
+        said += f"; {len(settings.strata)} strat{'um' if len(settings.strata) == 1 else 'a'} of other rates"
+    return said
+
+
+def behind(status: RuleStatus) -> str:
+    """As "up to date" or "312 changes behind, the oldest of 4.20 s ago"."""
+    if not status.behind:
+        return "up to date"
+    return f"{_count_noun(status.behind, 'change')} behind, the oldest of {formatting.duration(status.lag_s * 1e9)} ago"
+
+
+def alive(worker: WorkerReport, now_ns: int) -> bool:
+    """Whether a worker has given a sign lately."""
+    return now_ns - worker.seen_ns < WORKER_TIMEOUT_NS
+
+
+def find_active_workers(status: RuleStatus, now_ns: int) -> list[WorkerReport]:
+    """The living workers that have this version of the rule."""
+    rule = status.rule
+    return [one for one in status.workers if alive(one, now_ns) and one.rules.get(rule.name) == rule.version]
+
+
+def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
+    """Who carries the rule out, in words, and whether that is as it should be."""
+    if not status.rule.enabled:
+        return "paused", True
+    if right := find_active_workers(status, now_ns):
+        idles = all(idle(worker, status.rule.name) for worker in right)  # or some of its evaluators
+        return _count_noun(len(right), "worker") + (", idle" if idles else ""), not idles
+    seen = max((worker.seen_ns for worker in status.workers if worker.rules), default=None)
+    since = "" if seen is None or now_ns - seen < WORKER_TIMEOUT_NS else f" since {formatting.when(seen)}"
+    return f"{find_blocking_reason(status.rule, status.workers, now_ns) or ''}{since}", False
+
+
+def comes_back(rule: Rule) -> str:
+    """Say of a rule that is removed where it is still defined, as "; it returns …"; "" for one of the API."""
+    return (
+        "" if rule.owner == "api" else f"; it returns when {rule.owner!r} is loaded again, unless you remove it there"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatorWork:
+    """What workers say of one evaluator of a rule, all together."""
+
+    key: str
+    looked: int
+    failed: int
+    p95_s: float | None  # the slowest worker's
+
+    def __str__(self) -> str:
+        """As "2 % of 412 evaluations by the running workers failed, p95 1.20 s"."""
+        evaluations = f"{_count_noun(self.looked, 'evaluation')} by the running workers"
+        said = f"{formatting.percent(self.failed, self.looked)} of {evaluations} failed"
+        return said if self.p95_s is None else f"{said}, p95 {formatting.duration(self.p95_s * 1e9)}"
+
+
+def work(status: RuleStatus, now_ns: int) -> list[EvaluatorWork]:
+    """What a rule's living workers say of its evaluators, by key."""
+    parts: dict[str, list[Mapping[str, JSON]]] = {}
+    for worker in status.workers:
+        if alive(worker, now_ns):
+            for key, part in _get_worker_data(worker, "evaluators", status.rule.name).items():
+                parts.setdefault(key, []).append(part)
+    return [_merge_work(key, parts[key]) for key in sorted(parts)]
+
+
+def _merge_work(key: str, parts: list[Mapping[str, JSON]]) -> EvaluatorWork:
+    looked, failed = (sum(int(part.get(name, 0)) for part in parts) for name in ("looked", "failed"))
+    p95 = max((float(part["p95_s"]) for part in parts if part.get("p95_s") is not None), default=None)
+    return EvaluatorWork(key, looked, failed, p95)
+
+
+def sum_throughput(workers: Iterable[WorkerReport], now_ns: int) -> tuple[float, float]:
+    """How many targets living workers finish, and how many traces they decide on, a second; of all their rules."""
+    living = {worker.holder: worker for worker in workers if alive(worker, now_ns)}.values()
+    finished, decided = (
+        sum(float(worker.data.get(name) or 0) for worker in living) for name in ("finished_per_s", "decided_per_s")
+    )
+    return finished, decided
+
+
+def idle(worker: WorkerReport, rule: str) -> list[str]:
+    """Why a worker does nothing for a rule, or for some of its evaluators."""
+    whole = worker.data.get("idle")
+    why = whole.get(rule) if isinstance(whole, Mapping) else None
+    paused = _get_worker_data(worker, "paused", rule)
+    return [*([str(why)] if why else []), *(f"{key} is paused: {reason}" for key, reason in paused.items())]
+
+
+def _get_worker_data(worker: WorkerReport, what: str, rule: str) -> Mapping[str, JSON]:
+    """What a worker says of one rule."""
+    rules = worker.data.get(what)
+    found = rules.get(rule) if isinstance(rules, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _count_noun(count: int, noun: str) -> str:
+    return f"{formatting.count(count)} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,219 @@
+"""Feedback as `gen_ai.evaluation.result` events: reading and writing.
+
+Sources: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`; `pydantic_evals/_otel_emit.py`
+2.62 for the evaluator's name, its version and what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from spanwise.collector.dialects.attribute_parsing import parse_json, parse_number, text_or_none, to_text
+from spanwise.collector.dialects.draft import Draft, RawLog, make_side_record
+from spanwise.collector.former_names import METADATA, present_names
+from spanwise.collector.records import JSON, Event, Feedback, Target
+from spanwise.tracer import attribute_names as names
+
+SOURCES = ("code", "model", "human")
+TEXT_FIELDS = {
+    "label": names.EVALUATION_LABEL,
+    "comment": names.EVALUATION_EXPLANATION,
+    "author": names.FEEDBACK_AUTHOR,
+    "evaluator": names.FEEDBACK_EVALUATOR,
+    "version": names.FEEDBACK_VERSION,
+    "rule": names.FEEDBACK_RULE,
+}
+EVENT = names.EVALUATION_EVENT
+EVALUATOR_SPEC = "gen_ai.evaluation.evaluator.source"  # an evaluator as JSON: its name, and what it was made with
+EVALUATOR_VERSION = "gen_ai.evaluation.evaluator.version"
+JUDGE_EVALUATORS = frozenset(("LLMJudge", "GEval"))  # pydantic-evals' evaluators that ask a model
+PASS_LABELS = {"pass": True, "fail": False}  # what pydantic-evals calls a bool beside its 1.0 or 0.0
+VIA = "spanwise.via"  # in the metadata of feedback: the collectors through which it came
+MAX_VIA, MAX_VIA_CHARS = 16, 64  # of them, and characters of each
+MAX_NESTING = 4  # mappings in which names are looked for: `{"gen_ai": {"evaluation": {"score": {"value": 1}}}}`
+
+
+def evaluations(draft: Draft) -> None:
+    """Say the feedback that a span's events carry. They stay with the run, too."""
+    span = draft.span
+    if span.events and (events := [event for event in span.events if event.name == EVENT]):
+        draft.also += tuple([make_side_record(_read_event_feedback, draft, event) for event in events])
+
+
+def _read_event_feedback(draft: Draft, event: Event) -> Feedback:
+    span = draft.span
+    time_ns = event.time_ns or span.end_ns
+    return read_feedback(
+        RawLog(span.trace_id, span.span_id, time_ns, present_names(event.attributes), event.name, scope=span.scope)
+    )
+
+
+def evaluation(log: RawLog) -> Feedback | None:
+    """Feedback, if the record is the event that carries it. Raises `ValueError` if it says no score, error or skip."""
+    return read_feedback(log) if log.event == names.EVALUATION_EVENT else None
+
+
+def read_feedback(log: RawLog) -> Feedback:
+    """The feedback that an event is; attributes of no field become metadata. Raises `ValueError` if it is none."""
+    attributes = _flatten(log)
+    if not log.event_name:
+        attributes.pop("event.name", None)
+    fields: dict[str, Any] = {
+        key: to_text(attributes.pop(name)) for key, name in TEXT_FIELDS.items() if name in attributes
+    }
+    fields |= _outcome(attributes)
+    if EVALUATOR_SPEC in attributes:
+        fields = {**_read_evaluator_spec(attributes), **fields}
+        if fields.get("label") in PASS_LABELS and fields.get("score") == PASS_LABELS[fields["label"]]:
+            fields["score"] = PASS_LABELS[fields["label"]]
+    if (source := attributes.pop(names.FEEDBACK_SOURCE, None)) in SOURCES:
+        fields["source"] = source
+    return Feedback(
+        target=_target(log, attributes),
+        key=to_text(attributes.pop(names.EVALUATION_NAME, "")),
+        created_ns=log.time_ns,
+        id=text_or_none(attributes.pop(names.FEEDBACK_ID, None)) or "",
+        metadata=_metadata(attributes),
+        **fields,
+    )
+
+
+def _flatten(log: RawLog) -> dict[str, JSON]:
+    """The attributes of an event; where names stand within each other, or in its body, as they are written out."""
+    attributes = dict(log.attributes)
+    for outer in ("gen_ai", "gen_ai.evaluation"):
+        if isinstance(nested := attributes.get(outer), dict):
+            del attributes[outer]
+            attributes = {**_flatten_nested(nested, outer), **attributes}
+    if names.EVALUATION_NAME not in attributes and isinstance(log.body, dict):
+        attributes = {**_flatten_nested(log.body), **attributes}
+    return attributes
+
+
+def _flatten_nested(nested: Mapping[str, JSON], prefix: str = "", depth: int = MAX_NESTING) -> dict[str, JSON]:
+    flat: dict[str, JSON] = {}
+    for name, value in nested.items():
+        whole = f"{prefix}.{name}" if prefix else name
+        within = isinstance(value, dict) and depth and whole.startswith("gen_ai")
+        flat |= _flatten_nested(value, whole, depth - 1) if within else {whole: value}
+    return flat
+
+
+def _read_evaluator_spec(attributes: dict[str, JSON]) -> dict[str, Any]:
+    """Who evaluated, as pydantic-evals says it; its arguments stay in the metadata."""
+    found: dict[str, Any] = {}
+    spec = parse_json(attributes[EVALUATOR_SPEC])
+    if isinstance(spec, dict) and (name := text_or_none(spec.get("name"))):
+        found["evaluator"] = name
+        found["source"] = "model" if name in JUDGE_EVALUATORS else "code"
+    if version := text_or_none(attributes.get(EVALUATOR_VERSION)):
+        found["version"] = version
+        del attributes[EVALUATOR_VERSION]
+    return found
+
+
+def _target(log: RawLog, attributes: dict[str, JSON]) -> Target:
+    document = attributes.pop(names.FEEDBACK_DOCUMENT, None)
+    scope = attributes.pop(names.FEEDBACK_SCOPE, "span")
+    if scope == "session" or (not log.trace_id and names.SESSION in attributes):
+        return Target(session_id=_take_required_id(attributes, names.SESSION))
+    if scope == "experiment":
+        return Target(experiment_id=_take_required_id(attributes, names.EXPERIMENT))
+    if scope == "trace" or log.span_id is None:
+        return Target(trace_id=log.trace_id)
+    return Target(trace_id=log.trace_id, span_id=log.span_id, document=document if isinstance(document, int) else None)
+
+
+def _take_required_id(attributes: dict[str, JSON], name: str) -> str:
+    id = text_or_none(attributes.pop(name, None))
+    if id is None:
+        raise ValueError(f"feedback on a session or an experiment names it in {name!r}")
+    return id
+
+
+def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
+    """An error is no score: what an event says besides its error is not kept as a value."""
+    error = attributes.pop(names.FEEDBACK_ERROR, None)
+    if error and attributes.get(names.ERROR_TYPE) == _find_error_class(to_text(error)):
+        del attributes[names.ERROR_TYPE]  # as `written` has it
+    error = error or attributes.get(names.ERROR_TYPE)
+    outcome = attributes.pop(names.FEEDBACK_OUTCOME, "error" if error else "score")
+    if outcome == "error":
+        return {"outcome": "error", "error": to_text(error or "error"), "label": None}
+    if outcome == "skip":
+        return {"outcome": "skip", "label": None}
+    return {"score": _score(attributes)}
+
+
+def _score(attributes: dict[str, JSON]) -> float | bool | None:
+    value = attributes.pop(names.EVALUATION_SCORE, None)
+    if isinstance(value, bool):
+        return value
+    score = parse_number(value)
+    if value is not None and score is None:
+        raise ValueError(f"score {value!r} is not a finite number")
+    return bool(score) if attributes.pop(names.FEEDBACK_BOOLEAN, False) is True and score is not None else score
+
+
+def _metadata(attributes: dict[str, JSON]) -> dict[str, JSON]:
+    given = parse_json(attributes.pop(names.FEEDBACK_METADATA, None))
+    via = _parse_via(attributes.pop(names.FEEDBACK_VIA, None))
+    metadata = {**attributes, **present_names(given, METADATA)} if isinstance(given, dict) else attributes
+    return {**metadata, VIA: via} if via else metadata
+
+
+def _parse_via(given: JSON) -> list[JSON]:
+    """Collectors, each by its identity; of what is no such list nothing."""
+    listed = given if isinstance(given, list) else []
+    return [one for one in listed if isinstance(one, str) and len(one) <= MAX_VIA_CHARS][:MAX_VIA]
+
+
+def read_via(feedback: Feedback) -> list[str]:
+    """The collectors through which a feedback came, the first one first."""
+    return [one for one in _parse_via(feedback.metadata.get(VIA)) if isinstance(one, str)]
+
+
+def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> dict[str, JSON]:
+    """The attributes of the event that carries a feedback, which `read_feedback` reads again as an equal one; but for
+    its claim and judgement, which are its own store's. Trace, span and time stand beside them.
+    """
+    target, score = feedback.target, feedback.score
+    metadata = {name: value for name, value in feedback.metadata.items() if name != VIA}
+    said: dict[str, JSON] = {
+        names.EVALUATION_NAME: feedback.key,
+        names.EVALUATION_SCORE: None if score is None else float(score),
+        names.FEEDBACK_BOOLEAN: True if isinstance(score, bool) else None,
+        names.EVALUATION_LABEL: feedback.label,
+        names.EVALUATION_EXPLANATION: feedback.comment,
+        names.ERROR_TYPE: None if feedback.error is None else _find_error_class(feedback.error),
+        names.FEEDBACK_SCOPE: _scope(target),
+        names.SESSION: target.session_id,
+        names.EXPERIMENT: target.experiment_id,
+        names.FEEDBACK_DOCUMENT: target.document,
+        names.FEEDBACK_OUTCOME: feedback.outcome,
+        names.FEEDBACK_ERROR: feedback.error,
+        names.FEEDBACK_SOURCE: feedback.source,
+        names.FEEDBACK_AUTHOR: feedback.author,
+        names.FEEDBACK_EVALUATOR: feedback.evaluator,
+        names.FEEDBACK_VERSION: feedback.version,
+        names.FEEDBACK_RULE: feedback.rule,
+        names.FEEDBACK_METADATA: orjson.dumps(metadata, default=repr).decode() if metadata else None,
+        names.FEEDBACK_ID: feedback.id,
+        names.FEEDBACK_VIA: [*via] or None,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _scope(target: Target) -> str | None:
+    if target.trace_id is not None:
+        return None if target.span_id else "trace"
+    return "session" if target.session_id is not None else "experiment"
+
+
+def _find_error_class(error: str) -> str:
+    """What OpenTelemetry calls an error's type: its class, where the text begins with one."""
+    name = error.partition(":")[0]
+    return name if name.replace(".", "_").isidentifier() else "_OTHER"

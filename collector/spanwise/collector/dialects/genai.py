@@ -1,0 +1,374 @@
+"""OpenTelemetry GenAI conventions: model calls, and messages in attributes, span events and log records.
+
+Up to v1.36 each message was an event of its own (`gen_ai.user.message`, …, `gen_ai.choice`), with what it says in the
+event's body, in its attributes, or as JSON in one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from spanwise.collector.dialects.attribute_parsing import (
+    COST_NAMES,
+    NamesMemo,
+    NameTuple,
+    new_usage,
+    parse_count,
+    parse_json,
+    read_documents,
+    text_or_none,
+)
+from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.dialects.token_costs import normalize_usage
+from spanwise.collector.records import JSON, Usage
+from spanwise.tracer import attribute_names as names
+
+MESSAGE_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+CHOICE_EVENT = "gen_ai.choice"
+PROMPT_EVENT, COMPLETION_EVENT = (
+    "gen_ai.content.prompt",
+    "gen_ai.content.completion",
+)  # up to v1.27, all messages in one
+EVENT_ATTRIBUTES = {
+    PROMPT_EVENT: "gen_ai.prompt",
+    COMPLETION_EVENT: "gen_ai.completion",
+}  # the attribute that holds them
+DETAILS_EVENT = "gen_ai.client.inference.operation.details"
+MESSAGE_EVENTS = frozenset((*MESSAGE_ROLES, CHOICE_EVENT, *EVENT_ATTRIBUTES, DETAILS_EVENT))
+INPUT_MESSAGES, OUTPUT_MESSAGES = "gen_ai.input.messages", "gen_ai.output.messages"
+INSTRUCTIONS = "gen_ai.system_instructions"
+CONTENT_ATTRIBUTE = "gen_ai.event.content"  # an attribute: the body as JSON
+ENVELOPE_NAMES = frozenset(("gen_ai.system", "gen_ai.provider.name", "event.name", CONTENT_ATTRIBUTE))
+MESSAGE_CONTENT_FIELDS = (
+    "content",
+    "tool_calls",
+    "parts",
+    "refusal",
+    "reasoning_content",
+)  # a message without any of these is none
+
+
+def read_event_messages(name: str, body: JSON, attributes: Mapping[str, JSON]) -> tuple[list[JSON], list[JSON]]:
+    """What an event of `EVENTS` says was given to the model, and what it made; nothing where content is not kept."""
+    if name == DETAILS_EVENT:
+        said = {**attributes, **body} if isinstance(body, dict) else attributes
+        return read_input_messages(said), read_choices(parse_json(said.get(OUTPUT_MESSAGES)))
+    if name in EVENT_ATTRIBUTES:
+        told = _as_list(parse_json(attributes.get(EVENT_ATTRIBUTES[name], body)))
+        return (told, []) if name == PROMPT_EVENT else ([], told)
+    message = _read_event_body(body, attributes)
+    if name == CHOICE_EVENT:
+        return [], [made for made in read_choices([message]) if isinstance(made, dict) and _has_content(made)]
+    return ([{"role": MESSAGE_ROLES[name], **message}], []) if _has_content(message) else ([], [])
+
+
+def read_input_messages(attributes: Mapping[str, JSON]) -> list[JSON]:
+    """What was given to the model, its instructions first, unless the messages hold them already."""
+    messages = _as_list(parse_json(attributes.get(INPUT_MESSAGES)))
+    return [*read_instructions(attributes, messages), *messages]
+
+
+def read_instructions(attributes: Mapping[str, JSON], messages: Iterable[JSON] = ()) -> list[JSON]:
+    """The system's message that instructions are, which stand apart from the messages."""
+    parts = parse_json(attributes.get(INSTRUCTIONS))
+    if not parts or any(isinstance(message, dict) and message.get("role") == "system" for message in messages):
+        return []
+    return [{"role": "system", "parts": parts if isinstance(parts, list) else [{"type": "text", "content": parts}]}]
+
+
+def read_choices(value: JSON) -> list[JSON]:
+    """Messages of a model, out of OpenAI's choices where they are such: then with why they ended."""
+    if isinstance(value, Mapping):
+        value = value.get("choices", value)
+    return list(map(_read_choice, _as_list(value)))
+
+
+def _read_choice(value: JSON) -> JSON:
+    if not isinstance(value, dict):
+        return value
+    message = parse_json(value.get("message"))
+    if isinstance(message, str):
+        message = {"content": message}
+    if not isinstance(message, dict) or "content" in value or "parts" in value:
+        return value
+    beside = {name: said for name, said in value.items() if name != "message" and said is not None}
+    if beside.get("index") == 0:
+        del beside["index"]
+    return {"role": "assistant", **message, **beside}
+
+
+def _read_event_body(body: JSON, attributes: Mapping[str, JSON]) -> dict[str, Any]:
+    """What an event says, in its body or, without one, in its attributes."""
+    said = parse_json(body if body is not None else attributes.get(CONTENT_ATTRIBUTE))
+    if said is None:
+        plain = {name: value for name, value in attributes.items() if name not in ENVELOPE_NAMES}
+        return {
+            name: parse_json(value) if name in ("tool_calls", "content") else value for name, value in plain.items()
+        }
+    return said if isinstance(said, dict) else {"content": said}
+
+
+def _as_list(value: JSON) -> list[JSON]:
+    if value is None or value == "":
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _has_content(message: Mapping[str, JSON]) -> bool:
+    return any(message.get(name) for name in MESSAGE_CONTENT_FIELDS)
+
+
+def read_event_list(value: JSON) -> tuple[list[JSON], list[JSON]] | None:
+    """The same of a list of events in one attribute, each with its name; None for what is no such list."""
+    events = parse_json(value)
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        return None
+    messages: tuple[list[JSON], list[JSON]] = ([], [])
+    for event in events:
+        name = event.get("event.name")
+        if name not in MESSAGE_EVENTS:
+            return None
+        body = {key: said for key, said in event.items() if key not in ENVELOPE_NAMES and key != "gen_ai.message.index"}
+        for all_of_it, said in zip(messages, read_event_messages(name, body, {}), strict=True):
+            all_of_it += said
+    return messages
+
+
+OPERATION_KINDS = {
+    "chat": "llm",
+    "completion": "llm",
+    "generate_content": "llm",
+    "text_completion": "llm",
+    "responses": "llm",
+    "embeddings": "embedding",
+    "embedding": "embedding",
+    "retrieval": "retriever",
+    "rerank": "reranker",
+    "execute_tool": "tool",
+    "create_agent": "agent",
+    "invoke_agent": "agent",
+    "invoke_workflow": "chain",
+    "fetch_response": "chain",  # of a call that was counted when it was made
+    "agent_step": "chain",  # of Vercel's AI SDK 7: one round of an agent
+}
+# Spans of these operations repeat what model calls have used: counted there
+AGGREGATE_OPERATIONS = ("create_agent", "invoke_agent", "invoke_workflow", "agent_step", "fetch_response")
+QUERY = "gen_ai.retrieval.query.text"
+INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
+OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
+PROVIDERS = ("gen_ai.provider.name", "gen_ai.system")
+USAGE = "gen_ai.usage."
+TOKEN_NAMES = ((names.INPUT_TOKENS, f"{USAGE}prompt_tokens"), (names.OUTPUT_TOKENS, f"{USAGE}completion_tokens"))
+# By what each of them is called now, other names of what tokens were of; the others keep the names that they have
+DETAIL_NAMES = {
+    "cache_read_input_tokens": "cache_read.input_tokens",
+    "cache_read_tokens": "cache_read.input_tokens",
+    "cache_read_input_tokens.input_tokens": "cache_read.input_tokens",  # of our tracer, given Anthropic's names
+    "prompt_tokens_details.cached_tokens": "cache_read.input_tokens",
+    "cache_write_tokens": "cache_creation.input_tokens",
+    "cache_write_input_tokens": "cache_creation.input_tokens",
+    "cache_write.input_tokens": "cache_creation.input_tokens",
+    "cache_creation_input_tokens": "cache_creation.input_tokens",
+    "cache_creation_input_tokens.input_tokens": "cache_creation.input_tokens",
+    "prompt_tokens_details.cache_creation_tokens": "cache_creation.input_tokens",
+    "completion_tokens_details.reasoning_tokens": "reasoning.output_tokens",
+    "reasoning_tokens": "reasoning.output_tokens",
+    "input_audio_tokens": "audio.input_tokens",
+    "output_audio_tokens": "audio.output_tokens",
+}
+TOTAL_TOKEN_NAMES = (f"{USAGE}total_tokens", "llm.usage.total_tokens")
+BASE_USAGE_NAMES = frozenset((*(name for pair in TOKEN_NAMES for name in pair), *TOTAL_TOKEN_NAMES, *COST_NAMES))
+# Senders whose counts leave out a part, by the beginning of their scope and the provider (any)
+SENDERS_EXCLUDING_CACHE = (("opentelemetry.instrumentation.bedrock", ""), ("openlit", "anthropic"), ("openlit", "aws"))
+SENDERS_EXCLUDING_REASONING = (
+    ("opentelemetry.instrumentation.google_generativeai", ""),
+    *(("openlit", provider) for provider in ("gemini", "google", "gcp", "vertex")),
+)
+EXCLUDING_SCOPES = tuple({named for named, _ in (*SENDERS_EXCLUDING_CACHE, *SENDERS_EXCLUDING_REASONING)})
+CONVERSATION = "gen_ai.conversation.id"
+RETRIEVED_DOCUMENTS = "gen_ai.retrieval.documents"
+
+
+@applies_to("gen_ai")
+def genai(draft: Draft) -> None:
+    """Take what the dialects before this one have not; the operation's name stays, as it says more than the kind."""
+    attributes, fields = draft.attributes, draft.fields
+    operation = _operation(attributes.get(names.OPERATION))
+    if kind := _kind(operation, attributes):
+        fields.setdefault("kind", kind)
+    _model(draft)
+    if operation in AGGREGATE_OPERATIONS:
+        draft.sums = True
+    elif not draft.sums:
+        _usage(draft)
+    _content(draft)
+    _retrieval(draft, operation)
+    if (session := text_or_none(attributes.get(CONVERSATION))) and fields.setdefault("session_id", session) == session:
+        del attributes[CONVERSATION]
+
+
+def _operation(value: JSON) -> str | None:
+    """As the conventions write it: some senders write it in capitals."""
+    if not isinstance(value, str):
+        return None
+    return value if value in OPERATION_KINDS else value.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+def _kind(operation: str | None, attributes: Mapping[str, Any]) -> str | None:
+    if operation is None:  # as before v1.27
+        return "llm" if text_or_none(attributes.get(names.REQUEST_MODEL)) else None
+    return OPERATION_KINDS.get(operation)
+
+
+def _model(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    for name in (names.RESPONSE_MODEL, names.REQUEST_MODEL):
+        if (model := text_or_none(attributes.get(name))) and fields.setdefault("model", model) == model:
+            del attributes[name]
+
+
+def _usage(draft: Draft) -> None:
+    attributes = draft.attributes
+    if "usage" in draft.fields:
+        return
+    (given_as, given), (made_as, made) = (
+        _find_count(attributes, TOKEN_NAMES[0]),
+        _find_count(attributes, TOKEN_NAMES[1]),
+    )
+    if given_as is None and made_as is None:
+        return
+    details = _take_details(attributes)
+    leaves_out = draft.span.scope.startswith(EXCLUDING_SCOPES)
+    draft.fields["usage"] = (
+        _normalize_parts(draft, given, made, details) if details or leaves_out else new_usage(given, made, details)
+    )
+    for name in (given_as, made_as):
+        if name is not None:
+            del attributes[name]
+
+
+def _normalize_parts(draft: Draft, given: int, made: int, details: dict[str, int]) -> Usage:
+    """Return the usage with the parts that its sender is known, or is seen, to leave out."""
+    attributes, scope = draft.span.attributes, draft.span.scope
+    provider = next((said for name in PROVIDERS if (said := text_or_none(attributes.get(name)))), "")
+    return normalize_usage(
+        given,
+        made,
+        details,
+        total=next(
+            (tokens for name in TOTAL_TOKEN_NAMES if (tokens := parse_count(attributes.get(name))) is not None), None
+        ),
+        cache_apart=any(scope.startswith(named) and provider.startswith(by) for named, by in SENDERS_EXCLUDING_CACHE),
+        reasoning_apart=any(
+            scope.startswith(named) and provider.startswith(by) for named, by in SENDERS_EXCLUDING_REASONING
+        ),
+    )
+
+
+def _find_count(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> tuple[str | None, int]:
+    """Which name counts tokens, and how many."""
+    for name in candidates:
+        if name in attributes and (tokens := parse_count(attributes[name])) is not None:
+            return name, tokens
+    return None, 0
+
+
+def _take_details(attributes: dict[str, Any]) -> dict[str, int]:
+    """What tokens were of, whatever it is called."""
+    details: dict[str, int] = {}
+    for name, known in _get_detail_names(tuple(attributes)):
+        if (tokens := parse_count(attributes[name])) is not None and details.setdefault(known, tokens) == tokens:
+            del attributes[name]
+    return details
+
+
+def _select_detail_names(names: NameTuple) -> tuple[tuple[str, str], ...]:
+    """Names of finer counts, and what they are called now."""
+    finer = (name for name in names if name.startswith(USAGE) and name not in BASE_USAGE_NAMES)
+    plain = ((name, name.removeprefix(USAGE).removeprefix("details.")) for name in finer)
+    return tuple((name, DETAIL_NAMES.get(known, known)) for name, known in plain)
+
+
+_get_detail_names = NamesMemo(_select_detail_names).__getitem__
+
+
+def _content(draft: Draft) -> None:
+    """Messages on the span; else, of earlier versions, in its events."""
+    attributes, fields = draft.attributes, draft.fields
+    if "inputs" not in fields:
+        _inputs(draft)
+    if "outputs" not in fields:
+        _outputs(draft)
+    if draft.span.events and ("inputs" not in fields or "outputs" not in fields):
+        _events(draft)
+    if RETRIEVED_DOCUMENTS not in attributes or fields.get("documents"):
+        return
+    if retrieved := read_documents(parse_json(attributes[RETRIEVED_DOCUMENTS])):
+        fields["documents"] = retrieved
+        del attributes[RETRIEVED_DOCUMENTS]
+
+
+def _inputs(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    messages = parse_json(attributes.get(INPUT_MESSAGES))
+    if INSTRUCTIONS in attributes and (messages is None or isinstance(messages, list)):
+        added = read_instructions(attributes, messages or ())
+        if whole := [*added, *(messages or ())]:
+            fields["inputs"] = whole
+            attributes.pop(INPUT_MESSAGES, None)
+            if added:
+                del attributes[INSTRUCTIONS]
+    elif messages is not None:
+        fields["inputs"] = messages
+        del attributes[INPUT_MESSAGES]
+    elif name := _find_present(INPUTS, attributes):
+        fields["inputs"] = parse_json(attributes.pop(name))
+
+
+def _outputs(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    if (said := parse_json(attributes.get(OUTPUT_MESSAGES))) is not None:
+        plain = read_choices(said) if _holds_choices(said) else None
+        fields["outputs"] = plain or said
+        del attributes[OUTPUT_MESSAGES]
+    elif name := _find_present(OUTPUTS, attributes):
+        fields["outputs"] = parse_json(attributes.pop(name))
+
+
+def _holds_choices(value: JSON) -> bool:
+    """Whether these are OpenAI's choices in place of messages."""
+    if isinstance(value, dict):
+        return isinstance(value.get("choices"), list)
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "message" in one for one in value)
+
+
+def _events(draft: Draft) -> None:
+    """Content in the span's events, which stay there, too."""
+    messages: tuple[list[JSON], list[JSON]] = ([], [])
+    for event in draft.span.events:
+        if event.name in MESSAGE_EVENTS:
+            for all_of_it, said in zip(messages, read_event_messages(event.name, None, event.attributes), strict=True):
+                all_of_it += said
+    given, made = messages
+    if given:
+        draft.fields.setdefault("inputs", given)
+    if made:
+        draft.fields.setdefault("outputs", made)
+
+
+def _retrieval(draft: Draft, operation: str | None) -> None:
+    """A retrieval that calls itself an embedding, as the text that it asked with was embedded on the way."""
+    fields = draft.fields
+    if fields.get("kind") != "embedding" or OPERATION_KINDS.get(operation or "") != "embedding":
+        return
+    outputs = fields.get("outputs")
+    told = outputs.get("documents") if isinstance(outputs, dict) else outputs
+    if isinstance(told, list) and told and all(isinstance(one, dict) for one in told) and read_documents(told):
+        fields.setdefault("documents", read_documents(told))
+    if fields.get("documents") or QUERY in draft.span.attributes:
+        fields["kind"] = "retriever"
+
+
+def _find_present(candidates: tuple[str, ...], attributes: Mapping[str, Any]) -> str | None:
+    return next((name for name in candidates if name in attributes), None)

@@ -1,0 +1,125 @@
+"""Haystack's tracing: pipelines, components, agents.
+
+With HAYSTACK_CONTENT_TRACING_ENABLED it says inputs and outputs, as JSON; without it what ran, and how long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spanwise.collector.dialects import field_extraction
+from spanwise.collector.dialects.attribute_parsing import parse_json, parse_number, text_or_none, to_text
+from spanwise.collector.dialects.draft import Draft
+from spanwise.collector.records import JSON, Document
+
+PIPELINE, COMPONENT, AGENT, STEP = "haystack.pipeline", "haystack.component", "haystack.agent", "haystack.agent.step"
+# Attributes of a span's inputs and outputs, and its kind; the first that says anything counts
+CONTENT = (
+    (f"{STEP}.llm.input", f"{STEP}.llm.output"),
+    (f"{STEP}.tool.input", f"{STEP}.tool.output"),
+    (f"{AGENT}.input", f"{AGENT}.output"),
+    (f"{COMPONENT}.input", f"{COMPONENT}.output"),
+    (f"{PIPELINE}.input_data", f"{PIPELINE}.output_data"),
+)
+HAYSTACK_OPERATIONS = {
+    f"{STEP}.llm": "llm",
+    f"{STEP}.tool": "tool",
+    f"{AGENT}.run": "agent",
+    STEP: "chain",
+    f"{PIPELINE}.run": "chain",
+    f"{PIPELINE}.async_run": "chain",
+}
+# How the classes of Haystack's components end
+CLASS_SUFFIXES = {
+    "Retriever": "retriever",
+    "Ranker": "reranker",
+    "Generator": "llm",
+    "Embedder": "embedding",
+    "ToolInvoker": "tool",
+    "Agent": "agent",
+    "Evaluator": "evaluator",
+}
+CALL_KINDS = ("llm", "embedding")
+EMPTY_FIELDS = ("blob", "embedding", "sparse_embedding")  # of a document: fields that it has, mostly without a value
+DOCUMENT_FIELDS = frozenset(("id", "content", "score", "meta"))
+
+
+NAME_ATTRIBUTES = (f"{COMPONENT}.name", "haystack.tool.name")  # names that a program gives, better than the span's
+
+
+def haystack(draft: Draft) -> None:
+    """Take a component's or tool's name, kind, inputs, outputs, documents, model, tokens and a pipeline's metadata."""
+    if "haystack" not in draft.namespaces and draft.span.name not in HAYSTACK_OPERATIONS:
+        return
+    fields = draft.fields
+    if name := next(filter(None, (text_or_none(draft.attributes.get(name)) for name in NAME_ATTRIBUTES)), None):
+        fields.setdefault("name", name)
+    kind = fields.setdefault("kind", _kind(draft))
+    _content(draft)
+    outputs = fields.get("outputs")
+    if isinstance(outputs, dict):
+        if kind in ("retriever", "reranker") and not fields.get("documents"):
+            fields["documents"] = _documents(outputs.get("documents"))
+        if kind in CALL_KINDS:
+            _take_reply_usage(draft, outputs)
+    _metadata(draft)
+
+
+def _kind(draft: Draft) -> str:
+    component = text_or_none(draft.attributes.get(f"{COMPONENT}.type"))
+    if component is None:
+        return HAYSTACK_OPERATIONS.get(draft.span.name, "chain")
+    return next((kind for ending, kind in CLASS_SUFFIXES.items() if component.endswith(ending)), "chain")
+
+
+def _content(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    for given, made in CONTENT:
+        if given in attributes and "inputs" not in fields:
+            fields["inputs"] = parse_json(attributes.pop(given))
+        if made in attributes and "outputs" not in fields:
+            fields["outputs"] = parse_json(attributes.pop(made))
+
+
+def _documents(given: JSON) -> tuple[Document, ...]:
+    """Documents, or none at all if some element is not one."""
+    if not isinstance(given, list) or not all(isinstance(each, dict) and "content" in each for each in given):
+        return ()
+    return tuple(map(_document, given))
+
+
+def _document(given: Mapping[str, Any]) -> Document:
+    """Its metadata stands beside its fields; what is named as a field is stands within `meta`."""
+    beside = {k: v for k, v in given.items() if k not in DOCUMENT_FIELDS and not (k in EMPTY_FIELDS and v is None)}
+    content, id, within = given["content"], given.get("id"), given.get("meta")
+    if isinstance(within, dict):
+        beside |= within
+    score = parse_number(given.get("score"))
+    return Document("" if content is None else to_text(content), None if id is None else to_text(id), score, beside)
+
+
+def _take_reply_usage(draft: Draft, outputs: Mapping[str, JSON]) -> None:
+    """Model and tokens, in the `meta` of what came back: of each reply, of all, or of an embedding."""
+    metas = [meta for meta in _list_reply_metadata(outputs) if isinstance(meta, dict)]
+    named = (text_or_none(meta.get("model")) for meta in metas)
+    if model := next(filter(None, named), None):
+        draft.fields.setdefault("model", model)
+    counted = next((usage for meta in metas if (usage := field_extraction.read_usage(meta.get("usage")))), None)
+    if counted:  # one request's: each of its replies repeats it
+        draft.fields.setdefault("usage", counted)
+
+
+def _list_reply_metadata(outputs: Mapping[str, JSON]) -> list[JSON]:
+    replies, meta = outputs.get("replies"), outputs.get("meta")
+    said: list[JSON] = (
+        [reply.get("meta") for reply in replies if isinstance(reply, dict)] if isinstance(replies, list) else []
+    )
+    return said + (meta if isinstance(meta, list) else [meta])
+
+
+def _metadata(draft: Draft) -> None:
+    name = f"{PIPELINE}.metadata"
+    metadata = parse_json(draft.attributes.get(name))
+    if isinstance(metadata, dict) and draft.fields.setdefault("metadata", metadata) is metadata:
+        del draft.attributes[name]

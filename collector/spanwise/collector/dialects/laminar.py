@@ -1,0 +1,41 @@
+"""Laminar's SDK."""
+
+from __future__ import annotations
+
+from spanwise.collector.dialects import field_extraction
+from spanwise.collector.dialects.attribute_parsing import parse_json
+from spanwise.collector.dialects.draft import Draft, applies_to
+
+KINDS = {
+    "LLM": "llm",
+    "CACHED": "llm",
+    "TOOL": "tool",
+    "EVALUATOR": "evaluator",
+    "HUMAN_EVALUATOR": "evaluator",
+    **dict.fromkeys(("DEFAULT", "EXECUTOR", "EVALUATION"), "chain"),
+}
+TYPE = "lmnr.span.type"
+PROPERTIES = "lmnr.association.properties."
+METADATA_MEMO = field_extraction.make_suffix_memo(PROPERTIES + "metadata.")
+
+
+@applies_to("lmnr")
+def laminar(draft: Draft) -> None:
+    """Take kind, inputs, outputs, documents, session, user, tags and metadata; the rest of a call is GenAI's."""
+    fields = draft.fields
+    _kind(draft)
+    field_extraction.take_attribute(draft, "inputs", "lmnr.span.input", parse_json)
+    field_extraction.take_attribute(draft, "outputs", "lmnr.span.output", parse_json)
+    if not fields.get("documents") and (documents := field_extraction.read_result_documents(fields.get("outputs"))):
+        fields["documents"] = documents
+    field_extraction.take_identity(draft, PROPERTIES)
+    field_extraction.take_metadata(draft, METADATA_MEMO)
+
+
+def _kind(draft: Draft) -> None:
+    """The type, which stays, as it may say more; of embeddings it is that of any call."""
+    said = draft.attributes.get(TYPE)
+    if isinstance(said, str) and (kind := KINDS.get(said)):
+        embeds = kind == "llm" and draft.span.name.endswith(".embeddings")
+        draft.fields.setdefault("kind", "embedding" if embeds else kind)
+        draft.sums = draft.sums or kind == "chain"

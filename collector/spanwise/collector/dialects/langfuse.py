@@ -1,0 +1,235 @@
+"""Langfuse: attributes of its SDKs, and scores sent to its API.
+
+Source: `langfuse/api/scores/types/create_score_request.py` of langfuse 5.0.4, and `ScoreBody` of 2 and 3. An id of
+Langfuse's that is none of OpenTelemetry's becomes one as its SDK makes them (`create_trace_id(seed=…)`).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from spanwise.collector.dialects import field_extraction
+from spanwise.collector.dialects.attribute_parsing import parse_count, parse_json, parse_number, text_or_none, to_text
+from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.dialects.token_costs import normalize_usage
+from spanwise.collector.records import JSON, Feedback, Source, Target
+
+OBSERVATION_KINDS = {
+    "generation": "llm",
+    **{kind: kind for kind in ("agent", "tool", "chain", "retriever", "evaluator", "guardrail", "embedding")},
+}
+STEP_KINDS = {"span": "chain", "event": "chain"}
+TYPE, TAGS = "langfuse.observation.type", "langfuse.trace.tags"
+MODEL = "langfuse.observation.model.name"
+USAGE, COST = "langfuse.observation.usage_details", "langfuse.observation.cost_details"
+METADATA_NAMES = ("langfuse.trace.metadata", "langfuse.observation.metadata")
+METADATA_MEMOS = tuple(field_extraction.make_suffix_memo(f"{whole}.") for whole in METADATA_NAMES)
+CONTENT_FIELDS = (("inputs", "input"), ("outputs", "output"))
+CONTENT_PREFIXES = ("langfuse.trace.", "langfuse.observation.")  # what is said of the whole trace is the root's
+BASE_TOKEN_FIELDS = frozenset(("input", "output", "total"))
+
+
+@applies_to("langfuse")
+def langfuse(draft: Draft) -> None:
+    """Take kind, inputs, outputs, model, tokens, cost, session, user, tags and metadata."""
+    _kind(draft)
+    _content(draft)
+    field_extraction.take_attribute(draft, "model", MODEL, text_or_none)
+    _usage(draft)
+    field_extraction.take_attribute(draft, "session_id", "langfuse.session.id", text_or_none)
+    field_extraction.take_attribute(draft, "user_id", "langfuse.user.id", text_or_none)
+    field_extraction.take_attribute(draft, "tags", TAGS, lambda value: field_extraction.read_strings(value) or None)
+    _take_metadata(draft)
+
+
+def _kind(draft: Draft) -> None:
+    said = draft.attributes.get(TYPE)
+    said = said.lower() if isinstance(said, str) else None
+    if said in OBSERVATION_KINDS and field_extraction.fill_field(draft, "kind", OBSERVATION_KINDS[said]):
+        del draft.attributes[TYPE]
+    elif said in STEP_KINDS:
+        draft.fields.setdefault("kind", STEP_KINDS[said])
+
+
+def _content(draft: Draft) -> None:
+    """Inputs and outputs. What a model says is a text, even if it looks like a number."""
+    read = field_extraction.parse_container if draft.fields.get("kind") == "llm" else field_extraction.parse_result
+    for field, place in CONTENT_FIELDS:
+        for said in CONTENT_PREFIXES[draft.span.parent_id is not None :]:
+            field_extraction.take_attribute(
+                draft, field, said + place, lambda value: field_extraction.unwrap_arguments(read(value))
+            )
+
+
+def _usage(draft: Draft) -> None:
+    """Cost, and tokens in OpenAI's words or in Langfuse's own, of which parts stand beside `input` and `output`, not
+    within.
+    """
+    attributes = draft.attributes
+    if draft.fields.get("kind") in ("chain", "agent"):
+        draft.sums = True
+        return
+    field_extraction.take_cost(draft, COST)
+    said = parse_json(attributes.get(USAGE))
+    if (used := field_extraction.read_usage(said)) is None:
+        return
+    if ("input" in said or "output" in said) and parse_count(said.get("total")) != used.total_tokens:
+        used = normalize_usage(
+            _sum_tokens(said, "input") + _sum_cached_tokens(said), _sum_tokens(said, "output"), dict(used.details)
+        )
+    whole = said.keys() <= BASE_TOKEN_FIELDS and parse_count(said.get("total")) in (None, used.total_tokens)
+    if field_extraction.fill_field(draft, "usage", used) and whole:
+        del attributes[USAGE]
+
+
+def _sum_cached_tokens(said: dict[str, JSON]) -> int:
+    """Parts of the input under Anthropic's names."""
+    return sum(parse_count(tokens) or 0 for name, tokens in said.items() if name.startswith("cache"))
+
+
+def _sum_tokens(said: dict[str, JSON], side: str) -> int:
+    return sum(parse_count(tokens) or 0 for name, tokens in said.items() if name.startswith(side))
+
+
+def _take_metadata(draft: Draft) -> None:
+    """The trace's metadata, then the observation's. SDKs from 5 on encode texts, too, so that "12" is not 12."""
+    read = parse_json if _is_text_encoded(draft) else _parse_structured
+    for whole in METADATA_NAMES:
+        field_extraction.take_attribute(draft, "metadata", whole, _parse_object)
+    field_extraction.take_metadata(draft, *METADATA_MEMOS, read=read)
+
+
+def _is_text_encoded(draft: Draft) -> bool:
+    major = draft.span.scope_version.partition(".")[0]
+    return draft.span.scope == "langfuse-sdk" and major.isdecimal() and int(major) >= 5
+
+
+def _parse_structured(value: JSON) -> JSON:
+    return parse_json(value) if isinstance(value, str) and value[:1] in ("{", "[", '"') else value
+
+
+def _parse_object(value: JSON) -> dict[str, JSON] | None:
+    return found if isinstance(found := field_extraction.parse_container(value), dict) else None
+
+
+DATA_TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "TEXT", "CORRECTION")
+LABEL_TYPES = ("CATEGORICAL", "TEXT")
+SCORE_SOURCES: Mapping[str, Source] = {"API": "code", "EVAL": "model", "ANNOTATION": "human"}
+EXTRA_FIELDS = {
+    "environment": "default",
+    "configId": None,
+    "queueId": None,
+}  # kept as metadata, but for what says nothing
+TRACE_ID, SPAN_ID = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{16}")
+CORRECTION_LABEL = "correction"  # the label of one; the text that is right is its comment
+
+
+def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback:
+    """The feedback that a score is; `sent` is when its event says that it was. Raises `ValueError` for what is none.
+
+    A score's id makes it the same one when it comes again; without one each is another, as Langfuse has it.
+    """
+    name, metadata = text_or_none(body.get("name")), _read_score_metadata(body)
+    if name is None:
+        raise ValueError(f"a score needs a name, not {body.get('name')!r:.100}")
+    return Feedback(
+        target=_read_target(body, metadata),
+        key=name,
+        **_read_score_value(name, body, metadata),
+        source=_read_source(body.get("source"), body.get("queueId")),
+        author=text_or_none(body.get("authorUserId")),
+        metadata=metadata,
+        created_ns=_parse_timestamp(body.get("timestamp") or sent),
+        id=_make_feedback_id("score", to_text(body["id"])) if body.get("id") else secrets.token_hex(16),
+    )
+
+
+def _read_source(said: JSON, queue: JSON) -> Source:
+    if said is None and queue:  # of people's work
+        return "human"
+    return SCORE_SOURCES.get(said, "code") if isinstance(said, str) else "code"
+
+
+def _read_target(body: Mapping[str, JSON], metadata: dict[str, JSON]) -> Target:
+    trace, span, session, run = (
+        _read_optional_text(body, name) for name in ("traceId", "observationId", "sessionId", "datasetRunId")
+    )
+    if trace is not None:
+        others = {"langfuse.session_id": session, "langfuse.dataset_run_id": run}
+        metadata |= {name: id for name, id in others.items() if id is not None}
+        return Target(
+            trace_id=_make_otel_id(trace, TRACE_ID, "trace", metadata),
+            span_id=_make_otel_id(span, SPAN_ID, "span", metadata),
+        )
+    if span is not None:
+        raise ValueError(f"observationId {span!r:.100} comes without the traceId of its trace")
+    if session is None and run is None:
+        raise ValueError("a score is about something: say traceId, sessionId or datasetRunId")
+    return Target(session_id=session) if session is not None else Target(experiment_id=run)
+
+
+def _read_optional_text(body: Mapping[str, JSON], name: str) -> str | None:
+    given = body.get(name)
+    if given is not None and not isinstance(given, str):
+        raise ValueError(f"{name} is {given!r:.100}, not a text")
+    return given or None
+
+
+def _make_otel_id(given: str | None, form: re.Pattern[str], what: str, metadata: dict[str, JSON]) -> str | None:
+    """An id as OpenTelemetry has them; of any other text what Langfuse's SDK makes of it as a seed."""
+    if given is None or form.fullmatch(given.lower()):
+        return given and given.lower()
+    metadata[f"langfuse.{what}_id"] = given
+    return sha256(given.encode("utf-8", "replace")).hexdigest()[: 32 if form is TRACE_ID else 16]
+
+
+def _read_score_value(name: str, body: Mapping[str, JSON], metadata: dict[str, JSON]) -> dict[str, Any]:
+    """Score or label, and comment, by the score's data type; that of its value where none is said."""
+    value, kind, comment = body.get("value"), body.get("dataType"), body.get("comment")
+    said = None if comment is None else to_text(comment)
+    if kind is None:
+        kind = "BOOLEAN" if isinstance(value, bool) else "CATEGORICAL" if isinstance(value, str) else "NUMERIC"
+    if kind not in DATA_TYPES:
+        raise ValueError(f"score {name!r:.100}: dataType {kind!r:.100} is none of {', '.join(DATA_TYPES)}")
+    if kind == "CORRECTION" and isinstance(value, str):
+        metadata |= {"langfuse.comment": said} if said is not None else {}
+        return {"label": CORRECTION_LABEL, "comment": value}
+    if kind in LABEL_TYPES and isinstance(value, str) and value:
+        return {"label": value, "comment": said}
+    if kind == "BOOLEAN" and value in (0, 1):
+        return {"score": bool(value), "comment": said}
+    score = None if isinstance(value, str) else parse_number(value)
+    if kind == "NUMERIC" and score is not None:
+        return {"score": score, "comment": said}
+    raise ValueError(f"score {name!r:.100}: {value!r:.200} is no value of {kind}")
+
+
+def _read_score_metadata(body: Mapping[str, JSON]) -> dict[str, JSON]:
+    given = body.get("metadata")
+    metadata = dict(given) if isinstance(given, Mapping) else {} if given is None else {"metadata": given}
+    kept = {name: body[name] for name, default in EXTRA_FIELDS.items() if body.get(name) not in (None, default)}
+    return metadata | {f"langfuse.{name}": value for name, value in kept.items()}
+
+
+def _parse_timestamp(given: JSON) -> int:
+    """When something was, out of ISO 8601; without an offset UTC is meant. Now, if nothing is given."""
+    if given is None:
+        when = datetime.now(UTC)
+    else:
+        try:
+            when = datetime.fromisoformat(to_text(given))
+        except ValueError:
+            raise ValueError(f"timestamp {given!r:.100} is no time in ISO 8601") from None
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    since = when - datetime(1970, 1, 1, tzinfo=UTC)
+    return max(0, (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)
+
+
+def _make_feedback_id(*parts: str) -> str:
+    """An id that nobody else's way of making ids leads to."""
+    return sha256(repr(("langfuse", *parts)).encode("utf-8", "replace")).hexdigest()[:32]

@@ -1,0 +1,149 @@
+"""LangSmith's OpenTelemetry export, with the messages of LangChain."""
+
+from __future__ import annotations
+
+import base64
+
+from spanwise.collector.dialects import field_extraction
+from spanwise.collector.dialects.attribute_parsing import parse_count, parse_json
+from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.dialects.token_costs import normalize_usage, parse_dollars
+from spanwise.collector.records import JSON
+from spanwise.tracer import attribute_names as names
+
+# "prompt" fills in a template, "parser" reads a reply: steps of a chain both
+RUN_KINDS = {kind: kind for kind in ("llm", "chain", "tool", "retriever", "embedding")}
+STEP_KINDS = {"prompt": "chain", "parser": "chain"}
+KIND, TAGS, METADATA = "langsmith.span.kind", "langsmith.span.tags", "langsmith.metadata."
+PROMPT, COMPLETION = "gen_ai.prompt", "gen_ai.completion"
+USAGE = METADATA + "usage_metadata"
+METADATA_MEMO = field_extraction.make_suffix_memo(METADATA)
+
+
+@applies_to("langsmith")
+def langsmith(draft: Draft) -> None:
+    """Take kind, inputs, outputs, tokens, cost, session, user, tags and metadata; the model is GenAI's to read.
+
+    The operation's name says "embeddings" of retrievers and "chat" of prompts: the kind that LangSmith names counts.
+    """
+    _kind(draft)
+    _content(draft)
+    _usage(draft)
+    field_extraction.take_attribute(draft, "tags", TAGS, _parse_tags)
+    field_extraction.take_identity(draft, METADATA)
+    field_extraction.take_metadata(draft, METADATA_MEMO)
+
+
+def _kind(draft: Draft) -> None:
+    said = draft.attributes.get(KIND)
+    said = said.lower() if isinstance(said, str) else None
+    if said in RUN_KINDS and field_extraction.fill_field(draft, "kind", RUN_KINDS[said]):
+        del draft.attributes[KIND]
+    elif said in STEP_KINDS:
+        draft.fields.setdefault("kind", STEP_KINDS[said])
+
+
+def _content(draft: Draft) -> None:
+    """Inputs and outputs. Of LangChain's messages only what they say is taken, so that the whole stays beside it."""
+    calls = draft.fields.get("kind") == "llm"
+    inputs, outputs = _decode_value(draft.attributes.get(PROMPT)), _outputs(draft.attributes.get(COMPLETION))
+    if not (calls and field_extraction.fill_field(draft, "inputs", read_langchain_inputs(inputs))):
+        field_extraction.take_attribute(draft, "inputs", PROMPT, lambda _: inputs)
+    if not (calls and field_extraction.fill_field(draft, "outputs", read_langchain_outputs(outputs))):
+        field_extraction.take_attribute(draft, "outputs", COMPLETION, lambda _: outputs)
+    if COMPLETION in draft.attributes and outputs is None:
+        draft.fields.setdefault("outputs", None)  # null, which is said here for good
+
+
+def _decode_value(value: JSON) -> JSON:
+    """JSON; SDKs before 0.5 send it as bytes, which arrive in base64."""
+    if not isinstance(value, str) or not value.startswith("e"):
+        return parse_json(value)
+    try:
+        parsed = parse_json(base64.b64decode(value, validate=True).decode())
+    except ValueError:
+        return parse_json(value)
+    return parsed if isinstance(parsed, dict) else value
+
+
+def _outputs(value: JSON) -> JSON:
+    """What a function returned: what is no object is sent as `{"output": …}`."""
+    outputs = _decode_value(value)
+    return outputs["output"] if isinstance(outputs, dict) and outputs.keys() == {"output"} else outputs
+
+
+def _usage(draft: Draft) -> None:
+    """Tokens of model calls; whatever else has some repeats those of the replies that it returns."""
+    attributes, fields = draft.attributes, draft.fields
+    if (kind := fields.get("kind")) not in ("llm", "embedding"):
+        draft.sums = draft.sums or kind is not None  # without a kind it is another's span, with metadata for LangSmith
+        return
+    said = _find_reported_usage(draft)
+    given, made = parse_count(attributes.get(names.INPUT_TOKENS)), parse_count(attributes.get(names.OUTPUT_TOKENS))
+    used = field_extraction.read_usage(said)
+    if given is not None or made is not None:
+        total = parse_count(said.get("total_tokens"))
+        used = normalize_usage(given or 0, made or 0, field_extraction.read_token_details(said), total=total)
+    if not field_extraction.fill_field(draft, "usage", used):
+        return
+    for name, tokens in ((names.INPUT_TOKENS, given), (names.OUTPUT_TOKENS, made)):
+        if tokens is not None:
+            del attributes[name]
+    if (cost := parse_dollars(said.get("total_cost"))) is not None:
+        fields.setdefault("cost", cost)
+
+
+def _find_reported_usage(draft: Draft) -> dict[str, JSON]:
+    """The usage in LangChain's words, of the metadata or of the reply itself."""
+    outputs = draft.fields.get("outputs")
+    within = outputs.get("usage_metadata") if isinstance(outputs, dict) else None
+    said = field_extraction.parse_container(draft.attributes.get(USAGE, within))
+    return said if isinstance(said, dict) else {}
+
+
+def _parse_tags(value: JSON) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        return tuple(tag for tag in value.split(", ") if tag) or None
+    return field_extraction.read_strings(value) or None
+
+
+LANGCHAIN_ROLES = {
+    "human": "user",
+    "ai": "assistant",
+    "AIMessageChunk": "assistant",
+}  # the others are called as everywhere
+MESSAGE_FIELDS = ("name", "tool_calls", "tool_call_id")  # of a message, where they hold something
+
+
+def read_langchain_inputs(value: JSON) -> list[JSON] | None:
+    """The messages of `{"messages": [[…]]}`, which a chat model is asked with; None for anything else."""
+    asked = value.get("messages") if isinstance(value, dict) else None
+    return _read_messages(asked[0]) if isinstance(asked, list) and len(asked) == 1 else None
+
+
+def read_langchain_outputs(value: JSON) -> list[JSON] | None:
+    """The messages of `{"generations": [[{"message": …}]]}`, one for each choice; None for anything else."""
+    generations = value.get("generations") if isinstance(value, dict) else None
+    if not isinstance(generations, list) or len(generations) != 1 or not isinstance(generations[0], list):
+        return None
+    return _read_messages([one.get("message") if isinstance(one, dict) else None for one in generations[0]])
+
+
+def _read_messages(written: JSON) -> list[JSON] | None:
+    if not isinstance(written, list):
+        return None
+    messages = [_read_message(one) for one in written]
+    return messages if messages and all(messages) else None
+
+
+def _read_message(written: JSON) -> JSON:
+    fields = written.get("kwargs") if isinstance(written, dict) and "lc" in written else None
+    if not isinstance(fields, dict) or "content" not in fields:
+        return None
+    kind = fields.get("type")
+    role = LANGCHAIN_ROLES.get(kind, kind) if isinstance(kind, str) else "user"
+    return {
+        "role": role,
+        "content": fields["content"],
+        **{part: fields[part] for part in MESSAGE_FIELDS if fields.get(part)},
+    }

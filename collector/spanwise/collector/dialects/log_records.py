@@ -1,0 +1,133 @@
+"""Translation of log records to feedback, amendments, open runs and process reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import TypeAlias
+
+from spanwise.collector.clock_skew import SENT_PREFIX
+from spanwise.collector.dialects.attribute_parsing import parse_count, parse_json, text_or_none, to_text
+from spanwise.collector.dialects.draft import RawLog
+from spanwise.collector.dialects.evaluation_events import evaluation
+from spanwise.collector.dialects.genai import MESSAGE_EVENTS, read_event_messages
+from spanwise.collector.dialects.translation import FaultHandler, get_dialect_name, log_dialect_error, resolve_project
+from spanwise.collector.former_names import ATTRIBUTES, present_names
+from spanwise.collector.records import JSON, Amendment, Feedback, OpenRun, ProcessReport
+from spanwise.tracer import attribute_names as names
+
+_SPAN_ID = re.compile("[0-9a-f]{16}")
+_MAX_INSTANCE_CHARS = 200  # characters of an instance's name
+
+
+def started(log: RawLog) -> OpenRun | None:
+    """An open run, if the record says that one has started. Raises `ValueError` if it names no span."""
+    if log.event != names.STARTED_EVENT:
+        return None
+    if log.span_id is None:
+        raise ValueError(f"event {log.event!r} says that a span has started, and names none")
+    attributes, (_, project, environment) = log.attributes, resolve_project(log.resource)
+    return OpenRun(
+        trace_id=log.trace_id,
+        span_id=log.span_id,
+        name=to_text(attributes.get(names.STARTED_NAME) or ""),
+        parent_id=_parse_span_id(attributes.get(names.STARTED_PARENT)),
+        kind=to_text(attributes.get(names.KIND) or "unknown").lower(),
+        start_ns=log.time_ns,
+        local_root=_parse_span_id(attributes.get(names.LOCAL_ROOT)),
+        project=project,
+        environment=environment,
+        instance=text_or_none(log.resource.get(names.INSTANCE)),
+    )
+
+
+def report(log: RawLog) -> ProcessReport | None:
+    """A process's report, if the record is one. Raises `ValueError` if it does not say of which process."""
+    if log.event != names.REPORT_EVENT:
+        return None
+    instance, (_, project, environment) = log.resource.get(names.INSTANCE), resolve_project(log.resource)
+    if not isinstance(instance, str) or not 0 < len(instance) <= _MAX_INSTANCE_CHARS:
+        raise ValueError(f"event {log.event!r} needs a resource whose {names.INSTANCE!r} says which process it is of")
+    said = log.attributes
+    return ProcessReport(
+        instance=instance,
+        reported_ns=log.time_ns,
+        started=parse_count(said.get(names.REPORT_STARTED)) or 0,
+        open=parse_count(said.get(names.REPORT_OPEN)) or 0,
+        delivered=parse_count(said.get(names.REPORT_DELIVERED)) or 0,
+        spilled=parse_count(said.get(names.REPORT_SPILLED)) or 0,
+        pending=parse_count(said.get(names.REPORT_PENDING)) or 0,
+        dropped=_parse_counts(parse_json(said.get(names.REPORT_DROPPED))),
+        pid=parse_count(said.get(names.REPORT_PID, log.resource.get(names.REPORT_PID))),
+        service=text_or_none(log.resource.get("service.name")),
+        project=project,
+        environment=environment,
+    )
+
+
+def _parse_counts(value: JSON) -> dict[str, int]:
+    counts = {reason: parse_count(number) for reason, number in value.items()} if isinstance(value, Mapping) else {}
+    return {reason: number for reason, number in counts.items() if number}
+
+
+def _parse_span_id(value: JSON) -> str | None:
+    return value if isinstance(value, str) and _SPAN_ID.fullmatch(value) else None
+
+
+def content(log: RawLog) -> Amendment | None:
+    """What a record says of the messages of a call; None if it says nothing, or nobody could say of which call."""
+    if log.event not in MESSAGE_EVENTS:
+        return None
+    given, made = read_event_messages(log.event, log.body, log.attributes)
+    fields = {"input_messages": given, "output_messages": made}
+    key = _make_message_key(log)
+    said: dict[str, JSON] = {name: {key: messages} for name, messages in fields.items() if messages}
+    if not said:
+        return None
+    if log.trace_id and log.span_id:
+        return Amendment(log.trace_id, log.span_id, said)
+    response = text_or_none(log.attributes.get(names.RESPONSE_ID))
+    return Amendment("", "", said, response_id=response) if response else None
+
+
+def _make_message_key(log: RawLog) -> str:
+    """A place in the order of a call's messages: the same for a record that is sent again, another for each other."""
+    sent = (
+        parse_count(log.attributes.get(f"{SENT_PREFIX}created_ns")) or log.time_ns
+    )  # in the future they may all be one
+    said = to_text([log.event, log.body, {name: log.attributes[name] for name in sorted(log.attributes)}])
+    return f"{sent:020d}.{blake2b(said.encode(errors='replace'), digest_size=6).hexdigest()}"
+
+
+LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport
+# Gives None for a record that is not its own; raises `ValueError`, which the sender is told, for one that is but makes
+# no sense
+LogDialect: TypeAlias = Callable[[RawLog], LogItem | None]
+
+LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report, content)
+
+
+def read_log(
+    log: RawLog, fault: FaultHandler = log_dialect_error, dialects: Sequence[LogDialect] | None = None
+) -> LogItem | None:
+    """What the first dialect that knows this record makes of it, None if none does.
+
+    Raises `ValueError` for a record that makes no sense; what else a dialect raises only if no other knows the record.
+    """
+    log.attributes = present_names(log.attributes)
+    log.event_name = ATTRIBUTES.get(log.event_name, log.event_name)
+    failed: Exception | None = None
+    for dialect in LOG_DIALECTS if dialects is None else dialects:
+        try:
+            item = dialect(log)
+            if item is not None:
+                return item
+        except ValueError:
+            raise
+        except Exception as error:
+            fault(get_dialect_name(dialect), error)
+            failed = error
+    if failed is not None:
+        raise failed
+    return None

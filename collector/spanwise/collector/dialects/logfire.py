@@ -1,0 +1,138 @@
+"""Logfire's spans, and its instrumentations of OpenAI, OpenAI Agents and pydantic-evals.
+
+Source: `logfire/_internal/main.py`, `instrument.py` and `integrations/` of 5.2, `pydantic_evals/dataset.py` of 2.62.
+What a program says stands under names of its own, beside `logfire.*`; `logfire.json_schema` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spanwise.collector.dialects import field_extraction
+from spanwise.collector.dialects.attribute_parsing import parse_json, text_or_none
+from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.dialects.pydantic_ai import parse_structured, take_message_events
+from spanwise.collector.records import JSON
+
+MESSAGE, MAX_NAME_CHARS = "logfire.msg", 200  # a span's message, and characters of it that are a good name
+SCHEMA, TAGS, KIND, TEMPLATE = "logfire.json_schema", "logfire.tags", "logfire.span_type", "logfire.msg_template"
+# Under which a program says what came of a span; a function's is the first
+RESULT_NAMES = ("return", "output", "outputs", "result", "response", "answer")
+AGENT_KINDS = {"Agent run": "agent", "Function": "tool", "Guardrail": "guardrail"}  # by how templates begin
+EVALUATION_SCOPES = frozenset(("pydantic-evals", "pydantic_evals", "logfire.pydantic-evals"))
+JSON_TYPES = ("object", "array")  # types of values that travel as JSON
+
+
+@applies_to("logfire")
+def logfire(draft: Draft) -> None:
+    """Take a span's message as its name, a function's arguments and what it has returned, documents, tags, and what
+    the instrumentations say.
+    """
+    scope = draft.span.scope
+    _name(draft)
+    if not scope.startswith(("logfire", "pydantic")):
+        return
+    _tags(draft)
+    if scope == "logfire":
+        _function(draft)
+    elif scope in EVALUATION_SCOPES:
+        _evaluation(draft)
+    elif scope == "logfire.openai_agents":
+        _agents(draft)
+    elif scope.startswith("logfire."):
+        _call(draft)
+
+
+def _name(draft: Draft) -> None:
+    """Take the message: the span's name is its template, such as `Function: {name}`."""
+    message = text_or_none(draft.attributes.get(MESSAGE))
+    if message is not None and "name" not in draft.fields:
+        draft.fields["name"] = message if len(message) <= MAX_NAME_CHARS else message[: MAX_NAME_CHARS - 1] + "…"
+        if len(message) <= MAX_NAME_CHARS:
+            del draft.attributes[MESSAGE]
+
+
+def _tags(draft: Draft) -> None:
+    tags = draft.attributes.get(TAGS)
+    if isinstance(tags, list) and "tags" not in draft.fields:
+        draft.fields["tags"] = tuple(map(str, tags))
+        del draft.attributes[TAGS]
+
+
+def _function(draft: Draft) -> None:
+    """A function's arguments, or what a program says of a span; logs are neither."""
+    attributes, fields = draft.attributes, draft.fields
+    if attributes.get(KIND) != "span" or "gen_ai" in draft.namespaces:
+        return
+    fields.setdefault("kind", "chain")
+    said = _read_program_attributes(attributes)
+    returned = next((name for name in RESULT_NAMES if name in said), None)
+    if returned and "outputs" not in fields:
+        fields["outputs"] = said.pop(returned)
+        del attributes[returned]
+        if not fields.get("documents") and (documents := field_extraction.read_result_documents(fields["outputs"])):
+            fields["documents"] = documents
+    if said and "inputs" not in fields:
+        fields["inputs"] = said
+        for name in said:
+            del attributes[name]
+
+
+def _read_program_attributes(attributes: Mapping[str, Any]) -> dict[str, JSON]:
+    """What a program says, without what Logfire does."""
+    schema = parse_json(attributes.get(SCHEMA))
+    named = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(named, dict):
+        return {}
+    return {name: _value(attributes[name], how) for name, how in named.items() if name in attributes}
+
+
+def _value(value: JSON, how: JSON) -> JSON:
+    return parse_json(value) if isinstance(how, dict) and how.get("type") in JSON_TYPES else value
+
+
+def _evaluation(draft: Draft) -> None:
+    """A case of an experiment: what it was given and has given, and what is known of it. The evaluators' spans are
+    below it."""
+    fields = draft.fields
+    fields.setdefault("kind", "evaluator" if "evaluator_name" in draft.attributes else "chain")
+    _take(draft, "inputs", "inputs")
+    _take(draft, "outputs", "output")
+    metadata = parse_json(draft.attributes.get("metadata"))
+    if isinstance(metadata, dict) and "metadata" not in fields:
+        fields["metadata"] = metadata
+        del draft.attributes["metadata"]
+
+
+def _agents(draft: Draft) -> None:
+    """OpenAI Agents' tracing. A trace's group is what others call its session."""
+    attributes, fields = draft.attributes, draft.fields
+    begin = str(attributes.get(TEMPLATE, "")).partition(":")[0].partition(" {")[0]
+    if "gen_ai.request.model" not in attributes:
+        fields.setdefault("kind", AGENT_KINDS.get(begin, "chain"))
+    take_message_events(draft, answered=isinstance(parse_json(attributes.get("response")), dict))
+    _take(draft, "inputs", "input")
+    _take(draft, "outputs", "output")
+    group = text_or_none(attributes.get("group_id"))
+    if group and group != "null" and fields.setdefault("session_id", group) == group:
+        del attributes["group_id"]
+    metadata = parse_json(attributes.get("metadata"))
+    if isinstance(metadata, dict) and "metadata" not in fields:
+        fields["metadata"] = metadata
+        del attributes["metadata"]
+
+
+def _call(draft: Draft) -> None:
+    """A model's call as Logfire has told it before it followed the conventions, where they say nothing."""
+    take_message_events(draft, answered="gen_ai.usage.output_tokens" in draft.attributes)
+    for field, name, part in (("inputs", "request_data", "messages"), ("outputs", "response_data", "message")):
+        content = parse_json(draft.attributes.get(name))
+        told: Any = content.get(part) if isinstance(content, dict) else None
+        if told and not any(key.startswith(f"gen_ai.{field[:-1]}.") for key in draft.attributes):
+            draft.fields.setdefault(field, [told] if isinstance(told, dict) else told)  # type: ignore[misc]
+
+
+def _take(draft: Draft, field: str, name: str) -> None:
+    if name in draft.attributes and field not in draft.fields:
+        draft.fields[field] = parse_structured(draft.attributes.pop(name))  # type: ignore[literal-required]

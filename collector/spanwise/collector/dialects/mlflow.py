@@ -1,0 +1,81 @@
+"""MLflow's spans.
+
+`SpanAttributeKey` in `mlflow/tracing/constant.py`; `mlflow/tracing/export/genai_semconv`.
+"""
+
+from __future__ import annotations
+
+from spanwise.collector.dialects import field_extraction
+from spanwise.collector.dialects.attribute_parsing import parse_json, text_or_none
+from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.records import JSON
+from spanwise.tracer import attribute_names as names
+
+KINDS = {
+    **{kind.upper(): kind for kind in names.KINDS},
+    "CHAT_MODEL": "llm",
+    **dict.fromkeys(("WORKFLOW", "TASK", "PARSER", "MEMORY", "UNKNOWN"), "chain"),
+}
+CALL_KINDS = ("llm", "embedding", "reranker")  # what uses tokens itself; agents and chains repeat those of calls below
+TYPE, TAGS = "mlflow.spanType", field_extraction.make_suffix_memo("mlflow.traceTag.")
+USAGE, COST = "mlflow.chat.tokenUsage", "mlflow.llm.cost"
+FORMAT = "mlflow.message.format"  # whose API was called: the counts of "anthropic" and "gemini" leave out parts
+IDENTITY_NAMES = (
+    ("session_id", names.SESSION, "mlflow.trace.session"),
+    ("user_id", names.USER, "mlflow.trace.user"),
+)
+
+
+@applies_to("mlflow", scope="mlflow.")
+def mlflow(draft: Draft) -> None:
+    """Take kind, inputs, outputs, model, tokens, cost, session, user, and the trace's tags as metadata."""
+    _kind(draft)
+    field_extraction.take_attribute(draft, "inputs", "mlflow.spanInputs", parse_json)
+    field_extraction.take_attribute(draft, "outputs", "mlflow.spanOutputs", parse_json)
+    if draft.fields.get("kind", "llm") in CALL_KINDS:
+        _call(draft)
+    else:
+        draft.sums = True
+    _take_identity(draft)
+
+
+def _kind(draft: Draft) -> None:
+    """The type, which is the operation's name where MLflow writes GenAI's and has none for it."""
+    for name in (TYPE, names.OPERATION):
+        said = parse_json(draft.attributes.get(name))
+        if isinstance(said, str) and (kind := KINDS.get(said)):
+            draft.fields.setdefault("kind", kind)
+            return
+
+
+def _call(draft: Draft) -> None:
+    """Model, tokens, cost; of a call that failed, or of embeddings, they stand only in what was asked and answered."""
+    fields = draft.fields
+    field_extraction.take_attribute(draft, "model", "mlflow.llm.model", _parse_text)
+    field_extraction.take_cost(draft, COST)
+    api = _parse_text(draft.attributes.get(FORMAT))
+    apart = {"cache_apart": api == "anthropic", "reasoning_apart": api == "gemini"}
+    field_extraction.take_attribute(
+        draft, "usage", USAGE, lambda value: field_extraction.read_usage(parse_json(value), **apart)
+    )
+    outputs = fields.get("outputs")
+    if isinstance(outputs, dict) and (used := field_extraction.read_usage(outputs.get("usage"))):
+        fields.setdefault("usage", used)
+    if draft.attributes.keys().isdisjoint((names.REQUEST_MODEL, names.RESPONSE_MODEL)):
+        field_extraction.take_attribute(draft, "model", "model", _parse_text)
+
+
+def _take_identity(draft: Draft) -> None:
+    """Session and user, which are JSON, too, where a program set them on a span."""
+    fields = draft.fields
+    for field, name, own in IDENTITY_NAMES:
+        given = draft.span.attributes.get(name)
+        if given is not None and fields.get(field) == given and (plain := _parse_text(given)):
+            fields[field] = plain  # type: ignore[literal-required]
+        field_extraction.take_attribute(draft, field, own, _parse_text)
+    field_extraction.take_metadata(draft, TAGS, read=lambda value: value)
+
+
+def _parse_text(value: JSON) -> str | None:
+    """A text, in JSON or as it is."""
+    return text_or_none(parse_json(value)) if isinstance(value, str) and value.startswith('"') else text_or_none(value)

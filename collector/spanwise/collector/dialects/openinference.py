@@ -1,0 +1,564 @@
+"""OpenInference conventions: spans, messages, documents, annotations and evaluations.
+
+They are read, not taken: the attributes stay with the span that brought them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Set
+from math import isfinite
+from typing import Any
+
+from spanwise.collector.dialects.attribute_parsing import (
+    DOCUMENT_NAMESPACES,
+    LLAMA_INDEX_REPR,
+    IndexedName,
+    NamesMemo,
+    build_document,
+    get_indexed_lists,
+    get_indexed_name,
+    get_namespace,
+    new_document,
+    parse_count,
+    parse_json,
+    parse_number,
+    read_documents,
+    take_indexed_list,
+    text_or_none,
+    to_text,
+)
+from spanwise.collector.dialects.draft import Dialect, Draft, RawSpan, applies_to, make_side_record
+from spanwise.collector.dialects.token_costs import normalize_usage
+from spanwise.collector.records import JSON, Document, Feedback, Source, Target
+from spanwise.tracer import attribute_names as names
+
+INPUT_MESSAGES, OUTPUT_MESSAGES, PROMPTS, CHOICES = (
+    "llm.input_messages",
+    "llm.output_messages",
+    "llm.prompts",
+    "llm.choices",
+)
+SINGLE_ATTRIBUTE_LISTS = (PROMPTS, CHOICES)  # which may be a list in one attribute, too
+TOOL_CALLS, CONTENT_PARTS = "tool_calls", "contents"
+NON_CONTENT_FIELDS = frozenset(("role", "name", "finish_reason"))
+
+
+def take_messages(draft: Draft) -> None:
+    """What a model was sent and what it answered, unless inputs and outputs are known."""
+    fields, attributes = draft.fields, draft.attributes
+    if "inputs" in fields and "outputs" in fields:
+        return
+    if not get_indexed_lists(tuple(attributes)) and attributes.keys().isdisjoint(SINGLE_ATTRIBUTE_LISTS):
+        return
+    if "inputs" not in fields and (
+        said := _take_message_list(attributes, INPUT_MESSAGES) or _take_texts(attributes, PROMPTS, "prompt")
+    ):
+        fields["inputs"] = said
+    if "outputs" not in fields and (
+        said := _take_message_list(attributes, OUTPUT_MESSAGES) or _take_texts(attributes, CHOICES, "completion")
+    ):
+        fields["outputs"] = said
+
+
+def _take_message_list(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
+    """Messages, of which one at least says something: a call that failed has answered with a role alone."""
+    listed = get_indexed_lists(tuple(attributes)).get((prefix, "message"), ())
+    if any(rest not in NON_CONTENT_FIELDS for one in listed for rest, _ in one):
+        return [build_message(flat) for flat in take_indexed_list(attributes, prefix, "message")]
+    return []
+
+
+def _take_texts(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
+    """The one text, or all of them, of OpenAI's old completions."""
+    texts = attributes.get(prefix)
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        del attributes[prefix]
+    else:
+        if not _has_only_texts(attributes, prefix, element):
+            return None
+        texts = [flat["text"] for flat in take_indexed_list(attributes, prefix, element)]
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _has_only_texts(attributes: Mapping[str, JSON], prefix: str, element: str) -> bool:
+    lists = get_indexed_lists(tuple(attributes))
+    others = any(of[0] == prefix and of[1] != element for of in lists)
+    return not others and all(rest == "text" for one in lists.get((prefix, element), ()) for rest, _ in one)
+
+
+def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A message out of its flat names; what has none in OpenAI's form keeps its own."""
+    made: dict[str, JSON] = {}
+    calls: dict[int, dict[str, JSON]] = {}
+    parts: dict[int, dict[str, JSON]] = {}
+    within: dict[int, dict[str, JSON]] = {}  # tool calls among the parts, as Anthropic's content has them
+    for name, value in flat.items():
+        place = get_indexed_name(f"message.{name}") if "." in name else None
+        if place is not None and place.prefix == "message.tool_calls" and place.element == "tool_call":
+            calls.setdefault(place.position, {})[place.rest] = value
+        elif place is not None and place.prefix == "message.contents" and place.element == "message_content":
+            parts.setdefault(place.position, {})[place.rest] = value
+        elif place is not None and place.prefix == "message.contents" and place.element == "tool_call":
+            within.setdefault(place.position, {})[place.rest] = value
+        elif place is not None and place.prefix == "message.contents":
+            parts.setdefault(place.position, {})[f"{place.element}.{place.rest}"] = value
+        else:
+            made[name] = value
+    if within:
+        _move_calls(within, parts, calls)
+    if parts:
+        made["content" if made.get("content") is None else CONTENT_PARTS] = [
+            _build_content_part(parts[place]) for place in sorted(parts)
+        ]
+    if calls:
+        made[TOOL_CALLS] = [_build_tool_call(calls[place]) for place in sorted(calls)]
+    return made
+
+
+def _move_calls(
+    within: Mapping[int, dict[str, JSON]], parts: dict[int, dict[str, JSON]], calls: dict[int, dict[str, JSON]]
+) -> None:
+    """Move tool calls from the parts of a message to its list of calls, unless a call of the same id is in it."""
+    ids = {call.get("id") for call in calls.values()}
+    for position in sorted(within):
+        if within[position].get("id") is None or within[position]["id"] not in ids:
+            calls[max(calls, default=-1) + 1] = within[position]
+        if parts.get(position, {}).keys() <= {"type"}:
+            parts.pop(position, None)
+
+
+def _build_tool_call(flat: dict[str, JSON]) -> dict[str, JSON]:
+    function = {name: flat.pop(f"function.{name}") for name in ("name", "arguments") if f"function.{name}" in flat}
+    return {"type": "function", **flat, "function": function}
+
+
+def _build_content_part(flat: Mapping[str, JSON]) -> dict[str, JSON]:
+    """`image.image.url` becomes `{"image": {"url": …}}`."""
+    made: dict[str, Any] = {}
+    for name, value in flat.items():
+        head, _, tail = name.partition(".")
+        inner = made.setdefault(head, {}) if tail else None
+        if isinstance(inner, dict):
+            inner[tail.removeprefix(f"{head}.")] = value
+        else:
+            made[name] = value
+    return made
+
+
+DOCUMENT_LISTS = (names.DOCUMENTS, "reranker.output_documents")
+INPUT_FILES, OUTPUT_FILES = DOCUMENT_NAMESPACES
+RERANKER_DOCUMENTS, RERANKER_QUERY = "reranker.input_documents", "reranker.query"
+MAX_SEARCHED_CHARS = 2**20  # characters of outputs that are looked into for ids
+DOCUMENT_FIELDS = frozenset(("content", "id", "score", "metadata"))
+
+
+def take_retrieved_documents(draft: Draft) -> None:
+    """Documents that were found, and what a reranker was asked, where it says nothing else of its inputs."""
+    draft.fields.setdefault("documents", _take_documents(draft))
+    if is_repr_of(draft.fields.get("outputs"), draft.fields["documents"]):
+        del draft.fields["outputs"]
+    query = draft.attributes.get(RERANKER_QUERY)
+    if "inputs" not in draft.fields and query is not None:
+        given = [_to_json(one) for one in take_indexed_list(draft.attributes, RERANKER_DOCUMENTS, "document")]
+        draft.fields["inputs"] = {"query": query, "documents": given} if given else query
+        del draft.attributes[RERANKER_QUERY]
+
+
+def is_repr_of(outputs: JSON, found: tuple[Document, ...]) -> bool:
+    """Return whether outputs only repeat the documents that were found, as `repr` writes LlamaIndex's nodes."""
+    if not isinstance(outputs, list) or not found or len(outputs) != len(found):
+        return False
+    return all(isinstance(output, str) and output.startswith(LLAMA_INDEX_REPR) for output in outputs)
+
+
+def take_files(draft: Draft) -> None:
+    """Documents, such as PDFs, that a step was given or made: what it has for inputs and outputs if it names no others.
+
+    Of a retriever those that it gives are what it found.
+    """
+    attributes, fields, namespaces = draft.attributes, draft.fields, draft.namespaces
+    if (
+        INPUT_FILES in namespaces
+        and "inputs" not in fields
+        and (given := take_indexed_list(attributes, INPUT_FILES, "document"))
+    ):
+        fields["inputs"] = [_to_json(one) for one in given]
+    if OUTPUT_FILES not in namespaces:
+        return
+    if fields.get("kind") in ("retriever", "reranker") and not fields.get("documents"):
+        fields["documents"] = tuple(map(read_listed_document, take_indexed_list(attributes, OUTPUT_FILES, "document")))
+    elif "outputs" not in fields and (made := take_indexed_list(attributes, OUTPUT_FILES, "document")):
+        fields["outputs"] = [_to_json(one) for one in made]
+
+
+def read_listed_document(flat: Mapping[str, JSON]) -> Document:
+    """A document out of its names; those that a `Document` has no field for stand in its metadata."""
+    if len(flat) == len(DOCUMENT_FIELDS) and (plain := _read_complete_document(flat)):
+        return plain
+    read = build_document(flat)
+    if flat.keys() <= DOCUMENT_FIELDS and read.score == flat.get("score") and (read.metadata or "metadata" not in flat):
+        return read
+    rest = {name: value for name, value in flat.items() if name not in DOCUMENT_FIELDS and value != read.id}
+    if "metadata" in flat and not isinstance(parse_json(flat["metadata"]), dict):
+        rest["metadata"] = flat["metadata"]
+    if flat.get("score") is not None and parse_number(flat["score"]) is None:
+        rest["score"] = flat["score"]
+    return Document(read.content, read.id, read.score, {**rest, **read.metadata}) if rest else read
+
+
+def _read_complete_document(flat: Mapping[str, JSON]) -> Document | None:
+    """One whose four fields hold what belongs there, as nearly all do; None for any other."""
+    content, id, score = flat.get("content"), flat.get("id"), flat.get("score")
+    if type(content) is not str or type(id) is not str or type(score) is not float or not isfinite(score):
+        return None
+    metadata = parse_json(flat.get("metadata"))
+    return new_document(content, id, score, metadata) if id and metadata and isinstance(metadata, dict) else None
+
+
+def _to_json(flat: Mapping[str, JSON]) -> JSON:
+    return {**flat, "metadata": parse_json(flat["metadata"])} if "metadata" in flat else dict(flat)
+
+
+def _take_documents(draft: Draft) -> tuple[Document, ...]:
+    for prefix in DOCUMENT_LISTS:
+        if listed := take_indexed_list(draft.attributes, prefix, "document"):
+            found = tuple(map(read_listed_document, listed))
+            outputs = draft.fields.get("outputs")
+            return found if outputs is None or all(one.id for one in found) else _add_output_ids(found, outputs)
+    return ()
+
+
+def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Document, ...]:
+    """The same documents with the ids that the outputs give them, and with the empty ones that were not listed.
+
+    LangChain's instrumentor lists neither ids nor empty documents; its outputs have both. Outputs that hold anything
+    else than these documents in this order say nothing about them.
+    """
+    if isinstance(outputs, str):
+        outputs = parse_json(outputs) if len(outputs) <= MAX_SEARCHED_CHARS else None
+    named, waiting = [], list(reversed(found))
+    for said in read_documents(outputs):
+        if waiting and waiting[-1].content == said.content:
+            listed = waiting.pop()
+            named.append(Document(listed.content, listed.id or said.id, listed.score, listed.metadata))
+        elif said.content:
+            return found
+        else:
+            named.append(said)
+    return found if waiting else tuple(named)
+
+
+# Prefix → scope, and how one of the list is called
+LIST_FORMS = {
+    f"{scope}{many}": (scope.rstrip(".") or "span", one)
+    for scope in ("", "trace.", "session.")
+    for many, one in (("annotations", "annotation"), ("evaluations", "evaluation"))
+}
+LIST_PREFIXES = tuple(LIST_FORMS)
+ANNOTATOR_SOURCES: Mapping[JSON, Source] = {"HUMAN": "human", "LLM": "model", "CODE": "code"}
+FIELD_NAMES = frozenset(("name", "score", "label", "explanation", "annotator_kind", "identifier", "metadata"))
+EXPLANATION_LABEL = "explanation"  # the label of one that has nothing but words, which are its comment
+CARRIER_KINDS = (None, "evaluator")  # kinds of a span that is there for its feedback
+
+
+def read_annotations(draft: Draft) -> None:
+    """Say the feedback of all three scopes; what is none tells its sender why."""
+    if found := _group_annotations(draft.attributes):
+        draft.also += tuple(
+            [
+                make_side_record(_read_annotation, draft, LIST_FORMS[prefix][0], flat)
+                for (prefix, _), flat in found.items()
+            ]
+        )
+
+
+def _group_annotations(attributes: Mapping[str, JSON]) -> dict[tuple[str, int], dict[str, JSON]]:
+    found: dict[tuple[str, int], dict[str, JSON]] = {}
+    for name, place in _find_annotations(attributes):
+        found.setdefault((place.prefix, place.position), {})[place.rest] = attributes[name]
+    return found
+
+
+def _find_annotations(attributes: Mapping[str, JSON]) -> Iterator[tuple[str, IndexedName]]:
+    for name in attributes:
+        place = get_indexed_name(name) if name.startswith(LIST_PREFIXES) else None
+        if place is not None and place.prefix in LIST_FORMS and place.element == LIST_FORMS[place.prefix][1]:
+            yield name, place
+
+
+def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feedback:
+    """Raises `ValueError` for what lacks a name, a value, or a target."""
+    kind, key = flat.get("annotator_kind"), flat.get("name")
+    score, label = flat.get("score"), flat.get("label")
+    if not text_or_none(key):
+        raise ValueError(f"an annotation has no name, only {sorted(flat)!r:.200}")
+    if score is not None and (isinstance(score, bool | str) or parse_number(score) is None):
+        raise ValueError(f"annotation {key!r:.200}: score {score!r:.200} is not a number")
+    if score is None and label is None:
+        if not text_or_none(flat.get("explanation")):
+            raise ValueError(f"annotation {key!r:.200} has neither score, label nor explanation")
+        label = EXPLANATION_LABEL
+    source = ANNOTATOR_SOURCES.get(kind, "code") if isinstance(kind, str) else "code"
+    named = None if flat.get("identifier") is None else to_text(flat["identifier"])
+    return Feedback(
+        target=_find_target(draft, scope),
+        key=to_text(key),
+        score=parse_number(score),
+        label=None if label is None else to_text(label),
+        comment=None if flat.get("explanation") is None else to_text(flat["explanation"]),
+        source=source,
+        author=named if source == "human" else None,
+        evaluator=None if source == "human" else named,
+        metadata=_read_annotation_metadata(flat),
+        created_ns=draft.span.end_ns or time.time_ns(),
+    )
+
+
+def _read_annotation_metadata(flat: Mapping[str, JSON]) -> dict[str, JSON]:
+    """What was given as metadata, and what `Feedback` has no field for."""
+    metadata = parse_json(flat.get("metadata"))
+    rest: dict[str, JSON] = {name: value for name, value in flat.items() if name not in FIELD_NAMES}
+    kind = flat.get("annotator_kind")
+    if kind is not None and not (isinstance(kind, str) and kind in ANNOTATOR_SOURCES):
+        rest["annotator_kind"] = kind
+    if isinstance(metadata, dict):
+        return {**rest, **metadata}
+    return rest if metadata is None else {**rest, "metadata": metadata}
+
+
+def _find_target(draft: Draft, scope: str) -> Target:
+    span = draft.span
+    if scope == "session":
+        if session := text_or_none(span.attributes.get(names.SESSION)):
+            return Target(session_id=session)
+        raise ValueError(f"an annotation of a session stands on span {span.name!r:.200}, which has no session.id")
+    trace_id, span_id = (
+        _get_linked_ids(span) if draft.fields.get("kind") in CARRIER_KINDS and span.links else _get_own_ids(span)
+    )
+    return Target(trace_id=trace_id) if scope == "trace" else Target(trace_id=trace_id, span_id=span_id)
+
+
+def _get_own_ids(span: RawSpan) -> tuple[str, str]:
+    return span.trace_id, span.span_id
+
+
+def _get_linked_ids(span: RawSpan) -> tuple[str, str]:
+    """The span that a carrier, which came after it, speaks of."""
+    if len(span.links) != 1:
+        raise ValueError(
+            f"span {span.name!r:.200} carries annotations and {len(span.links)} links, where one says whose"
+        )
+    return span.links[0].trace_id, span.links[0].span_id
+
+
+# "prompt" is a template being filled in, "decision" a branch being chosen: steps of a chain both
+OPENINFERENCE_KINDS = {kind.upper(): kind for kind in names.KINDS} | {"PROMPT": "chain", "DECISION": "chain"}
+MODEL_NAMES = (
+    "llm.response.model_name",
+    "llm.model_name",
+    "llm.request.model_name",
+    "embedding.model_name",
+    "reranker.model_name",
+    "decision.response.model_name",
+    "decision.model_name",
+    "decision.request.model_name",
+)
+MODEL_PARAMETERS = ("model", "model_name", "model_id")  # of parameters
+GENAI_MODEL_NAMES = (names.RESPONSE_MODEL, names.REQUEST_MODEL)  # by GenAI's names, which say it plainly
+PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
+IDENTITY_NAMESPACES = frozenset(map(get_namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
+RARE_NAMESPACES = frozenset(
+    ("retrieval", "reranker", "llm", "embedding", "decision")
+)  # namespaces that plain spans do not have
+MODEL_NAMESPACES = RARE_NAMESPACES - {"retrieval"}  # of these those in which a model is named
+FEEDBACK_NAMESPACES = frozenset(("annotations", "evaluations"))
+FILE_NAMESPACES = frozenset((INPUT_FILES, OUTPUT_FILES))
+HAYSTACK = "openinference.instrumentation.haystack"
+REPR_DETAILS = {
+    "cached_tokens": "cache_read.input_tokens",
+    "cache_read_input_tokens": "cache_read.input_tokens",
+    "cache_creation_input_tokens": "cache_creation.input_tokens",
+    "reasoning_tokens": "reasoning.output_tokens",
+}
+# Of these kinds some instrumentors (smolagents, CrewAI) give the sum of the calls below: counted there
+AGGREGATE_KINDS = frozenset(("agent", "chain"))
+PROMPT_TOKENS, COMPLETION_TOKENS, TOTAL_TOKENS = (
+    "llm.token_count.prompt",
+    "llm.token_count.completion",
+    "llm.token_count.total",
+)
+DECISION_TOKENS = ("decision.token_count.input", "decision.token_count.output")
+COUNT_NAMES = (PROMPT_TOKENS, COMPLETION_TOKENS, "llm.cost.total", "llm.cost.prompt", "llm.cost.completion")
+DETAIL_NAMES = {
+    "llm.token_count.prompt_details.cache_read": "cache_read.input_tokens",
+    "llm.token_count.prompt_details.cache_input": "cache_read.input_tokens",
+    "llm.token_count.prompt_details.cache_write": "cache_creation.input_tokens",
+    "llm.token_count.prompt_details.audio": "audio.input_tokens",
+    "llm.token_count.completion_details.reasoning": "reasoning.output_tokens",
+    "llm.token_count.completion_details.audio": "audio.output_tokens",
+}
+
+
+@applies_to(
+    "openinference", "input", "output", *FILE_NAMESPACES, *FEEDBACK_NAMESPACES, *IDENTITY_NAMESPACES, *RARE_NAMESPACES
+)
+def openinference(draft: Draft) -> None:
+    """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata; read feedback.
+
+    A model's call is its messages: what instrumentors give as its inputs and outputs is the request to one of many
+    APIs, or Python's `repr` of it, and stays an attribute. Of other spans messages say only a part.
+    """
+    for step in _get_steps(draft.namespaces):
+        step(draft)
+
+
+def _kind(draft: Draft) -> None:
+    value = draft.attributes.get(names.KIND)
+    if isinstance(value, str) and (kind := OPENINFERENCE_KINDS.get(value) or OPENINFERENCE_KINDS.get(value.upper())):
+        draft.fields["kind"] = kind
+        del draft.attributes[names.KIND]
+    if draft.fields.get("kind") == "llm" and "llm" in draft.namespaces:
+        take_messages(draft)
+
+
+def _inputs(draft: Draft) -> None:
+    attributes = draft.attributes
+    if names.INPUT_VALUE in attributes and "inputs" not in draft.fields:
+        draft.fields["inputs"] = _value(attributes.pop(names.INPUT_VALUE), attributes.pop(names.INPUT_MIME, None))
+
+
+def _outputs(draft: Draft) -> None:
+    """Take outputs; null stays where it was: there it tells a call that returned None from one that says nothing."""
+    attributes = draft.attributes
+    if names.OUTPUT_VALUE not in attributes or "outputs" in draft.fields:
+        return
+    outputs = _value(attributes[names.OUTPUT_VALUE], attributes.get(names.OUTPUT_MIME))
+    if outputs is not None:
+        draft.fields["outputs"] = outputs
+        del attributes[names.OUTPUT_VALUE]
+        attributes.pop(names.OUTPUT_MIME, None)
+
+
+def _value(value: JSON, mime: JSON) -> JSON:
+    return parse_json(value) if mime == "application/json" else value
+
+
+def take_openinference_identity(draft: Draft) -> None:
+    """Take session, user, metadata and tags."""
+    attributes, fields = draft.attributes, draft.fields
+    session, user = attributes.get(names.SESSION), attributes.get(names.USER)
+    if isinstance(session, str) and session:
+        fields["session_id"] = session
+        del attributes[names.SESSION]
+    if isinstance(user, str) and user:
+        fields["user_id"] = user
+        del attributes[names.USER]
+    if names.METADATA in attributes and isinstance(metadata := parse_json(attributes[names.METADATA]), dict):
+        fields["metadata"] = metadata
+        if user := text_or_none(metadata.get("user_id")):  # LangChain's configuration has no other place for one
+            fields.setdefault("user_id", user)
+        del attributes[names.METADATA]
+    if isinstance(tags := attributes.get(names.TAGS), list):
+        fields["tags"] = tuple(str(tag) for tag in tags)
+        del attributes[names.TAGS]
+
+
+def _take_rare_fields(draft: Draft) -> None:
+    namespaces = draft.namespaces
+    if "retrieval" in namespaces or "reranker" in namespaces:
+        take_retrieved_documents(draft)
+    if not MODEL_NAMESPACES.isdisjoint(namespaces):
+        _model(draft)
+    if "llm" in namespaces:
+        _tokens(draft)
+        take_messages(draft)
+    if "decision" in namespaces:
+        _usage(draft, *DECISION_TOKENS)
+    if "embedding" in namespaces and "inputs" not in draft.fields:
+        _take_embedded_texts(draft)
+
+
+def _model(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    for name in () if attributes.keys().isdisjoint(MODEL_NAMES) else MODEL_NAMES:
+        if (model := text_or_none(attributes.get(name))) and fields.setdefault("model", model) == model:
+            del attributes[name]
+    if "model" in fields or attributes.keys().isdisjoint(PARAMETERS):
+        return
+    if attributes.keys().isdisjoint(GENAI_MODEL_NAMES):
+        asked = (parse_json(attributes[name]) for name in PARAMETERS if name in attributes)
+        named = (
+            parameters.get(key) for parameters in asked if isinstance(parameters, dict) for key in MODEL_PARAMETERS
+        )
+        if model := next(filter(None, map(text_or_none, named)), None):
+            fields["model"] = model
+
+
+def _tokens(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    if attributes.keys().isdisjoint(COUNT_NAMES):
+        return
+    if fields.get("kind") in AGGREGATE_KINDS and str(draft.span.attributes.get(names.KIND)).upper() != "DECISION":
+        draft.sums = True
+        return
+    _usage(draft, PROMPT_TOKENS, COMPLETION_TOKENS)
+
+
+def _usage(draft: Draft, input: str, output: str) -> None:
+    attributes = draft.attributes
+    given, made = parse_count(attributes.get(input)), parse_count(attributes.get(output))
+    if (given is None and made is None) or "usage" in draft.fields:
+        return
+    total, details = parse_count(attributes.get(TOTAL_TOKENS)), _details(attributes) or _find_haystack_details(draft)
+    draft.fields["usage"] = usage = normalize_usage(given or 0, made or 0, details, total=total)
+    for name, tokens in ((input, given), (output, made)):
+        if tokens is not None:
+            del attributes[name]
+    if total is not None and total in (usage.total_tokens, (given or 0) + (made or 0)):
+        del attributes[TOTAL_TOKENS]
+
+
+def _take_embedded_texts(draft: Draft) -> None:
+    """The texts that became vectors, where a span says nothing else of its inputs; with the vectors they stay."""
+    listed = take_indexed_list(dict(draft.attributes), "embedding.embeddings", "embedding")
+    if texts := [one["text"] for one in listed if isinstance(one.get("text"), str)]:
+        draft.fields["inputs"] = texts[0] if len(texts) == 1 else texts
+
+
+def _details(attributes: dict[str, Any]) -> dict[str, int]:
+    details: dict[str, int] = {}
+    for key, name in () if attributes.keys().isdisjoint(DETAIL_NAMES) else DETAIL_NAMES.items():
+        if (tokens := parse_count(attributes.get(key))) is not None and details.setdefault(name, tokens) == tokens:
+            del attributes[key]
+    return details
+
+
+def _find_haystack_details(draft: Draft) -> dict[str, int]:
+    """Return the finer counts that the instrumentor of Haystack leaves in the `repr` of the reply."""
+    outputs = draft.span.attributes.get(names.OUTPUT_VALUE)
+    if draft.span.scope != HAYSTACK or not isinstance(outputs, str):
+        return {}
+    said = outputs[outputs.rfind("'usage':") :] if "'usage':" in outputs else ""
+    found = ((name, re.search(rf"\b{key}'?[:=] ?([0-9]{{1,15}})\b", said)) for key, name in REPR_DETAILS.items())
+    return {name: int(match[1]) for name, match in found if match}
+
+
+# What there is to do for a span with attributes in one of these namespaces, in this order
+STEPS: tuple[tuple[frozenset[str], Dialect], ...] = (
+    (frozenset(("openinference",)), _kind),
+    (frozenset(("input",)), _inputs),
+    (frozenset(("output",)), _outputs),
+    (FEEDBACK_NAMESPACES, read_annotations),
+    (IDENTITY_NAMESPACES, take_openinference_identity),
+    (RARE_NAMESPACES, _take_rare_fields),
+    (FILE_NAMESPACES, take_files),
+)
+
+
+def _select_steps(namespaces: Set[str]) -> tuple[Dialect, ...]:
+    return tuple(step for where, step in STEPS if not where.isdisjoint(namespaces))
+
+
+_get_steps = NamesMemo(_select_steps).__getitem__

@@ -1,0 +1,101 @@
+"""pydantic-ai's instrumentation, data format versions 1 to 6.
+
+Source: `pydantic_ai/_instrumentation.py`, `pydantic_ai/models/instrumented.py` and `pydantic_ai/agent/__init__.py` of
+1.0 and 2.62. Model calls and tools are OpenTelemetry's GenAI from version 3 on, which `genai` reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spanwise.collector.dialects.attribute_parsing import parse_json, text_or_none
+from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.dialects.field_extraction import fill_field
+from spanwise.collector.dialects.genai import read_event_list, read_instructions
+from spanwise.collector.records import JSON
+
+SCOPE = "pydantic-ai"
+HISTORY_NAME, EVENTS_NAME = "pydantic_ai.all_messages", "all_messages_events"  # of a run; the latter up to version 1
+NEW_INDEX_NAME = "pydantic_ai.new_message_index"  # of the first message that is not of a run before
+RESULT_NAME = "final_result"
+
+
+@applies_to(scope=SCOPE)
+def pydantic_ai(draft: Draft) -> None:
+    """Take what an agent was asked and has answered, a tool's call, messages in one attribute."""
+    if draft.span.scope != SCOPE:
+        return
+    attributes, fields = draft.attributes, draft.fields
+    if "agent_name" in attributes and ("model_name" in attributes or HISTORY_NAME in attributes):
+        _agent(draft)
+    elif "tool_arguments" in attributes or "tool_response" in attributes:
+        _tool(draft)
+    elif "events" in attributes:
+        take_message_events(draft)
+    elif "tools" in attributes and draft.span.name.startswith("running "):
+        fields.setdefault("kind", "chain")
+
+
+def _agent(draft: Draft) -> None:
+    """All messages stay in their attribute: inputs and outputs are its ends."""
+    attributes, fields = draft.attributes, draft.fields
+    fields.setdefault("kind", "agent")
+    draft.sums = True
+    if (model := text_or_none(attributes.get("model_name"))) and fields.setdefault("model", model) == model:
+        del attributes["model_name"]
+    asked, answered = _split_conversation(_history(attributes), attributes.get(NEW_INDEX_NAME))
+    if whole := [*read_instructions(attributes, asked), *asked]:
+        fields.setdefault("inputs", whole)
+    if RESULT_NAME in attributes and "outputs" not in fields:
+        fields["outputs"] = parse_structured(attributes.pop(RESULT_NAME))
+    elif answered:
+        fields.setdefault("outputs", answered)
+
+
+def _history(attributes: dict[str, Any]) -> list[JSON]:
+    if EVENTS_NAME in attributes:
+        told = read_event_list(attributes[EVENTS_NAME])
+        return told[0] if told else []
+    messages = parse_json(attributes.get(HISTORY_NAME))
+    return messages if isinstance(messages, list) else []
+
+
+def _split_conversation(messages: list[JSON], new: JSON) -> tuple[list[JSON], list[JSON]]:
+    """What a run was asked, with what was said before it, and what it said last."""
+    start = new if type(new) is int and 0 <= new < len(messages) else 0
+    places = [place for place in range(start, len(messages)) if _is_answer(messages[place])]
+    return (messages[: places[0]], messages[places[-1] :]) if places else (messages, [])
+
+
+def _is_answer(message: JSON) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant"
+
+
+def _tool(draft: Draft) -> None:
+    fields = draft.fields
+    fields.setdefault("kind", "tool")
+    for name, field in (("tool_arguments", "inputs"), ("tool_response", "outputs")):
+        if name in draft.attributes and field not in fields:
+            fields[field] = parse_json(draft.attributes.pop(name))  # type: ignore[literal-required]
+
+
+def take_message_events(draft: Draft, *, answered: bool = False) -> None:
+    """Messages as a list of events in the attribute `events`, which stays if it holds anything else.
+
+    Where a model has `answered`, and nothing in it is a choice, the answer is what the assistant says at its end.
+    """
+    told = read_event_list(draft.attributes.get("events"))
+    if told is None:
+        return
+    given, made = told
+    if answered and not made:
+        place = next((at for at in range(len(given), 0, -1) if not _is_answer(given[at - 1])), 0)
+        given, made = given[:place], given[place:]
+    filled = [fill_field(draft, field, said) for field, said in (("inputs", given), ("outputs", made)) if said]
+    if filled and all(filled):
+        del draft.attributes["events"]
+
+
+def parse_structured(value: JSON) -> JSON:
+    """An object or a list out of its JSON; any other text, such as a number that a model wrote, is what it is."""
+    return parse_json(value) if isinstance(value, str) and value[:1] in ("{", "[") else value

@@ -1,0 +1,86 @@
+"""pydantic-evals: scores of an experiment's cases, and evaluators that failed.
+
+Source: `pydantic_evals/dataset.py` and `evaluators/_run_evaluator.py` of pydantic-evals 2.62. What it evaluates online
+comes as events instead; see `_feedback.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from spanwise.collector.dialects.attribute_parsing import parse_json, parse_number, text_or_none, to_text
+from spanwise.collector.dialects.draft import Draft, SideResult, applies_to, make_side_record
+from spanwise.collector.dialects.evaluation_events import JUDGE_EVALUATORS
+from spanwise.collector.records import JSON, Feedback, Target
+
+SCOPES = frozenset(("pydantic-evals", "pydantic_evals", "logfire.pydantic-evals"))
+RESULTS = ("assertions", "scores", "labels")  # each {name: {name, value, reason, source, evaluator_version}}
+EVALUATOR_NAME = "evaluator_name"  # of an evaluator's own span
+
+
+@applies_to(scope=tuple(SCOPES))
+def pydantic_evals(draft: Draft) -> None:
+    """Say the scores of a case, and that an evaluator failed on it. The attributes stay: they are the case's."""
+    if draft.span.scope not in SCOPES:
+        return
+    draft.also += tuple(_results(draft))
+    if EVALUATOR_NAME in draft.attributes and draft.span.status == 2 and draft.span.parent_id:
+        draft.also += (make_side_record(_failure, draft),)
+
+
+def _results(draft: Draft) -> Iterator[SideResult]:
+    target = Target(trace_id=draft.span.trace_id, span_id=draft.span.span_id)
+    for kind in RESULTS:
+        results = parse_json(draft.attributes.get(kind))
+        for name, result in results.items() if isinstance(results, dict) else ():
+            if isinstance(result, dict) and "value" in result:
+                yield make_side_record(_result, draft, target, name, result)
+
+
+def _result(draft: Draft, target: Target, name: str, result: Mapping[str, JSON]) -> Feedback:
+    """One result. Raises `ValueError` for a value that is no score."""
+    source = result.get("source")
+    reason = result.get("reason")
+    return Feedback(
+        target=target,
+        key=name,
+        **_read_value(name, result["value"]),
+        **_read_evaluator(source if isinstance(source, dict) else {}),
+        comment=None if reason is None else to_text(reason),
+        version=text_or_none(result.get("evaluator_version")),
+        created_ns=draft.span.end_ns,
+        metadata={"source": source} if source else {},
+    )
+
+
+def _read_value(name: str, value: JSON) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"score": value}
+    if isinstance(value, str):
+        return {"label": value}
+    score = parse_number(value)
+    if score is None:
+        raise ValueError(f"feedback {name!r}: {value!r:.200} is neither a finite number nor a text")
+    return {"score": score}
+
+
+def _read_evaluator(source: Mapping[str, JSON]) -> dict[str, Any]:
+    name = text_or_none(source.get("name"))
+    return {"evaluator": name, "source": "model" if name in JUDGE_EVALUATORS else "code"}
+
+
+def _failure(draft: Draft) -> Feedback:
+    """An evaluator that raised gave its case, the span above its own, no score."""
+    span = draft.span
+    name = to_text(draft.attributes[EVALUATOR_NAME])
+    exception = next((event.attributes for event in reversed(span.events) if event.name == "exception"), {})
+    told = [to_text(exception[part]) for part in ("exception.type", "exception.message") if exception.get(part)]
+    return Feedback(
+        target=Target(trace_id=span.trace_id, span_id=span.parent_id),
+        key=name,
+        outcome="error",
+        error=": ".join(told) or span.message or "error",
+        **_read_evaluator({"name": name}),
+        created_ns=span.end_ns,
+    )

@@ -1,0 +1,175 @@
+"""Finished spans of the OpenTelemetry SDK, translated to runs in the process that made them.
+
+`evaluate()` makes one for every example. What is read here equals what `read` makes of the same span (a test compares
+them); anything unusual is None, and goes that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from opentelemetry.trace import SpanKind, StatusCode
+
+from spanwise.collector.dialects.draft import RawSpan, SideRecord
+from spanwise.collector.dialects.translation import STATUSES, read_span, resolve_project
+from spanwise.collector.records import JSON, Event, Link, Run
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.internal_api import LiveSpan
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import SpanContext
+
+
+_latest_attributes: tuple[Resource, dict[str, JSON]] | None = None
+
+
+def read_sdk_span(span: ReadableSpan, also: list[SideRecord] | None = None) -> Run:
+    """The run that a finished span of the SDK is: the same as after a way through OTLP and the intake.
+
+    What it says beside is added to `also`, but for what makes no sense.
+    """
+    resource = _read_resource(span.resource)
+    if isinstance(span, LiveSpan) and (run := read_plain_span(span, resource)):
+        return run
+    run, beside = read_span(make_raw_span(span))
+    if also is not None and beside:
+        also += [one for one in beside if not isinstance(one, ValueError)]
+    return run
+
+
+def make_raw_span(span: ReadableSpan) -> RawSpan:
+    """A finished span of the SDK as one that has arrived."""
+    trace_id, span_id, parent_id, trace_state = _find_ids(span)
+    scope = span.instrumentation_scope
+    events, links = span.events, span.links
+    return RawSpan(
+        trace_id=trace_id,
+        span_id=span_id,
+        name=span.name,
+        parent_id=parent_id,
+        kind=span.kind.value + 1,  # the SDK counts from 0, OTLP keeps 0 for "unspecified"
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        status=span.status.status_code.value,
+        message=span.status.description or "",
+        attributes=_convert_tuples(span.attributes),
+        events=tuple([Event(e.name, e.timestamp, _convert_tuples(e.attributes)) for e in events]) if events else (),
+        links=tuple([Link(*_format_ids(link.context), _convert_tuples(link.attributes)) for link in links])
+        if links
+        else (),
+        resource=_read_resource(span.resource),
+        scope=scope.name if scope else "",
+        scope_version=(scope.version or "") if scope else "",
+        trace_state=trace_state,
+    )
+
+
+def _find_ids(span: ReadableSpan) -> tuple[str, str, str | None, str]:
+    """(trace id, span id, parent's id, tracestate). Of our own spans without the contexts, which are made when asked
+    for, and without our entry in the tracestate, which says the ids once more: on the wire it is left out, too.
+    """
+    if isinstance(span, LiveSpan):
+        parent = f"{span.parent_id:016x}" if span.parent_id else None
+        return f"{span.local.trace_id:032x}", f"{span.span_id:016x}", parent, f"ot={span.ot}" if span.ot else ""
+    context = span.get_span_context()
+    if context is None:
+        raise ValueError(f"span {span.name!r} has no context, so neither trace nor span id")
+    return *_format_ids(context), _format_ids(span.parent)[1] if span.parent else None, context.trace_state.to_header()
+
+
+def _format_ids(context: SpanContext) -> tuple[str, str]:
+    return f"{context.trace_id:032x}", f"{context.span_id:016x}"
+
+
+def _read_resource(resource: Resource) -> dict[str, JSON]:
+    """Its attributes, made plain once: all spans of a process share one resource, and so do their runs."""
+    global _latest_attributes
+    latest = _latest_attributes
+    if latest is None or latest[0] is not resource:
+        latest = _latest_attributes = (resource, _convert_tuples(resource.attributes))
+    return latest[1]
+
+
+def _convert_tuples(attributes: Mapping[str, Any] | None) -> dict[str, JSON]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}
+
+
+_PLAIN_KINDS = {
+    kind.upper(): kind for kind in ("chain", "tool", "agent", "guardrail", "evaluator")
+}  # without documents
+_COUNTS = frozenset((names.LOCAL_ROOT, names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT))
+_COUNTS_AND_NULL = _COUNTS | {names.OUTPUT_VALUE, names.OUTPUT_MIME}  # see `_openinference`
+_CONTENT_ATTRIBUTES = frozenset(
+    (names.KIND, names.INPUT_VALUE, names.INPUT_MIME, names.OUTPUT_VALUE, names.OUTPUT_MIME)
+)
+_EXPERIMENT = frozenset((names.EXPERIMENT, names.EXAMPLE, names.REPETITION))
+_PLAIN_ATTRIBUTES = _COUNTS | _CONTENT_ATTRIBUTES | _EXPERIMENT
+
+
+def read_plain_span(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
+    """The run that a finished span of ours is; None if it is not plain."""
+    # its own fields: the SDK's properties wrap or copy what they give, and cost more than all the rest
+    attributes, code = span._attributes, span._status.status_code
+    kind = _PLAIN_KINDS.get(attributes.get(names.KIND, ""))
+    if kind is None or code is StatusCode.ERROR or span._kind is not SpanKind.INTERNAL:
+        return None
+    if not attributes.keys() <= _PLAIN_ATTRIBUTES or span._events or span._links or span.local.ot:
+        return None
+    try:
+        fields = _read_experiment(attributes)
+        inputs = _read_value(attributes, names.INPUT_VALUE, names.INPUT_MIME)
+        outputs = _read_value(attributes, names.OUTPUT_VALUE, names.OUTPUT_MIME)
+    except ValueError:
+        return None
+    kept = _COUNTS if outputs is not None else _COUNTS_AND_NULL
+    _, project, environment = resolve_project(resource)
+    return Run(
+        trace_id=f"{span.local.trace_id:032x}",
+        span_id=f"{span.span_id:016x}",
+        parent_id=f"{span.parent_id:016x}" if span.parent_id else None,
+        name=span._name,
+        kind=kind,
+        start_ns=span._start_time or 0,
+        end_ns=span._end_time or 0,
+        status=STATUSES[code.value],
+        inputs=inputs,
+        outputs=outputs,
+        attributes={name: value for name, value in attributes.items() if name in kept},
+        resource=resource,
+        project=project,
+        environment=environment,
+        **fields,
+    )
+
+
+def _read_experiment(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids of an experiment. Raises `ValueError` where they are not as `capture` sets them."""
+    if names.EXPERIMENT not in attributes:
+        if not _EXPERIMENT.isdisjoint(attributes):
+            raise ValueError("ids of no experiment")
+        return {}
+    experiment, example, repetition = (attributes.get(name) for name in _EXPERIMENT_ORDER)
+    if not (isinstance(experiment, str) and isinstance(example, str) and type(repetition) is int):
+        raise ValueError("ids of another type")
+    if not experiment or not example or not 0 <= repetition < 2**53:
+        raise ValueError("ids that say nothing")
+    return {"experiment_id": experiment, "example_id": example, "repetition": repetition}
+
+
+_EXPERIMENT_ORDER = (names.EXPERIMENT, names.EXAMPLE, names.REPETITION)
+
+
+def _read_value(attributes: Mapping[str, Any], name: str, mime: str) -> JSON:
+    """A value, out of its JSON. Raises `ValueError` for what is none, or a type without a value."""
+    if name not in attributes:
+        if mime in attributes:
+            raise ValueError("a type without a value")
+        return None
+    value = attributes[name]
+    if not isinstance(value, str):
+        raise ValueError("not a text")
+    return orjson.loads(value) if attributes.get(mime) == "application/json" else value

@@ -1,0 +1,264 @@
+"""Token counts and cost of a model call: normalization, reported costs, and prices by genai-prices.
+
+Vendors disagree: OpenAI's `prompt_tokens` include tokens from the cache, Anthropic's `input_tokens` do not; OpenAI's
+`completion_tokens` include reasoning, Gemini's `candidates_token_count` does not. docs/costs.md has the table.
+
+A price is looked up once per model, provider and hour of the call (some change with the time of day), found or not.
+Up to its first tier it is linear, so that of most calls nothing but a sum is asked: genai-prices takes 70 µs for each,
+and a third of a second, with 16 MB, to begin with: a process that is told what is known needs none of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from spanwise.collector.dialects.attribute_parsing import (
+    COST_NAMES,
+    PARTIAL_COST_NAMES,
+    TOTAL_COST_NAMES,
+    Memo,
+    new_usage,
+    parse_number,
+    text_or_none,
+)
+from spanwise.collector.dialects.draft import Draft
+from spanwise.collector.records import JSON, Usage
+from spanwise.tracer import attribute_names as names
+
+if TYPE_CHECKING:
+    from genai_prices.types import ModelPrice
+
+
+CACHE_READ, CACHE_WRITE = "cache_read.input_tokens", "cache_creation.input_tokens"
+REASONING = "reasoning.output_tokens"
+AUDIO_INPUT, AUDIO_OUTPUT = "audio.input_tokens", "audio.output_tokens"
+MAX_TOKENS = 2**53  # tokens that JSON can carry
+
+
+def normalize_usage(
+    input: int,
+    output: int,
+    details: dict[str, int],
+    *,
+    total: int | None = None,
+    cache_apart: bool = False,
+    reasoning_apart: bool = False,
+) -> Usage:
+    """Return the usage with parts that were counted apart added to the tokens that they belong to.
+
+    `cache_apart` and `reasoning_apart` are what is known of the sender. Else a part was counted apart if it is larger
+    than what should include it, or if the sender's `total` is right only when it is added. Of a sender that leaves out
+    reasoning without counting it, reasoning is what is missing to the total.
+    """
+    if reasoning_apart and REASONING not in details and total is not None and total > input + output:
+        details = {**details, REASONING: total - input - output}
+    if not details:
+        return new_usage(input, output, details)
+    cached = details.get(CACHE_READ, 0) + details.get(CACHE_WRITE, 0)
+    reasoning = details.get(REASONING, 0)
+    if total is not None and (missing := total - input - output) > 0:
+        reasoning_apart = reasoning_apart or missing in (reasoning, reasoning + cached)
+        cache_apart = cache_apart or missing in (cached + reasoning, cached)
+    if cache_apart or cached > input:
+        input = _add_bounded(input, cached)
+    if reasoning_apart or reasoning > output:
+        output = _add_bounded(output, reasoning)
+    if (audio := details.get(AUDIO_INPUT, 0)) > input:
+        input = _add_bounded(input, audio)
+    if (audio := details.get(AUDIO_OUTPUT, 0)) > output:
+        output = _add_bounded(output, audio)
+    return new_usage(input, output, details)
+
+
+def _add_bounded(tokens: int, part: int) -> int:
+    """Return both together, unless that is more than can be."""
+    return tokens + part if tokens + part < MAX_TOKENS else max(tokens, part)
+
+
+AGGREGATE_KINDS = ("agent", "chain")  # kinds whose spans repeat the costs of calls below them
+
+
+def take_reported_cost(draft: Draft) -> None:
+    """Fill in the cost that a sender reports; spans that repeat the sum of the calls below them have none."""
+    attributes, fields = draft.attributes, draft.fields
+    if draft.sums or (fields.get("kind") in AGGREGATE_KINDS and "decision" not in draft.namespaces):
+        return
+    for name in TOTAL_COST_NAMES:
+        if (cost := parse_dollars(attributes.get(name))) is not None:
+            fields["cost"] = cost
+            del attributes[name]
+            return
+    for pair in PARTIAL_COST_NAMES:
+        parts = [part for name in pair if (part := parse_dollars(attributes.get(name))) is not None]
+        if len(parts) == len(pair):
+            fields["cost"] = sum(parts)
+            return
+
+
+def parse_dollars(value: JSON) -> float | None:
+    """Return a cost in US dollars: a finite number that is not negative, also out of a text; else None."""
+    cost = parse_number(value)
+    return cost if cost is not None and cost >= 0 else None
+
+
+PROVIDERS = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system")
+CACHED_DETAIL = "cache_read.input_tokens"
+BILLED_DETAILS = {
+    CACHED_DETAIL: "cache_read_tokens",
+    "cache_creation.input_tokens": "cache_write_tokens",
+    "audio.input_tokens": "input_audio_tokens",
+    "audio.output_tokens": "output_audio_tokens",
+}
+ADDRESS = "server.address"
+UNPRICED = names.UNPRICED
+HOUR_NS = 3_600_000_000_000
+MAX_NAME_CHARS = 200  # characters of a model's name
+MILLION = 1_000_000
+
+
+class Price(NamedTuple):
+    """Dollars per token for calls of up to `until` input tokens; beyond it genai-prices is asked."""
+
+    until: float
+    input: float
+    output: float
+    cached: float
+
+
+class PriceKey(NamedTuple):
+    """Whose price it is, in which hour since 1970, and the address of the endpoint, if it is known."""
+
+    model: str
+    provider: str | None
+    hour: int
+    address: str | None = None
+
+
+_price_memo: Memo[PriceKey, Price | None] = Memo()  # None: it knows no such model
+
+
+def export_prices() -> dict[PriceKey, Price | None]:
+    """What has been looked up, for `learn_prices` in another process."""
+    return dict(_price_memo)
+
+
+def import_prices(known: Mapping[PriceKey, Price | None]) -> None:
+    """Have what another process has looked up."""
+    for asked, price in known.items():
+        _price_memo.keep(asked, price, len(asked.model))
+
+
+def prices(draft: Draft) -> None:
+    """Fill in what a call has cost from its model and its tokens, unless its sender said so."""
+    fields = draft.fields
+    if "cost" not in fields and not COST_NAMES.isdisjoint(draft.namespaces):
+        take_reported_cost(draft)
+    if "usage" in fields and "cost" not in fields and "model" in fields:
+        fields["cost"] = compute_cost(fields["model"], fields["usage"], draft.span.attributes, draft.span.start_ns)
+
+
+def compute_cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_ns: int) -> float | None:
+    """US dollars; None for a model that genai-prices does not know, and for an endpoint to which no price applies."""
+    if len(model) > MAX_NAME_CHARS or UNPRICED in attributes:
+        return None
+    provider = None if attributes.keys().isdisjoint(PROVIDERS) else _find_named_provider(attributes)
+    address = text_or_none(attributes.get(ADDRESS))
+    asked = PriceKey(model, provider, start_ns // HOUR_NS, address and address[:MAX_NAME_CHARS])
+    try:
+        price = _price_memo[asked]
+    except KeyError:
+        price = _price_memo.keep(asked, _find_linear_price(asked), len(model) + len(address or ""))
+    return None if price is None else _apply_price(asked, price, usage)
+
+
+def has_price(address: str | None) -> bool:
+    """Return whether models at an address have the prices that genai-prices knows; None: the address is not known.
+
+    The address is a base URL or a host. A model at an endpoint that genai-prices does not know, such as a server of
+    one's own, has no price, whatever it is called there.
+    """
+    return not address or find_provider(address) is not None
+
+
+@lru_cache(maxsize=1024)
+def find_provider(address: str) -> str | None:
+    """Return the name of the provider at a base URL or host; None for one that genai-prices does not know."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    url = address if "://" in address else f"https://{address}"
+    try:
+        provider = get_snapshot().find_provider(None, None, url)
+    except LookupError:
+        return None
+    # The patterns match beginnings: `https://api.openai.com.example.org` is somebody else's
+    known = re.match(provider.api_pattern, url)
+    is_longer = known is not None and known[0][-1:] not in ("/", ".") and re.match(r"[\w.-]", url[known.end() :])
+    return None if is_longer else provider.id
+
+
+def _find_named_provider(attributes: Mapping[str, Any]) -> str | None:
+    provider = next((named for name in PROVIDERS if (named := text_or_none(attributes.get(name)))), None)
+    return provider and provider[:MAX_NAME_CHARS]
+
+
+def _apply_price(asked: PriceKey, price: Price, usage: Usage) -> float | None:
+    details = {name: n for name, n in usage.details.items() if n and name in BILLED_DETAILS} if usage.details else {}
+    cached = details.pop(CACHED_DETAIL, 0)
+    if details or not 0 <= cached <= usage.input_tokens <= price.until or usage.output_tokens < 0:
+        model = _find_model_price(asked)
+        return None if model is None else _bill(model, usage)
+    return (usage.input_tokens - cached) * price.input + usage.output_tokens * price.output + cached * price.cached
+
+
+@lru_cache(maxsize=1024)
+def _find_model_price(asked: PriceKey) -> ModelPrice | None:
+    model, provider, hour, address = asked
+    if not has_price(address):
+        return None
+    try:
+        return _look_up_model_price(model, provider, datetime.fromtimestamp(hour * 3600, UTC))
+    except (LookupError, ValueError, OverflowError, OSError):  # an unknown model; a clock beyond the calendar
+        return None
+
+
+def _look_up_model_price(model: str, provider: str | None, when: datetime) -> ModelPrice:
+    from genai_prices.data_snapshot import DataSnapshot, get_snapshot
+
+    # A fresh one: it remembers every name that it did not find, for ever.
+    snapshot = DataSnapshot(get_snapshot().providers, from_auto_update=False)
+    try:
+        return snapshot.find_provider_model(model, None, provider, None)[1].get_prices(when)
+    except LookupError:  # a provider that it does not know, or that only passes the model on
+        return snapshot.find_provider_model(model, None, None, None)[1].get_prices(when)
+
+
+def _find_linear_price(asked: PriceKey) -> Price | None:
+    model = _find_model_price(asked)
+    if model is None:
+        return None
+    tiers = [tier.start for price in vars(model).values() for tier in getattr(price, "tiers", ())]
+    until = min(tiers, default=math.inf)
+    part = int(min(until, MILLION))
+    parts = (Usage(part), Usage(0, MILLION), Usage(part, 0, {CACHED_DETAIL: part}))
+    given, made, cached = (_bill(model, usage) for usage in parts)
+    if not part or given is None or made is None or cached is None:
+        return Price(-1, 0.0, 0.0, 0.0)
+    return Price(until, given / part, made / MILLION, cached / part)
+
+
+def _bill(model: ModelPrice, usage: Usage) -> float | None:
+    from genai_prices import Usage as Billed
+
+    details = {BILLED_DETAILS[name]: n for name, n in usage.details.items() if n and name in BILLED_DETAILS}
+    for some in (details, {}):
+        try:
+            billed = Billed(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, **some)
+            return float(model.calc_price(billed)["total_price"])
+        except (ValueError, ArithmeticError):  # more tokens from the cache than tokens: the sums may still be right
+            continue
+    return None

@@ -1,0 +1,137 @@
+"""Traceloop's SDK, OpenLLMetry.
+
+Messages were spread over indexed attributes at first; by now they are GenAI's, and read there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spanwise.collector.dialects import field_extraction
+from spanwise.collector.dialects.attribute_parsing import MAX_INDEX, build_document, parse_json
+from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.records import JSON, Document
+from spanwise.tracer import attribute_names as names
+
+KINDS = {"workflow": "chain", "task": "chain", "agent": "agent", "tool": "tool"}
+REQUESTS = {"chat": "llm", "completion": "llm", "embedding": "embedding", "rerank": "reranker"}
+KIND, REQUEST = "traceloop.span.kind", "llm.request.type"
+RETRIEVAL_OPERATION = "vector_db_retrieve"  # an operation of its LangChain instrumentor, of what it else calls a task
+CALLBACK_FIELDS = {
+    "inputs": ("inputs", "query"),
+    "outputs": ("outputs", "output"),
+}  # what LangChain's callbacks were told
+PROPERTIES = "traceloop.association.properties."
+METADATA_MEMO = field_extraction.make_suffix_memo(PROPERTIES)
+MESSAGES = (("inputs", "gen_ai.prompt."), ("outputs", "gen_ai.completion."))
+FIRST_MESSAGE_NAMES = (
+    "gen_ai.prompt.0.content",
+    "gen_ai.prompt.0.role",
+    "gen_ai.completion.0.content",
+    "gen_ai.completion.0.role",
+)
+RESULT_EVENTS = ("db.query.result", "db.search.result")  # events of spans of vector databases, one for each result
+
+
+@applies_to("traceloop", "gen_ai", "db")
+def traceloop(draft: Draft) -> None:
+    """Take kind, inputs, outputs, documents, tokens, session, user, tags and metadata."""
+    namespaces = draft.namespaces
+    if "traceloop" in namespaces:
+        _entity(draft)
+        field_extraction.take_identity(draft, PROPERTIES)
+        field_extraction.take_metadata(draft, METADATA_MEMO)
+    if "gen_ai" in namespaces and (
+        "traceloop" in namespaces or not draft.attributes.keys().isdisjoint(FIRST_MESSAGE_NAMES)
+    ):
+        _call(draft)
+    if "db" in namespaces and draft.span.events:
+        _results(draft)
+
+
+def _entity(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    said = attributes.get(KIND)
+    if attributes.get(names.OPERATION) == RETRIEVAL_OPERATION:
+        fields.setdefault("kind", "retriever")
+    elif isinstance(said, str) and (kind := KINDS.get(said)):
+        fields.setdefault("kind", kind)
+        draft.sums = draft.sums or kind in ("chain", "agent")
+    for field, name in (("inputs", "input"), ("outputs", "output")):
+        _content(draft, field, f"traceloop.entity.{name}")
+    if not fields.get("documents") and (documents := field_extraction.read_result_documents(fields.get("outputs"))):
+        fields["documents"] = documents
+
+
+def _content(draft: Draft, field: str, name: str) -> None:
+    """What a decorated function was given or returned; LangChain's stands between what else its callbacks were told,
+    which then stays where it is.
+    """
+    value = parse_json(draft.attributes.get(name))
+    within = next(
+        (key for key in CALLBACK_FIELDS[field] if isinstance(value, dict) and "kwargs" in value and key in value), None
+    )
+    if within:
+        field_extraction.fill_field(draft, field, value[within])
+    else:
+        field_extraction.take_attribute(draft, field, name, lambda _: field_extraction.unwrap_arguments(value))
+
+
+def _call(draft: Draft) -> None:
+    """A model's call as it was written before GenAI's names; its model and tokens are read with those."""
+    request = draft.attributes.get(REQUEST)
+    if isinstance(request, str) and request in REQUESTS:
+        draft.fields.setdefault("kind", REQUESTS[request])
+    for field, prefix in MESSAGES:
+        if field not in draft.fields:
+            _messages(draft, field, prefix)
+
+
+def _messages(draft: Draft, field: str, prefix: str) -> None:
+    """Messages out of `{prefix}{i}.{name}` and `{prefix}{i}.tool_calls.{j}.{name}`, by index, gaps closed."""
+    attributes = draft.attributes
+    messages: dict[int, dict[str, JSON]] = {}
+    read = [(name, *place) for name in attributes if (place := _split_index(name, prefix))]
+    for name, at, rest in read:
+        messages.setdefault(at, {})[rest] = attributes[name]
+    if messages and field_extraction.fill_field(
+        draft, field, [_collect_tool_calls(messages[at]) for at in sorted(messages)]
+    ):
+        for name, _, _ in read:
+            del attributes[name]
+
+
+def _collect_tool_calls(message: dict[str, JSON]) -> dict[str, JSON]:
+    """The same message with its tool calls in a list; one that has such a list already stays as it is."""
+    calls: dict[int, dict[str, JSON]] = {}
+    for name, value in message.items():
+        if place := _split_index(name, "tool_calls."):
+            calls.setdefault(place[0], {})[place[1]] = value
+    if not calls or "tool_calls" in message:
+        return message
+    others = {name: value for name, value in message.items() if not _split_index(name, "tool_calls.")}
+    return {**others, "tool_calls": [calls[at] for at in sorted(calls)]}
+
+
+def _split_index(name: str, prefix: str) -> tuple[int, str] | None:
+    """Index and rest of `{prefix}{index}.{rest}`."""
+    if not name.startswith(prefix):
+        return None
+    index, _, rest = name[len(prefix) :].partition(".")
+    if not rest or len(index) > 5 or not (index.isascii() and index.isdigit()) or int(index) >= MAX_INDEX:
+        return None
+    return int(index), rest
+
+
+def _results(draft: Draft) -> None:
+    """What a vector database returned: a document for each event, in their order."""
+    documents = [_result(event.attributes, event.name) for event in draft.span.events if event.name in RESULT_EVENTS]
+    if documents:
+        draft.fields.setdefault("kind", "retriever")
+        if not draft.fields.get("documents"):
+            draft.fields["documents"] = tuple(documents)
+
+
+def _result(attributes: Mapping[str, JSON], event: str) -> Document:
+    said = {name: attributes.get(f"{event}.{name}") for name in ("id", "score", "metadata")}
+    return build_document({**said, "content": attributes.get(f"{event}.document")})

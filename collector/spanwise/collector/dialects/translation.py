@@ -1,0 +1,369 @@
+"""Translation of a raw span to a run: order of dialects, fast path, native attributes, project and status.
+
+Most steps of a program are such. What is read here equals what the dialects make of the same span (a test compares
+them, on all that senders have sent); what another of them, or a rarer part of OpenInference, may take goes their way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+from spanwise.collector.dialects.attribute_parsing import (
+    COST_NAMES,
+    NATIVE_NAMES,
+    Memo,
+    parse_count,
+    parse_json,
+    read_documents,
+    text_or_none,
+    to_text,
+    weigh_names,
+)
+from spanwise.collector.dialects.draft import Dialect, Draft, RawSpan, SideResult, applies_to, is_applicable
+from spanwise.collector.dialects.evaluation_events import evaluations
+from spanwise.collector.dialects.genai import genai
+from spanwise.collector.dialects.haystack import HAYSTACK_OPERATIONS, haystack
+from spanwise.collector.dialects.laminar import laminar
+from spanwise.collector.dialects.langfuse import langfuse
+from spanwise.collector.dialects.langsmith import langsmith
+from spanwise.collector.dialects.logfire import logfire
+from spanwise.collector.dialects.mlflow import mlflow
+from spanwise.collector.dialects.openinference import (
+    FEEDBACK_NAMESPACES,
+    FILE_NAMESPACES,
+    IDENTITY_NAMESPACES,
+    OPENINFERENCE_KINDS,
+    RARE_NAMESPACES,
+    openinference,
+    take_openinference_identity,
+)
+from spanwise.collector.dialects.pydantic_ai import pydantic_ai
+from spanwise.collector.dialects.pydantic_evals import pydantic_evals
+from spanwise.collector.dialects.token_costs import parse_dollars, prices
+from spanwise.collector.dialects.traceloop import traceloop
+from spanwise.collector.dialects.vercel import vercel
+from spanwise.collector.formatting import split_stack
+from spanwise.collector.former_names import is_own_scope
+from spanwise.collector.records import JSON, Event, Run, Status, make_fast_constructor
+from spanwise.tracer import attribute_names as names
+
+log = logging.getLogger("spanwise.collector")
+
+# Is told which dialect failed, and how; must not raise, except in tests
+FaultHandler: TypeAlias = Callable[[str, Exception], None]
+
+_logged: set[tuple[str, type[Exception]]] = set()
+
+
+def get_dialect_name(dialect: Callable[..., Any]) -> str:
+    """What /metrics and the log call a dialect."""
+    return getattr(dialect, "__name__", type(dialect).__name__)
+
+
+def log_dialect_error(dialect: str, error: Exception) -> None:
+    """Log that something was read without a dialect, as that failed."""
+    log_once(f"dialect {dialect!r} failed on what was sent, which is read without it", error)
+
+
+def log_once(message: str, error: Exception) -> None:
+    """Log an error of ours with its traceback, once per message and type of error: every span may bring the next."""
+    if (message, type(error)) not in _logged:
+        _logged.add((message, type(error)))
+        log.error(message, exc_info=error)
+
+
+@applies_to(*NATIVE_NAMES)
+def spanwise(draft: Draft) -> None:
+    """Take documents, cost and the experiment's ids."""
+    attributes, fields = draft.attributes, draft.fields
+    if names.DOCUMENTS_JSON in attributes and (
+        retrieved := read_documents(parse_json(attributes[names.DOCUMENTS_JSON]))
+    ):
+        fields["documents"] = retrieved
+        del attributes[names.DOCUMENTS_JSON]
+    if names.COST in attributes and (cost := parse_dollars(attributes[names.COST])) is not None:
+        fields["cost"] = cost
+        del attributes[names.COST]
+    if names.EXPERIMENT in attributes:
+        _take_experiment(draft)
+
+
+def _take_experiment(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    fields["experiment_id"] = text_or_none(attributes.pop(names.EXPERIMENT))
+    fields["example_id"] = text_or_none(attributes.pop(names.EXAMPLE, None))
+    fields["repetition"] = parse_count(attributes.pop(names.REPETITION, 0)) or 0
+
+
+STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
+# Names of exceptions that cancel work from outside: asyncio's, trio's, a closed generator, JavaScript's
+CANCELLATIONS = frozenset(("CancelledError", "Cancelled", "GeneratorExit", "AbortError"))
+SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # internal is what everything is by default
+ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
+AWAITS = "spanwise.awaits"  # an attribute: the fields that a dialect expects in other messages
+
+
+def retrieval(draft: Draft) -> None:
+    """A retriever whose outputs are documents need not say them twice."""
+    fields = draft.fields
+    if not fields.get("documents") and fields.get("kind") in ("retriever", "reranker"):
+        fields["documents"] = read_documents(fields.get("outputs"))
+
+
+# In this order: conventions first, then what follows from the fields that they have filled in
+DIALECTS: tuple[Dialect, ...] = (
+    spanwise,
+    openinference,
+    langfuse,
+    langsmith,
+    mlflow,
+    traceloop,
+    laminar,
+    vercel,
+    logfire,
+    pydantic_ai,
+    haystack,
+    genai,
+    pydantic_evals,
+    evaluations,
+    retrieval,
+    prices,
+)
+
+
+new_run: Callable[..., Run] = make_fast_constructor(Run)
+
+
+class TranslatedSpan(NamedTuple):
+    """A span as it was read."""
+
+    run: Run
+    also: tuple[SideResult, ...] = ()
+
+
+_new_translated_span: Callable[[tuple[Run, tuple[SideResult, ...]]], TranslatedSpan] = partial(
+    tuple.__new__, TranslatedSpan
+)
+
+
+def read_run(span: RawSpan, fault: FaultHandler = log_dialect_error, dialects: Sequence[Dialect] | None = None) -> Run:
+    """The run that a span is: `read_whole` without what it says beside."""
+    return read_span(span, fault, dialects).run
+
+
+def read_span(
+    span: RawSpan, fault: FaultHandler = log_dialect_error, dialects: Sequence[Dialect] | None = None
+) -> TranslatedSpan:
+    """The run that a span of any known convention is, and what it says beside. What no field has taken stays in
+    `attributes`.
+
+    A dialect that raises, or fills in what a run cannot have, is told to `fault`, and the span is read as if that
+    dialect did not exist.
+    """
+    draft = Draft(span)
+    try:
+        if dialects is None:
+            of_all = _plans.get((draft.namespaces, span.scope)) or _make_plan(draft.namespaces, span.scope)
+            if of_all.simple and read_fast_path(draft):
+                return _new_translated_span((_build_run(span, draft), ()))
+            asked = of_all.dialects
+        else:
+            asked = _select_dialects(draft.namespaces, span.scope, dialects)
+        for dialect in asked:
+            dialect(draft)
+        draft.check()
+    except Exception as error:
+        asked = _select_dialects(draft.namespaces, span.scope, DIALECTS if dialects is None else dialects)
+        failed = _find_failing_dialect(span, asked)
+        fault(get_dialect_name(failed), error)
+        # What it had done by then is in the draft: starting anew costs only the spans that it fails on
+        return read_span(span, fault, [other for other in asked if other is not failed])
+    return _new_translated_span((_build_run(span, draft), draft.also))
+
+
+def _build_run(span: RawSpan, draft: Draft) -> Run:
+    attributes, get = draft.attributes, draft.fields.get
+    if draft.awaits:
+        attributes[AWAITS] = list(draft.awaits)
+    _, project, environment = resolve_project(span.resource)
+    status = resolve_status(span.status, attributes, span.events)
+    name = get("name")
+    if name is not None and name != span.name:
+        attributes["otel.span.name"] = span.name
+    return new_run(  # its fields in their order
+        span.trace_id,
+        span.span_id,
+        name or span.name,
+        span.parent_id,
+        get("kind", "unknown"),
+        span.start_ns,
+        span.end_ns,
+        status,
+        _make_error_text(span, attributes) if status == "error" else None,
+        get("inputs"),
+        get("outputs"),
+        get("documents", ()),
+        get("model"),
+        get("usage"),
+        get("cost"),
+        _add_envelope(span, attributes),
+        span.events,
+        span.links,
+        span.resource,
+        get("session_id"),
+        get("user_id"),
+        project,
+        environment,
+        get("tags", ()),
+        get("metadata") or {},
+        get("experiment_id"),
+        get("example_id"),
+        get("repetition", 0),
+    )
+
+
+def _select_dialects(namespaces: Set[str], scope: str, dialects: Sequence[Dialect]) -> Sequence[Dialect]:
+    """Which of some dialects are given a span with these namespaces and this scope."""
+    return [dialect for dialect in dialects if is_applicable(dialect, namespaces, scope)]
+
+
+class ReadPlan(NamedTuple):
+    """Which of `DIALECTS` are given spans with some namespaces and scope, and whether these may be simple."""
+
+    dialects: Sequence[Dialect]
+    simple: bool
+
+
+def _make_plan(namespaces: Set[str], scope: str) -> ReadPlan:
+    """How such spans are read, remembered: programs write the same few namespaces together."""
+    asked = tuple(_select_dialects(namespaces, scope, DIALECTS))
+    plan = ReadPlan(asked, may_use_fast_path(asked, namespaces))
+    size = weigh_names((scope, *namespaces))
+    return plan if size is None else _plans.keep((namespaces, scope), plan, size)
+
+
+def _find_failing_dialect(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:
+    """The first dialect that fails on a span, of which it is known that one does."""
+    draft = Draft(span)
+    for dialect in dialects:
+        try:
+            dialect(draft)
+            draft.check()
+        except Exception:
+            return dialect
+    return dialects[-1]  # one that does not fail every time: leave one out at any rate
+
+
+def resolve_status(code: int, attributes: Mapping[str, Any], events: Sequence[Event]) -> Status:
+    """Return the status of a run: cancelled if its tracer says so, or if the last exception of a failed one cancels it.
+
+    `code` is OTLP's: 0 unset, 1 ok, 2 error.
+    """
+    if attributes.get(names.CANCELLED) is True:
+        return "cancelled"
+    if code == 2 and events and (exception := _last_exception(events)):
+        kind = exception.attributes.get("exception.type")
+        if isinstance(kind, str) and kind.rpartition(".")[2] in CANCELLATIONS:
+            return "cancelled"
+    return STATUSES[code] if 0 <= code < 3 else "unset"
+
+
+def _last_exception(events: Sequence[Event]) -> Event | None:
+    return next((event for event in reversed(events) if event.name == "exception"), None)
+
+
+def _make_error_text(span: RawSpan, attributes: Mapping[str, JSON]) -> str:
+    exception = _last_exception(span.events)
+    if exception and (told := _make_exception_text(exception)):
+        return told
+    return span.message or to_text(attributes.get("error.type") or "error")
+
+
+def _make_exception_text(event: Event) -> str:
+    """Return type and message of an exception; a stack trace in the message stays in the event."""
+    parts = [to_text(part) for name in ("type", "message") if (part := event.attributes.get(f"exception.{name}"))]
+    message, _ = split_stack(": ".join(parts))
+    return message
+
+
+def _add_envelope(span: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:
+    """What else the envelope says, under the names that OpenTelemetry gives it in formats without an envelope."""
+    if 1 < span.kind < len(SPAN_KINDS):
+        attributes["otel.span.kind"] = SPAN_KINDS[span.kind]
+    if span.scope and not is_own_scope(span.scope):
+        attributes["otel.scope.name"] = span.scope
+        if span.scope_version:
+            attributes["otel.scope.version"] = span.scope_version
+    if span.trace_state:
+        attributes["otel.trace_state"] = span.trace_state
+    return attributes
+
+
+def resolve_project(resource: Mapping[str, JSON]) -> tuple[Mapping[str, JSON] | None, str, str]:
+    """A resource, its project and environment: looked up once for all its spans, as they come one after the other."""
+    global _latest_resource
+    latest = _latest_resource  # one read: another thread may put its own in its place at any time
+    if latest[0] is not resource:
+        latest = _latest_resource = (resource, _find_project(resource), _find_text(resource, ENVIRONMENTS) or "default")
+    return latest
+
+
+def _find_project(resource: Mapping[str, JSON]) -> str:
+    """The project that was named, else the service, unless that is only what SDKs put where nobody named one."""
+    if named := _find_text(resource, (names.PROJECT,)):
+        return named
+    service = _find_text(resource, ("service.name",))
+    return service if service and not service.startswith("unknown_service") else "default"
+
+
+def _find_text(resource: Mapping[str, JSON], candidates: tuple[str, ...]) -> str | None:
+    values = (resource.get(name) for name in candidates)
+    return next((value for value in values if isinstance(value, str) and value), None)
+
+
+_latest_resource: tuple[Mapping[str, JSON] | None, str, str] = (None, "default", "default")
+_plans = Memo[tuple[Set[str], str], ReadPlan]()
+
+
+DOCUMENT_KINDS = ("retriever", "reranker")  # kinds whose outputs may be documents
+# Dialects that find nothing in such spans: beside OpenInference those that are given all
+IDLE_DIALECTS = frozenset(("openinference", "haystack", "evaluations", "retrieval", "prices"))
+EXCLUDED_NAMESPACES = frozenset(
+    ("haystack", *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES)
+)  # namespaces
+JSON_TYPE = "application/json"
+
+
+def may_use_fast_path(dialects: Iterable[Dialect], namespaces: Set[str]) -> bool:
+    """Whether a span may be, with these namespaces, which is given to these dialects."""
+    return EXCLUDED_NAMESPACES.isdisjoint(namespaces) and IDLE_DIALECTS.issuperset(map(get_dialect_name, dialects))
+
+
+def read_fast_path(draft: Draft) -> bool:
+    """Read such a span; whether it is one. If it is not, nothing has been taken from it."""
+    span, attributes, fields = draft.span, draft.attributes, draft.fields
+    if span.events or span.name in HAYSTACK_OPERATIONS:
+        return False
+    value = attributes.get(names.KIND)
+    if value is not None:
+        kind = OPENINFERENCE_KINDS.get(value) if isinstance(value, str) else None
+        if kind is None or kind in DOCUMENT_KINDS:
+            return False
+        fields["kind"] = kind
+        del attributes[names.KIND]
+    if names.INPUT_VALUE in attributes:
+        value = attributes.pop(names.INPUT_VALUE)
+        fields["inputs"] = parse_json(value) if attributes.pop(names.INPUT_MIME, None) == JSON_TYPE else value
+    if names.OUTPUT_VALUE in attributes:
+        value = attributes[names.OUTPUT_VALUE]
+        value = parse_json(value) if attributes.get(names.OUTPUT_MIME) == JSON_TYPE else value
+        if value is not None:  # else it stays
+            fields["outputs"] = value
+            del attributes[names.OUTPUT_VALUE]
+            attributes.pop(names.OUTPUT_MIME, None)
+    if not IDENTITY_NAMESPACES.isdisjoint(draft.namespaces):
+        take_openinference_identity(draft)
+    return True

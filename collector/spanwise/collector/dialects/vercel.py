@@ -1,0 +1,179 @@
+"""Vercel's AI SDK, versions 3.4 to 6.
+
+A call of the SDK is a span (`ai.generateText`) around spans of the model's calls (`….doGenerate`, `….doStream`) and of
+tools. Both levels say inputs, outputs and tokens; tokens are the model's, so that they are counted once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spanwise.collector.dialects.attribute_parsing import (
+    parse_count,
+    parse_json,
+    parse_number,
+    read_document,
+    text_or_none,
+    to_text,
+)
+from spanwise.collector.dialects.draft import Draft, applies_to
+from spanwise.collector.dialects.field_extraction import take_attribute
+from spanwise.collector.dialects.token_costs import normalize_usage
+from spanwise.collector.records import JSON, Document
+
+OPERATION = "ai.operationId"
+CALLS = {"doGenerate": "llm", "doStream": "llm", "doEmbed": "embedding", "doRerank": "reranker"}
+KINDS = {"ai.toolCall": "tool"}  # all others, around these, are steps of a chain
+INPUTS = ("ai.prompt.messages", "ai.prompt", "ai.toolCall.args", "ai.value", "ai.values", "ai.documents")
+OUTPUTS = (
+    "ai.response.object",
+    "ai.result.object",
+    "ai.toolCall.result",
+    "ai.embedding",
+    "ai.embeddings",
+    "ai.ranking",
+)
+TEXTS = ("ai.response.text", "ai.result.text")
+TOOL_CALLS = ("ai.response.toolCalls", "ai.result.toolCalls")
+MODELS = ("ai.response.model", "ai.model.id")
+INPUT_TOKEN_NAMES = ("ai.usage.inputTokens", "ai.usage.promptTokens", "ai.usage.tokens")
+OUTPUT_TOKEN_NAMES = ("ai.usage.outputTokens", "ai.usage.completionTokens")
+DETAILS = {
+    "cache_read.input_tokens": ("ai.usage.inputTokenDetails.cacheReadTokens", "ai.usage.cachedInputTokens"),
+    "cache_creation.input_tokens": ("ai.usage.inputTokenDetails.cacheWriteTokens",),
+    "reasoning.output_tokens": ("ai.usage.outputTokenDetails.reasoningTokens", "ai.usage.reasoningTokens"),
+}
+# Up to version 5 the input tokens of these providers leave out those from the cache; version 6 says what it includes
+PROVIDERS_EXCLUDING_CACHE, CACHE_INCLUDED_MARKER = (
+    ("anthropic", "bedrock"),
+    "ai.usage.inputTokenDetails.cacheReadTokens",
+)
+METADATA_PREFIX = "ai.telemetry.metadata."
+SESSIONS, USERS = ("sessionId", "session_id", "session.id"), ("userId", "user_id", "user.id")
+
+
+@applies_to("ai")
+def vercel(draft: Draft) -> None:
+    """Take kind, inputs, outputs, documents of a reranker, model, tokens, session, user, tags and metadata."""
+    operation = draft.attributes.get(OPERATION)
+    if not isinstance(operation, str) or not operation.startswith("ai."):
+        return
+    call = CALLS.get(operation.rpartition(".")[2])
+    draft.fields.setdefault("kind", call or KINDS.get(operation, "chain"))
+    _content(draft)
+    if call == "reranker" and not draft.fields.get("documents"):
+        draft.fields["documents"] = _rank_documents(draft.fields.get("inputs"), draft.fields.get("outputs"))
+    for name in MODELS:
+        take_attribute(draft, "model", name, text_or_none)
+    if call:
+        _usage(draft)
+    else:
+        draft.sums = True
+    _take_metadata(draft)
+
+
+def _content(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    if "inputs" not in fields and (name := _find_present(attributes, INPUTS)):
+        fields["inputs"] = _parse_texts(attributes.pop(name))
+    if "outputs" in fields:
+        return
+    if name := _find_present(attributes, OUTPUTS):
+        fields["outputs"] = _parse_texts(attributes.pop(name))
+    elif calls := _read_tool_calls(attributes):
+        said = text_or_none(attributes.get(_find_present(attributes, TEXTS) or ""))
+        fields["outputs"] = [{"role": "assistant", "content": said, "tool_calls": calls}]
+    elif name := _find_present(attributes, TEXTS):
+        fields["outputs"] = attributes.pop(name)
+
+
+def _parse_texts(value: JSON) -> JSON:
+    """JSON out of a text, or out of each text of a list."""
+    return [parse_json(each) for each in value] if isinstance(value, list) else parse_json(value)
+
+
+def _read_tool_calls(attributes: dict[str, Any]) -> list[JSON]:
+    """Calls of tools as OpenAI writes them. The SDK's own stay attributes."""
+    given = parse_json(attributes.get(_find_present(attributes, TOOL_CALLS) or ""))
+    if not isinstance(given, list) or not all(isinstance(call, dict) for call in given):
+        return []
+    return [_read_tool_call(call) for call in given]
+
+
+def _read_tool_call(given: dict[str, Any]) -> JSON:
+    arguments = given.get("input", given.get("args"))
+    function = {"name": given.get("toolName"), "arguments": arguments}
+    return {"id": given.get("toolCallId"), "type": "function", "function": function}
+
+
+def _rank_documents(given: JSON, ranking: JSON) -> tuple[Document, ...]:
+    """The documents that were given, in the order and with the scores of a ranking; none if it names others."""
+    if not isinstance(given, list) or not isinstance(ranking, list):
+        return ()
+    ranked = [_rank_document(given, place) for place in ranking]
+    return tuple(one for one in ranked if one) if all(ranked) else ()
+
+
+def _rank_document(given: list[JSON], place: JSON) -> Document | None:
+    index = place.get("index") if isinstance(place, dict) else None
+    if type(index) is not int or not 0 <= index < len(given):
+        return None
+    read = read_document(given[index]) or Document(to_text(given[index]))
+    return Document(read.content, read.id, parse_number(place.get("relevanceScore")), read.metadata)
+
+
+def _usage(draft: Draft) -> None:
+    attributes, fields = draft.attributes, draft.fields
+    given, made = _find_count(attributes, INPUT_TOKEN_NAMES), _find_count(attributes, OUTPUT_TOKEN_NAMES)
+    if (given is None and made is None) or "usage" in fields:
+        return
+    details = {name: counted for name, keys in DETAILS.items() if (counted := _find_count(attributes, keys))}
+    provider = attributes.get("ai.model.provider")
+    fields["usage"] = normalize_usage(
+        given or 0,
+        made or 0,
+        details,
+        total=parse_count(attributes.get("ai.usage.totalTokens")),
+        cache_apart=CACHE_INCLUDED_MARKER not in attributes
+        and isinstance(provider, str)
+        and any(p in provider for p in PROVIDERS_EXCLUDING_CACHE),
+    )
+
+
+def _find_count(attributes: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    """The first that is a number of tokens; where a provider does not count, it is NaN."""
+    return next((counted for name in names if (counted := parse_count(attributes.get(name))) is not None), None)
+
+
+def _take_metadata(draft: Draft) -> None:
+    """`metadata` of a call's telemetry: the words that others read in it, too, and the rest."""
+    attributes, fields = draft.attributes, draft.fields
+    told = {
+        name.removeprefix(METADATA_PREFIX): attributes[name] for name in attributes if name.startswith(METADATA_PREFIX)
+    }
+    taken = _take_identity(draft, told)
+    if rest := {name: value for name, value in told.items() if name not in taken}:
+        if fields.setdefault("metadata", rest) is not rest:
+            return
+        taken |= rest.keys()
+    for name in taken:
+        del attributes[METADATA_PREFIX + name]
+
+
+def _take_identity(draft: Draft, told: dict[str, JSON]) -> set[str]:
+    fields, taken = draft.fields, set()
+    for name in SESSIONS:
+        if (session := text_or_none(told.get(name))) and fields.setdefault("session_id", session) == session:
+            taken.add(name)
+    for name in USERS:
+        if (user := text_or_none(told.get(name))) and fields.setdefault("user_id", user) == user:
+            taken.add(name)
+    tags = told.get("tags")
+    if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) and "tags" not in fields:
+        fields["tags"] = tuple(map(str, tags))
+        taken.add("tags")
+    return taken
+
+
+def _find_present(attributes: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if name in attributes), None)

@@ -1,0 +1,121 @@
+"""Parsing of single filter values: times, durations, comparisons, feedback and metadata conditions."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+from typing import Any
+
+OPERATOR_ALTERNATIVES = "<=|>=|!=|<|>|="
+COMPARISON_PATTERN = re.compile(rf"(?P<key>.*?)(?P<operator>{OPERATOR_ALTERNATIVES})(?P<value>.*)", re.DOTALL)
+DURATION_PATTERN = re.compile(r"(\d+)\s*([smhdw])")
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+BOOLEAN_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def parse_time(text: str, now_ns: int | None = None) -> int:
+    """Nanoseconds since the epoch: nine digits or more as they are, a duration ago, or an ISO date or time.
+
+    Raises `ValueError`, also for what is too far away for a signed number of 64 bits (the year 2262).
+    """
+    if text.isdecimal() and len(text) > 8:  # eight digits are a date without its dashes
+        return _check_int64(int(text), text)
+    if DURATION_PATTERN.fullmatch(text):
+        return _check_int64((time.time_ns() if now_ns is None else now_ns) - parse_duration(text), text)
+    try:
+        return datetime_to_ns(datetime.fromisoformat(text))
+    except (ValueError, OverflowError, OSError):
+        raise _invalid_time_error(text) from None
+
+
+def datetime_to_ns(time: datetime) -> int:
+    """A time of Python's, to the microsecond; without a time zone it is of this machine's. Raises `ValueError`."""
+    return _check_int64(round(time.timestamp() * 1_000_000) * 1000, str(time))
+
+
+def parse_time_or_ns(text: str) -> int:
+    """As `moment`; any whole number is one of nanoseconds. Raises `ValueError`."""
+    return _check_int64(int(text), text) if text.removeprefix("-").isdecimal() else parse_time(text)
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds of a duration such as `30d`. Raises `ValueError`."""
+    match = DURATION_PATTERN.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is no duration; write 90s, 30m, 1h, 7d or 2w")
+    return int(match[1]) * UNIT_SECONDS[match[2]] * 1_000_000_000
+
+
+def parse_bound(text: str) -> float | str:
+    """What feedback is compared with: a number, true and false as 1 and 0, else a label."""
+    if text.lower() in ("true", "false"):
+        return float(text.lower() == "true")
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def parse_comparison(name: str, text: str) -> tuple[str, float]:
+    """`">=200"`, or a number alone for one that is equal; which latency, to the nanosecond, is not. Raises
+    `ValueError`.
+    """
+    bare = text[:1] not in "<>=!"
+    _, operator, number = _split_comparison(name, "=" + text if bare else text)
+    try:
+        value = float(number)
+    except ValueError:
+        raise ValueError(f"{name}={number!r} is not a number") from None
+    return equality_comparison(name, value) if bare else (operator, value)
+
+
+def equality_comparison(name: str, value: float) -> tuple[str, float]:
+    """The comparison that a number alone says. Raises `ValueError` for a latency."""
+    if name == "latency_ms":
+        raise ValueError(f"no trace takes {value:g} ms to the nanosecond; write latency_ms>={value:g}, or <, or ==")
+    return "=", float(value)
+
+
+def parse_feedback(text: str) -> tuple[str, str, float | str]:
+    """`"concise<0.5"`. Raises `ValueError`."""
+    key, operator, value = _split_comparison("feedback", text)
+    return key, operator, parse_bound(value)
+
+
+def parse_metadata(text: str) -> dict[str, str]:
+    """`"tenant=t1"` or `"tenant:t1"`: the first of both marks ends the key. Raises `ValueError`."""
+    match = re.fullmatch("([^:=]*)[:=](.*)", text, re.DOTALL)
+    if not match:
+        raise ValueError(f"metadata {text!r} is no pair; write it like tenant=t1")
+    return {match[1].strip(): match[2].strip()}
+
+
+def parse_bool(text: str) -> bool:
+    """`"true"`, `"no"`. Raises `ValueError`."""
+    if text.lower() not in BOOLEAN_WORDS:
+        raise ValueError(f"complete={text!r} is neither true nor false")
+    return BOOLEAN_WORDS[text.lower()]
+
+
+def metadata_text(value: Any) -> str:
+    """A value of metadata as it is compared: as JSON says it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _split_comparison(name: str, text: str) -> tuple[str, str, str]:
+    match = COMPARISON_PATTERN.fullmatch(text)
+    if not match or (name == "feedback" and not match["key"]):
+        example = "concise<0.5" if name == "feedback" else ">=100"
+        raise ValueError(f"{name}={text!r} holds no comparison, such as {name}={example}")
+    return match["key"], match["operator"], match["value"]
+
+
+def _check_int64(time_ns: int, text: str) -> int:
+    if not -(2**63) <= time_ns < 2**63:
+        raise _invalid_time_error(text)
+    return time_ns
+
+
+def _invalid_time_error(text: str) -> ValueError:
+    return ValueError(f"{text!r} is no time; write 1h, 7d, 2026-01-31 or 2026-01-31T12:00")

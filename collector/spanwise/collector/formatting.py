@@ -1,0 +1,184 @@
+"""Human-readable formatting of numbers, durations, times and error messages.
+
+Moments are nanoseconds since the epoch, shown in the time zone of the machine that shows them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from math import floor, log10
+
+from spanwise.collector.records import Experiment
+
+HEARTBEAT_TIMEOUT_NS = (
+    60_000_000_000  # after which an experiment that gave signs of life every few seconds is taken to have died
+)
+_SECOND = 1_000_000_000
+
+
+def duration(ns: int | float | None) -> str:
+    """Nanoseconds as "12 µs", "0.4 ms", "820 ms", "1.24 s", "2 m 03 s" or "1 h 02 m"; "–" for None."""
+    if ns is None:
+        return "–"
+    if 0 < ns < 100_000:
+        return f"{ns / 1e3:.0f} µs"
+    if ns < 10_000_000:
+        return f"{ns / 1e6:.1f} ms"
+    if ns < _SECOND:
+        return f"{ns / 1e6:.0f} ms"
+    if ns < 60 * _SECOND:
+        return f"{ns / 1e9:.2f} s"
+    minutes, seconds = divmod(int(ns // _SECOND), 60)
+    return f"{minutes} m {seconds:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} m"
+
+
+def milliseconds(ms: float | None) -> str:
+    """The same from milliseconds."""
+    return duration(None if ms is None else ms * 1e6)
+
+
+def when(ns: int) -> str:
+    """A moment as "01:52:03" today, "21 Nov 01:52" this year, else "21 Nov 2025"; the number if no calendar has it."""
+    moment = _local_time(ns)
+    if moment is None:
+        return f"{ns} ns"
+    now = datetime.now()
+    if moment.date() == now.date():
+        return f"{moment:%H:%M:%S}"
+    return f"{moment.day} {moment:%b %H:%M}" if moment.year == now.year else f"{moment.day} {moment:%b %Y}"
+
+
+def date_and_time(ns: int) -> str:
+    """A moment with its whole date, as "2026-11-21 01:52:03", for lists and logs."""
+    moment = _local_time(ns)
+    return moment.isoformat(sep=" ", timespec="seconds")[:19] if moment else f"{ns} ns"
+
+
+def iso(ns: int) -> str:
+    """A moment with date, milliseconds and time zone, for tooltips."""
+    moment = _local_time(ns)
+    return moment.isoformat(sep=" ", timespec="milliseconds") if moment else f"{ns} ns"
+
+
+def utc(ns: int) -> str:
+    """A moment to the nanosecond, as "2026-11-21T01:52:03.000000001Z", for programs and SQL."""
+    return f"{datetime.fromtimestamp(ns // _SECOND, UTC):%Y-%m-%dT%H:%M:%S}.{ns % _SECOND:09d}Z"
+
+
+def ago(ns: int) -> str:
+    """How long before now: "just now", "3 min ago", "2 d ago"; "in the future" when a clock is wrong."""
+    seconds = time.time() - ns / 1e9
+    if seconds < -5:
+        return "in the future"
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        if seconds >= 5 * (unit == 1) + unit * (unit > 1):
+            return f"{int(seconds // unit)} {name} ago"
+    return "just now"
+
+
+def standing(experiment: Experiment) -> str:
+    """Whether an experiment is "running", "finished" or "interrupted", or since when it gives no sign of life.
+
+    Only what was seen lately runs. A sign that is dated later than now, by a clock that was or is wrong, tells nothing.
+    """
+    if experiment.status != "running":
+        return experiment.status
+    seen = experiment.seen_ns or experiment.started_ns
+    silent = time.time_ns() - seen
+    if silent < -HEARTBEAT_TIMEOUT_NS:
+        return f"running or killed: its last sign of life is dated {date_and_time(seen)}, which is yet to come"
+    return "running" if silent <= HEARTBEAT_TIMEOUT_NS else f"no sign of life since {date_and_time(seen)}"
+
+
+def zone() -> str:
+    """The name of this machine's time zone, such as "UTC" or "CET"."""
+    return datetime.now().astimezone().tzname() or "local time"
+
+
+def number(value: float | bool | None) -> str:
+    """A score: at most three significant digits below 1000, whole numbers above, true and false as words."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if abs(value) < 1e15 and value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:.3g}"  # three digits of 999.9 are 1e+03
+
+
+def signed(value: float) -> str:
+    """A difference, always with its sign."""
+    return "±0" if abs(value) < 5e-7 else ("+" if value > 0 else "−") + number(abs(value))
+
+
+def count(value: int) -> str:
+    """A count: exact below 10,000, else "12.3k" or "4.56M"."""
+    if value < 10_000:
+        return f"{value:,}"
+    return f"{value / 1e3:.1f}k" if value < 1_000_000 else f"{value / 1e6:.2f}M"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share, "0 %" when there is nothing to share."""
+    share = 100 * part / whole if whole else 0.0
+    return f"{share:.1f} %" if 0 < share < 10 else f"{share:.0f} %"
+
+
+def cost(usd: float | None) -> str:
+    """US dollars, with two significant digits when small; "" if unknown."""
+    if usd is None:
+        return ""
+    if usd >= 0.1 or usd == 0:
+        return f"${usd:,.2f}"
+    if 0 < usd < 0.0001:  # 8e-05 is no price
+        return f"${usd:.{min(12, 1 - floor(log10(usd)))}f}"
+    return f"${usd:.2g}"
+
+
+def characters(length: int) -> str:
+    """A length of text."""
+    if length < 1000:
+        return f"{length} characters"
+    return f"{length / 1e3:.1f}k characters" if length < 1_000_000 else f"{length / 1e6:.1f}M characters"
+
+
+def _local_time(ns: int) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(ns / 1e9).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def first_line(text: str, longest: int = 160) -> str:
+    """The first line of an error or of another text, cut off where it gets long (characters)."""
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+_STACK_TRACE_PATTERN = re.compile(r"Traceback \(most recent call last\):|^ {4}at \S", re.MULTILINE)
+
+
+def split_stack(message: str) -> tuple[str, str]:
+    """Split an error's message before a stack trace of Python or JavaScript; a trace alone is a message."""
+    found = _STACK_TRACE_PATTERN.search(message)
+    before = message[: found.start()].rstrip() if found else ""
+    return (before, message[found.start() :]) if found and before else (message, "")
+
+
+_MAX_GROUP_LENGTH = 300  # characters
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{4,}")
+_NUMBERED = re.compile(
+    r"\b(Task|Thread|ThreadPoolExecutor|ForkProcess|SpawnProcess|Process|Dummy|worker)-\d+(?:[-_]\d+)*"
+)
+_UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
+
+
+def error_group(error: str | None) -> str | None:
+    """Return an error's first line (300 characters at most) without addresses, task and thread numbers, and UUIDs."""
+    if not error:
+        return None
+    line = error.lstrip().partition("\n")[0][: 4 * _MAX_GROUP_LENGTH]
+    line = _ADDRESS.sub("0x…", _UUID.sub("…", _NUMBERED.sub(r"\1-…", line)))
+    return line[:_MAX_GROUP_LENGTH].rstrip()

@@ -1,0 +1,141 @@
+"""Forwarded request in its on-disk format: header line and body, with splitting and joining."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from google.protobuf.message import DecodeError, Message
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+# Of each signal its request, and what its lists are called, outermost first; in JSON, and then in protobuf
+_SIGNAL_SHAPES: dict[str, tuple[type[Message], tuple[str, str, str], tuple[str, str, str]]] = {
+    "traces": (
+        ExportTraceServiceRequest,
+        ("resourceSpans", "scopeSpans", "spans"),
+        ("resource_spans", "scope_spans", "spans"),
+    ),
+    "logs": (
+        ExportLogsServiceRequest,
+        ("resourceLogs", "scopeLogs", "logRecords"),
+        ("resource_logs", "scope_logs", "log_records"),
+    ),
+    "metrics": (
+        ExportMetricsServiceRequest,
+        ("resourceMetrics", "scopeMetrics", "metrics"),
+        ("resource_metrics", "scope_metrics", "metrics"),
+    ),
+}
+ItemSelector = Callable[[int, Any], bool]  # by the number of an item, and the item as its encoding has it
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True):
+    signal: str
+    json: bool
+    hops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A request: `signal` is OTLP's word (traces, logs, metrics), `hops` are the collectors that passed it on."""
+
+    signal: str
+    json: bool
+    hops: tuple[str, ...]
+    body: bytes
+
+    def packed(self) -> bytes:
+        """As one record of a spool."""
+        return msgspec.json.encode(_Header(self.signal, self.json, self.hops)) + b"\n" + self.body
+
+    def chosen(self, choose: ItemSelector) -> Envelope | None:
+        """The same with those items alone, and with everything around them; None if none is left.
+
+        Raises `ValueError` for a body that only item by item can be read.
+        """
+        body = _select_json_items(self, choose) if self.json else _select_protobuf_items(self, choose)
+        return None if body is None else replace(self, body=body)
+
+    def halves(self) -> list[Envelope]:
+        """The same in two, item by item; nothing if there are not two. Raises `ValueError` as `chosen` does."""
+        count = 0
+
+        def counted(number: int, item: Any) -> bool:
+            nonlocal count
+            count = number + 1
+            return True
+
+        self.chosen(counted)
+        if count < 2:
+            return []
+        parts = (
+            self.chosen(lambda number, _: number < count // 2),
+            self.chosen(lambda number, _: number >= count // 2),
+        )
+        return [part for part in parts if part is not None]
+
+
+def unpack_envelope(record: bytes) -> Envelope:
+    """What `packed` made. Raises `ValueError` for anything else."""
+    head, divided, body = record.partition(b"\n")
+    try:
+        about = msgspec.json.decode(head, type=_Header)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the record is none of ours: {error}") from error
+    if not divided or about.signal not in _SIGNAL_SHAPES:
+        raise ValueError(f"the record is none of ours: it is of signal {about.signal!r}")
+    return Envelope(about.signal, about.json, about.hops, body)
+
+
+def join_envelopes(letters: Sequence[Envelope]) -> Envelope:
+    """Several requests in protobuf as one, which a message of nothing but lists is when its parts follow each other."""
+    return letters[0] if len(letters) == 1 else replace(letters[0], body=b"".join(letter.body for letter in letters))
+
+
+def can_join(one: Envelope, other: Envelope) -> bool:
+    """Whether two requests can be joined."""
+    return not one.json and (one.signal, one.json, one.hops) == (other.signal, other.json, other.hops)
+
+
+def _select_protobuf_items(letter: Envelope, choose: ItemSelector) -> bytes | None:
+    kind, _, (resources, scopes, items) = _SIGNAL_SHAPES[letter.signal]
+    request: Any = kind()
+    try:
+        request.ParseFromString(letter.body)
+    except DecodeError as error:
+        raise ValueError(f"the body can only be read item by item: {error}") from error
+    kept, numbers = False, _numbers()
+    for resource in getattr(request, resources):
+        for scope in getattr(resource, scopes):
+            found = getattr(scope, items)
+            chosen = [item for item in found if choose(next(numbers), item)]
+            if len(chosen) < len(found):
+                del found[:]
+                found.extend(chosen)
+            kept = kept or bool(chosen)
+    return bytes(request.SerializeToString()) if kept else None
+
+
+def _select_json_items(letter: Envelope, choose: ItemSelector) -> bytes | None:
+    _, (resources, scopes, items), _ = _SIGNAL_SHAPES[letter.signal]
+    kept, numbers = False, _numbers()
+    try:
+        request = msgspec.json.decode(letter.body)
+        for resource in request.get(resources) or ():
+            for scope in resource.get(scopes) or ():
+                scope[items] = [item for item in scope.get(items) or () if choose(next(numbers), item)]
+                kept = kept or bool(scope[items])
+    except (msgspec.DecodeError, AttributeError, TypeError) as error:
+        raise ValueError(f"the body can only be read item by item: {error}") from error
+    return msgspec.json.encode(request) if kept else None
+
+
+def _numbers() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1

@@ -1,0 +1,199 @@
+"""HTTP transport to a forward target, and the parsing of targets and their headers."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import msgspec
+
+from spanwise.collector.address_parsing import is_loopback
+from spanwise.collector.errors import Refused
+from spanwise.collector.forward.envelope import Envelope
+from spanwise.collector.ingest import HOPS_HEADER, SIGNALS
+from spanwise.tracer.backoff import parse_retry_after
+from spanwise.tracer.http_connections import suppress_instrumentation
+
+if TYPE_CHECKING:
+    import httpx
+
+
+HEADERS_VARIABLE = "SPANWISE_FORWARD_HEADERS_"  # and the name of the target, in capitals
+_NAMED_URL = re.compile(r"([A-Za-z][\w-]*)=(.*)", re.DOTALL)
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # the name of a header, by RFC 9110, 5.6.2
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardTarget:
+    """An OTLP endpoint by HTTP: `url` is its base, to which `/v1/traces` and so on are added."""
+
+    name: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def folder(self) -> str:
+        """What its folder is called: another address is another target, under whatever name."""
+        return f"{re.sub('[^A-Za-z0-9.-]', '_', self.name)}-{sha256(self.url.encode()).hexdigest()[:8]}"
+
+
+def parse_targets(
+    given: Iterable[str], environment: Mapping[str, str], option: str = "--forward"
+) -> list[ForwardTarget]:
+    """Targets as the command line names them, `URL` or `NAME=URL`, with the headers that the environment has for them.
+
+    Raises `Refused`, which names the `option`, for what is no address, bears a secret, or has the name of another one.
+    """
+    found: dict[str, ForwardTarget] = {}
+    for one in given:
+        target = _parse_target(one, environment, option)
+        if target.name in found:
+            raise Refused(
+                f"{option}: two targets are called {target.name!r}: name them apart, as in other={target.url}"
+            )
+        found[target.name] = target
+    return list(found.values())
+
+
+def _parse_target(given: str, environment: Mapping[str, str], option: str) -> ForwardTarget:
+    named = _NAMED_URL.fullmatch(given)
+    name, url = named.groups() if named else ("", given)
+    parts = _parse_url(url, option)
+    name = name or parts.hostname or ""
+    variable = HEADERS_VARIABLE + re.sub("[^A-Z0-9]", "_", name.upper())
+    return ForwardTarget(name, url.rstrip("/"), _parse_headers(variable, environment.get(variable, "")))
+
+
+def _parse_url(url: str, option: str) -> SplitResult:
+    """Raises `Refused` where nothing can be sent. What may be a secret is not repeated: what stands before an @, and
+    after ? or #.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = SplitResult("", "", "", "", ""), None
+    can_be = parts.scheme in ("http", "https") and parts.hostname and port != 0 and not re.search(r"[\s?#]", url)
+    if "@" in (parts.netloc if can_be else url):
+        raise Refused(f"{option}: an address with a password in it shows to all; put it into {HEADERS_VARIABLE}<NAME>")
+    if not can_be:
+        said = re.split("[?#]", url)[0]
+        raise Refused(f"{option} {said!r} is no address of an OTLP endpoint, such as https://host or name=https://host")
+    if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/logs", "/v1/metrics")):
+        raise Refused(f"{option} {url!r}: give the address without /v1/…, which is added for each signal")
+    return parts
+
+
+def _parse_headers(variable: str, text: str) -> dict[str, str]:
+    """`name=value,name=value`, percent-encoded, as `OTEL_EXPORTER_OTLP_HEADERS` has it. Tells no value."""
+    found = {}
+    for number, pair in enumerate(filter(str.strip, text.split(",")), 1):
+        name, divided, value = pair.partition("=")
+        name, value = unquote(name).strip().lower(), unquote(value).strip()
+        if not divided or not _TOKEN.fullmatch(name) or not value.isascii() or not value.isprintable():
+            raise Refused(f"{variable}: header {number} is not name=value in printable ASCII (, is %2C, = may stay)")
+        found[name] = value
+    return found
+
+
+MAX_RESPONSE_BYTES = 64 * 1024  # bytes of an answer that are read
+MAX_RETRY_AFTER = 300.0  # seconds, whatever a target asks for
+MIN_COMPRESS_BYTES = 1024  # bytes
+READ_TIMEOUT, CONNECT_TIMEOUT = 30.0, 5.0  # for the next piece of an answer
+# Beside these what OTLP calls retryable; 3xx and who lets nobody in may be mended by whoever runs either of the two
+RETRYABLE_STATUSES = frozenset((401, 403, 407, 408, 425, 429, 500, 502, 503, 504))
+_SIGNALS_BY_NAME = {signal.name: signal for signal in SIGNALS}
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryResult:
+    """`verdict`: taken, refused (for good), too_large, or later (not before `after` seconds).
+
+    Of what was taken, `rejected` items were refused for good.
+    """
+
+    verdict: Literal["taken", "refused", "too_large", "later"]
+    reason: str = ""
+    after: float = 0.0
+    rejected: int = 0
+
+
+class ForwardTransport:
+    """Sends over one connection that is kept. For one thread."""
+
+    def __init__(self, target: ForwardTarget) -> None:
+        self._target = target
+        self._packs = not is_loopback(urlsplit(target.url).hostname or "")
+        self._client: httpx.Client | None = None
+
+    def send(self, letter: Envelope) -> DeliveryResult:
+        """POST it to the address of its signal."""
+        import httpx  # a tenth of a second that only those pay who pass on
+
+        if self._client is None:
+            timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
+            self._client = httpx.Client(timeout=timeout, follow_redirects=False)
+        body, headers = self._made(letter)
+        url = f"{self._target.url}/v1/{letter.signal}"
+        try:
+            with (
+                suppress_instrumentation(),
+                self._client.stream("POST", url, content=body, headers=headers) as response,
+            ):
+                return _interpret_response(letter, response)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            return DeliveryResult("later", type(error).__name__)
+
+    def _made(self, letter: Envelope) -> tuple[bytes, dict[str, str]]:
+        kind = "application/json" if letter.json else "application/x-protobuf"
+        headers = {"user-agent": f"spanwise/{metadata.version('spanwise')}", **self._target.headers}
+        headers |= {"content-type": kind, HOPS_HEADER.decode(): ",".join(letter.hops)}
+        if not self._packs or len(letter.body) < MIN_COMPRESS_BYTES:
+            return letter.body, headers
+        return gzip.compress(letter.body, 1, mtime=0), {**headers, "content-encoding": "gzip"}
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._client is not None:
+            self._client.close()
+
+
+def _interpret_response(letter: Envelope, response: httpx.Response) -> DeliveryResult:
+    status, reason = response.status_code, f"http_{response.status_code}"
+    if 200 <= status < 300:
+        return DeliveryResult("taken", rejected=_count_rejected(letter, _read_bounded(response)))
+    if status == 413:
+        return DeliveryResult("too_large", reason)
+    if status in RETRYABLE_STATUSES or 300 <= status < 400:
+        return DeliveryResult(
+            "later", reason, min(MAX_RETRY_AFTER, parse_retry_after(response.headers.get("retry-after")) or 0.0)
+        )
+    return DeliveryResult("refused", reason)
+
+
+def _read_bounded(response: httpx.Response) -> bytes:
+    body = b""
+    for piece in response.iter_bytes(MAX_RESPONSE_BYTES):
+        body += piece
+        if len(body) > MAX_RESPONSE_BYTES:
+            return b""
+    return body
+
+
+def _count_rejected(letter: Envelope, answer: bytes) -> int:
+    """How many items an answer says were refused; 0 where it says nothing that can be read."""
+    signal: Any = _SIGNALS_BY_NAME[letter.signal]
+    try:
+        if letter.json:
+            first, *others = signal.refused_field.split("_")
+            field = first + "".join(map(str.capitalize, others))
+            return max(0, int(msgspec.json.decode(answer)["partialSuccess"][field]))
+        return max(0, int(getattr(signal.response.FromString(answer).partial_success, signal.refused_field)))
+    except Exception:  # a proxy's page, or anything else that a target thinks of
+        return 0

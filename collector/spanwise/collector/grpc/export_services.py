@@ -1,0 +1,235 @@
+"""OTLP export services over gRPC: authentication, bounded reading of messages, and responses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+from spanwise.collector.address_parsing import strip_brackets
+from spanwise.collector.api import Authenticator
+from spanwise.collector.api.security_middleware import check_forwarded
+from spanwise.collector.ingest import (
+    HOPS_HEADER,
+    SIGNALS,
+    PermanentError,
+    Receiver,
+    Request,
+    RequestBody,
+    RequestRefused,
+    RetryableError,
+    responses,
+)
+from spanwise.collector.ingest import parse_hops as hops_of
+from spanwise.collector.prometheus_metrics import Metrics
+from spanwise.collector.security.authentication import Refusal
+from spanwise.collector.security.authorization import Access
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+MAX_CALLS = 1000  # at the same time, whatever each is at
+METHOD_PATH = "/opentelemetry.proto.collector.{name}.v1.{title}Service/Export"
+SERVICE_TITLES = {"traces": "Trace", "logs": "Logs", "metrics": "Metrics"}
+PROTO_PACKAGES = {"traces": "trace", "logs": "logs", "metrics": "metrics"}
+STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+STATUS_DETAILS_KEY = "grpc-status-details-bin"  # where gRPC has a google.rpc.Status
+RETRY_INFO_KEY = (
+    "google.rpc.retryinfo-bin"  # and where OpenTelemetry's exporter for Python looks for when to come again
+)
+
+
+class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
+    """OTLP's three services. Their calls are unary; as streams here, so that the message waits for the key."""
+
+    def __init__(self, receiver: Receiver, door: Authenticator, metrics: Metrics) -> None:
+        self._receiver, self._door, self._metrics = receiver, door, metrics
+        self._reads, self._under_way = ReadLimiter(), 0
+        metrics.gauge("spanwise_grpc_calls", lambda: self._under_way)
+        self._handlers = {
+            METHOD_PATH.format(name=PROTO_PACKAGES[signal.name], title=SERVICE_TITLES[signal.name]): _make_handler(
+                partial(self._call, signal)
+            )
+            for signal in SIGNALS
+        }
+
+    def service(self, details: Any) -> Any:
+        """What answers a method; None for one that is not there."""
+        return self._handlers.get(details.method)
+
+    async def _call(self, signal: Any, _: Any, context: Any) -> bytes:
+        self._under_way += 1
+        try:
+            return await self._answered(signal, context)
+        finally:
+            self._under_way -= 1
+
+    async def _answered(self, signal: Any, context: Any) -> bytes:
+        metadata: Metadata = tuple(context.invocation_metadata() or ())
+        try:
+            if self._under_way > MAX_CALLS:
+                raise RetryableError("overload", f"{self._under_way:,} calls are under way")
+            access = await self._access(metadata, _parse_peer(context.peer()))
+            answer = await self._taken(signal, context, metadata, access)
+        except _AccessDenied as closed:
+            self._count(signal, closed.refusal.code)
+            await _abort(context, closed.refusal.code, closed.refusal.message, closed.refusal.retry_after)
+        except _AlreadyAnswered:
+            self._receiver.intake.refused(signal, "too_large")
+            return b""
+        except RequestRefused as refused:
+            self._receiver.intake.refused(signal, refused.reason)
+            code = responses.error_status(refused)[1]
+            self._count(signal, code)
+            await _abort(context, code, str(refused), responses.retry_after_seconds(refused))
+        self._count(signal, 0)
+        return answer
+
+    async def _access(self, metadata: Metadata, address: str) -> Access:
+        """What its sender may have. Raises `_Closed`."""
+        if not self._door.locked and (elsewhere := check_forwarded(metadata)):
+            raise _AccessDenied(elsewhere)
+        found = await self._door.admit(metadata, address, lambda: "ingest")
+        if isinstance(found, Refusal):
+            raise _AccessDenied(found)
+        return found
+
+    async def _taken(self, signal: Any, context: Any, metadata: Metadata, access: Access) -> bytes:
+        """The answer to a message that has been kept."""
+        receiver = self._receiver
+        body = RequestBody(receiver.pending, receiver.limits)
+        try:
+            marks = hops_of(next((str(value) for name, value in metadata if name == HOPS_HEADER.decode()), ""))
+            content = await self._reads(partial(_read_message, context, body))
+            request = Request(signal, signal.protobuf, content, access.project, marks, admit=body.grow)
+            del content  # the request lets go of it
+            decoded = await receiver.intake.take(request)
+        finally:
+            body.release()
+        return bytes(responses.make_export_response(signal, decoded).SerializeToString())
+
+    def _count(self, signal: Any, code: int) -> None:
+        self._metrics.add("spanwise_grpc_calls_total", 1, signal=signal.name, code=STATUS_CODES[code].name)
+
+
+class _AlreadyAnswered(Exception):
+    """gRPC has answered already: the message is larger than may be."""
+
+
+class _AccessDenied(Exception):
+    """The door is."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def _make_handler(call: Callable[..., Any]) -> Any:
+    return grpc.stream_unary_rpc_method_handler(call, None, None)
+
+
+async def _abort(context: Any, code: int, message: str, retry_after: float | None) -> NoReturn:
+    """End a call with an error, which says when to come again if that helps."""
+    metadata: tuple[tuple[str, bytes], ...] = ()
+    if retry_after is not None:
+        delay = Duration()
+        delay.FromMilliseconds(max(1, int(retry_after * 1000)))
+        retry, packed = RetryInfo(retry_delay=delay), Packed()
+        packed.Pack(retry)
+        status = Status(code=code, message=message, details=[packed])
+        metadata = (STATUS_DETAILS_KEY, status.SerializeToString()), (RETRY_INFO_KEY, retry.SerializeToString())
+    await context.abort(STATUS_CODES[code], message[:MAX_ERROR_CHARS], metadata)
+    raise AssertionError("`abort` raises")
+
+
+MAX_ERROR_CHARS = 2000  # characters of an error's message: it travels in a header
+
+
+async def _read_message(context: Any, body: RequestBody) -> bytes:
+    """The message, inflated and counted: before it is, no other one is read in its place."""
+    message = await context.read()
+    if not isinstance(message, bytes):
+        raise PermanentError("malformed", "the call has no message") if context.peer() else _AlreadyAnswered
+    return await body.read(_detect_encoding(message), _make_receive(message))
+
+
+def _detect_encoding(message: bytes) -> dict[bytes, bytes]:
+    """How a message is compressed, by its first bytes: gRPC keeps to itself what its sender said.
+
+    No request begins so: its fields have numbers from 1 to 3, or at least no type 7 of a field 3, and no field 15.
+    """
+    if message[:2] == b"\x1f\x8b":
+        return {b"content-encoding": b"gzip"}
+    if message[:1] == b"\x78" and len(message) > 1 and (message[0] << 8 | message[1]) % 31 == 0:
+        return {b"content-encoding": b"deflate"}
+    return {}
+
+
+def _make_receive(message: bytes) -> Any:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": message}
+
+    return receive
+
+
+def _parse_peer(peer: str) -> str:
+    """Of `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711` the address."""
+    return strip_brackets(unquote(peer.partition(":")[2]).rpartition(":")[0])
+
+
+T = TypeVar("T")
+MAX_CONCURRENT_READS = 6
+READ_TIMEOUT = 60.0  # for one
+QUEUE_TIMEOUT = 2.0  # that one has before it makes room for another
+
+
+class ReadLimiter:
+    """Reads messages; where there are as many as may be, who has been read longest makes room for who comes new."""
+
+    def __init__(self, most: int = MAX_CONCURRENT_READS) -> None:
+        self._free = asyncio.Semaphore(most)
+        self._under_way: dict[asyncio.Timeout, float] = {}
+
+    async def __call__(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What is read. Raises `Retryable`: it did not come in time, or there is no room for it."""
+        await self._room()
+        limit = asyncio.timeout(READ_TIMEOUT)
+        try:
+            async with limit:
+                self._under_way[limit] = asyncio.get_running_loop().time()
+                return await read()
+        except TimeoutError:
+            raise RetryableError("stalled", "the rest of the message did not come") from None
+        finally:
+            self._under_way.pop(limit, None)
+            self._free.release()
+
+    async def _room(self) -> None:
+        if not self._free.locked():
+            await self._free.acquire()  # at once
+            return
+        try:
+            async with asyncio.timeout(QUEUE_TIMEOUT):
+                await self._free.acquire()
+            return
+        except TimeoutError:
+            self._cut_off()
+        try:
+            async with asyncio.timeout(QUEUE_TIMEOUT):
+                await self._free.acquire()
+        except TimeoutError:
+            raise RetryableError("overload", "too many messages come at the same time") from None
+
+    def _cut_off(self) -> None:
+        """End the reading that has taken longest, if that is long."""
+        now = asyncio.get_running_loop().time()
+        oldest, since = min(self._under_way.items(), key=lambda one: one[1], default=(None, now))
+        if oldest is not None and now - since >= QUEUE_TIMEOUT and not oldest.expired():
+            del self._under_way[oldest]
+            oldest.reschedule(now)

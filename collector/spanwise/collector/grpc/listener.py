@@ -1,0 +1,124 @@
+"""gRPC listener: server options, port and life cycle."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from spanwise.collector import store_connection
+from spanwise.collector.api import Authenticator
+from spanwise.collector.errors import Refused, require_extra
+from spanwise.collector.ingest import Receiver
+from spanwise.collector.prometheus_metrics import Metrics
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+
+DEFAULT_PORT = 4317  # where OpenTelemetry sends by gRPC when nobody tells it where
+MIB = 1024 * 1024
+MAX_MESSAGE_BYTES = 16 * MIB  # of a message as it is sent; OpenTelemetry's own collector takes 4
+MAX_CONNECTIONS = 128
+MAX_STREAMS = 100  # of one connection
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.so_reuseport", 0),  # else a second server would share the port, and take half of what comes
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.per_message_decompression", 0),  # gRPC inflates to any size: that is ours to do, within bounds
+    ("grpc.http2.bdp_probe", 0),  # nor does it hold more than 64 KiB of a message that nobody reads yet
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 64 * 1024),
+    ("grpc.server_handshake_timeout_ms", 15_000),
+    ("grpc.max_connection_idle_ms", 60_000),  # a sender that comes back later connects anew
+    ("grpc.keepalive_time_ms", 60_000),  # who went away without a word is noticed
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # who asks more often is sent away
+    ("grpc.http2.max_ping_strikes", 2),
+)
+
+
+class GrpcListener:
+    """Serves what a receiver takes in, for those whom the door lets in. `port` 0 takes a free one.
+
+    Raises `Refused` where that cannot be, unless it is not `required`: then `why` tells.
+    """
+
+    def __init__(
+        self, host: str, port: int, receiver: Receiver, door: Authenticator, metrics: Metrics, *, required: bool = True
+    ) -> None:
+        self.host, self.port, self.why = host or "0.0.0.0", port, ""
+        self._receiver, self._door, self._metrics, self._required = receiver, door, metrics, required
+        self._server: grpc.aio.Server | None = None
+        try:
+            _check_available(self.host, port)
+        except Refused as error:
+            self._give_up(error)
+
+    @property
+    def address(self) -> str | None:
+        """Where it answers, as exporters want it told; None where it does not."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return None if self._server is None else f"http://{_format_authority(host, self.port)}"
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        if self.why:
+            return
+        import grpc.aio
+
+        from spanwise.collector.grpc.export_services import ExportServices
+
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((ExportServices(self._receiver, self._door, self._metrics),))
+        try:
+            self.port = server.add_insecure_port(_format_authority(self.host, self.port))
+        except RuntimeError:  # somebody took it in the meantime
+            await server.stop(None)
+            self._give_up(Refused(f"gRPC cannot bind to {self.host!r} port {self.port}"))
+            return
+        await server.start()
+        self._server = server
+
+    async def stop(self, grace: float) -> None:
+        """Take nothing new, and answer what is under way within so many seconds."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace)
+
+    def _give_up(self, error: Refused) -> None:
+        if self._required:
+            raise error
+        self.why = str(error)
+
+
+def _check_available(host: str, port: int) -> None:
+    """Raises `Refused` without grpcio, or where the port is somebody's. gRPC itself would print pages about that."""
+    # Its handlers of forks do not work beside a server, and say so on stderr at each one
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    try:
+        with require_extra("server", "OTLP over gRPC"):
+            import grpc.aio  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise Refused(str(error)) from None
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise _make_bind_error(host, port, error) from error
+
+
+def _make_bind_error(host: str, port: int, error: OSError) -> Refused:
+    if error.errno == 98:  # address in use
+        who = store_connection.describe_port_holder(host, port)
+        return Refused(f"port {port}, for gRPC, is held by {who}: stop it, or choose another with --grpc-port")
+    return Refused(f"gRPC cannot bind to {host!r} port {port}: {error.strerror or error}")
+
+
+def _format_authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

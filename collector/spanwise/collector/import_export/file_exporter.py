@@ -1,0 +1,149 @@
+"""File exporter: all records of a store, or the traces that pass a filter, line by line."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from spanwise.collector import record_encoding
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import EVALUATOR_KIND, Filter
+from spanwise.collector.import_export import otlp_json
+from spanwise.collector.operations import MAX_LIST_SIZE
+from spanwise.collector.records import Example, Feedback, Run, TraceSummary, iterate_pages
+from spanwise.collector.stores import Store
+
+T = TypeVar("T")
+FORMATS = ("otlp", "jsonl")
+RUNS_PER_LINE, TRACES_PER_BATCH = 500, 100  # at once; of one trace all of them
+UNLIMITED = 1_000_000
+
+
+def export_lines(store: Store, format: str, filter: Filter | None = None) -> Iterator[tuple[bytes, Counter[str]]]:
+    """Lines without their ends, and what each holds, by kind of record; "left out" for what the format has no room for.
+
+    `otlp` has runs and feedback, `jsonl` every record: datasets with their versions, experiments, rules in force,
+    retention, queues and decisions, too. With a filter there are only the traces that pass and the feedback on them.
+    Keys, leases and budgets stay: they belong to one server.
+    """
+    if format not in FORMATS:
+        raise Refused(f"format {format!r} is none of {', '.join(FORMATS)}")
+    if filter == Filter():
+        filter = None
+    if format == "jsonl":
+        beside = _control_records(store) if filter is None else iter(())
+        yield from _encode_lines(
+            chain(beside, _runs_and_feedback(store, filter), _decisions(store) if filter is None else ())
+        )
+        return
+    for runs in _runs(store, filter):
+        for some in _split_batches(iter(runs), RUNS_PER_LINE):
+            line, without = otlp_json.encode_runs(some)
+            yield line, Counter({"run": len(some) - len(without), "left out": len(without)})
+    for feedback in _split_batches(_feedback(store, filter), RUNS_PER_LINE):
+        yield otlp_json.encode_feedback(feedback), Counter(feedback=len(feedback))
+
+
+def write_file(lines: Iterable[tuple[bytes, Counter[str]]], path: Path) -> Counter[str]:
+    """What a new file holds once it is whole: until then it has another name. Raises `Refused` if there is one."""
+    if path.exists():
+        raise Refused(f"there is a file {str(path)!r} already; name another one")
+    part = path.with_name(path.name + ".part")
+    counts = Counter[str]()
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            for line, held in lines:
+                file.write(line + b"\n")
+                counts += held
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return counts
+
+
+def _encode_lines(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[bytes, Counter[str]]]:
+    for kind, record in records:
+        yield record_encoding.encode({"record": kind, "value": record}), Counter({kind: 1})
+
+
+def _control_records(store: Store) -> Iterator[tuple[str, Any]]:
+    for dataset in store.datasets():
+        yield from (("dataset", version) for version in _versions(store, dataset.name))
+    yield from (("experiment", experiment) for experiment in _list_all("experiments", store.experiments))
+    yield from (("rule", rule) for rule in store.rules())
+    yield from (("retention", rule) for rule in store.retention())
+    for name in store.queues():
+        items = _list_all(f"items in queue {name!r}", partial(store.queue, name, status=None))
+        yield from (("queue item", item) for item in items)
+
+
+def _list_all(what: str, ask: Callable[..., Sequence[Any]]) -> Sequence[Any]:
+    """All of a list that has no pages. Raises `Refused` where a server gives only the first of them."""
+    try:
+        return ask(limit=UNLIMITED)
+    except Refused:
+        found = ask(limit=MAX_LIST_SIZE)
+    if len(found) == MAX_LIST_SIZE:
+        raise Refused(f"the server gives no more than {MAX_LIST_SIZE:,} {what}; export from its file, with --store")
+    return found
+
+
+def _versions(store: Store, name: str) -> Iterator[dict[str, Any]]:
+    """Every version of a dataset, oldest first, as what it changes of the one before."""
+    before: dict[str, Example] = {}
+    for version in reversed(store.versions(name)):
+        now = {example.id: example for example in store.examples(name, version.version)}
+        changed = [example for id, example in now.items() if before.get(id) != example]
+        yield {"dataset": version, "examples": changed, "removed": [id for id in before if id not in now]}
+        before = now
+
+
+def _runs_and_feedback(store: Store, filter: Filter | None) -> Iterator[tuple[str, Any]]:
+    for runs in _runs(store, filter):
+        yield from (("run", run) for run in runs)
+    yield from (("feedback", feedback) for feedback in _feedback(store, filter))
+
+
+def _decisions(store: Store) -> Iterator[tuple[str, Any]]:
+    for decision in iterate_pages(partial(store.decisions, limit=RUNS_PER_LINE)):
+        yield "decision", decision
+
+
+def _runs(store: Store, filter: Filter | None) -> Iterator[list[Run]]:
+    """All runs of the traces that pass, by whole traces; evaluators' own traces too, where no filter is given."""
+    summaries = store.each(filter)
+    if filter is None:
+        summaries = chain(summaries, store.each(kind=EVALUATOR_KIND))
+    for lot in _split_trace_batches(summaries):
+        traces = store.many([summary.trace_id for summary in lot])
+        if runs := [run for trace in traces for run in trace.runs]:
+            yield runs
+
+
+def _split_trace_batches(summaries: Iterable[TraceSummary]) -> Iterator[list[TraceSummary]]:
+    lot: list[TraceSummary] = []
+    held = 0
+    for summary in summaries:
+        if lot and (held + summary.span_count > RUNS_PER_LINE or len(lot) == TRACES_PER_BATCH):
+            yield lot
+            lot, held = [], 0
+        lot.append(summary)
+        held += summary.span_count
+    if lot:
+        yield lot
+
+
+def _feedback(store: Store, filter: Filter | None) -> Iterator[Feedback]:
+    yield from iterate_pages(partial(store.feedbacks, filter, limit=RUNS_PER_LINE))
+
+
+def _split_batches(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    while lot := list(islice(items, size)):
+        yield lot

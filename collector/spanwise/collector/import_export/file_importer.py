@@ -1,0 +1,223 @@
+"""File importer: idempotent import of OTLP and JSON Lines in batches.
+
+Doing it again changes nothing. A line, or an item of one, that cannot be kept is counted and told, and the others are
+kept; what is kept is durable batch by batch, so that after a crash the same is done once more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from spanwise.collector import record_encoding
+from spanwise.collector.dialects import Amendment
+from spanwise.collector.errors import Closed, Refused, SpanwiseError, Unavailable
+from spanwise.collector.former_names import present_feedback, present_run
+from spanwise.collector.import_export import otlp_json
+from spanwise.collector.ingest.request_decoder import decode
+from spanwise.collector.records import Dataset, Example, Experiment, Feedback, QueueItem, Retention, Rule, Run
+from spanwise.collector.stores import Store
+
+T = TypeVar("T")
+MAX_LINE_BYTES = 512 * 1024 * 1024  # bytes of a line
+BATCH_ITEMS = 500  # items in one write
+BATCH_BYTES = 8_000_000  # about so many bytes of lines wait for it
+MAX_REASONS = 20  # reasons that are kept in words
+MAX_ATTEMPTS = 60  # times that a store is asked again that cannot take anything now
+
+
+@dataclass(slots=True)
+class ImportResult:
+    """What came of a file: items that were kept, by kind, those left out on purpose, and those that cannot be kept."""
+
+    kept: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    bad: int = 0
+    reasons: list[str] = field(default_factory=list)  # the first of them
+
+    def refuse(self, line: int, reason: str, count: int = 1) -> None:
+        """Count what cannot be kept."""
+        self.bad += count
+        if len(self.reasons) < MAX_REASONS:
+            self.reasons.append(f"line {line}: {reason[:500]}")
+
+
+class DatasetVersion(msgspec.Struct):
+    """A version of a dataset, as what it changes of the one before."""
+
+    dataset: Dataset
+    examples: list[Example] = []
+    removed: list[str] = []
+
+
+RECORD_TYPES: Mapping[str, Any] = {
+    "run": Run,
+    "feedback": Feedback,
+    "dataset": DatasetVersion,
+    "experiment": Experiment,
+    "rule": Rule,
+    "retention": Retention,
+    "queue item": QueueItem,
+}
+SKIPPED_RECORDS = frozenset(
+    ("decision",)
+)  # it belongs to the claims, and to the feed, of the store that it was made in
+
+
+def import_file(store: Store, file: BinaryIO, *, told: Callable[[ImportResult], None] = lambda _: None) -> ImportResult:
+    """Keep what a file's lines say; `told` is called after each write. Raises `Unavailable` if the store stays away."""
+    return _FileImport(store, told).run(file)
+
+
+class _FileImport:
+    def __init__(self, store: Store, told: Callable[[ImportResult], None]) -> None:
+        self.store, self.told, self.taken = store, told, ImportResult()
+        self._runs: list[tuple[int, Run]] = []
+        self._feedback: list[tuple[int, Feedback]] = []
+        self._bytes = 0
+
+    def run(self, file: BinaryIO) -> ImportResult:
+        for number, line in enumerate(_read_lines(file), 1):
+            if line is None:
+                self.taken.refuse(number, f"it is longer than {MAX_LINE_BYTES:,} bytes")
+            elif line.strip():
+                self._line(number, line)
+                self._bytes += len(line)
+            if max(len(self._runs), len(self._feedback)) >= BATCH_ITEMS or self._bytes > BATCH_BYTES:
+                self._flush()
+        self._flush()
+        return self.taken
+
+    def _line(self, number: int, line: bytes) -> None:
+        try:
+            said = record_encoding.decode(dict[str, msgspec.Raw], line)
+            if "record" in said:
+                self._record(
+                    number,
+                    record_encoding.decode(str, bytes(said["record"])),
+                    bytes(said.get("value", msgspec.Raw(b""))),
+                )
+            elif known := said.keys() & _SIGNAL_READERS.keys():
+                for name in known:
+                    _SIGNAL_READERS[name](self, number, line)
+            else:
+                self.taken.refuse(number, "it is neither a request of OTLP nor a record of ours")
+        except (Unavailable, Closed):
+            raise
+        except (SpanwiseError, ValueError, TypeError, RecursionError) as error:
+            self.taken.refuse(number, str(error))
+
+    def _record(self, number: int, kind: str, value: bytes) -> None:
+        if kind in SKIPPED_RECORDS:
+            self.taken.left_out[kind] += 1
+            return
+        if kind not in RECORD_TYPES:
+            raise Refused(f"there is no record {kind!r}; there are {', '.join(RECORD_TYPES)}")
+        record = record_encoding.decode(RECORD_TYPES[kind], value)
+        if kind == "run":
+            self._runs.append((number, present_run(record)))
+        elif kind == "feedback":
+            self._feedback.append((number, present_feedback(record)))
+        else:
+            self._patiently(lambda: _RECORD_WRITERS[kind](self.store, record))
+            self.taken.kept[kind] += 1
+
+    def _spans(self, number: int, line: bytes) -> None:
+        decoded = decode(otlp_json.SPAN_CODEC, line, otlp_json.FILE_LIMITS)
+        self._runs += ((number, run) for run in decoded.items)
+        if decoded.refused:
+            self.taken.refuse(number, decoded.reason, decoded.refused_count)
+
+    def _logs(self, number: int, line: bytes) -> None:
+        decoded = decode(otlp_json.EVENT_CODEC, line, otlp_json.FILE_LIMITS)
+        for item in decoded.items:
+            if isinstance(item, Feedback):
+                self._feedback.append((number, item))
+            elif isinstance(item, Amendment):
+                self._flush()  # the run may be among those that wait
+                self._patiently(partial(self.store.add_amendments, [item]))
+                self.taken.kept["amendment"] += 1
+            else:
+                self.taken.left_out["log record"] += 1
+        if decoded.passed:
+            self.taken.left_out["log record"] += decoded.passed
+        if decoded.refused:
+            self.taken.refuse(number, decoded.reason, decoded.refused_count)
+
+    def _metrics(self, number: int, line: bytes) -> None:
+        self.taken.left_out["metrics"] += 1
+
+    def _flush(self) -> None:
+        runs, feedback, self._runs, self._feedback, self._bytes = self._runs, self._feedback, [], [], 0
+        self._keep("run", runs, self.store.append)
+        self._keep("feedback", feedback, self.store.add_feedback)
+        if runs or feedback:
+            self.told(self.taken)
+
+    def _keep(self, kind: str, items: Sequence[tuple[int, T]], write: Callable[[list[T]], object]) -> None:
+        """All of them; one by one where some of them are refused."""
+        if not items:
+            return
+        try:
+            self._patiently(lambda: write([item for _, item in items]))
+            self.taken.kept[kind] += len(items)
+        except Closed:
+            raise
+        except (Refused, ValueError, TypeError, OverflowError) as error:
+            if len(items) == 1:
+                self.taken.refuse(items[0][0], str(error))
+                return
+            half = len(items) // 2
+            self._keep(kind, items[:half], write)
+            self._keep(kind, items[half:], write)
+
+    def _patiently(self, write: Callable[[], object]) -> None:
+        for left in reversed(range(MAX_ATTEMPTS)):
+            try:
+                write()
+                return
+            except Unavailable as error:
+                if not left:
+                    raise
+                time.sleep(min(error.retry_after, 5.0))
+
+
+def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """Lines, None for one that is too long to be read."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) <= MAX_LINE_BYTES:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES)
+        yield None
+
+
+def _save_version(store: Store, version: DatasetVersion) -> None:
+    """The next version of a dataset, if it is the next."""
+    given = version.dataset
+    there = next((one.version for one in store.datasets() if one.name == given.name), 0)
+    if there >= given.version:
+        return
+    about = {"kind": given.kind, "schema": given.schema, "description": given.description, "metadata": given.metadata}
+    store.save_examples(given.name, version.examples, remove=version.removed, **about)  # type: ignore[arg-type]
+
+
+_SIGNAL_READERS: Mapping[str, Callable[[_FileImport, int, bytes], None]] = {
+    "resourceSpans": _FileImport._spans,
+    "resourceLogs": _FileImport._logs,
+    "resourceMetrics": _FileImport._metrics,
+}
+_RECORD_WRITERS: Mapping[str, Callable[[Store, Any], object]] = {
+    "dataset": _save_version,
+    "experiment": lambda store, experiment: store.save_experiment(experiment),
+    "rule": lambda store, rule: store.save_rule(rule),
+    "retention": lambda store, rule: store.set_retention(rule),
+    "queue item": lambda store, item: store.enqueue([item]),
+}

@@ -1,0 +1,231 @@
+"""OTLP JSON encoding of runs and feedback that decodes to equal records.
+
+What the names cannot say, or would say otherwise when read again, stands beside them in one attribute (`EXACT`), as
+JSON of the fields that would differ. Whoever does not know it has a span like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from spanwise.collector import record_encoding
+from spanwise.collector.dialects import (
+    FaultHandler,
+    LogItem,
+    RawLog,
+    RawSpan,
+    TranslatedSpan,
+    write_feedback_attributes,
+)
+from spanwise.collector.dialects.translation import SPAN_KINDS, STATUSES
+from spanwise.collector.former_names import present_feedback, present_names, present_run
+from spanwise.collector.ingest import json_decoder
+from spanwise.collector.ingest.limits import Limits
+from spanwise.collector.ingest.otlp_signals import read_log_item, read_span_item
+from spanwise.collector.ingest.request_decoder import Codec, decode
+from spanwise.collector.records import JSON, Feedback, Run, canonical_json
+from spanwise.tracer import attribute_names as names
+
+
+def encode_value(plain: JSON) -> dict[str, Any]:
+    """An `AnyValue`; what JSON has no number for, or 64 bits no room, is a text."""
+    match plain:
+        case None:
+            return {}
+        case bool():
+            return {"boolValue": plain}
+        case int():
+            return {"intValue": str(plain)} if -(2**63) <= plain < 2**63 else {"stringValue": str(plain)}
+        case float():
+            return {"doubleValue": plain} if math.isfinite(plain) else {"stringValue": str(plain)}
+        case Mapping():
+            return {"kvlistValue": {"values": encode_attributes(plain)}}
+        case list() | tuple():
+            return {"arrayValue": {"values": [encode_value(member) for member in plain]}}
+    return {"stringValue": str(plain)}
+
+
+def encode_attributes(plain: Mapping[str, JSON]) -> list[dict[str, Any]]:
+    """A list of `KeyValue`."""
+    return [{"key": str(name), "value": encode_value(given)} for name, given in plain.items()]
+
+
+SpanKey = tuple[str, str]  # ids of a trace and a span
+EXACT_ATTRIBUTE = "spanwise.exact"
+FILE_LIMITS = Limits(
+    spans=10**9, values=10**9, value_bytes=2**31, attributes=10**6
+)  # of a file that its owner takes in
+_ID_FIELDS = ("trace_id", "span_id", "parent_id")
+
+
+def _read_run(span: RawSpan, fault: FaultHandler) -> Run:
+    span.attributes = dict(present_names(span.attributes))
+    exact = span.attributes.pop(EXACT_ATTRIBUTE, None)
+    kept = read_span_item(span, fault)
+    run = kept.run if isinstance(kept, TranslatedSpan) else kept
+    if not isinstance(exact, str):
+        return run
+    fields = record_encoding.decode(dict[str, Any], exact)
+    return present_run(msgspec.convert({**msgspec.to_builtins(run), **fields}, Run))
+
+
+SPAN_CODEC: Codec[Run] = json_decoder.make_codec(
+    "Spans", "spans", json_decoder.JSONSpan, json_decoder.convert_span, _read_run
+)
+
+
+def encode_runs(runs: Sequence[Run]) -> tuple[bytes, list[Run]]:
+    """An `ExportTraceServiceRequest` as JSON, without those whose ids OpenTelemetry has no room for; these."""
+    spans = {_span_key(run): _encode_span(run) for run in runs}
+    found = _decode_spans(runs, spans)
+    inexact = [run for run in runs if found.get(_span_key(run)) != run]
+    for run in inexact:
+        place = _span_key(run)
+        if place not in found:  # too deep, say, for any collector: its fields alone, then
+            spans[place] = _encode_minimal_span(run)
+        fields = _differing_fields(run, found.get(place))
+        spans[place]["attributes"] += encode_attributes({EXACT_ATTRIBUTE: record_encoding.encode(fields).decode()})
+    lost = {_span_key(run) for run in inexact} - _decode_spans(inexact, spans).keys()
+    kept = [run for run in runs if _span_key(run) not in lost]
+    return _encode_trace_request(kept, spans), [run for run in runs if _span_key(run) in lost]
+
+
+def _span_key(run: Run) -> SpanKey:
+    return run.trace_id, run.span_id
+
+
+def _decode_spans(runs: Iterable[Run], spans: Mapping[SpanKey, Any]) -> dict[SpanKey, Run]:
+    """What is read of the spans."""
+    return {_span_key(run): run for run in decode(SPAN_CODEC, _encode_trace_request(runs, spans), FILE_LIMITS).items}
+
+
+def _encode_trace_request(runs: Iterable[Run], spans: Mapping[SpanKey, Any]) -> bytes:
+    groups: dict[bytes, tuple[Mapping[str, JSON], dict[tuple[str, str], list[Any]]]] = {}
+    for run in runs:
+        _, scopes = groups.setdefault(canonical_json(run.resource), (run.resource, {}))
+        scopes.setdefault(_instrumentation_scope(run), []).append(spans[_span_key(run)])
+    return record_encoding.encode(
+        {"resourceSpans": [_encode_resource_spans(resource, scopes) for resource, scopes in groups.values()]}
+    )
+
+
+def _encode_resource_spans(resource: Mapping[str, JSON], scopes: Mapping[tuple[str, str], list[Any]]) -> dict[str, Any]:
+    parts = [{"scope": {"name": name, "version": version}, "spans": of} for (name, version), of in scopes.items()]
+    return {"resource": {"attributes": encode_attributes(resource)}, "scopeSpans": parts}
+
+
+def _instrumentation_scope(run: Run) -> tuple[str, str]:
+    name, version = run.attributes.get("otel.scope.name"), run.attributes.get("otel.scope.version")
+    return str(name or "spanwise"), str(version or "")
+
+
+def _encode_minimal_span(run: Run) -> dict[str, Any]:
+    parent = {"parentSpanId": run.parent_id} if run.parent_id else {}
+    times = {"startTimeUnixNano": str(run.start_ns), "endTimeUnixNano": str(run.end_ns)}
+    return {"traceId": run.trace_id, "spanId": run.span_id, **parent, "name": run.name, **times, "attributes": []}
+
+
+def _status_code(run: Run) -> int:
+    """Return OTLP's code; a cancellation is told by its attribute, or by an exception beside the code for errors."""
+    if run.status != "cancelled":
+        return STATUSES.index(run.status)
+    return 0 if names.CANCELLED in run.attributes else 2
+
+
+def _encode_span(run: Run) -> dict[str, Any]:
+    kind = run.attributes.get("otel.span.kind")
+    message = {"message": run.error} if run.error is not None else {}
+    made = {
+        **_encode_minimal_span(run),
+        "kind": SPAN_KINDS.index(kind) if kind in SPAN_KINDS[2:] else 1,
+        "status": {"code": _status_code(run), **message},
+        "attributes": encode_attributes({**run.attributes, **_standard_attributes(run)}),
+        "events": [
+            {"name": event.name, "timeUnixNano": str(event.time_ns), "attributes": encode_attributes(event.attributes)}
+            for event in run.events
+        ],
+        "links": [
+            {"traceId": link.trace_id, "spanId": link.span_id, "attributes": encode_attributes(link.attributes)}
+            for link in run.links
+        ],
+    }
+    state = run.attributes.get("otel.trace_state")
+    return {**made, "traceState": state} if isinstance(state, str) else made
+
+
+def _standard_attributes(run: Run) -> dict[str, JSON]:
+    """The fields of a run under the names of OpenInference, of OpenTelemetry GenAI, and our own."""
+    usage = run.usage
+    said: dict[str, JSON] = {
+        names.KIND: None if run.kind == "unknown" else run.kind.upper(),
+        **_content_attributes(names.INPUT_VALUE, names.INPUT_MIME, run.inputs),
+        **_content_attributes(names.OUTPUT_VALUE, names.OUTPUT_MIME, run.outputs),
+        names.DOCUMENTS_JSON: record_encoding.encode(run.documents).decode() if run.documents else None,
+        names.REQUEST_MODEL: run.model,
+        names.INPUT_TOKENS: usage.input_tokens if usage else None,
+        names.OUTPUT_TOKENS: usage.output_tokens if usage else None,
+        **{f"gen_ai.usage.{name}": count for name, count in (usage.details.items() if usage else ())},
+        names.COST: run.cost,
+        names.SESSION: run.session_id,
+        names.USER: run.user_id,
+        names.TAGS: list(run.tags) or None,
+        names.METADATA: record_encoding.encode(run.metadata).decode() if run.metadata else None,
+        names.EXPERIMENT: run.experiment_id,
+        names.EXAMPLE: run.example_id,
+        names.REPETITION: run.repetition or None,
+    }
+    return {name: given for name, given in said.items() if given is not None}
+
+
+def _content_attributes(name: str, mime: str, content: JSON) -> dict[str, JSON]:
+    if content is None:
+        return {}
+    if isinstance(content, str):
+        return {name: content}
+    return {name: record_encoding.encode(content).decode(), mime: "application/json"}
+
+
+def _differing_fields(run: Run, found: Run | None) -> dict[str, Any]:
+    fields = [name for name in Run.__dataclass_fields__ if name not in _ID_FIELDS]
+    return {name: getattr(run, name) for name in fields if found is None or getattr(run, name) != getattr(found, name)}
+
+
+def _read_feedback(log: RawLog, fault: FaultHandler) -> LogItem | None:
+    exact = present_names(log.attributes).get(EXACT_ATTRIBUTE)
+    return (
+        present_feedback(record_encoding.decode(Feedback, exact))
+        if isinstance(exact, str)
+        else read_log_item(log, fault)
+    )
+
+
+EVENT_CODEC: Codec[LogItem] = json_decoder.make_codec(
+    "Logs", "logRecords", json_decoder.JSONRecord, json_decoder.convert_log_record, _read_feedback
+)
+
+
+def encode_feedback(feedback: Sequence[Feedback]) -> bytes:
+    """An `ExportLogsServiceRequest` as JSON."""
+    records = [_encode_log_record(one) for one in feedback]
+    for one, record in zip(feedback, records, strict=True):
+        if decode(EVENT_CODEC, _encode_log_request([record]), FILE_LIMITS).items != [one]:
+            record["attributes"] += encode_attributes({EXACT_ATTRIBUTE: record_encoding.encode(one).decode()})
+    return _encode_log_request(records)
+
+
+def _encode_log_request(records: Sequence[dict[str, Any]]) -> bytes:
+    return record_encoding.encode(
+        {"resourceLogs": [{"scopeLogs": [{"scope": {"name": "spanwise"}, "logRecords": records}]}]}
+    )
+
+
+def _encode_log_record(one: Feedback) -> dict[str, Any]:
+    target = one.target
+    trace = {"traceId": target.trace_id} if target.trace_id else {}
+    span = {"spanId": target.span_id} if target.span_id else {}
+    named = {"timeUnixNano": str(one.created_ns), "eventName": names.EVALUATION_EVENT}
+    return {**named, **trace, **span, "attributes": encode_attributes(write_feedback_attributes(one))}

@@ -1,0 +1,166 @@
+"""Decode worker: main loop of a process that decodes requests for the server that started it.
+
+Its standard input is a socket to the server. It knows no loop: it reads a request, answers, reads the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import pickle
+import resource
+import signal
+import socket
+import time
+from typing import Any
+
+from spanwise.collector.dialects import import_prices, log_once
+from spanwise.collector.ingest.decode_protocol import (
+    CODECS,
+    ENCODER_UPDATE,
+    LENGTH_PREFIX,
+    READY_BYTE,
+    REQUEST_HEADER,
+    WorkerReply,
+    WorkerSettings,
+)
+from spanwise.collector.ingest.ingest_errors import PermanentError
+from spanwise.collector.ingest.limits import BATCH_SIZE, HUGE_BODY_BYTES, LARGE_BODY_BYTES, release_free_memory
+from spanwise.collector.ingest.request_decoder import DecodedRequest, decode
+
+PDEATHSIG, M_MMAP_THRESHOLD = 1, -3  # of prctl(2) and mallopt(3)
+GC_THRESHOLD = 10_000  # objects made since, before Python looks for cycles, as in the server
+NO_LIMIT = 0.0
+
+
+def main() -> None:
+    """Answer requests until the server closes the socket."""
+    _ignore_signals()
+    connection = socket.socket(fileno=os.dup(0))
+    start: WorkerSettings = pickle.loads(_receive_message(connection))
+    told = _LogCollector()
+    _apply_settings(start)
+    connection.sendall(READY_BYTE)
+    while True:
+        size, codec, rows = REQUEST_HEADER.unpack(_receive_exactly(connection, REQUEST_HEADER.size))
+        body = _receive_exactly(connection, size)
+        if codec == ENCODER_UPDATE:
+            start = start._replace(encode=pickle.loads(body))
+            continue
+        signal.setitimer(signal.ITIMER_PROF, start.seconds)  # whatever it is at then, even in C, the process ends
+        answer, pieces = _decode_body(start, codec, body, rows, told)
+        signal.setitimer(signal.ITIMER_PROF, NO_LIMIT)
+        _send_reply(connection, answer, pieces)
+        del body, answer, pieces
+        if size >= HUGE_BODY_BYTES:
+            gc.collect()
+            release_free_memory()
+
+
+def _decode_body(
+    start: WorkerSettings, codec: int, body: bytes, rows: bool, told: _LogCollector
+) -> tuple[WorkerReply, list[bytes]]:
+    began = time.thread_time()  # that of the process lags while the timer runs
+    pieces: list[bytes] = []
+    decoded: DecodedRequest[Any] | None = None
+    refused = None
+    try:
+        decoded = decode(CODECS[codec], body, start.limits, rest=0)
+        decoded.made = len(decoded.items) if rows else 0
+        _pickle_items(decoded.items, start.encode if rows else None, pieces)
+    except PermanentError as error:
+        refused = error.reason, str(error)
+    except MemoryError:
+        decoded = None  # what it holds goes first
+        refused = "too_large", f"decoding this takes more than {start.memory:,} bytes: send less at once"
+    except Exception as error:  # the same bytes would meet it again
+        log_once("the collector failed on a request, which is refused", error)
+        refused = "decoding", f"the collector failed on this request: {error!r:.200}"
+    if refused is not None:
+        pieces.clear()
+    seconds = time.thread_time() - began
+    return WorkerReply(decoded, refused, [len(piece) for piece in pieces], seconds, told.taken()), pieces
+
+
+def _pickle_items(items: list[Any], encode: Any, pieces: list[bytes]) -> None:
+    """Move items into pieces, some at a time, so that the whole is not here twice."""
+    items.reverse()
+    while items:
+        some = items[: -BATCH_SIZE - 1 : -1]
+        del items[-BATCH_SIZE:]
+        pieces.append(pickle.dumps(encode(some) if encode else some, pickle.HIGHEST_PROTOCOL))
+
+
+def _send_reply(connection: socket.socket, answer: WorkerReply, pieces: list[bytes]) -> None:
+    told = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+    parts = [LENGTH_PREFIX.pack(len(told)) + told, *pieces]
+    if len(pieces) == 1 and len(pieces[0]) < LARGE_BODY_BYTES:
+        parts = [b"".join(parts)]  # the server wakes once
+    try:
+        for part in parts:
+            connection.sendall(part)
+    except OSError:  # the server is gone
+        os._exit(0)
+
+
+def _receive_message(connection: socket.socket) -> bytes:
+    return _receive_exactly(connection, LENGTH_PREFIX.unpack(_receive_exactly(connection, LENGTH_PREFIX.size))[0])
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """So many bytes; the process ends if they do not come, as then nobody waits for an answer."""
+    received = b""
+    while len(received) < size:
+        try:
+            piece = connection.recv(size - len(received), socket.MSG_WAITALL)
+        except OSError:
+            piece = b""
+        if not piece:
+            os._exit(0)
+        received = received + piece if received else piece
+    return received
+
+
+def _ignore_signals() -> None:
+    """Signals for all processes of a terminal or a service are the server's to act on; its end is this one's."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere the closed socket must do
+        ctypes.CDLL(None).prctl(PDEATHSIG, int(signal.SIGKILL))
+
+
+def _apply_settings(start: WorkerSettings) -> None:
+    import_prices(start.prices)
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, HUGE_BODY_BYTES)
+    with contextlib.suppress(OSError, ValueError):  # it has less already
+        resource.setrlimit(resource.RLIMIT_DATA, (start.memory, resource.RLIM_INFINITY))
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+
+
+class _LogCollector(logging.Handler):
+    """Keeps what is logged here, for the server's log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: list[str] = []
+        logger = logging.getLogger("spanwise")
+        logger.addHandler(self)
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it, with its traceback."""
+        self._lines.append(self.format(record))
+
+    def taken(self) -> list[str]:
+        """What came since the last time."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""OTLP/HTTP receiver: ASGI applications for /v1/traces, /v1/logs and /v1/metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from spanwise.collector.ingest import responses
+from spanwise.collector.ingest.decode_pool import DecodePool
+from spanwise.collector.ingest.ingest_errors import PermanentError, RequestRefused, RetryableError
+from spanwise.collector.ingest.ingest_pipeline import IngestPipeline
+from spanwise.collector.ingest.limits import Limits
+from spanwise.collector.ingest.offload import Offloader
+from spanwise.collector.ingest.otlp_signals import HOPS_HEADER, LOGS, METRICS, TRACES, Request, Signal, parse_hops
+from spanwise.collector.ingest.request_body import ClientDisconnected, PendingBytes, Receive, RequestBody
+from spanwise.collector.ingest.request_decoder import Codec
+from spanwise.collector.ingest.store_sink import Sink, StoreSink
+from spanwise.collector.prometheus_metrics import Metrics
+from spanwise.collector.records import ProcessReport
+from spanwise.collector.security.authorization import get_access
+from spanwise.collector.stores import DestinationStore, Store
+from spanwise.tracer import attribute_names as names
+
+T = TypeVar("T")
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
+PATH_PREFIXES = ("/v1/", "/api/public/otel/v1/")  # the specification's, and Langfuse's, which its SDKs fix
+PATHS = {f"{root}{signal.name}{slash}": signal for root in PATH_PREFIXES for signal in SIGNALS for slash in ("", "/")}
+DESTINATIONS_HEADER, MAX_HEADER_BYTES = names.DESTINATIONS_HEADER.lower().encode(), 8_000  # bytes
+COLLECTOR_HEADER = (
+    names.COLLECTOR_HEADER.lower().encode(),
+    b"1",
+)  # to our tracer: what it says beside its spans is kept here
+
+
+class Receiver:
+    """ASGI applications by path, one for each signal; they answer 200 only when the store has kept everything."""
+
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics | None = None,
+        limits: Limits | None = None,
+        keepers: Sequence[Sink] = (),
+        decoders: int = 0,
+    ) -> None:
+        """`keepers` get what the store has, afterwards. So many `decoders` at most help to decode."""
+        metrics, self.limits = metrics or Metrics(), limits or Limits()
+        self.store = store
+        self.beside, self.pending = Offloader(), PendingBytes(self.limits.pending_bytes)
+        metrics.gauge("spanwise_pending_bytes", lambda: self.pending.size)
+        self.decoders = DecodePool(decoders, store, self.beside, metrics, self.limits)
+        kept = [StoreSink(store, self.beside), *keepers]
+        self.intake = IngestPipeline(kept, self.beside, metrics, self.limits, self.decoders)
+        self.routes: dict[str, SignalRoute[Any]] = {path: SignalRoute(self, signal) for path, signal in PATHS.items()}
+
+    def close(self) -> None:
+        """End the threads for large bodies, and the processes. Call it when no more requests come."""
+        self.decoders.close()
+        self.beside.close()
+
+
+class SignalRoute(Generic[T]):
+    """The ASGI application of one signal."""
+
+    def __init__(self, receiver: Receiver, signal: Signal[T]) -> None:
+        self._receiver, self._signal = receiver, signal
+        self._codecs = {responses.PROTOBUF_TYPE: signal.protobuf, responses.JSON_TYPE: signal.json}
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        try:
+            codec = self._codec(scope["method"], content_type)
+            answer, extra = await self._taken(codec, content_type, headers, get_access(scope).project, receive)
+        except RequestRefused as refused:
+            await self._refuse(send, content_type, refused)
+        except asyncio.CancelledError:  # the server ends, and waits no longer: other errors nobody would send again
+            await self._refuse(send, content_type, RetryableError("ending", "the server ends: send it again"))
+            raise
+        except ClientDisconnected:
+            self._receiver.intake.refused(self._signal, "disconnected")
+        else:
+            await _send(send, 200, content_type, answer, extra)
+
+    async def _refuse(self, send: Send, content_type: bytes, refused: PermanentError | RetryableError) -> None:
+        self._receiver.intake.refused(self._signal, refused.reason)
+        await _send_error(send, content_type, refused)
+
+    def _codec(self, method: str, content_type: bytes) -> Codec[T]:
+        if method != "POST":
+            raise PermanentError("method", f"{method} is not answered here: send OTLP with POST")
+        codec = self._codecs.get(content_type)
+        if codec is None:
+            given, known = content_type.decode("latin-1"), "application/x-protobuf nor application/json"
+            raise PermanentError("content_type", f"content-type {given!r} is neither {known}")
+        return codec
+
+    async def _taken(
+        self,
+        codec: Codec[T],
+        content_type: bytes,
+        headers: Mapping[bytes, bytes],
+        project: str | None,
+        receive: Receive,
+    ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """The answer to a request that has been kept, encoded, and headers that go with it."""
+        receiver = self._receiver
+        body = RequestBody(receiver.pending, receiver.limits)
+        try:
+            marks = parse_hops(headers.get(HOPS_HEADER, b"").decode("latin-1"))
+            read = await body.read(headers, receive)
+            request = Request(self._signal, codec, read, project, marks, admit=body.grow)
+            del read  # the request lets go of it
+            decoded = await receiver.intake.take(request)
+        finally:
+            body.release()
+        answer = responses.encode_response(responses.make_export_response(self._signal, decoded), content_type)
+        return answer, list(self._destinations(decoded.items, project))
+
+    def _destinations(self, items: Sequence[Any], project: str | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield a header for a tracer that has reported: the destinations that take part in tracing in its project."""
+        store = self._receiver.store
+        report = next((item for item in items if isinstance(item, ProcessReport)), None)
+        if report is not None and isinstance(store, DestinationStore):
+            named = ",".join(store.traced_destinations(project or report.project))
+            if len(named) > MAX_HEADER_BYTES:
+                named = named[:MAX_HEADER_BYTES].rpartition(",")[0]
+            yield DESTINATIONS_HEADER, named.encode()
+
+
+async def _send_error(send: Send, content_type: bytes, refused: PermanentError | RetryableError) -> None:
+    """Answer with a google.rpc.Status, in JSON if what was sent was neither."""
+    kind = content_type if content_type == responses.PROTOBUF_TYPE else responses.JSON_TYPE
+    status, retry_after = responses.error_status(refused)[0], responses.retry_after_seconds(refused)
+    extra = [] if retry_after is None else [(b"retry-after", b"%d" % retry_after)]
+    if status == 405:
+        extra.append((b"allow", b"POST"))
+    await _send(send, status, kind, responses.encode_response(responses.make_error_response(refused), kind), extra)
+
+
+async def _send(
+    send: Send, status: int, content_type: bytes, body: bytes, extra: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    headers = [
+        (b"content-type", content_type),
+        (b"content-length", b"%d" % len(body)),
+        COLLECTOR_HEADER,
+        *(extra or ()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

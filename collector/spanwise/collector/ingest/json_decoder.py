@@ -1,0 +1,432 @@
+"""JSON decoder of OTLP: typed messages, repair of invalid JSON, and conversion to raw spans and log records.
+
+Typed decoding builds only what is read, in one pass. Unknown fields are passed over, as the specification asks.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from spanwise.collector.clock_skew import INT_MAX
+from spanwise.collector.dialects import FaultHandler, RawLog, RawSpan, TranslatedSpan
+from spanwise.collector.ingest.ingest_errors import ItemRefused
+from spanwise.collector.ingest.limits import JSON_STRING, Allowance, check_json
+from spanwise.collector.ingest.protobuf_decoder import finite_or_name
+from spanwise.collector.ingest.request_decoder import Codec, Group, Scope, check_count, check_groups, check_ids
+from spanwise.collector.records import JSON, Event, Link
+
+Integer = int | str
+ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+KIND_NUMBERS = {
+    "SPAN_KIND_UNSPECIFIED": 0,
+    "SPAN_KIND_INTERNAL": 1,
+    "SPAN_KIND_SERVER": 2,
+    "SPAN_KIND_CLIENT": 3,
+    "SPAN_KIND_PRODUCER": 4,
+    "SPAN_KIND_CONSUMER": 5,
+}
+STATUS_NUMBERS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
+
+
+class CamelStruct(msgspec.Struct, rename="camel", gc=False):
+    """A message of OTLP."""
+
+
+class AnyValue(CamelStruct):
+    """One of these."""
+
+    string_value: str | None = None
+    bool_value: bool | None = None
+    int_value: Integer | None = None
+    double_value: float | str | None = None
+    array_value: Values | None = None
+    kvlist_value: Pairs | None = None
+    bytes_value: str | None = None
+
+
+class Values(CamelStruct):
+    """A list of values."""
+
+    values: list[AnyValue] | None = None
+
+
+class KeyValue(CamelStruct):
+    """One attribute."""
+
+    key: str = ""
+    value: AnyValue | None = None
+
+
+class Pairs(CamelStruct):
+    """A map of values."""
+
+    values: list[KeyValue] | None = None
+
+
+class JSONEvent(CamelStruct):
+    """Something that happened within a span."""
+
+    name: str | None = None
+    time_unix_nano: Integer | None = None
+    attributes: list[KeyValue] | None = None
+
+
+class JSONLink(CamelStruct):
+    """A pointer to another span."""
+
+    trace_id: str | None = None
+    span_id: str | None = None
+    attributes: list[KeyValue] | None = None
+
+
+class JSONStatus(CamelStruct):
+    """How a span ended."""
+
+    code: Integer | None = None
+    message: str | None = None
+
+
+class JSONSpan(CamelStruct):
+    """A span."""
+
+    trace_id: str | None = None
+    span_id: str | None = None
+    parent_span_id: str | None = None
+    trace_state: str | None = None
+    name: str | None = None
+    kind: Integer | None = None
+    start_time_unix_nano: Integer | None = None
+    end_time_unix_nano: Integer | None = None
+    attributes: list[KeyValue] | None = None
+    events: list[JSONEvent] | None = None
+    links: list[JSONLink] | None = None
+    status: JSONStatus | None = None
+
+
+class JSONRecord(CamelStruct):
+    """A log record."""
+
+    time_unix_nano: Integer | None = None
+    observed_time_unix_nano: Integer | None = None
+    event_name: str | None = None
+    body: Any = None  # an `AnyValue`; read by itself, as not all that name an event write one
+    trace_id: str | None = None
+    span_id: str | None = None
+    attributes: list[KeyValue] | None = None
+
+
+class JSONScope(CamelStruct):
+    """What made the spans."""
+
+    name: str | None = None
+    version: str | None = None
+
+
+class JSONResource(CamelStruct):
+    """Where the spans come from."""
+
+    attributes: list[KeyValue] | None = None
+
+
+NO_SCOPE = Scope("", "")
+NO_STATUS = JSONStatus()
+
+
+_TOKEN = re.compile(JSON_STRING + rb"|NaN|-?Infinity", re.DOTALL)  # a string, or a number that JSON does not have
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u[dD][89a-fA-F]..|.)", re.DOTALL)
+_SURROGATE_LENGTH = 6  # characters of an escaped half of a surrogate pair
+
+
+def repair_json(body: bytes) -> bytes:
+    """The body without what JSON forbids but programs write: half surrogate pairs (of a text that was cut within an
+    emoji) become U+FFFD, NaN and Infinity texts, as protobuf's JSON has them.
+    """
+    return _TOKEN.sub(_repair_token, body)
+
+
+def _repair_token(token: re.Match[bytes]) -> bytes:
+    written = token.group()
+    if not written.startswith(b'"'):
+        return b'"%s"' % written
+    return _ESCAPE.sub(_repair_escape, written) if b"\\u" in written else written
+
+
+def _repair_escape(escape: re.Match[bytes]) -> bytes:
+    written = escape.group()
+    return b"\\ufffd" if len(written) == _SURROGATE_LENGTH else written
+
+
+def read_resource(message: JSONResource | None, limits: Allowance) -> dict[str, JSON]:
+    """Attributes of a resource. Raises `ItemRefused`."""
+    return read_attributes(message.attributes if message else None, limits)
+
+
+def convert_span(span: JSONSpan, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawSpan:
+    """One span. Raises `ItemRefused`."""
+    trace_id, span_id = parse_hex_id(span.trace_id), parse_hex_id(span.span_id)
+    status = span.status or NO_STATUS
+    return RawSpan(
+        trace_id,
+        span_id,
+        span.name or "",
+        check_ids(trace_id, span_id, parse_hex_id(span.parent_span_id)),
+        _enum(span.kind, KIND_NUMBERS),
+        parse_integer(span.start_time_unix_nano),
+        parse_integer(span.end_time_unix_nano),
+        _enum(status.code, STATUS_NUMBERS),
+        status.message or "",
+        read_attributes(span.attributes, limits),
+        _events(span.events, limits) if span.events else (),
+        _links(span.links, limits) if span.links else (),
+        resource,
+        *scope,
+        span.trace_state or "",
+    )
+
+
+def convert_log_record(record: JSONRecord, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawLog:
+    """One log record, its ids unchecked: most records have none. Raises `ItemRefused`."""
+    return RawLog(
+        trace_id=parse_hex_id(record.trace_id),
+        span_id=parse_hex_id(record.span_id) or None,
+        time_ns=parse_integer(record.time_unix_nano) or parse_integer(record.observed_time_unix_nano),
+        attributes=read_attributes(record.attributes, limits),
+        event_name=record.event_name or "",
+        body=_read_body(record.body, limits),
+        resource=resource,
+        scope=scope.name,
+        scope_version=scope.version,
+    )
+
+
+def _read_body(body: Any, limits: Allowance) -> JSON:
+    """The body of a record, None for one that is no value of OTLP: the record may say all in its attributes."""
+    try:
+        return read_value(msgspec.convert(body, AnyValue | None), limits, 1)
+    except msgspec.ValidationError:
+        return None
+
+
+def _events(events: Sequence[JSONEvent], limits: Allowance) -> tuple[Event, ...]:
+    limits.use(len(events))
+    return tuple(
+        Event(
+            event.name or "",
+            _clamp_time(parse_integer(event.time_unix_nano)),
+            read_attributes(event.attributes, limits),
+        )
+        for event in events
+    )
+
+
+def _links(links: Sequence[JSONLink], limits: Allowance) -> tuple[Link, ...]:
+    limits.use(len(links))
+    return tuple(
+        Link(parse_hex_id(link.trace_id), parse_hex_id(link.span_id), read_attributes(link.attributes, limits))
+        for link in links
+    )
+
+
+def read_attributes(pairs: Sequence[KeyValue] | None, limits: Allowance) -> dict[str, JSON]:
+    """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
+    values: dict[str, JSON] = {}
+    if pairs:
+        limits.use(len(pairs))
+    for pair in pairs or ():
+        value = pair.value
+        text = value.string_value if value is not None else None
+        if text is None:
+            values[pair.key] = read_value(value, limits, 1)
+        elif len(text) > limits.value_bytes:
+            raise _too_long(text, limits)
+        else:
+            values[pair.key] = text
+    if len(values) > limits.attributes:
+        raise ItemRefused("too_many", f"{len(values):,} attributes, at most {limits.attributes:,}")
+    return values
+
+
+def read_value(value: AnyValue | None, limits: Allowance, depth: int) -> JSON:
+    """One value as JSON knows it. Raises `ItemRefused` if it is nested too deep, too long or no such value."""
+    if value is None:
+        return None
+    if value.array_value is not None or value.kvlist_value is not None:
+        return _nested(value, limits, depth)
+    if value.int_value is not None:
+        return _parse_int64(value.int_value)
+    if value.double_value is not None:
+        return _parse_double(value.double_value)
+    text = value.string_value if value.string_value is not None else value.bytes_value
+    if text is not None and len(text) > limits.value_bytes:
+        raise _too_long(text, limits)
+    if value.string_value is None and value.bytes_value is not None:
+        return _base64(value.bytes_value)
+    return text if text is not None else value.bool_value
+
+
+def _nested(value: AnyValue, limits: Allowance, depth: int) -> JSON:
+    if depth > limits.depth:
+        raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
+    if value.array_value is not None:
+        elements = value.array_value.values or ()
+        limits.use(len(elements))
+        return [read_value(element, limits, depth + 1) for element in elements]
+    pairs = (value.kvlist_value.values if value.kvlist_value is not None else None) or ()
+    limits.use(len(pairs))
+    return {pair.key: read_value(pair.value, limits, depth + 1) for pair in pairs}
+
+
+def parse_hex_id(value: str | None) -> str:
+    """An id in lower-case hex, "" if there is none. Raises `ItemRefused` if it is not hex."""
+    if not value:
+        return ""
+    try:
+        return binascii.unhexlify(value).hex()
+    except ValueError:
+        raise ItemRefused("ids", f"id {value[:64]!r} is not hexadecimal") from None
+
+
+def _clamp_time(time_ns: int) -> int:
+    return max(0, min(time_ns, INT_MAX))
+
+
+def parse_integer(value: Integer | None) -> int:
+    """A 64-bit integer, which JSON carries as a text. Raises `ItemRefused` if it is none."""
+    if value.__class__ is int:
+        return value
+    if value is None or value == "":
+        return 0
+    try:
+        return int(value[:32] if isinstance(value, str) else value)
+    except ValueError:
+        raise ItemRefused("value", f"{value!r} is not an integer") from None
+
+
+def _parse_int64(value: Integer) -> int:
+    number = parse_integer(value)
+    if not -(2**63) <= number < 2**63:
+        raise ItemRefused("value", f"{number!r} does not fit into 64 bits")
+    return number
+
+
+def _parse_double(value: float | str) -> float | str:
+    try:
+        return finite_or_name(float(value))
+    except ValueError:
+        raise ItemRefused(
+            "value", f"{value[:64]!r} is not a number" if isinstance(value, str) else repr(value)
+        ) from None
+
+
+def _base64(value: str) -> str:
+    """Bytes stay base64, in the one spelling that protobuf requests get, too."""
+    try:
+        padded = value.replace("-", "+").replace("_", "/") + "=" * (-len(value) % 4)
+        return base64.b64encode(base64.b64decode(padded, validate=True)).decode()
+    except ValueError:
+        raise ItemRefused("value", f"bytes value {value[:64]!r} is not base64") from None
+
+
+def _enum(value: Integer | None, numbers: Mapping[str, int]) -> int:
+    return numbers.get(value, 0) if isinstance(value, str) else value or 0
+
+
+def _too_long(text: str, limits: Allowance) -> ItemRefused:
+    return ItemRefused("too_long", f"a value of {len(text):,} bytes in an attribute, at most {limits.value_bytes:,}")
+
+
+T = TypeVar("T")
+_HINT_BYTES = 16_384  # bytes at the beginning: who writes protobuf's names writes them from the first span on
+# What tells of such a sender, found without a pattern's price
+_SNAKE_CASE_MARKERS = (b'_spans"', b'_logs"', b'_metrics"', b'_unix_nano"', b'span_id"', b'trace_id"', b'_value"')
+_SNAKE_CASE_NAME = re.compile(
+    rb'(?<!\\)"((?:resource|scope)_(?:spans|logs|metrics)|log_records|(?:start_|end_|observed_)?time_unix_nano'
+    rb'|(?:parent_)?span_id|trace_id|trace_state|event_name|(?:string|int|bool|double|array|kvlist|bytes)_value)"\s*:'
+)
+
+
+def make_codec(
+    what: str,
+    items: str,
+    item: type[Any],
+    raw: Callable[..., Any],
+    read: Callable[[Any, FaultHandler], T | TranslatedSpan | None],
+) -> Codec[T]:
+    """How requests are read whose lists are called `resource{what}`, `scope{what}` and `items`."""
+    requests, envelopes = _make_decoder(what, items, item), _make_decoder(what, items, msgspec.Raw)
+    one = msgspec.json.Decoder(item)
+
+    def split(body: bytes, most: int) -> Iterable[Group]:
+        groups = _groups(_decode_or_repair(envelopes.decode, check_json(body)))
+        check_count(sum(len(items) for _, _, items in groups), most)
+        return groups
+
+    return Codec(
+        errors=ERRORS,
+        parse=lambda body: _groups(requests.decode(body)),
+        split=split,
+        parse_item=lambda raw: _decode_or_repair(one.decode, raw),
+        resource=read_resource,
+        raw=raw,
+        read=read,
+        hint=_snake_case_hint,
+    )
+
+
+def _decode_or_repair(decode: Callable[[Any], Any], text: Any) -> Any:
+    """What a text says, mended if it has to be."""
+    try:
+        return decode(text)
+    except ERRORS:
+        return decode(repair_json(bytes(text)))
+
+
+def _snake_case_hint(body: bytes) -> str:
+    """Words on names as protobuf has them. JSON's are others; a reader has to pass over what it does not know."""
+    head = body[:_HINT_BYTES]
+    if not any(part in head for part in _SNAKE_CASE_MARKERS):
+        return ""
+    names = sorted({name.decode() for name in _SNAKE_CASE_NAME.findall(head)})
+    known = ", ".join(f"{name!r} is {_to_camel_case(name)!r}" for name in names[:3])
+    return f"names that OTLP's JSON does not have are passed over: there {known}" if names else ""
+
+
+def _to_camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _make_decoder(what: str, items: str, item: type[Any]) -> msgspec.json.Decoder[Any]:
+    """Of `{"resource…": [{"resource": …, "scope…": [{"scope": …, items: [item, …]}]}]}`."""
+    part = _define_message({"scope": ("scope", JSONScope), "items": (items, list[item])})  # type: ignore[valid-type]
+    whole = _define_message({"resource": ("resource", JSONResource), "parts": ("scope" + what, list[part])})  # type: ignore[valid-type]
+    return msgspec.json.Decoder(_define_message({"wholes": ("resource" + what, list[whole])}))  # type: ignore[valid-type]
+
+
+def _define_message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struct]:
+    """A message by the names of its fields here, on the wire, and their types."""
+    optional = [(name, kind | None, None) for name, (_, kind) in fields.items()]
+    return msgspec.defstruct("Message", optional, rename={name: wire for name, (wire, _) in fields.items()}, gc=False)
+
+
+def _groups(request: Any) -> Iterable[Group]:
+    return [
+        (whole.resource, _scope(part.scope), part.items or ())
+        for whole in _limit_groups(request.wholes)
+        for part in _limit_groups(whole.parts)
+    ]
+
+
+def _scope(scope: JSONScope | None) -> Scope:
+    return Scope(scope.name or "", scope.version or "") if scope else NO_SCOPE
+
+
+def _limit_groups(groups: Sequence[Any] | None) -> Sequence[Any]:
+    check_groups(len(groups or ()))
+    return groups or ()

@@ -1,0 +1,205 @@
+"""OTLP signals (traces, logs, metrics): their codecs, and the conversion of each item to a record.
+
+Source of the names: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`; what they lack
+(source, author, …) travels under `spanwise.feedback.*`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from google.protobuf.message import Message
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from spanwise.collector.clock_skew import SENT_PREFIX, correct_feedback_time, correct_span_times, correct_time
+from spanwise.collector.dialects import (
+    Dialect,
+    FaultHandler,
+    LogDialect,
+    LogItem,
+    RawLog,
+    RawSpan,
+    SideResult,
+    TranslatedSpan,
+    read_log,
+    read_span,
+)
+from spanwise.collector.ingest import json_decoder, protobuf_decoder
+from spanwise.collector.ingest.ingest_errors import ItemRefused, SideRecordRefused
+from spanwise.collector.ingest.limits import Allowance, check_feedback_names, truncate_fields
+from spanwise.collector.ingest.request_decoder import Codec, Group, check_ids
+from spanwise.collector.records import JSON, Amendment, Feedback, ProcessReport, Run
+from spanwise.tracer import attribute_names as names
+
+T = TypeVar("T")
+HOPS_HEADER = (
+    b"spanwise-forwarded"  # a header, or gRPC's metadata: the marks of the collectors that passed a request on
+)
+MAX_HOP_MARKS = 32  # that are read of it
+
+
+@dataclass(frozen=True, slots=True)
+class Signal(Generic[T]):
+    """What OTLP calls a signal: how its requests are decoded and answered, whatever carries them."""
+
+    name: str
+    protobuf: Codec[T]
+    json: Codec[T]
+    response: type[Message]
+    refused_field: str  # of the response's `partial_success`
+
+
+@dataclass(slots=True)
+class Request(Generic[T]):
+    """One request as it arrived, inflated. `hops` names the collectors that have passed it on."""
+
+    signal: Signal[T]
+    codec: Codec[T]
+    body: bytes  # none any more once it is decoded, where nobody is to have it as it came
+    project: str | None = None  # to which its sender's key is bound
+    hops: tuple[str, ...] = ()
+    refused: tuple[object, ...] = ()  # items that its sender had no right to bring, as the keepers before found
+    admit: Callable[[int], object] = int  # told the bytes that it takes once it is decoded; raises `Retryable`
+
+
+def parse_hops(marks: str) -> tuple[str, ...]:
+    """What that header says: the marks, the first collector's first."""
+    return tuple(mark.strip()[:64] for mark in marks.split(",")[:MAX_HOP_MARKS] if mark.strip()) if marks else ()
+
+
+PLACEHOLDER_SPAN_ID = "1" * 16
+
+
+def read_span_item(
+    span: RawSpan, fault: FaultHandler, dialects: Sequence[Dialect] | None = None
+) -> Run | TranslatedSpan:
+    """A span as a run, begun and ended when it can have been; with what it says beside, where it says something."""
+    if found := correct_span_times(span.start_ns, span.end_ns):
+        span.start_ns, span.end_ns = found.start_ns, found.end_ns
+        span.attributes = {**span.attributes, **found.sent}
+    run, also = read_span(span, fault, dialects)
+    run = truncate_fields(run)
+    return TranslatedSpan(run, tuple(map(_check_side_record, also))) if also else run
+
+
+def _check_side_record(said: SideResult) -> SideResult:
+    """What is said beside a span as it can be kept, or why it cannot."""
+    try:
+        if isinstance(said, ValueError):
+            raise said
+        if isinstance(said, Feedback):
+            check_feedback_names(said)
+            _check_target(said.target.trace_id, said.target.span_id)
+            return correct_feedback_time(said)
+        _check_target(said.trace_id, said.span_id)
+        return said
+    except ValueError as error:
+        reason = error.reason if isinstance(error, ItemRefused) else "value"
+        return SideRecordRefused(reason, f"beside a span: {error}")
+
+
+def _check_target(trace_id: str | None, span_id: str | None) -> None:
+    if trace_id is not None:
+        check_ids(trace_id, span_id or PLACEHOLDER_SPAN_ID, "")
+
+
+TRACES_PROTOBUF: Codec[Run] = Codec(
+    errors=protobuf_decoder.ERRORS,
+    parse=protobuf_decoder.iterate_columnar_groups,
+    split=protobuf_decoder.split_request,
+    parse_item=protobuf_decoder.make_item_parser(Span, "span"),
+    resource=protobuf_decoder.read_resource,
+    raw=protobuf_decoder.convert_columnar_span,
+    read=read_span_item,
+)
+TRACES_JSON: Codec[Run] = json_decoder.make_codec(
+    "Spans", "spans", json_decoder.JSONSpan, json_decoder.convert_span, read_span_item
+)
+
+TRACES = Signal("traces", TRACES_PROTOBUF, TRACES_JSON, ExportTraceServiceResponse, "rejected_spans")
+
+
+def read_log_item(log: RawLog, fault: FaultHandler, dialects: Sequence[LogDialect] | None = None) -> LogItem | None:
+    """What is kept of a log record; nothing of one that no dialect knows. Raises `ItemRefused` for one that makes no
+    sense.
+    """
+    sent = log.time_ns = log.time_ns or time.time_ns()
+    if (kept := correct_time(sent)) != sent:
+        log.time_ns, log.attributes = kept, {**log.attributes, f"{SENT_PREFIX}created_ns": sent}
+    try:
+        item = read_log(log, fault, dialects)
+    except ValueError as error:
+        if log.event != names.REPORT_EVENT:
+            _check_ids(log)
+        raise ItemRefused("value", str(error)) from error
+    if isinstance(item, Feedback):
+        check_feedback_names(item)
+    if item is not None and not _needs_no_trace_id(item):
+        _check_ids(log)
+    return item
+
+
+def _needs_no_trace_id(item: LogItem) -> bool:
+    if isinstance(item, Feedback):
+        return item.target.trace_id is None  # but of a session, or an experiment
+    return isinstance(item, ProcessReport) or (isinstance(item, Amendment) and item.response_id is not None)
+
+
+def _check_ids(log: RawLog) -> None:
+    """Raises `ItemRefused` unless the record speaks of a trace, and perhaps of a span in it."""
+    check_ids(log.trace_id, log.span_id or PLACEHOLDER_SPAN_ID, "")
+
+
+def _parse_logs(body: bytes) -> Iterable[Group]:
+    return protobuf_decoder.iterate_groups(
+        ExportLogsServiceRequest.FromString(body).resource_logs, "scope_logs", "log_records"
+    )
+
+
+LOGS_PROTOBUF: Codec[LogItem] = Codec(
+    errors=protobuf_decoder.ERRORS,
+    parse=_parse_logs,
+    split=protobuf_decoder.split_request,
+    parse_item=protobuf_decoder.make_item_parser(LogRecord, "log"),
+    resource=protobuf_decoder.read_resource,
+    raw=protobuf_decoder.convert_log_record,
+    read=read_log_item,
+)
+LOGS_JSON: Codec[LogItem] = json_decoder.make_codec(
+    "Logs", "logRecords", json_decoder.JSONRecord, json_decoder.convert_log_record, read_log_item
+)
+
+LOGS = Signal("logs", LOGS_PROTOBUF, LOGS_JSON, ExportLogsServiceResponse, "rejected_log_records")
+
+
+MAX_METRICS = 50_000  # metrics in one request
+
+
+def _skip_item(item: Any, resource: dict[str, JSON], scope: Any, allowance: Allowance) -> None:
+    return None
+
+
+def _drop_item(item: None, fault: FaultHandler) -> None:
+    return None
+
+
+METRICS_PROTOBUF: Codec[None] = Codec(
+    errors=(protobuf_decoder.MalformedMessage,),
+    parse=lambda body: protobuf_decoder.split_groups(body, MAX_METRICS),
+    split=protobuf_decoder.split_groups,
+    parse_item=bytes,
+    resource=lambda resource, allowance: {},
+    raw=_skip_item,
+    read=_drop_item,
+)
+METRICS_JSON: Codec[None] = json_decoder.make_codec("Metrics", "metrics", msgspec.Raw, _skip_item, _drop_item)
+
+METRICS = Signal("metrics", METRICS_PROTOBUF, METRICS_JSON, ExportMetricsServiceResponse, "rejected_data_points")

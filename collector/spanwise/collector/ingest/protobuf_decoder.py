@@ -1,0 +1,482 @@
+"""Protobuf decoder of OTLP: columnar fast path, generic path, and splitting a damaged request by item.
+
+Protobuf refuses a message as a whole when one text in it is not UTF-8 or one value is nested too deep; here each item
+can be parsed alone. And it makes of two bytes an object of fifty: what is large is taken apart first, so that one item
+at a time is in memory, and counted, so that no item is larger than its bytes let expect. Parts are views of the body,
+not bytes of their own: else a body with a single large item would be in memory four times.
+
+A reader merges what a sender wrote of a field that is not repeated. So a schema in which a span's `attributes` are one
+message, whose key and value are repeated, reads the same bytes as one list of all names and one of all values, without
+an object for each pair and each value. The values are left as bytes: of nearly all of them what they hold follows in
+one step from their first byte and their length.
+
+OTLP's own classes read the rest: values other than texts and usual numbers, spans with more names than values or fewer,
+and requests in which an attribute has no name. Columns cannot represent the latter: in a span that also has an
+attribute without a value, both columns are equally long, but the pairs are wrong. To find them, two more schemas count
+the attributes and the names of all spans of a request.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count, repeat
+from math import isfinite
+from typing import Any, TypeAlias, TypeVar
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from spanwise.collector.clock_skew import INT_MAX
+from spanwise.collector.dialects import RawLog, RawSpan
+from spanwise.collector.ingest.ingest_errors import ItemRefused, PermanentError, UnparsableRequest
+from spanwise.collector.ingest.limits import MAX_GROUPS, Allowance
+from spanwise.collector.ingest.request_decoder import Group, Scope, check_groups, check_ids
+from spanwise.collector.records import JSON, Event, Link
+
+View = TypeVar("View", bytes, memoryview)
+WIRE_VARINT, WIRE_FIXED64, WIRE_BYTES, WIRE_FIXED32 = 0, 1, 2, 5
+UNCHECKED_BYTES = 64 * 1024  # bytes of an item, up to which it is parsed uncounted
+MAX_MESSAGES = 600_000  # within one item: some 50 bytes each once they are parsed
+# Of each kind of message the fields that are messages themselves (opentelemetry-proto 1.x)
+MESSAGE_FIELDS: Mapping[str, Mapping[int, str]] = {
+    "span": {9: "pair", 11: "event", 13: "link"},
+    "log": {5: "value", 6: "pair"},
+    "attributed": {1: "pair", 3: "pair"},  # a resource, or a scope
+    "event": {3: "pair"},
+    "link": {4: "pair"},
+    "pair": {2: "value"},
+    "value": {5: "list", 6: "map"},
+    "list": {1: "value"},
+    "map": {1: "pair"},
+}
+
+
+class MalformedMessage(ValueError):
+    """These bytes are no protobuf message."""
+
+
+def split_groups(body: bytes, most: int) -> Iterator[tuple[bytes, bytes, list[memoryview]]]:
+    """The bytes of (resource, scope, its spans or log records) of an export request. Raises `Malformed`, or `Permanent`
+    for more items than `most`, or too many groups.
+
+    Both kinds of request are laid out alike: field 1 are groups by resource, of which field 1 is the resource and
+    field 2 are groups by scope, of which field 1 is the scope and field 2 are the items.
+    """
+    left = most
+    for group in _limit_count(_select_fields(memoryview(body), 1), MAX_GROUPS, "groups"):
+        resource = b"".join(_select_fields(group, 1))  # a field sent twice is merged: so says protobuf
+        for subgroup in _limit_count(_select_fields(group, 2), MAX_GROUPS, "groups"):
+            items = list(_limit_count(_select_fields(subgroup, 2), left, "items", most))
+            left -= len(items)
+            yield resource, b"".join(_select_fields(subgroup, 1)), items
+
+
+def _limit_count(found: Iterator[memoryview], most: int, what: str, told: int | None = None) -> Iterator[memoryview]:
+    for number, one in enumerate(found):
+        if number >= most:
+            raise PermanentError("too_many", f"more than {told or most:,} {what} in one request: send less")
+        yield one
+
+
+def check_messages(message: View, kind: str) -> View:
+    """The same bytes of a message of a kind in `SCHEMAS`. Raises `Permanent` if it holds too many messages, and
+    `Malformed`.
+    """
+    if len(message) > UNCHECKED_BYTES:
+        waiting, count = [(memoryview(message), MESSAGE_FIELDS[kind])], 0
+        while waiting:
+            view, schema = waiting.pop()
+            for field, start, end in _iterate_fields(view):
+                inner = schema.get(field)
+                if inner is not None:
+                    count += 1
+                    if end - start > 1:
+                        waiting.append((view[start:end], MESSAGE_FIELDS[inner]))
+                    if count > MAX_MESSAGES:
+                        raise PermanentError("too_many", f"more than {MAX_MESSAGES:,} values in one item: send less")
+    return message
+
+
+def _select_fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
+    return (message[start:end] for field, start, end in _iterate_fields(message) if field == wanted)
+
+
+def _iterate_fields(message: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Of each field that holds bytes its number, and where they begin and end. Raises `Malformed`."""
+    position, size = 0, len(message)
+    while position < size:
+        tag, position = _read_varint(message, position)
+        if tag >> 3 == 0:
+            raise MalformedMessage(f"field number 0 at byte {position}")
+        start, end = _find_extent(message, position, tag & 7)
+        if tag & 7 == WIRE_BYTES:
+            yield tag >> 3, start, end
+        position = end
+
+
+def _find_extent(message: memoryview, position: int, wire_type: int) -> tuple[int, int]:
+    if wire_type == WIRE_BYTES:
+        length, position = _read_varint(message, position)
+    elif wire_type == WIRE_VARINT:
+        length = _read_varint(message, position)[1] - position
+    elif wire_type in (WIRE_FIXED64, WIRE_FIXED32):
+        length = 8 if wire_type == WIRE_FIXED64 else 4
+    else:
+        raise MalformedMessage(f"wire type {wire_type} at byte {position}")
+    if position + length > len(message):
+        raise MalformedMessage(f"a field of {length:,} bytes at byte {position} passes the end: the body is cut short")
+    return position, position + length
+
+
+def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
+    byte = message[position] if position < len(message) else 128
+    if byte < 128:  # nearly all of them
+        return byte, position + 1
+    value = 0
+    for index, byte in enumerate(message[position : position + 10]):
+        value |= (byte & 127) << (7 * index)
+        if byte < 128:
+            return value, position + index + 1
+    raise MalformedMessage(f"no number at byte {position}")
+
+
+M = TypeVar("M")
+ERRORS = (DecodeError, MalformedMessage)
+
+
+def split_request(body: bytes, most: int) -> Iterable[Group]:
+    """The groups of any request, with items left as bytes. Raises one of `ERRORS`, or `Permanent` for too much."""
+    for resource, scope, items in split_groups(body, most):
+        check_messages(resource, "attributed")
+        check_messages(scope, "attributed")
+        yield Resource.FromString(resource), _read_scope(InstrumentationScope.FromString(scope)), items
+
+
+def make_item_parser(message: type[M], kind: str) -> Callable[[memoryview], M]:
+    """Parses an item of a kind. Raises one of `ERRORS`, or `Permanent` for one that is more than its bytes."""
+    parse: Callable[[memoryview], M] = message.FromString  # type: ignore[attr-defined]
+    return lambda item: parse(check_messages(item, kind))
+
+
+def iterate_groups(wholes: Sequence[Any], parts: str, items: str) -> Iterable[Group]:
+    """The groups of a request that was parsed. Raises `Permanent` for too many."""
+    check_groups(len(wholes))
+    for whole in wholes:
+        found = getattr(whole, parts)
+        check_groups(len(found))
+        for part in found:
+            yield whole.resource, _read_scope(part.scope), getattr(part, items)
+
+
+def _read_scope(message: InstrumentationScope) -> Scope:
+    return Scope(message.name, message.version)
+
+
+def read_resource(message: Resource, limits: Allowance) -> dict[str, JSON]:
+    """Attributes of a resource. Raises `ItemRefused`."""
+    return read_attributes(message.attributes, limits)
+
+
+def convert_span(span: Span, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawSpan:
+    """One span. Raises `ItemRefused`."""
+    return convert_span_with_attributes(span, read_attributes(span.attributes, limits), resource, scope, limits)
+
+
+def convert_span_with_attributes(
+    span: Span, attributes: dict[str, JSON], resource: dict[str, JSON], scope: Scope, limits: Allowance
+) -> RawSpan:
+    """One span whose attributes have been read. Raises `ItemRefused`."""
+    if len(attributes) > limits.attributes:
+        raise _too_many(len(attributes), limits)
+    trace_id, span_id, status = span.trace_id.hex(), span.span_id.hex(), span.status
+    return RawSpan(
+        trace_id,
+        span_id,
+        span.name,
+        check_ids(trace_id, span_id, span.parent_span_id.hex()),
+        span.kind,
+        span.start_time_unix_nano,
+        span.end_time_unix_nano,
+        status.code,
+        status.message,
+        attributes,
+        _events(span, limits) if span.events else (),
+        _links(span, limits) if span.links else (),
+        resource,
+        *scope,
+        span.trace_state,
+    )
+
+
+def convert_log_record(record: LogRecord, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawLog:
+    """One log record, its ids unchecked: most records have none. Raises `ItemRefused`."""
+    return RawLog(
+        trace_id=record.trace_id.hex(),
+        span_id=record.span_id.hex() or None,
+        time_ns=record.time_unix_nano or record.observed_time_unix_nano,
+        attributes=read_attributes(record.attributes, limits),
+        event_name=record.event_name,
+        body=read_value(record.body, limits, 1),
+        resource=resource,
+        scope=scope.name,
+        scope_version=scope.version,
+    )
+
+
+def _events(span: Span, limits: Allowance) -> tuple[Event, ...]:
+    limits.use(len(span.events))
+    return tuple(
+        Event(event.name, min(event.time_unix_nano, INT_MAX), read_attributes(event.attributes, limits))
+        for event in span.events
+    )
+
+
+def _links(span: Span, limits: Allowance) -> tuple[Link, ...]:
+    limits.use(len(span.links))
+    return tuple(
+        Link(link.trace_id.hex(), link.span_id.hex(), read_attributes(link.attributes, limits)) for link in span.links
+    )
+
+
+def read_attributes(pairs: Sequence[KeyValue], limits: Allowance) -> dict[str, JSON]:
+    """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
+    values: dict[str, JSON] = {}
+    limits.use(len(pairs))
+    longest = limits.value_bytes
+    for pair in pairs:
+        value = pair.value
+        # Reading the text first costs a third of asking which of the seven it is
+        text = value.string_value
+        if text:
+            if len(text) > longest:
+                raise _too_long(len(text), limits)
+            values[pair.key] = text
+        else:
+            values[pair.key] = read_value(value, limits, 1)
+    if len(values) > limits.attributes:
+        raise _too_many(len(values), limits)
+    return values
+
+
+def read_value(value: AnyValue, limits: Allowance, depth: int) -> JSON:
+    """One value as JSON knows it. Raises `ItemRefused` if it is nested too deep or too long."""
+    which: str | None = value.WhichOneof("value")
+    if which is None:
+        return None
+    if which in ("array_value", "kvlist_value"):
+        return _nested(value, which, limits, depth)
+    scalar: Any = getattr(value, which)
+    if which == "double_value":
+        return finite_or_name(scalar)
+    if which in ("string_value", "bytes_value") and len(scalar) > limits.value_bytes:
+        raise _too_long(len(scalar), limits)
+    return base64.b64encode(scalar).decode() if which == "bytes_value" else scalar
+
+
+def _nested(value: AnyValue, which: str, limits: Allowance, depth: int) -> JSON:
+    if depth > limits.depth:
+        raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
+    if which == "array_value":
+        limits.use(len(value.array_value.values))
+        return [read_value(element, limits, depth + 1) for element in value.array_value.values]
+    limits.use(len(value.kvlist_value.values))
+    return {pair.key: read_value(pair.value, limits, depth + 1) for pair in value.kvlist_value.values}
+
+
+def finite_or_name(value: float) -> float | str:
+    """A number, or the name that protobuf's JSON gives to those that JSON has no number for."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def _too_long(length: int, limits: Allowance) -> ItemRefused:
+    return ItemRefused("too_long", f"a value of {length:,} bytes in an attribute, at most {limits.value_bytes:,}")
+
+
+def _too_many(count: int, limits: Allowance) -> ItemRefused:
+    return ItemRefused("too_many", f"{count:,} attributes, at most {limits.attributes:,}")
+
+
+# Types and labels of `FieldDescriptorProto`
+TYPE_FIXED64, TYPE_FIXED32, TYPE_INT32, TYPE_STRING, TYPE_BYTES, TYPE_MESSAGE = 6, 7, 5, 9, 12, 11
+LABEL_OPTIONAL, LABEL_REPEATED = 1, 3
+OTLP_PACKAGE, COLUMN_PACKAGE = ".opentelemetry.proto", ".spanwise.columns"
+COLUMN_SCHEMA: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "Pairs": (("key", 1, LABEL_REPEATED, TYPE_STRING), ("value", 2, LABEL_REPEATED, TYPE_BYTES)),
+    "Span": (
+        ("trace_id", 1, LABEL_OPTIONAL, TYPE_BYTES),
+        ("span_id", 2, LABEL_OPTIONAL, TYPE_BYTES),
+        ("trace_state", 3, LABEL_OPTIONAL, TYPE_STRING),
+        ("parent_span_id", 4, LABEL_OPTIONAL, TYPE_BYTES),
+        ("name", 5, LABEL_OPTIONAL, TYPE_STRING),
+        ("kind", 6, LABEL_OPTIONAL, TYPE_INT32),
+        ("start_time_unix_nano", 7, LABEL_OPTIONAL, TYPE_FIXED64),
+        ("end_time_unix_nano", 8, LABEL_OPTIONAL, TYPE_FIXED64),
+        ("attributes", 9, LABEL_OPTIONAL, TYPE_MESSAGE, f"{COLUMN_PACKAGE}.Pairs"),
+        ("events", 11, LABEL_REPEATED, TYPE_MESSAGE, f"{OTLP_PACKAGE}.trace.v1.Span.Event"),
+        ("links", 13, LABEL_REPEATED, TYPE_MESSAGE, f"{OTLP_PACKAGE}.trace.v1.Span.Link"),
+        ("status", 15, LABEL_OPTIONAL, TYPE_MESSAGE, f"{OTLP_PACKAGE}.trace.v1.Status"),
+        ("flags", 16, LABEL_OPTIONAL, TYPE_FIXED32),
+    ),
+    "ScopeSpans": (
+        ("scope", 1, LABEL_OPTIONAL, TYPE_MESSAGE, f"{OTLP_PACKAGE}.common.v1.InstrumentationScope"),
+        ("spans", 2, LABEL_REPEATED, TYPE_MESSAGE, f"{COLUMN_PACKAGE}.Span"),
+    ),
+    "ResourceSpans": (
+        ("resource", 1, LABEL_OPTIONAL, TYPE_MESSAGE, f"{OTLP_PACKAGE}.resource.v1.Resource"),
+        ("scope_spans", 2, LABEL_REPEATED, TYPE_MESSAGE, f"{COLUMN_PACKAGE}.ScopeSpans"),
+    ),
+    "Request": (("resource_spans", 1, LABEL_REPEATED, TYPE_MESSAGE, f"{COLUMN_PACKAGE}.ResourceSpans"),),
+    # Merge the attributes of all spans into one list, and their names into another
+    "Attributes": (("all", 9, LABEL_REPEATED, TYPE_BYTES),),
+    "Names": (("key", 1, LABEL_REPEATED, TYPE_BYTES),),
+    "NamesOfSpans": (("all", 9, LABEL_OPTIONAL, TYPE_MESSAGE, f"{COLUMN_PACKAGE}.Names"),),
+    **{
+        f"{outer}Of{spans}": (("merged", number, LABEL_OPTIONAL, TYPE_MESSAGE, f"{COLUMN_PACKAGE}.{inner}{spans}"),)
+        for spans in ("Attributes", "NamesOfSpans")
+        for outer, number, inner in (("Scopes", 2, ""), ("Resources", 2, "ScopesOf"), ("Request", 1, "ResourcesOf"))
+    },
+}
+# Fields of `AnyValue`, as the byte in front of what they hold
+IS_TEXT, IS_INT, IS_DOUBLE = b"\x0a", b"\x18", b"\x21"
+NO_VALUE = b"\xff"  # begins none
+UNPACK_DOUBLE = struct.Struct("<xd").unpack
+SHORT_VALUE_BYTES = 4096  # bytes of a value, below which what stands in front of it tells whether it is a text
+
+
+def _text_prefix(size: int) -> bytes:
+    """With what a value of so many bytes begins if it is a text and nothing else; with which none does, if none is."""
+    if 2 <= size < 130:
+        return IS_TEXT + bytes((size - 2,))
+    return IS_TEXT + bytes(((size - 3) & 127 | 128, (size - 3) >> 7)) if size > 130 else NO_VALUE
+
+
+TEXT_PREFIXES = tuple(map(_text_prefix, range(SHORT_VALUE_BYTES)))
+
+
+def _build_parsers(*names: str) -> list[Callable[[bytes], Any]]:
+    """Return for each of these messages of `SCHEMA` what parses it."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="spanwise/columns.proto", package=COLUMN_PACKAGE[1:], syntax="proto3"
+    )
+    for part in ("trace", "common", "resource"):
+        file.dependency.append(f"opentelemetry/proto/{part}/v1/{part}.proto")
+    for name, fields in COLUMN_SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for field, number, label, kind, *of in fields:
+            message.field.add(name=field, number=number, label=label, type=kind, type_name=of[0] if of else None)
+    pool = descriptor_pool.Default()
+    pool.Add(file)
+    found = (pool.FindMessageTypeByName(f"{COLUMN_PACKAGE[1:]}.{name}") for name in names)
+    return [message_factory.GetMessageClass(message).FromString for message in found]
+
+
+_parse_columns, _parse_attribute_lists, _parse_name_lists = _build_parsers(
+    "Request", "RequestOfAttributes", "RequestOfNamesOfSpans"
+)
+
+
+class OriginalRequest:
+    """A request as OTLP's own classes have it, parsed once it is asked for."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._parsed: Any = None
+
+    def part(self, whole: int, part: int) -> SpanLoader:
+        """A group of its spans."""
+        return lambda: self._wholes()[whole].scope_spans[part].spans
+
+    def _wholes(self) -> Any:
+        if self._parsed is None:
+            try:
+                self._parsed = ExportTraceServiceRequest.FromString(self._body)
+            except DecodeError as error:
+                raise UnparsableRequest from error
+        return self._parsed.resource_spans
+
+
+SpanLoader: TypeAlias = Callable[[], Sequence[Span]]
+# A span by this schema, its place among the spans of its group, and these spans as OTLP has them
+ColumnarSpan: TypeAlias = tuple[Any, int, SpanLoader]
+
+
+def iterate_columnar_groups(body: bytes) -> Iterable[Group]:
+    """The groups of a request, with an `Item` for each span. Raises `DecodeError`, and `Permanent` for too many."""
+    wholes, original = _parse_columns(body).resource_spans, OriginalRequest(body)
+    check_groups(len(wholes))
+    named = _has_all_names(body)
+    for at, whole in enumerate(wholes):
+        check_groups(len(whole.scope_spans))
+        for within, part in enumerate(whole.scope_spans):
+            spans = original.part(at, within)
+            items = list(zip(part.spans, count(), repeat(spans))) if named else spans()
+            yield whole.resource, Scope(part.scope.name, part.scope.version), items
+
+
+def _has_all_names(body: bytes) -> bool:
+    """Return whether every attribute of the spans of a request has a name."""
+    attributes, names = (
+        _parse_attribute_lists(body).merged.merged.merged.all,
+        _parse_name_lists(body).merged.merged.merged.all.key,
+    )
+    return len(attributes) == len(names)
+
+
+def convert_columnar_span(
+    item: ColumnarSpan | Span, resource: dict[str, JSON], scope: Scope, limits: Allowance
+) -> RawSpan:
+    """One span. Raises `ItemRefused`; `Unparsed` if the request is none that OTLP's classes can parse."""
+    if not isinstance(item, tuple):
+        return convert_span(item, resource, scope, limits)
+    span, place, part = item
+    pairs = span.attributes
+    names, given = pairs.key[:], pairs.value[:]
+    used = limits.used
+    try:
+        if len(names) == len(given) and limits.value_bytes >= SHORT_VALUE_BYTES:
+            limits.use(len(names))
+            attributes = dict(zip(names, _read_values(given, limits), strict=True))
+            return convert_span_with_attributes(span, attributes, resource, scope, limits)
+    except (UnicodeDecodeError, DecodeError):  # as a whole the request is malformed, then
+        pass
+    limits.used = used
+    return convert_span(part()[place], resource, scope, limits)
+
+
+def _read_values(given: Sequence[bytes], limits: Allowance) -> list[JSON]:
+    """The values of attributes. Raises `ItemRefused`."""
+    heads, used = TEXT_PREFIXES, limits.used
+    try:
+        return [
+            text.decode()
+            if (text := value.removeprefix(heads[len(value)])) is not value
+            else _read_other_value(value, limits)
+            for value in given
+        ]
+    except IndexError:  # a long one
+        limits.used = used  # of what was read before it
+        return [_read_other_value(value, limits) for value in given]
+
+
+def _read_other_value(value: bytes, limits: Allowance) -> JSON:
+    """What need be no text."""
+    kind, size = value[:1], len(value)
+    if kind == IS_DOUBLE and size == 9:
+        number: float = UNPACK_DOUBLE(value)[0]
+        if isfinite(number):
+            return number
+    elif kind == IS_INT and size == 2 and value[1] < 128:
+        return value[1]
+    elif kind == IS_INT and size == 3 and value[1] > 127 and value[2] < 128:
+        return value[1] - 128 + (value[2] << 7)
+    return read_value(AnyValue.FromString(value), limits, 1)

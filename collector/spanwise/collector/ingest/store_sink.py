@@ -1,0 +1,294 @@
+"""Sink of the pipeline that writes decoded items to the store, within the sender's project.
+
+`asyncio.wrap_future` wakes it once for each, and goes through five callbacks: at small requests both cost more than
+what is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from spanwise.collector.dialects import Amendment, LogItem, SideRecord, read_via
+from spanwise.collector.errors import Closed, Forbidden, Refused
+from spanwise.collector.ingest.decode_protocol import EncodedRows
+from spanwise.collector.ingest.ingest_errors import ItemRefused, SideRecordRefused
+from spanwise.collector.ingest.limits import BATCH_SIZE, check_amendment
+from spanwise.collector.ingest.offload import Offloader
+from spanwise.collector.ingest.otlp_signals import Request
+from spanwise.collector.records import Feedback, OpenRun, ProcessReport, Run
+from spanwise.collector.stores import FeedbackSource, LocalStore, RowStore, Store
+from spanwise.collector.stores.project_scope import ProjectScopedStore
+
+Refusals = Sequence[ItemRefused]
+
+
+class Sink(Protocol):
+    """Keeps what a request brought, or passes it on (its items, if any, or `request.body` as it came)."""
+
+    async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
+        """Return when the items are durable, with the reasons why single ones are not; raise when none is."""
+
+
+class StoreSink:
+    """Keeps runs, feedback, amendments and what is said beside spans in a store."""
+
+    def __init__(self, store: Store, beside: Offloader) -> None:
+        self._store, self._beside, self._settled = store, beside, CommitWaiter()
+        # Stores that write in a thread of their own need no second one to wait for it
+        self._append = store.append_async if isinstance(store, LocalStore) else None
+        self._takes_rows = store if isinstance(store, RowStore) else None
+        self._sends_on = store if isinstance(store, FeedbackSource) else None
+        self._kinds: dict[str, Callable[[Sequence[Any]], Awaitable[Refusals]]] = {
+            "traces": self._runs,
+            "logs": self._logs,
+        }
+
+    async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
+        """What came beside runs for other runs is kept, then runs are appended, with the feedback beside them. Of logs
+        feedback is added first, then runs are amended, then comes the rest.
+        """
+        if not items:
+            return ()
+        keep = self._kinds[request.signal.name]
+        if request.project is None:
+            return await keep(items)
+        mine, refusals = await asyncio.to_thread(scope_items, self._store, request.project, items)
+        return [*refusals, *(await keep(mine) if mine else ())]
+
+    async def _runs(self, items: Sequence[Any]) -> Refusals:
+        if rows := [item for item in items if isinstance(item, EncodedRows)]:
+            return await self._written(rows, items[len(rows) :])
+        runs = [item for item in items if isinstance(item, Run)]
+        if len(runs) == len(items):
+            await self._appended(runs)
+            return ()
+        refusals = await asyncio.to_thread(self._amended, items)  # first, so that they wait for what comes with them
+        feedback = [item for item in items if isinstance(item, Feedback)]
+        await self._appended(runs, feedback[:BATCH_SIZE])
+        await self._added(feedback[BATCH_SIZE:])
+        return refusals
+
+    async def _written(self, rows: Sequence[EncodedRows], also: Sequence[SideRecord]) -> Refusals:
+        """As runs, of what another process made of them."""
+        assert self._takes_rows is not None, "rows are made for a store that takes them"
+        refusals = await asyncio.to_thread(self._amended, also) if also else ()
+        for one in rows[:-1]:
+            await self._settled(self._takes_rows.write(one.taken()))
+        feedback = [item for item in also if isinstance(item, Feedback)]
+        await self._settled(self._takes_rows.write(rows[-1].taken(), feedback[:BATCH_SIZE]))
+        await self._added(feedback[BATCH_SIZE:])
+        return refusals
+
+    async def _added(self, feedback: Sequence[Feedback]) -> None:
+        """What is too much to be written with the runs that it came with: afterwards, in several transactions."""
+        if feedback:
+            await asyncio.to_thread(self._store.add_feedback, feedback)
+
+    async def _appended(self, runs: Sequence[Run], *feedback: Sequence[Feedback]) -> None:
+        if self._append is None:
+            await asyncio.to_thread(self._store.append, runs, *feedback)
+        else:
+            await self._in_slices(self._append, runs, *feedback)
+
+    async def _in_slices(
+        self, append: Callable[..., Future[None]], runs: Sequence[Run], *feedback: Sequence[Feedback]
+    ) -> None:
+        """Append; of many some at a time, so that others have their turn, and not all are encoded at once.
+
+        Feedback goes with the last of them: nothing speaks of a run of this request that is not there.
+        """
+        while len(runs) >= BATCH_SIZE:
+            await self._settled(await self._beside(append, runs[:BATCH_SIZE]))
+            runs = runs[BATCH_SIZE:]
+        if runs or any(feedback):
+            await self._settled(append(runs, *feedback))
+
+    def _amended(self, items: Sequence[Run | SideRecord]) -> Refusals:
+        """Amend the runs of which something was said beside others; why that could not be."""
+        return [SideRecordRefused(refusal.reason, str(refusal)) for refusal in self._amend(items)]
+
+    async def _logs(self, items: Sequence[LogItem]) -> Refusals:
+        return await asyncio.to_thread(self._beside_spans, items)
+
+    def _beside_spans(self, items: Sequence[LogItem]) -> Refusals:
+        store = self._store
+        if feedback := self._but_our_own([item for item in items if isinstance(item, Feedback)]):
+            store.add_feedback(feedback)
+        refusals = self._amend(items)
+        running = [item for item in items if isinstance(item, OpenRun)]
+        for start in range(0, len(running), BATCH_SIZE):
+            store.add_running(running[start : start + BATCH_SIZE])
+        if reports := [item for item in items if isinstance(item, ProcessReport)]:
+            store.add_reports(reports)
+        return refusals
+
+    def _but_our_own(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
+        """Without what was sent on from here and has come back: it is here, perhaps said anew since then."""
+        passed_on = {id(one): via for one in feedback if (via := read_via(one))}
+        if not passed_on or self._sends_on is None:
+            return feedback
+        us = self._sends_on.identity()
+        returned = [one for one in feedback if us in passed_on.get(id(one), ())]
+        here = self._sends_on.feedback_there([one.id for one in returned]) if returned else ()
+        return [one for one in feedback if not (us in passed_on.get(id(one), ()) and one.id in here)]
+
+    def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
+        """Amend runs, those also that are not here yet: what is said of one run at once, so many runs in one commit."""
+        given, refusals = _validate_amendments([item for item in items if isinstance(item, Amendment)])
+        whole = _group_by_run(given)
+        for start in range(0, len(whole), BATCH_SIZE):  # so that others have their turn between
+            refusals += self._amend_all(whole[start : start + BATCH_SIZE])
+        return refusals
+
+    def _amend_all(self, runs: Sequence[Sequence[Amendment]]) -> list[ItemRefused]:
+        """All at once; in halves where the store refuses some, down to those."""
+        try:
+            self._store.add_amendments([amendment for of_run in runs for amendment in of_run])
+            return []
+        except Closed:  # no fault of the items': the next server may keep them
+            raise
+        except Refused as error:
+            if len(runs) > 1:
+                return self._amend_all(runs[: len(runs) // 2]) + self._amend_all(runs[len(runs) // 2 :])
+            [said] = runs
+            if len(said) == 1:
+                return [ItemRefused("refused", str(error))]
+            half = len(said) // 2
+            return self._amend_all([said[:half]]) + self._amend_all([said[half:]])
+
+
+def _group_by_run(amendments: Sequence[Amendment]) -> list[list[Amendment]]:
+    """What is said of each run, in the order in which it came."""
+    runs: dict[tuple[str, str, str | None], list[Amendment]] = {}
+    for one in amendments:
+        runs.setdefault((one.trace_id, one.span_id, one.response_id), []).append(one)
+    return list(runs.values())
+
+
+def _validate_amendments(amendments: Sequence[Amendment]) -> tuple[list[Amendment], list[ItemRefused]]:
+    """Those that a run can have, and why others are refused."""
+    given: list[Amendment] = []
+    refusals: list[ItemRefused] = []
+    for amendment in amendments:
+        try:
+            check_amendment(amendment.fields)
+            given.append(amendment)
+        except ItemRefused as refused:
+            refusals.append(refused)
+        except Refused as error:
+            refusals.append(ItemRefused("refused", str(error)))
+    return given, refusals
+
+
+def scope_items(store: Store, project: str, items: Sequence[Run | LogItem]) -> tuple[list[Any], list[ItemRefused]]:
+    """The items as the project's own, and why others are refused: theirs, or their trace's, is another project."""
+    mine: list[Any] = []
+    refusals: list[ItemRefused] = []
+    for one in scope_or_refuse(store, project, items):
+        (refusals if isinstance(one, ItemRefused) else mine).append(one)
+    return mine, refusals
+
+
+def scope_or_refuse(store: Store, project: str, items: Sequence[Run | LogItem]) -> list[Any]:
+    """Each item as the project's own, or why it is refused."""
+    view = ProjectScopedStore(store, project)
+    foreign = view.foreign(_trace_id(item) for item in items)
+    others = view.foreign_experiments(_experiment_id(item) for item in items)
+    beside = isinstance(items[0], Run) if items else False  # what is no run, then, was said beside one
+    found: list[Any] = []
+    for item in items:
+        try:
+            if (trace_id := _trace_id(item)) in foreign:
+                raise view.not_mine(trace_id or "")
+            if (experiment_id := _experiment_id(item)) in others:
+                raise view.not_my_experiment(experiment_id or "")
+            found.append(_scope_item(view, item))
+        except Forbidden as error:
+            if beside and not isinstance(item, Run):
+                found.append(SideRecordRefused("project", str(error)))
+            else:
+                found.append(ItemRefused("project", str(error), item))
+    return found
+
+
+def _trace_id(item: Run | LogItem) -> str | None:
+    if isinstance(item, Feedback):
+        return item.target.trace_id
+    return item.trace_id if isinstance(item, Run | OpenRun | Amendment) else None
+
+
+def _experiment_id(item: Run | LogItem) -> str | None:
+    if isinstance(item, Feedback):
+        return item.target.experiment_id
+    return item.experiment_id if isinstance(item, Run) else None
+
+
+def _scope_item(view: ProjectScopedStore, item: Run | LogItem) -> Run | LogItem:
+    if isinstance(item, Run | OpenRun | ProcessReport):
+        return view.owned(item)
+    if isinstance(item, Feedback) and item.target.session_id is not None:
+        raise view.no_aim()
+    if isinstance(item, Amendment):
+        return view.said(item)
+    return view.spoken(item) if isinstance(item, Feedback) else item
+
+
+T = TypeVar("T")
+
+
+class CommitWaiter:
+    """Waits for futures of threads: `await settled(future)`, on one loop at a time."""
+
+    def __init__(self) -> None:
+        self._mailbox: _LoopWakeup | None = None
+
+    async def __call__(self, future: Future[T]) -> T:
+        """Its result, or what it raises. It is cancelled, unless it is under way, with whoever waits."""
+        if not future.done():
+            try:
+                await self._here().waiter(future)
+            except asyncio.CancelledError:
+                future.cancel()
+                raise
+        return future.result()
+
+    def _here(self) -> _LoopWakeup:
+        loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = _LoopWakeup(loop)
+        return self._mailbox
+
+
+class _LoopWakeup:
+    """Where threads leave word for one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._settled: deque[asyncio.Future[None]] = deque()
+        self._called = False  # whether the loop has been told to look, and has not begun to
+
+    def waiter(self, future: Future[Any]) -> asyncio.Future[None]:
+        """Done, on the loop, after the future is."""
+        waiter = self.loop.create_future()
+        future.add_done_callback(partial(self._leave, waiter))
+        return waiter
+
+    def _leave(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
+        self._settled.append(waiter)  # before the look at `_called`: whoever finds it set is seen by that call
+        if not self._called:
+            self._called = True
+            with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+                self.loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._called = False
+        while self._settled:
+            waiter = self._settled.popleft()
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,9 @@
+"""Components of pages: rendering, value layout, filter form, feedback chips, sparklines.
+
+Modules, in the order in which data flows:
+
+- `filter_form`: Filter form: page URL to filter and back, removable conditions, integer parameters.
+- `feedback_display`: Feedback display: chips, metric units and directions, keys scored by judges.
+- `sparkline`: SVG sparklines: time buckets and bar geometry.
+- `rendering`: Template rendering: security headers, escaping of untrusted text, layout of JSON values.
+"""

@@ -1,0 +1,157 @@
+"""Feedback display: chips, metric units and directions, keys scored by judges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spanwise.collector import formatting, statistics
+from spanwise.collector.records import Bucket, Experiment, Feedback, FeedbackStats, TraceSummary
+from spanwise.collector.statistics import TASK_OK
+from spanwise.collector.stores import Store
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackChip:
+    """What a chip shows. `share` in 0…1 fills its bar; None draws no bar."""
+
+    feedback: Feedback
+    text: str
+    share: float | None
+    more: int = 0  # older or other feedbacks under the same key
+    judged: bool = False  # whether a model has spoken under the key, if not last
+
+    @property
+    def hint(self) -> str:
+        """What the pointer sees without opening it."""
+        outcome = self.feedback.outcome
+        words = self.feedback.error or self.feedback.comment or ""
+        return f"{self.feedback.key}: {outcome if outcome != 'score' else self.text}" + (f", {words}" if words else "")
+
+
+def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
+    """Only a score has a value; an error says "error", a skip says "skipped"."""
+    if feedback.outcome == "error":
+        return FeedbackChip(feedback, "error", None, more)
+    if feedback.outcome == "skip":
+        return FeedbackChip(feedback, "skipped", None, more)
+    if feedback.score is None:
+        return FeedbackChip(feedback, feedback.label or "", None, more)
+    inside = isinstance(feedback.score, bool) or 0 <= feedback.score <= 1
+    text = formatting.number(feedback.score)
+    both = f"{feedback.label} {text}" if feedback.label else text
+    return FeedbackChip(feedback, both, float(feedback.score) if inside else None, more)
+
+
+def get_latest_chips(feedbacks: Iterable[Feedback]) -> dict[str, FeedbackChip]:
+    """The last word per key, whoever said it, with how many others there are (`statistics.newest` is everybody's)."""
+    groups: dict[str, list[Feedback]] = {}
+    for feedback in feedbacks:
+        groups.setdefault(feedback.key, []).append(feedback)
+    last = {key: max(group, key=lambda feedback: feedback.created_ns) for key, group in groups.items()}
+    judged = {key for key, group in groups.items() if any(feedback.source == "model" for feedback in group)}
+    return {key: replace(make_chip(last[key], len(groups[key]) - 1), judged=key in judged) for key in sorted(groups)}
+
+
+def get_author_chips(feedbacks: Iterable[Feedback]) -> list[FeedbackChip]:
+    """Everybody's newest word, by key: people's votes side by side, without an evaluator's older versions."""
+    words = statistics.select_latest(feedbacks)
+    return [make_chip(feedback) for feedback in sorted(words, key=lambda feedback: (feedback.key, feedback.created_ns))]
+
+
+def load_chips(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str, FeedbackChip]]:
+    """The newest feedback per trace and key, in one query for all the traces of a page."""
+    if not traces:
+        return {}
+    of_traces: dict[str, list[Feedback]] = {}
+    cursor = None
+    for _ in range(5):  # at most 5,000 feedbacks on a page
+        page = store.feedbacks(trace_ids=tuple(trace.trace_id for trace in traces), limit=1000, cursor=cursor)
+        for feedback in page:
+            of_traces.setdefault(feedback.target.trace_id or "", []).append(feedback)
+        cursor = page.next
+        if cursor is None:
+            break
+    return {trace_id: get_latest_chips(feedbacks) for trace_id, feedbacks in of_traces.items()}
+
+
+def choose_columns(chips: Mapping[str, Mapping[str, FeedbackChip]], most: int = 5) -> list[str]:
+    """The keys that get a column of their own: those on most of the traces."""
+    seen = Counter(key for of_trace in chips.values() for key in of_trace)
+    return sorted(sorted(seen), key=lambda key: -seen[key])[:most]
+
+
+def get_judge_keys(experiment: Experiment) -> dict[str, str | None]:
+    """The keys that are judges', as an experiment tells of its evaluators, with their versions."""
+    return {
+        str(metric["key"]): version if isinstance(version := evaluator.get("version"), str) else None
+        for evaluator in experiment.evaluators
+        if evaluator.get("source") == "model" and isinstance(metrics := evaluator.get("metrics"), list)
+        for metric in metrics
+        if isinstance(metric, Mapping) and "key" in metric
+    }
+
+
+def get_shown_judge_keys(chips: Mapping[str, Mapping[str, FeedbackChip]]) -> dict[str, str | None]:
+    """The keys under which a model has spoken on the traces that are shown; the newest version will count."""
+    return {key: None for of_trace in chips.values() for key, chip in of_trace.items() if chip.judged}
+
+
+_UNITS = {"latency": "s", "cost": "$"}  # by the evaluator's id; what they say elsewhere is a number
+
+
+@dataclass(frozen=True, slots=True)
+class MetricInfo:
+    """What was declared of a key. `bounded`: its scores lie in 0…1, so that a bar says something."""
+
+    rising: bool = True
+    bounded: bool = True
+    unit: str = ""
+
+    def number(self, value: float | bool) -> str:
+        """A score in its unit."""
+        if self.unit == "s":
+            return formatting.duration(float(value) * 1e9)
+        return formatting.cost(float(value)) if self.unit == "$" else formatting.number(value)
+
+    def signed(self, difference: float) -> str:
+        """A difference in the unit, always with its sign."""
+        sign = formatting.signed(difference)
+        return sign if sign == "±0" or not self.unit else sign[0] + self.number(abs(difference))
+
+
+TASK_OK_INFO = MetricInfo()
+
+
+def get_metric_info(experiments: Iterable[Experiment]) -> dict[str, MetricInfo]:
+    """By key, as far as anything was declared; of several experiments the last that did."""
+    return {TASK_OK: TASK_OK_INFO, **dict(one for experiment in experiments for one in _list_metrics(experiment))}
+
+
+def get_stats_with_task_ok(result: Bucket) -> list[FeedbackStats]:
+    """The statistics of an experiment by key, and before them those of `task_ok` if a task has failed."""
+    others = sorted((stats for stats in result.feedback if stats.key != TASK_OK), key=lambda stats: stats.key)
+    return [get_task_ok_stats(result), *others] if result.errors else others
+
+
+def get_task_ok_stats(result: Bucket) -> FeedbackStats:
+    """Of an experiment's runs those whose task ended without an error, as the scores of a key."""
+    share = 1 - result.errors / result.traces if result.traces else None
+    return FeedbackStats(key=TASK_OK, n=result.traces, mean=share, minimum=0.0, maximum=1.0)
+
+
+def _list_metrics(experiment: Experiment) -> Iterator[tuple[str, MetricInfo]]:
+    for evaluator in experiment.evaluators:
+        metrics, origin = evaluator.get("metrics"), evaluator.get("origin")
+        unit = _UNITS.get(str(origin.get("type")), "") if isinstance(origin, Mapping) else ""
+        for metric in metrics if isinstance(metrics, list) else ():
+            if isinstance(metric, Mapping) and "key" in metric:
+                yield str(metric["key"]), _parse_metric(metric, unit)
+
+
+def _parse_metric(metric: Mapping[str, Any], unit: str) -> MetricInfo:
+    ends = metric.get("range")
+    bounded = not isinstance(ends, list) or (len(ends) == 2 and ends[0] == 0 and ends[1] == 1)
+    return MetricInfo(metric.get("higher_is_better") is not False, bounded, unit)

@@ -1,0 +1,208 @@
+"""Filter form: page URL to filter and back, removable conditions, integer parameters.
+
+A page's address says conditions as every query string does (`querystring`). Read here is only what is the form's own:
+`traffic`, and one condition on feedback in three fields (`feedback_key`, `feedback_op`, `feedback_value`), which a form
+cannot put into one; and `range`, as `since` was called in addresses that people have kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+
+from spanwise.collector import filter_values, filters
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import (
+    EVALUATOR_KIND,
+    OPERATORS,
+    Condition,
+    Filter,
+    unknown_condition_error,
+    validate_filter,
+)
+
+
+def read_integer(request: Request, name: str) -> int | None:
+    """A whole number from the query string, None if it is not there. Raises `Refused`."""
+    text = request.query_params.get(name)
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 12:
+        raise Refused(f"{name} {text!r} is no whole number")
+    return int(text)
+
+
+RANGE_LABELS = {
+    "": "any time",
+    "15m": "last 15 minutes",
+    "1h": "last hour",
+    "6h": "last 6 hours",
+    "24h": "last 24 hours",
+    "7d": "last 7 days",
+    "30d": "last 30 days",
+}
+TRAFFIC_LABELS = {"": "live", "all": "live and experiments", "judges": "judges' own"}
+OUTCOME_LABELS = {"missing": "is missing", "untried": "was not tried", "failed": "failed", "skipped": "was skipped"}
+OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
+
+_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "feedback_op", "feedback_value"))  # they change how others are read
+_FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
+_BASIC_FIELDS = frozenset(("traffic", "text", "project", "environment", "status", "range", "cursor"))
+_FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
+_HIDDEN_FIELDS = frozenset(("cursor", "feedback_op", "feedback_value"))
+_FIELD_LABELS = {"range": "time", "latency_ms": "latency", "feedback_key": "feedback"}
+_EXPERIMENT_FIELDS = frozenset(("experiment", "experiments", "dataset"))
+# What a field that cannot be read should look like; of the others the grammar itself says it
+_COMPARISON_HINT = "{name} {text!r} is no comparison; write it like > 500"
+_TIME_HINT = "{name} {text!r} is no date or time; write it like 2026-11-21T14:30"
+_FIELD_HINTS = {
+    **dict.fromkeys(("latency_ms", "tokens", "cost"), _COMPARISON_HINT),
+    **dict.fromkeys(("since", "until"), _TIME_HINT),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FilterMark:
+    """One condition that is in force, and the address of the page without it."""
+
+    label: str
+    value: str
+    without: str
+
+
+@dataclass(frozen=True)
+class FilterQuery:
+    """What an address said: its pairs of name and text, the filter they make, and what was wrong with them."""
+
+    items: tuple[tuple[str, str], ...]
+    filter: Filter
+    problems: tuple[str, ...] = ()
+
+    @cached_property
+    def fields(self) -> Mapping[str, str]:
+        """The pairs as the form shows them, one text per name."""
+        return dict(self.items)
+
+    def address(self, path: str = "/", **changes: str | None) -> str:
+        """The page's address with some fields changed; paging starts anew unless `cursor` is given."""
+        kept = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
+        return _build_address(path, [*kept, *((name, text) for name, text in changes.items() if text)])
+
+    @property
+    def detailed(self) -> bool:
+        """Whether a condition is in force that the form keeps folded."""
+        named = self.fields.keys() - ({"since"} if self.fields.get("since") in RANGE_LABELS else set())
+        return not named <= _BASIC_FIELDS
+
+    def marks(self) -> list[FilterMark]:
+        """The conditions in force, for people."""
+        shown = [(name, text) for name, text in self.items if name not in _HIDDEN_FIELDS]
+        return [
+            FilterMark(self._label(name, text), self._shown(name, text), self._without(name, text))
+            for name, text in shown
+        ]
+
+    def _label(self, name: str, text: str) -> str:
+        return "time" if name == "since" and text in RANGE_LABELS else _FIELD_LABELS.get(name, name)
+
+    def _shown(self, name: str, text: str) -> str:
+        if name == "feedback_key":
+            verb = self.fields.get("feedback_op", ">=")
+            return f"{text} {OPERATOR_LABELS.get(verb, verb)} {self.fields.get('feedback_value', '')}".strip()
+        return {"range": RANGE_LABELS, "since": RANGE_LABELS, "traffic": TRAFFIC_LABELS}.get(name, {}).get(text, text)
+
+    def _without(self, name: str, text: str) -> str:
+        gone = _FEEDBACK_FIELDS if name == "feedback_key" else ()
+        kept = [item for item in self.items if item != (name, text) and item[0] not in gone and item[0] != "cursor"]
+        return _build_address("/", kept)
+
+
+def _build_address(path: str, items: Sequence[tuple[str, str]]) -> str:
+    return f"{path}?{urlencode(items, errors='replace')}" if items else path
+
+
+def read_query(
+    params: Iterable[tuple[str, str]], *, live: bool = True, now_ns: int | None = None, others: Collection[str] = ()
+) -> FilterQuery:
+    """Read the pairs of a query string. What makes no sense is left out of the filter and named in `problems`.
+
+    `others` are names of the page's own, which are no conditions.
+    `live`: leave the traces of experiments out, unless the query says `traffic=all` or names an experiment. With
+    `traffic=judges` the traces are those of evaluators, which nothing else shows.
+    """
+    params = list(params)
+    items = _select_items(params)
+    fields = dict(items)
+    conditions: list[Condition] = []
+    problems = [str(unknown_condition_error(name)) for name in dict(params) if not (name in others or _is_known(name))]
+    for name, text in items:
+        try:
+            conditions += _parse_fields(name, text, fields, now_ns)
+        except ValueError as error:
+            problems.append(str(error))
+    if live and fields.get("traffic") != "all" and not _EXPERIMENT_FIELDS & {field for field, _ in conditions}:
+        conditions.append(("experiment", ""))
+    if fields.get("traffic") == "judges":
+        conditions.append(("kind", EVALUATOR_KIND))
+    return FilterQuery(items, filters.join_conditions(conditions), tuple(problems))
+
+
+def _is_known(name: str) -> bool:
+    return name in _FORM_FIELDS or filters.condition_field(name) is not None
+
+
+def _select_items(params: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The pairs that are conditions: without empty ones, and of those that do not add up the last."""
+    stripped = [(name, text.strip()) for name, text in params if _is_known(name)]
+    stripped = [item for item in stripped if item != ("since", "")]  # of which the form has two fields
+    last = dict(stripped)
+    return tuple(
+        (name, text)
+        for name, text in dict.fromkeys(stripped)
+        if (text or filters.TERM_PATTERN.fullmatch(name))  # `latency_ms>5` is all name
+        and (filters.condition_field(name) in filters.CUMULATIVE_CONDITIONS or last[name] == text)
+    )
+
+
+def _parse_fields(name: str, text: str, fields: Mapping[str, str], now_ns: int | None) -> list[Condition]:
+    """What one pair says: one condition, or none."""
+    if name in _MODIFIER_FIELDS or (name == "range" and "since" in fields):
+        return []
+    try:
+        field, value = _parse_field(name, text, fields, now_ns)
+        validate_filter(Filter(**{field: value}))  # what the filter itself refuses is a problem of this pair, too
+    except Refused as error:
+        raise ValueError(str(error)) from None
+    except ValueError as error:
+        hint = _FIELD_HINTS.get(name)
+        raise ValueError(hint.format(name=_FIELD_LABELS.get(name, name), text=text) if hint else str(error)) from None
+    return [(field, value)]
+
+
+def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | None) -> Condition:
+    match name:
+        case "range":
+            return "since_ns", _parse_range(text, now_ns)
+        case "since" | "until":
+            return f"{name}_ns", filter_values.parse_time(text, now_ns)
+        case "feedback_key":
+            return _parse_feedback_fields(text, fields.get("feedback_op", ">="), fields.get("feedback_value", ""))
+    return filters.parse_item(name, text)
+
+
+def _parse_range(text: str, now_ns: int | None) -> int:
+    if text not in RANGE_LABELS:
+        raise ValueError(f"time {text!r} is none of {', '.join(filter(None, RANGE_LABELS))}")
+    return filter_values.parse_time(text, now_ns)
+
+
+def _parse_feedback_fields(key: str, operator: str, text: str) -> Condition:
+    if operator in OUTCOME_LABELS:
+        return operator, (key,)
+    if operator not in OPERATORS:
+        raise ValueError(f"feedback operator {operator!r} is none of {', '.join(OPERATOR_LABELS)}")
+    return "feedback", ((key, operator, filter_values.parse_bound(text)),)

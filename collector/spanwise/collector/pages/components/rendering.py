@@ -1,0 +1,283 @@
+"""Template rendering: security headers, escaping of untrusted text, layout of JSON values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from inspect import getmembers, isfunction
+from typing import Any, Literal
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from spanwise.collector import formatting
+from spanwise.collector.diagnostics import trace_completeness
+from spanwise.collector.pages.components import filter_form, sparkline
+from spanwise.collector.records import JSON
+from spanwise.collector.security.authorization import get_access
+from spanwise.collector.security.browser_sessions import make_form_token
+from spanwise.collector.stores import Store
+
+# Control characters, lone surrogates, and the marks that reorder or hide text (bidirectional controls, zero-width).
+_INVISIBLE_PATTERN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
+)
+
+
+def _visible_mark(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\ufffd" if 0xD800 <= code <= 0xDFFF else f"⟨U+{code:04X}⟩"
+
+
+def mark_invisible(value: object) -> object:
+    """The value as it may be printed: None as nothing, invisible characters as marks. Trusted markup is left alone.
+
+    Jinja calls this on everything that a template prints, before it escapes it.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return _INVISIBLE_PATTERN.sub(_visible_mark, value)
+    return value
+
+
+def allow_line_breaks(text: str) -> Markup:
+    """A name that may be broken after its underscores, dots and dashes."""
+    return Markup(re.sub(r"([_.-]+)", r"\1<wbr>", str(escape(mark_invisible(text)))))
+
+
+MAX_SHOWN_CHARACTERS = 100_000  # characters of one value on a page; the whole value is a link away
+_LARGE_CHARACTERS, _LARGE_LINES = 2_400, 30
+_MOST_FIELDS, _MOST_MESSAGES = 24, 200
+_TOKEN = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?\Z))(\s*:)?|(-?\d[\d.eE+-]*)|\b(true|false|null|NaN|-?Infinity)\b')
+
+
+@dataclass(frozen=True, slots=True)
+class ValueBlock:
+    """One value ready for the page. `length` counts all its characters, of which `html` shows at most `SHOWN`."""
+
+    html: Markup
+    language: Literal["text", "json"]
+    length: int
+    lines: int
+
+    @property
+    def large(self) -> bool:
+        """Whether it starts folded."""
+        return self.length > _LARGE_CHARACTERS or self.lines > _LARGE_LINES
+
+    @property
+    def short(self) -> bool:
+        """Whether it needs no frame."""
+        return self.lines == 1 and self.length <= 90
+
+    @property
+    def cut(self) -> bool:
+        """Whether `html` is only the beginning."""
+        return self.length > MAX_SHOWN_CHARACTERS
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation with a model."""
+
+    role: str
+    content: ValueBlock | None
+    calls: ValueBlock | None
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLayout:
+    """A value's form: exactly one of the fields is set, none of them for an empty value."""
+
+    block: ValueBlock | None = None
+    fields: tuple[tuple[str, ValueBlock], ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
+    rest: tuple[tuple[str, ValueBlock], ...] = ()  # fields beside `messages`
+
+
+def format_json(value: JSON) -> str:
+    """Indented JSON; what JSON has no form for is shown as text."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def _highlight_token(match: re.Match[str]) -> str:
+    string, colon, figure, word = match.groups()
+    if string is not None:
+        return f'<span class="{"k" if colon else "s"}">{escape(mark_invisible(string))}</span>{colon or ""}'
+    return f'<span class="n">{escape(figure or word)}</span>'
+
+
+def highlight_json(text: str) -> Markup:
+    """JSON text with its keys, strings and numbers in spans. Everything between tokens is escaped as well."""
+    parts, position = [], 0
+    for match in _TOKEN.finditer(text):
+        parts += [str(escape(mark_invisible(text[position : match.start()]))), _highlight_token(match)]
+        position = match.end()
+    return Markup("".join([*parts, str(escape(mark_invisible(text[position:])))]))
+
+
+def make_block(value: JSON) -> ValueBlock:
+    """One value: a string as it is, anything else as JSON."""
+    plain = isinstance(value, str)
+    text = value if plain else format_json(value)
+    html = escape(mark_invisible(text[:MAX_SHOWN_CHARACTERS])) if plain else highlight_json(text[:MAX_SHOWN_CHARACTERS])
+    return ValueBlock(html, "text" if plain else "json", len(text), text.count("\n") + 1)
+
+
+def _make_message(value: JSON) -> ChatMessage:
+    content = value.get("content", value.get("parts"))
+    calls = value.get("tool_calls")
+    shown = None if content in (None, "", []) else make_block(_join_text_parts(content))
+    return ChatMessage(str(value["role"]), shown, make_block(calls) if calls else None)
+
+
+def _join_text_parts(content: JSON) -> JSON:
+    """Text parts joined, if a message's content is a list of nothing but text parts."""
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        texts = [part.get("text", part.get("content")) for part in content]
+        if texts and all(isinstance(text, str) for text in texts):
+            return "\n".join(texts)
+    return content
+
+
+def find_chat_messages(value: JSON) -> list[Mapping[str, JSON]] | None:
+    """The chat messages of a value (a list of them, or a field `messages`), None if it has none."""
+    talk = value.get("messages") if isinstance(value, dict) else value
+    if not isinstance(talk, list) or not 0 < len(talk) <= _MOST_MESSAGES:
+        return None
+    spoken = all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in talk)
+    return talk if spoken else None
+
+
+def choose_layout(value: JSON) -> ValueLayout:
+    """Choose the form in which a value reads best."""
+    if value is None or value == {} or value == []:
+        return ValueLayout()
+    if talk := find_chat_messages(value):
+        others = {key: item for key, item in value.items() if key != "messages"} if isinstance(value, dict) else {}
+        return ValueLayout(messages=tuple(map(_make_message, talk)), rest=_make_fields(others))
+    if isinstance(value, dict) and len(value) <= _MOST_FIELDS:
+        return ValueLayout(fields=_make_fields(value))
+    return ValueLayout(block=make_block(value))
+
+
+def _make_fields(value: Mapping[str, JSON]) -> tuple[tuple[str, ValueBlock], ...]:
+    return tuple((str(key), make_block(item)) for key, item in value.items())
+
+
+def summarize_value(value: JSON) -> str:
+    """What a value says at a glance: a text, the last message's text, a lone field's value, else compact JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if talk := find_chat_messages(value):
+        return summarize_value(_join_text_parts(talk[-1].get("content", talk[-1].get("parts"))))
+    if isinstance(value, dict) and len(value) == 1:
+        return summarize_value(next(iter(value.values())))
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def summarize_json_prefix(text: str, limit: int = 240) -> str:
+    """The same from the beginning of a value's JSON, as lists of traces carry it, even when it is cut off."""
+    try:
+        return _shorten(summarize_value(json.loads(text)), limit)
+    except ValueError:
+        return _shorten(text, limit)
+
+
+def _shorten(text: str, limit: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@cache
+def read_asset(name: str) -> bytes:
+    """A file of `static/`."""
+    return (files("spanwise.collector.pages") / "static" / name).read_bytes()
+
+
+@cache
+def _versioned_url(name: str) -> str:
+    return f"/static/{name}?{sha256(read_asset(name)).hexdigest()[:12]}"
+
+
+@cache
+def get_environment() -> Environment:
+    """The templates with their helpers."""
+    made = Environment(
+        loader=PackageLoader("spanwise.collector.pages"),
+        autoescape=True,
+        finalize=mark_invisible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals |= {
+        "static": _versioned_url,
+        "zone": formatting.zone,
+        "chart": sparkline,
+        "verbs": filter_form.OPERATOR_LABELS,
+    }
+    made.globals |= {
+        "ranges": filter_form.RANGE_LABELS,
+        "traffic": filter_form.TRAFFIC_LABELS,
+        "layout": choose_layout,
+        "block": make_block,
+    }
+    made.filters |= dict(getmembers(formatting, isfunction))  # each under its own name
+    made.filters |= {"glimpse": summarize_json_prefix, "gist": summarize_value}
+    made.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
+    made.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "tame": dict}
+    return made
+
+
+def quote_segment(text: object) -> str:
+    """A text as one segment of an address."""
+    return quote(str(text), safe="", errors="replace")
+
+
+def render_page(request: Request, template: str, /, *, status: int = 200, **context: Any) -> Response:
+    """A page, with the headers that keep a trace's text from acting."""
+    access = get_access(request.scope)
+    body = (
+        get_environment()
+        .get_template(template)
+        .render(here=request.url.path, access=access, token=make_form_token(access.bond), **context)
+    )
+    return HTMLResponse(body.encode("utf-8", "replace"), status, SECURITY_HEADERS)
+
+
+def serve_static(_store: Store, request: Request) -> Response:
+    """The style sheet, the script or the icon; kept by the browser for a year, since their addresses bear a hash."""
+    name = request.path_params["name"]
+    if name not in ("spanwise.css", "spanwise.js", "spanwise.svg"):
+        return Response("not found", 404, SECURITY_HEADERS, media_type="text/plain")
+    headers: Mapping[str, str] = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(read_asset(name), headers=headers, media_type=_TYPES[name.rpartition(".")[2]])

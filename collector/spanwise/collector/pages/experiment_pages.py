@@ -1,0 +1,355 @@
+"""Dataset, experiment and comparison pages."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from spanwise.collector import statistics
+from spanwise.collector.errors import Forbidden, NotFound, Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.pages.components import feedback_display, filter_form, rendering
+from spanwise.collector.pages.components.feedback_display import get_judge_keys, get_shown_judge_keys
+from spanwise.collector.pages.components.filter_form import read_integer
+from spanwise.collector.records import (
+    JSON,
+    Bucket,
+    Example,
+    Experiment,
+    FeedbackStats,
+    Target,
+    TraceSummary,
+    iterate_pages,
+)
+from spanwise.collector.stores import JudgeAgreement, Store
+
+_EXAMPLES_PER_PAGE = 50
+
+
+def datasets(store: Store, request: Request) -> Response:
+    """`GET /datasets`."""
+    return rendering.render_page(request, "datasets.html", datasets=store.datasets())
+
+
+def dataset(store: Store, request: Request) -> Response:
+    """`GET /datasets/{name}?version=&offset=`."""
+    name = request.path_params["name"]
+    version, offset = read_integer(request, "version"), read_integer(request, "offset") or 0
+    asked = store.dataset(name, version)
+    examples = store.examples(name, asked.version, limit=_EXAMPLES_PER_PAGE, offset=offset)
+    return rendering.render_page(
+        request,
+        "dataset.html",
+        dataset=asked,
+        versions=store.versions(name),
+        examples=examples,
+        offset=offset,
+        next=offset + _EXAMPLES_PER_PAGE if offset + len(examples) < asked.example_count else None,
+        previous=max(0, offset - _EXAMPLES_PER_PAGE) if offset else None,
+        experiments=store.experiments(dataset=name, limit=20),
+    )
+
+
+ROWS_PER_PAGE = 50
+MAX_SORTED_TRACES = 5_000  # traces of one experiment that a page sorts
+_MAX_LISTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentRow:
+    """One run of the task over one example. `example` is None if the dataset is no longer there."""
+
+    trace: TraceSummary
+    example: Example | None
+    position: int
+
+
+def experiments(store: Store, request: Request) -> Response:
+    """`GET /experiments?dataset=`."""
+    dataset = request.query_params.get("dataset") or None
+    listed = store.experiments(dataset=dataset, limit=_MAX_LISTED)
+    results = aggregate_experiments(store, listed)
+    checks = JudgeAgreement(store)
+    return rendering.render_page(
+        request,
+        "experiments.html",
+        experiments=listed,
+        results=results,
+        keys=sorted({stats.key for bucket in results.values() for stats in bucket.feedback}),
+        dataset=dataset,
+        known=feedback_display.get_metric_info(reversed(listed)),
+        trusts={one.id: checks.said(get_judge_keys(one)) for one in listed},
+        datasets=_dataset_names(store, listed),
+    )
+
+
+def _dataset_names(store: Store, listed: Sequence[Experiment]) -> list[str]:
+    """Names to choose from: of all datasets, or of those that are listed where the reader may not see them all."""
+    try:
+        return [known.name for known in store.datasets()]
+    except Forbidden:
+        return sorted({one.dataset for one in listed})
+
+
+def aggregate_experiments(store: Store, experiments: Sequence[Experiment]) -> dict[str, Bucket]:
+    """Counts, latency and feedback per experiment, in one query."""
+    if not experiments:
+        return {}
+    ids = tuple(experiment.id for experiment in experiments)
+    buckets = store.aggregate(Filter(experiments=ids), group_by="experiment", newest="all")
+    return {bucket.group or "": bucket for bucket in buckets}
+
+
+def experiment(store: Store, request: Request) -> Response:
+    """`GET /experiments/{id or name}?sort=&feedback_key=…&offset=`."""
+    asked = store.experiment(request.path_params["experiment_id"])
+    query = filter_form.read_query(
+        [*request.query_params.multi_items(), ("experiment", asked.id)], others=("sort", "offset")
+    )
+    sort, offset = request.query_params.get("sort", ""), read_integer(request, "offset") or 0
+    rows = sort_rows(load_rows(store, asked, query.filter), sort)
+    shown = rows[offset : offset + ROWS_PER_PAGE]
+    result = aggregate_experiments(store, [asked]).get(asked.id)
+    beside = feedback_display.load_chips(store, [row.trace for row in shown])
+    return rendering.render_page(
+        request,
+        "experiment.html",
+        status=422 if query.problems else 200,
+        experiment=asked,
+        query=query,
+        sort=sort,
+        rows=shown,
+        offset=offset,
+        total=len(rows),
+        most=MAX_SORTED_TRACES,
+        page_size=ROWS_PER_PAGE,
+        result=result,
+        judges=get_judge_totals(asked),
+        stats=feedback_display.get_stats_with_task_ok(result) if result else [],
+        known=feedback_display.get_metric_info([asked]),
+        trust=JudgeAgreement(store).said({**get_shown_judge_keys(beside), **get_judge_keys(asked)}),
+        chips=beside,
+        of_whole=feedback_display.get_latest_chips(store.feedbacks(target=Target(experiment_id=asked.id))),
+        others=[other for other in store.experiments(dataset=asked.dataset, limit=20) if other.id != asked.id],
+    )
+
+
+def get_judge_totals(experiment: Experiment) -> dict[str, float]:
+    """What judges were asked and what that cost, as `evaluate()` has recorded it; {} where none was."""
+    totals = experiment.metadata.get("totals")
+    named = totals.items() if isinstance(totals, Mapping) else ()
+    told = {name.removeprefix("judge_"): value for name, value in named if name.startswith("judge_")}
+    return {name: value for name, value in told.items() if isinstance(value, int | float)}
+
+
+def load_rows(store: Store, experiment: Experiment, filter: Filter) -> list[ExperimentRow]:
+    """The traces of an experiment that pass, at most `MOST`, in the dataset's order."""
+    traces = islice(iterate_pages(partial(store.traces, filter, limit=1000)), MAX_SORTED_TRACES)
+    examples = index_examples(store, experiment)
+    rows = [ExperimentRow(trace, *examples.get(trace.example_id or "", (None, MAX_SORTED_TRACES))) for trace in traces]
+    return sorted(rows, key=lambda row: (row.position, row.trace.start_ns))
+
+
+def label_experiments(experiments: Sequence[Experiment]) -> dict[str, str]:
+    """What tells experiments apart, by id: a name, with the beginning of the id where another has the same."""
+    names = Counter(experiment.name for experiment in experiments)
+    return {one.id: f"{one.name} ({one.id[:8]})" if names[one.name] > 1 else one.name for one in experiments}
+
+
+def index_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[Example, int]]:
+    """The dataset's examples at the experiment's version with their places, by id; none if it is gone, or not for this
+    reader.
+    """
+    try:
+        examples = store.examples(experiment.dataset, experiment.dataset_version)
+    except (NotFound, Forbidden):
+        return {}
+    return {example.id: (example, position) for position, example in enumerate(examples)}
+
+
+def sort_rows(rows: list[ExperimentRow], sort: str) -> list[ExperimentRow]:
+    """Rows by `latency`, `cost`, `tokens` or a feedback key, descending after a "-"; rows without a value come last."""
+    name = sort.removeprefix("-")
+    if not name:
+        return rows
+    valued = [(value, row) for row in rows if (value := _sort_value(row.trace, name)) is not None]
+    without = [row for row in rows if _sort_value(row.trace, name) is None]
+    valued.sort(key=lambda pair: pair[0], reverse=sort.startswith("-"))
+    return [row for _, row in valued] + without
+
+
+def _sort_value(trace: TraceSummary, name: str) -> tuple[float, str] | None:
+    """A value that sorts, scores before labels; None if the trace has none."""
+    figures: dict[str, float | None] = {
+        "latency": trace.duration_ns,
+        "tokens": trace.input_tokens + trace.output_tokens,
+        "cost": trace.cost,
+    }
+    value = figures[name] if name in figures else trace.feedback.get(name)
+    if value is None:
+        return None
+    return (0.0, value) if isinstance(value, str) else (float(value), "")
+
+
+_MAX_SIDES, _MAX_SHOWN = 5, 50
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSide:
+    """One of the experiments: its results, the first run of each example (trace ids), scores by example and key."""
+
+    experiment: Experiment
+    result: Bucket | None
+    runs: Mapping[str, str]
+    scores: statistics.Scores
+
+    def stats(self, key: str) -> FeedbackStats | None:
+        """This side's aggregate of one key; of `task_ok` the share of runs whose task ended without error."""
+        if self.result is None:
+            return None
+        if key == statistics.TASK_OK:
+            return feedback_display.get_task_ok_stats(self.result)
+        return next((stats for stats in self.result.feedback if stats.key == key), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One example on which the sides differ by `size` (a share of each key's range, summed over the keys)."""
+
+    example_id: str
+    size: float
+    changed: Mapping[str, float]  # per key: last side minus first
+
+
+@dataclass(frozen=True, slots=True)
+class ShownDifference:
+    """A difference with what it shows: the example, unless its dataset is gone, and per side its first repetition."""
+
+    example: Example | None
+    traces: Sequence[TraceSummary | None]
+    changed: Mapping[str, float]
+
+
+def compare(store: Store, request: Request) -> Response:
+    """`GET /compare?ids=a,b&key=`: the first is what the others are measured against."""
+    sides = load_sides(store, request.query_params.getlist("ids"))
+    keys, others = list_keys(sides), len(sides) - 1
+    known = feedback_display.get_metric_info(side.experiment for side in sides)
+    directions = {key: metric.rising for key, metric in known.items()}
+    wanted = request.query_params.get("key") or None
+    contrasts = [
+        statistics.compare_scores(sides[0].scores, side.scores, directions, others=others) for side in sides[1:]
+    ]
+    differing = find_differences(sides, contrasts[-1], [wanted] if wanted in keys else keys) if contrasts else []
+    rows = load_shown_differences(store, sides, differing[:_MAX_SHOWN])
+    checks = JudgeAgreement(store)
+    return rendering.render_page(
+        request,
+        "compare.html",
+        sides=sides,
+        labels=label_experiments([side.experiment for side in sides]),
+        keys=keys,
+        known=known,
+        plain=feedback_display.MetricInfo(),
+        wanted=wanted if wanted in keys else None,
+        rows=rows,
+        differing=len(differing),
+        family=max((contrast.family for by_key in contrasts for contrast in by_key.values()), default=1),
+        examples=len({id for side in sides for id in side.runs}),
+        settings=find_differing_settings(sides),
+        contrasts=contrasts,
+        trusts=[checks.said(get_judge_keys(side.experiment)) for side in sides],
+        chips=feedback_display.load_chips(store, [trace for row in rows for trace in row.traces if trace]),
+        choices=[] if len(sides) > 1 else store.experiments(limit=100),
+    )
+
+
+def load_sides(store: Store, asked: Sequence[str]) -> list[ComparisonSide]:
+    """The experiments named (by id, beginning of an id, or name), with results and traces. Raises `Refused`."""
+    names = [name.strip() for part in asked for name in part.split(",") if name.strip()]
+    if len(names) > _MAX_SIDES:
+        raise Refused(f"at most {_MAX_SIDES} experiments fit side by side, not {len(names)}")
+    experiments = [store.experiment(name) for name in dict.fromkeys(names)]
+    results = aggregate_experiments(store, experiments)
+    tasks = any(result.errors for result in results.values())
+    return [_load_side(store, experiment, results.get(experiment.id), tasks=tasks) for experiment in experiments]
+
+
+def list_keys(sides: Sequence[ComparisonSide]) -> list[str]:
+    """All keys by name; before them `task_ok`, where a task has failed: scores of the rest are not the whole story."""
+    known = {stats.key for side in sides if side.result for stats in side.result.feedback}
+    failing = any(side.result and side.result.errors for side in sides)
+    return [statistics.TASK_OK] * failing + sorted(known - {statistics.TASK_OK} if failing else known)
+
+
+def _load_side(store: Store, experiment: Experiment, result: Bucket | None, *, tasks: bool) -> ComparisonSide:
+    runs = list(iterate_pages(partial(store.scores, experiment.id, limit=1000)))
+    first: dict[str, str] = {}
+    for run in runs:
+        first.setdefault(run.example_id or run.trace_id, run.trace_id)
+    return ComparisonSide(
+        experiment, result, first, statistics.mean_by_example(statistics.iterate_scores(runs, tasks=tasks))
+    )
+
+
+def find_differing_settings(sides: Sequence[ComparisonSide]) -> dict[str, list[JSON]]:
+    """The plain settings in the experiments' metadata that are not the same everywhere, one value per side."""
+    names = dict.fromkeys(name for side in sides for name in side.experiment.metadata)
+    values = {name: [side.experiment.metadata.get(name) for side in sides] for name in names}
+    plain = {name: row for name, row in values.items() if not any(isinstance(value, dict | list) for value in row)}
+    return {name: row for name, row in plain.items() if any(value != row[0] for value in row)}
+
+
+def find_differences(
+    sides: Sequence[ComparisonSide], contrasts: Mapping[str, statistics.Contrast], keys: Sequence[str]
+) -> list[Difference]:
+    """The examples whose scores differ between the first and the last side, most different first."""
+    changed: dict[str, dict[str, float]] = defaultdict(dict)
+    for key in keys:
+        if key in contrasts:
+            for example_id, difference in contrasts[key].differences.items():
+                if statistics.get_direction(difference):
+                    changed[example_id][key] = difference
+    ranges = {key: _score_range(sides, key) for key in keys}
+    rows = [Difference(example_id, _difference_size(values, ranges), values) for example_id, values in changed.items()]
+    return sorted(rows, key=lambda row: (-row.size, row.example_id))
+
+
+def load_shown_differences(
+    store: Store, sides: Sequence[ComparisonSide], rows: Sequence[Difference]
+) -> list[ShownDifference]:
+    """What is shown of differences: their examples, and their runs on each side."""
+    if not rows:
+        return []
+    ids = [side.runs.get(row.example_id, "") for row in rows for side in sides]
+    traces = {trace.trace_id: trace for trace in store.traces(trace_ids=tuple(filter(None, ids)), limit=len(ids))}
+    known: dict[str, tuple[Example, int]] = {}
+    for experiment in {
+        (side.experiment.dataset, side.experiment.dataset_version): side.experiment for side in sides
+    }.values():
+        known = {**index_examples(store, experiment), **known}
+    examples = {id: example for id, (example, _) in known.items()}
+    return [
+        ShownDifference(
+            examples.get(row.example_id),
+            [traces.get(side.runs.get(row.example_id, "")) for side in sides],
+            row.changed,
+        )
+        for row in rows
+    ]
+
+
+def _score_range(sides: Sequence[ComparisonSide], key: str) -> float:
+    known = [stats for side in sides if (stats := side.stats(key)) and stats.n]
+    ends = [end for stats in known for end in (stats.minimum, stats.maximum) if end is not None]
+    return (max(ends) - min(ends)) or 1.0 if ends else 1.0
+
+
+def _difference_size(values: Mapping[str, float], ranges: Mapping[str, float]) -> float:
+    return sum(abs(value) / ranges[key] for key, value in values.items())

@@ -1,0 +1,215 @@
+"""Page routes: views, form submissions and their CSRF checks, error pages.
+
+Bounded, from our own pages only, read, acted upon, and answered by sending the reader on (303), so that a reload
+sends nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from spanwise.collector.address_parsing import parse_origin
+from spanwise.collector.errors import Closed, Forbidden, NotFound, Refused, StoreError, TooSlow, Unavailable
+from spanwise.collector.pages import experiment_pages, rule_pages, session_pages, traces
+from spanwise.collector.pages.components import rendering
+from spanwise.collector.query_scheduler import QueryScheduler
+from spanwise.collector.security.authorization import get_access, get_request_store
+from spanwise.collector.security.browser_sessions import is_form_token
+from spanwise.collector.stores import Store
+
+TOKEN_FIELD = "token"  # the field in which a form brings back what says that we made it
+MAX_FORM_BYTES = 64 * 1024  # bytes, unless a form says more
+MAX_FORM_FIELDS = 20  # that are sent; those that a form does not name are left out
+# Does what the fields ask and returns the address to go on to. Raises `Refused`, which the reader sees.
+Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Where a form is sent, the fields that its action gets, and how large it may be."""
+
+    path: str
+    fields: tuple[str, ...]
+    action: Action
+    scope: str = "write"  # what an API key must allow
+    largest: int = MAX_FORM_BYTES
+
+
+FORMS: tuple[Form, ...] = (
+    Form("/rules/{name:path}", ("project", "action"), rule_pages.change_rule),
+    Form("/traces/{trace_id}/feedback", ("key", "value", "comment", "author", "span", "run"), traces.add_feedback),
+)
+
+
+async def handle_form(form: Form, request: Request) -> Response:
+    """Do what a form that was sent asks. Raises `Refused`."""
+    fields = await read_declared_form(form, request)
+    check_token(fields.pop(TOKEN_FIELD, ""), get_access(request.scope).bond)
+    address = await run_in_threadpool(form.action, get_request_store(request), request, fields)
+    return RedirectResponse(address, 303, headers=rendering.SECURITY_HEADERS)
+
+
+async def read_declared_form(form: Form, request: Request) -> dict[str, str]:
+    """The fields of a form sent by one of our own pages. Raises `Refused` for any other, and one that is too large."""
+    return await _read_fields(request, form.fields, form.largest)
+
+
+async def read_form(request: Request, names: Collection[str], *, bond: bytes) -> dict[str, str]:
+    """The fields of a form beside the table, sent by one of our own pages that was made for who has this bond. Raises
+    `Refused`.
+    """
+    fields = await _read_fields(request, names, MAX_FORM_BYTES)
+    check_token(fields.pop(TOKEN_FIELD, ""), bond)
+    return fields
+
+
+def check_token(given: str, bond: bytes) -> None:
+    """Raises `Refused` unless this is the token of a page that this server made for who sends it."""
+    if not is_form_token(given, bond):
+        raise Refused("this form was not made for you by this server as it runs now: load its page again, then send it")
+
+
+async def _read_fields(request: Request, names: Collection[str], largest: int) -> dict[str, str]:
+    if not is_from_own_page(request):
+        raise Refused("this form can be sent from Spanwise's own pages only")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > largest:
+            raise Refused(f"the form holds more than {largest:,} bytes")
+    try:
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
+    except ValueError:
+        raise Refused(f"the form holds more than {MAX_FORM_FIELDS} fields") from None
+    return {name: text for name, text in pairs if name in names or name == TOKEN_FIELD}
+
+
+def is_from_own_page(request: Request) -> bool:
+    """Whether the browser says that one of our pages sent this; programs that say nothing about it may pass."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin, host = request.headers.get("origin"), request.headers.get("host")
+    return origin is None or (host is not None and parse_origin(origin) == host)
+
+
+View: TypeAlias = Callable[[Store, Request], Response]
+
+# path, view, what an API key must allow; the first path that fits answers
+VIEWS: tuple[tuple[str, View, str], ...] = (
+    ("/", traces.traces, "read"),
+    ("/charts", traces.charts, "read"),
+    ("/traces/{trace_id}", traces.trace, "read"),
+    ("/traces/{trace_id}/runs/{span_id}/{part}", traces.value_page, "read"),
+    ("/sessions", session_pages.sessions, "read"),
+    ("/sessions/{session_id:path}", session_pages.session, "read"),
+    ("/datasets", experiment_pages.datasets, "read"),
+    ("/datasets/{name:path}", experiment_pages.dataset, "read"),
+    ("/experiments", experiment_pages.experiments, "read"),
+    ("/experiments/{experiment_id:path}", experiment_pages.experiment, "read"),
+    ("/compare", experiment_pages.compare, "read"),
+    ("/rules", rule_pages.rules, "read"),
+    ("/rules/{name:path}", rule_pages.rule, "read"),
+    ("/static/{name}", rendering.serve_static, "open"),
+)
+
+SCAN_VIEWS = (traces.charts, experiment_pages.compare)  # also without a condition
+
+# Every address of the pages: path, what an API key must allow, methods
+PAGE_ROUTES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    *((path, scope, ("GET",)) for path, _, scope in VIEWS),
+    *((form.path, form.scope, ("POST",)) for form in FORMS),
+)
+
+
+def create_router() -> APIRouter:
+    """The pages, to be included in an application that has the store as `app.state.store`."""
+    routes = APIRouter()
+    for path, view, _ in VIEWS:
+        routes.add_route(path, _view_handler(view), methods=["GET"], include_in_schema=False)
+    for form in FORMS:
+        routes.add_route(form.path, _form_handler(form), methods=["POST"], include_in_schema=False)
+    return routes
+
+
+def _view_handler(view: View) -> Callable[[Request], Awaitable[Response]]:
+    async def page(request: Request) -> Response:
+        lanes: QueryScheduler = request.app.state.lanes
+        try:
+            work = partial(view, get_request_store(request), request)
+            return await lanes.answer(request, work, wide=_is_scan(view, request))
+        except StoreError as error:
+            return render_failure(request, error)
+
+    return page
+
+
+def _is_scan(view: View, request: Request) -> bool:
+    """Whether it may look at many traces: it sums up, or looks for those that pass."""
+    return view in SCAN_VIEWS or (not request.path_params and bool(request.scope["query_string"]))
+
+
+def _form_handler(form: Form) -> Callable[[Request], Awaitable[Response]]:
+    async def target(request: Request) -> Response:
+        try:
+            return await handle_form(form, request)
+        except StoreError as error:
+            return render_failure(request, error)
+
+    return target
+
+
+_STATUSES = (
+    (NotFound, 404, "Not found"),
+    (Forbidden, 403, "Not with this key"),
+    (Closed, 503, "Not now"),
+    (TooSlow, 422, "That takes too long"),
+    (Refused, 400, "That cannot work"),
+    (Unavailable, 503, "Not now"),
+    (StoreError, 500, "Something went wrong"),
+)
+
+
+_TITLES = {400: "That cannot work", 401: "Signed out", 403: "Not with this key"}
+
+
+def render_refusal(request: Request, status: int, message: str) -> Response:
+    """The page that says why a request was not let in."""
+    title = _TITLES.get(status, "Not now")
+    return rendering.render_page(
+        request, "error.html", status=status, title=title, message=message, sign_in=status == 401
+    )
+
+
+def render_sign_in(
+    request: Request, onward: str, *, refused: str = "", status: int = 200, after: float | None = None
+) -> Response:
+    """The page on which a reader gives a key, and why the last one was refused."""
+    response = rendering.render_page(request, "sign_in.html", status=status, onward=onward, refused=refused)
+    if after is not None:
+        response.headers["Retry-After"] = str(max(1, round(after)))
+    return response
+
+
+def render_failure(request: Request, error: StoreError) -> Response:
+    """The page that says what the store could not do."""
+    status, title = next((code, words) for kind, code, words in _STATUSES if isinstance(error, kind))
+    response = rendering.render_page(
+        request, "error.html", status=status, title=title, message=str(error), sign_in=False
+    )
+    if isinstance(error, Unavailable):
+        response.headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return response
+
+
+def render_not_found(request: Request) -> Response:
+    """The page for an address that nothing answers."""
+    return render_failure(request, NotFound(f"there is no page {request.url.path!r}"))

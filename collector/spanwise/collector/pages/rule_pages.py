@@ -1,0 +1,94 @@
+"""Rule list with funnels and costs, and the decisions of one rule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from spanwise.collector import filters
+from spanwise.collector.diagnostics import rule_report
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.pages.components import rendering
+from spanwise.collector.records import Rule, RuleStatus
+from spanwise.collector.rule_policy import build_rule_filter
+from spanwise.collector.stores import Store, summarize_rule
+
+MAX_OUTCOMES, MIN_OUTCOMES = 4_000, 100  # that are read for the means of all rules, newest first, and of each at least
+_DECISIONS_PER_PAGE = 50
+ACTIONS = ("pause", "resume", "remove")
+
+
+def rules(store: Store, request: Request) -> Response:
+    """`GET /rules?project=`."""
+    project = request.query_params.get("project") or None
+    found = store.status(project=project)
+    most = max(MIN_OUTCOMES, MAX_OUTCOMES // max(1, len(found)))
+    return rendering.render_page(
+        request,
+        "rules.html",
+        statuses=found,
+        means=[summarize_rule(store, status.rule, most=most) for status in found],
+        most=most,
+        throughput=rule_report.sum_throughput(
+            (worker for status in found for worker in status.workers), time.time_ns()
+        ),
+        project=project,
+        projects=sorted({status.rule.project for status in store.status()} if project else _list_projects(found)),
+        verdicts=rule_report,
+        traces=build_traces_url,
+        now=time.time_ns(),
+    )
+
+
+def rule(store: Store, request: Request) -> Response:
+    """`GET /rules/{name}?project=&verdict=&cursor=`: a rule's stored decisions, newest first."""
+    name, asked = request.path_params["name"], request.query_params
+    project, verdict = asked.get("project") or "default", asked.get("verdict") or None
+    if verdict is not None and verdict not in rule_report.STORED:
+        raise Refused(f"verdict {verdict!r} is none of {', '.join(rule_report.STORED)}")
+    found = next((one for one in store.status(project=project) if one.rule.name == name), None)
+    if found is None:
+        raise NotFound(f"there is no rule {name!r} in project {project!r}")
+    page = store.decisions(
+        rule=name, project=project, verdict=verdict, limit=_DECISIONS_PER_PAGE, cursor=asked.get("cursor") or None
+    )
+    return rendering.render_page(
+        request,
+        "rule.html",
+        found=found,
+        rule=found.rule,
+        verdict=verdict,
+        page=page,
+        verdicts=rule_report,
+        traces=build_traces_url,
+        now=time.time_ns(),
+    )
+
+
+def change_rule(store: Store, request: Request, fields: Mapping[str, str]) -> str:
+    """`POST /rules/{name}`: pause, resume or remove a rule, then show it, or the other rules. Raises `Refused`."""
+    name, project, action = request.path_params["name"], fields.get("project") or "default", fields.get("action", "")
+    if action not in ACTIONS:
+        raise Refused(f"unknown action {action!r}; expected one of: {', '.join(ACTIONS)}")
+    if action == "remove":
+        if not store.delete_rule(name, project=project):
+            raise NotFound(f"there is no rule {name!r} in project {project!r}")
+        return "/rules"
+    store.change_rule(name, project=project, enabled=action == "resume")
+    return f"/rules/{rendering.quote_segment(name)}?{urlencode({'project': project}, errors='replace')}"
+
+
+def build_traces_url(rule: Rule, matching: bool = True) -> str:
+    """The address of the list of traces that pass a rule's filter, or of all that it looks at."""
+    scope = [("traffic", "all")] if rule.scope != "live" else []
+    conditions = filters.filter_to_items(build_rule_filter(rule.filter)) if matching else []
+    given = [("project", rule.project), *scope, *(pair for pair in conditions if pair[0] != "project")]
+    return f"/?{urlencode(given, errors='replace')}"
+
+
+def _list_projects(found: list[RuleStatus]) -> set[str]:
+    return {status.rule.project for status in found}

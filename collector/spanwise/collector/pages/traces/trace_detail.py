@@ -1,0 +1,288 @@
+"""Trace page: waterfall, selected run, feedback form, rule decisions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from spanwise.collector.diagnostics import rule_report, trace_completeness
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.formatting import split_stack
+from spanwise.collector.pages.components import feedback_display, rendering
+from spanwise.collector.pages.experiment_pages import index_examples
+from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run, Target, Trace, TraceSummary, TreeNode
+from spanwise.collector.stores import RunNode, Store, derived_fields, make_branch, walk_tree
+
+MAX_WHOLE_RUNS = 1_000  # runs of a trace that is shown in one piece
+ROWS_PER_PAGE = 500  # rows at a time of one that has more
+
+
+@dataclass(frozen=True, slots=True)
+class WaterfallRow:
+    """One run in the tree. `left` and `width` are percent of the trace's length."""
+
+    run: TreeNode
+    left: float
+    width: float
+
+
+def get_time_range(runs: Sequence[Run]) -> tuple[int, int]:
+    """When the first of the runs starts and the last ends; two equal moments for runs without times."""
+    start = min((run.start_ns for run in runs), default=0)
+    return start, max((max(run.end_ns, run.start_ns) for run in runs), default=start)
+
+
+def build_rows(trace: Trace) -> list[WaterfallRow]:
+    """All runs, children below their parents by start time. A run whose parent is not there stands as a root."""
+    marks, known = _count_feedback(trace), {run.span_id for run in trace.runs}
+    lines = [RunNode(*(getattr(run, name) for name in RunNode._fields)) for run in trace.runs]
+    branches = (
+        make_branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
+        for position, (depth, line) in enumerate(walk_tree(lines))
+    )
+    return place_rows(branches, *get_time_range(trace.runs))
+
+
+def place_rows(branches: Iterable[TreeNode], start_ns: int, end_ns: int) -> list[WaterfallRow]:
+    """Runs as rows, of a trace between two moments."""
+    length = max(1, end_ns - start_ns)
+    return [
+        WaterfallRow(run, round(100 * (run.start_ns - start_ns) / length, 2), round(100 * run.duration_ns / length, 2))
+        for run in branches
+    ]
+
+
+def _count_feedback(trace: Trace) -> dict[str, tuple[int, int]]:
+    marks: dict[str, tuple[int, int]] = {}
+    for item in trace.feedback:
+        if item.target.span_id:
+            n, failed = marks.get(item.target.span_id, (0, 0))
+            marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
+    return marks
+
+
+_EXCEPTION_FIELDS = ("type", "message", "stacktrace")
+_VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "resource", "events")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceView:
+    """What a page says of a trace: all of its runs as rows, or so many of a long one."""
+
+    root: Run
+    run: Run  # the chosen one
+    rows: Sequence[WaterfallRow]
+    duration_ns: int
+    feedback: Sequence[Feedback]  # on the trace as a whole, and on the chosen run and its documents
+    missing: Sequence[str]
+    complete: bool
+    running: int
+    dropped: int
+    next: str | None = None  # the run with which the next rows begin
+
+    @property
+    def of_trace(self) -> list[Feedback]:
+        """What is said of the trace as a whole."""
+        return [feedback for feedback in self.feedback if feedback.target.span_id is None]
+
+    @property
+    def of_run(self) -> list[Feedback]:
+        """What is said of the chosen run, and of its documents."""
+        return [feedback for feedback in self.feedback if feedback.target.span_id == self.run.span_id]
+
+
+def trace(store: Store, request: Request) -> Response:
+    """`GET /traces/{trace_id}?run={span_id}`; the root is shown if no run is named, open runs if none has ended."""
+    trace_id, span_id = request.path_params["trace_id"], request.query_params.get("run")
+    summed = load_summary(store, trace_id)
+    try:
+        long = summed is not None and summed.span_count > MAX_WHOLE_RUNS
+        shown = (
+            view_trace_page(store, summed, span_id)
+            if summed and long
+            else view_whole_trace(store.trace(trace_id), span_id)
+        )
+    except NotFound:
+        if summed is not None:
+            raise
+        return render_open_trace(store, request)
+    experiment = find_experiment(store, shown.root)
+    why = store.why(trace_id)
+    rules = [] if why else store.rules()
+    return rendering.render_page(
+        request,
+        "trace.html",
+        trace_id=trace_id,
+        shown=shown,
+        root=shown.root,
+        run=shown.run,
+        derived=derived_fields(shown.run),
+        stacks=list_stack_traces(shown.run),
+        summary=summed,
+        count=summed.span_count if summed else len(shown.rows),
+        own=feedback_display.get_author_chips(shown.of_trace),
+        of_run=feedback_display.get_author_chips(shown.of_run),
+        experiment=experiment,
+        example=find_example(store, shown.root, experiment),
+        why=why,
+        without_rules=rule_report.explain_no_rules(shown.root.project, rules) if rules else None,
+        verdicts=rule_report,
+        now=time.time_ns(),
+        links=[link for link in shown.run.links if link.trace_id != trace_id],
+    )
+
+
+def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
+    """All of a trace, from one reading. Raises `NotFound` for a run that is not there."""
+    start, end = get_time_range(trace.runs)
+    return TraceView(
+        root=trace.root,
+        run=choose_run(trace, span_id),
+        rows=build_rows(trace),
+        duration_ns=end - start,
+        feedback=trace.feedback,
+        missing=trace_completeness.find_gaps(trace),
+        complete=trace.complete,
+        running=len(trace.running),
+        dropped=trace.dropped,
+    )
+
+
+def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> TraceView:
+    """Those rows of a long trace among which the chosen run stands. Raises `NotFound` for a run that is not there."""
+    page = store.tree(trace.trace_id, limit=ROWS_PER_PAGE, cursor=span_id)
+    root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
+    return TraceView(
+        root=root,
+        run=run,
+        rows=place_rows(page.items, trace.start_ns, trace.start_ns + trace.duration_ns),
+        duration_ns=trace.duration_ns,
+        feedback=_load_feedback(store, run),
+        missing=trace_completeness.describe_known_gaps(
+            trace.dropped, store.running(trace_id=trace.trace_id), complete=trace.complete
+        ),
+        complete=trace.complete,
+        running=trace.running,
+        dropped=trace.dropped,
+        next=page.next,
+    )
+
+
+def _load_feedback(store: Store, run: Run) -> list[Feedback]:
+    """Feedback on a run's trace, on the run, and on its documents as far as it is among the latest of the trace."""
+    aims = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
+    said = [feedback for aim in aims for feedback in store.feedbacks(target=aim)]
+    latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
+    said += [one for one in latest if one.target.span_id == run.span_id and one.target.document is not None]
+    return sorted(said, key=lambda feedback: feedback.created_ns)
+
+
+def render_open_trace(store: Store, request: Request) -> Response:
+    """A trace of which nothing has ended. Raises `NotFound` if nothing has begun."""
+    trace_id = request.path_params["trace_id"]
+    runs = store.running(trace_id=trace_id)[::-1]
+    if not runs:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    names = {run.span_id: run.name for run in runs}
+    return rendering.render_page(request, "running.html", trace_id=trace_id, runs=runs, names=names)
+
+
+def value_page(store: Store, request: Request) -> Response:
+    """`GET /traces/{trace_id}/runs/{span_id}/{part}`: one whole value, as plain text."""
+    name = request.path_params["part"]
+    if name not in _VALUE_FIELDS:
+        raise NotFound(f"a run has no part {name!r}; there are {', '.join(_VALUE_FIELDS)}")
+    run = store.run(request.path_params["trace_id"], request.path_params["span_id"])
+    value = _to_json(getattr(run, name))
+    text = value if isinstance(value, str) else rendering.format_json(value)
+    return PlainTextResponse(text.encode("utf-8", "replace"), headers=rendering.SECURITY_HEADERS)
+
+
+def find_experiment(store: Store, root: Run) -> Experiment | None:
+    """The experiment that the trace belongs to; None for live traffic, and when it is no longer there."""
+    try:
+        return store.experiment(root.experiment_id) if root.experiment_id else None
+    except NotFound:
+        return None
+
+
+def find_example(store: Store, root: Run, experiment: Experiment | None) -> Example | None:
+    """The example that the trace answers, as the experiment saw it."""
+    examples = index_examples(store, experiment) if experiment else {}
+    return examples.get(root.example_id or "", (None, 0))[0]
+
+
+def choose_run(trace: Trace, span_id: str | None) -> Run:
+    """The run named, else the root. Raises `NotFound`."""
+    if span_id is None:
+        return trace.root
+    run = next((run for run in trace.runs if run.span_id == span_id), None)
+    if run is None:
+        raise NotFound(f"trace {trace.trace_id!r} has no run {span_id!r}")
+    return run
+
+
+def load_summary(store: Store, trace_id: str) -> TraceSummary | None:
+    """The same sums as in the list of traces; None where the trace is not there."""
+    return next(iter(store.traces(trace_ids=(trace_id,), limit=1)), None)
+
+
+def list_stack_traces(run: Run) -> list[str]:
+    """The stack traces of a run's exceptions; of one that was recorded several times the longest."""
+    stacks: dict[tuple[str, str], str] = {}
+    for event in run.events:
+        if event.name != "exception":
+            continue
+        kind, said, recorded = (str(event.attributes.get(f"exception.{name}") or "") for name in _EXCEPTION_FIELDS)
+        message, within = split_stack(said)
+        stacks[kind, message] = max(stacks.get((kind, message), ""), recorded or within, key=len)
+    return [stack for stack in stacks.values() if stack]
+
+
+def _to_json(value: object) -> JSON:
+    """Documents and events as objects; anything else is JSON already."""
+    if isinstance(value, tuple):
+        return [{name: getattr(item, name) for name in item.__dataclass_fields__} for item in value]
+    return value
+
+
+def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> str:
+    """`POST /traces/{trace_id}/feedback`, then back to the trace, at the run that was shown."""
+    trace_id = request.path_params["trace_id"]
+    store.add_feedback([build_human_feedback(trace_id, fields)])
+    run = f"?run={rendering.quote_segment(fields['run'])}" if fields.get("run") else ""
+    return f"/traces/{rendering.quote_segment(trace_id)}{run}#feedback"
+
+
+def build_human_feedback(trace_id: str, fields: Mapping[str, str]) -> Feedback:
+    """What a person filled in: a key, and a score or a label. Raises `Refused` naming the field that is wrong."""
+    key, value = fields.get("key", "").strip(), fields.get("value", "").strip()
+    if not key or not value:
+        raise Refused("feedback needs a key and a value: a number, true or false, or a label such as good")
+    score, label = parse_score_or_label(value)
+    try:
+        return Feedback(
+            target=Target(trace_id=trace_id, span_id=fields.get("span") or None),
+            key=key,
+            score=score,
+            label=label,
+            comment=fields.get("comment", "").strip() or None,
+            source="human",
+            author=fields.get("author", "").strip() or None,
+        )
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def parse_score_or_label(text: str) -> tuple[float | bool | None, str | None]:
+    """A form's value as (score, label): a number or a truth value is a score, everything else a label."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true", None
+    try:
+        return float(text), None
+    except ValueError:
+        return None, text

@@ -1,0 +1,127 @@
+"""Trace list page: filter form, charts over time, feedback per trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from spanwise.collector.clock_skew import MAX_CLOCK_SKEW_NS
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.pages.components import feedback_display, filter_form, rendering, sparkline
+from spanwise.collector.pages.components.feedback_display import get_shown_judge_keys
+from spanwise.collector.records import Bucket, OpenRun, TraceSummary
+from spanwise.collector.stores import JudgeAgreement, Store, list_open_traces
+
+TRACES_PER_PAGE = 50
+MAX_COUNTED_TRACES = 30_000  # traces that charts count one by one, where the store has no sums; a tenth of a second
+_SHORT_PERIOD_NS = 6 * 3_600 * 10**9
+_MAX_PERIOD_NS = 366 * 86_400 * 10**9
+_PERIODS_NS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What the charts above the list show: one stretch of time in buckets, and all of it in one."""
+
+    window: sparkline.Window
+    buckets: Sequence[Bucket]
+    total: Bucket
+
+    @property
+    def cut(self) -> Bucket | None:
+        """What is counted first where not all traces were; None if all were."""
+        cut = next((bucket for bucket in self.buckets if bucket.newest), None)
+        return self.total if cut and self.total.newest else cut
+
+
+def traces(store: Store, request: Request) -> Response:
+    """`GET /`."""
+    query = filter_form.read_query(request.query_params.multi_items(), others=("charts",))
+    page = store.traces(query.filter, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
+    of_traces = feedback_display.load_chips(store, page.items)
+    times = choose_period(query.filter, page.items) if page.items else None
+    waiting = times is not None and "charts" not in request.query_params and is_slow(query.filter, *times)
+    return rendering.render_page(
+        request,
+        "traces.html",
+        status=422 if query.problems else 200,
+        query=query,
+        page=page,
+        running=list_open_runs(store, query),
+        chips=of_traces,
+        columns=feedback_display.choose_columns(of_traces),
+        times=times,
+        waiting=waiting,
+        overview=load_overview(store, query.filter, *times) if times and not waiting else None,
+        trust=JudgeAgreement(store).said(get_shown_judge_keys(of_traces)) if times and not waiting else {},
+        choices=load_choices(store),
+        slowest=max((trace.duration_ns for trace in page), default=0),
+        empty=not page.items and not query.fields.get("cursor") and get_empty_reason(store),
+    )
+
+
+def charts(store: Store, request: Request) -> Response:
+    """`GET /charts`: the charts of a list alone, over [since, until)."""
+    query = filter_form.read_query(request.query_params.multi_items())
+    since, until = query.filter.since_ns, query.filter.until_ns
+    if since is None or until is None:
+        raise Refused("charts need a stretch of time: since and until")
+    judges = get_shown_judge_keys(
+        feedback_display.load_chips(store, store.traces(query.filter, limit=TRACES_PER_PAGE).items)
+    )
+    found = load_overview(store, query.filter, since, until)
+    return rendering.render_page(
+        request, "charts.html", query=query, overview=found, trust=JudgeAgreement(store).said(judges)
+    )
+
+
+def list_open_runs(store: Store, query: filter_form.FilterQuery) -> list[OpenRun]:
+    """Traces under way of which the list can show nothing yet, on its first page."""
+    first = not query.fields.get("cursor") and query.fields.get("traffic") != "judges"
+    return list_open_traces(store, query.filter) if first else []
+
+
+def load_choices(store: Store) -> dict[str, list[str]]:
+    """What the form offers."""
+    fields = ("project", "environment", "kind", "name", "model", "feedback")
+    return {field: sorted(store.values(field), key=str.lower) for field in fields}
+
+
+def get_empty_reason(store: Store) -> str:
+    """Why a list has nothing: "store" when there are no traces at all, else "filter"."""
+    return "filter" if store.traces(limit=1).items else "store"
+
+
+def is_slow(filter: Filter, since_ns: int, until_ns: int) -> bool:
+    """Whether the charts may take so long that the list should not wait for them."""
+    return filter.text is not None or (filter.since_ns is not None and until_ns - since_ns > _SHORT_PERIOD_NS)
+
+
+def load_overview(
+    store: Store, filter: Filter, since_ns: int, until_ns: int, newest: int = MAX_COUNTED_TRACES
+) -> Overview | None:
+    """Aggregates over a stretch of time, of the newest traces where there are very many; None if nothing passes."""
+    view = sparkline.choose_window(since_ns, until_ns)
+    within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns)
+    buckets = store.aggregate(within, bucket_ns=view.width_ns, newest=newest)
+    total = store.aggregate(within, newest=newest) if buckets else []
+    return Overview(view, sparkline.fill_buckets(buckets, view), total[0]) if total else None
+
+
+def choose_period(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:
+    """The time that the charts cover: what was asked for, else a round stretch that holds the traces shown.
+
+    It ends now at the latest: a start in the future comes from a wrong clock.
+    """
+    now = time.time_ns()
+    starts = [trace.start_ns for trace in shown if trace.start_ns <= now + MAX_CLOCK_SKEW_NS] or [now]
+    until = filter.until_ns or (now if filter.since_ns else min(now, max(starts)))
+    if filter.since_ns is not None:
+        return filter.since_ns, max(until, filter.since_ns)
+    needed = until - min(starts)
+    return until - next((length for length in _PERIODS_NS if length >= needed), _MAX_PERIOD_NS), until

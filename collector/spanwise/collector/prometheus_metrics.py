@@ -1,0 +1,236 @@
+"""Prometheus metrics of the collector and of monitoring rules."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+
+from spanwise.collector.diagnostics import rule_report
+from spanwise.collector.errors import StoreError
+from spanwise.collector.records import RuleStatus
+from spanwise.collector.stores import Store
+
+Labels = tuple[tuple[str, str], ...]
+
+HISTOGRAM_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+METRIC_HELP = {
+    "spanwise_received_total": "Spans or log records that arrived, those included that were refused.",
+    "spanwise_stored_total": "Spans or feedbacks that are durable and were acknowledged.",
+    "spanwise_refused_total": "Single spans or log records that were refused, by reason.",
+    "spanwise_feedback_out_total": "Feedback that a target of --feedback-to has taken.",
+    "spanwise_feedback_out_dropped_total": "Feedback that a target will never take, by reason.",
+    "spanwise_feedback_out_failures_total": "Tries to send feedback on that a target did not take, by reason.",
+    "spanwise_feedback_out_waiting": "Feedback that waits in the store to be sent on.",
+    "spanwise_beside_stored_total": "Feedback and content for other spans that spans brought beside their runs, kept.",
+    "spanwise_beside_refused_total": "The same, refused, by reason; the spans were kept.",
+    "spanwise_passed_over_total": "Log records and metrics that were accepted and not kept: nothing in them is for us.",
+    "spanwise_requests_refused_total": "Requests that were answered with an error, by reason.",
+    "spanwise_dialect_errors_total": "Spans or log records that were read without a dialect because it failed on them.",
+    "spanwise_decoders": "Processes that decode for the server now.",
+    "spanwise_decoder_requests_total": "Requests that were decoded in processes of their own.",
+    "spanwise_decoder_seconds_total": "CPU seconds that those processes took to decode.",
+    "spanwise_decoder_deaths_total": "Processes for decoding that ended on their own, or could not start, by reason.",
+    "spanwise_acknowledgement_seconds": "From the last byte of a request to its acknowledgement.",
+    "spanwise_commit_seconds": "From a request handed to the store to its being durable: waiting and writing.",
+    "spanwise_forwarded_total": "Requests that a target of --forward has taken.",
+    "spanwise_forward_rejected_total": "Spans, log records or metrics in them that the target said it rejected.",
+    "spanwise_forward_dropped_total": "Requests that were given up for a target, by reason.",
+    "spanwise_forward_failures_total": "Times that a target took nothing, by reason; it is tried again.",
+    "spanwise_forward_loops_total": "Requests that came back to a collector that has passed them on: they end here.",
+    "spanwise_forward_waiting_bytes": "Bytes on disk that wait for a target.",
+    "spanwise_forward_waiting_seconds": "How long the oldest of them have been waiting.",
+    "spanwise_pending_bytes": "Bytes of requests that are being read, decoded or written.",
+    "spanwise_start_time_seconds": "When this process started to serve.",
+}
+
+
+class Histogram:
+    """Counts by upper bound, and their sum."""
+
+    def __init__(self) -> None:
+        self.counts, self.sum = [0] * (len(HISTOGRAM_BUCKETS) + 1), 0.0
+
+    def lines(self, name: str, labels: Labels) -> Iterable[str]:
+        """Cumulative buckets, sum and count."""
+        total = 0
+        for bound, count in zip((*map(str, HISTOGRAM_BUCKETS), "+Inf"), self.counts, strict=True):
+            total += count
+            yield f"{name}_bucket{_format_labels((*labels, ('le', bound)))} {total}"
+        yield f"{name}_sum{_format_labels(labels)} {self.sum!r}"
+        yield f"{name}_count{_format_labels(labels)} {total}"
+
+
+class Metrics:
+    """Counters, gauges and histograms of one server. Safe to call from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counters: dict[str, dict[Labels, float]] = {}
+        self._histograms: dict[str, dict[Labels, Histogram]] = {}
+        self._gauges: dict[str, dict[Labels, Callable[[], float]]] = {}
+
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        """Count up."""
+        key = tuple(labels.items())
+        with self._lock:
+            series = self._counters.setdefault(name, {})
+            series[key] = series.get(key, 0) + amount
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Put a duration in seconds into a histogram."""
+        key = tuple(labels.items())
+        with self._lock:
+            series = self._histograms.setdefault(name, {})
+            histogram = series.get(key) or series.setdefault(key, Histogram())
+            histogram.counts[bisect_left(HISTOGRAM_BUCKETS, value)] += 1
+            histogram.sum += value
+
+    def gauge(self, name: str, read: Callable[[], float], **labels: str) -> None:
+        """Have a value read whenever somebody asks."""
+        self._gauges.setdefault(name, {})[tuple(labels.items())] = read
+
+    def value(self, name: str, **labels: str) -> float:
+        """A counter's value; without labels the sum of its series."""
+        series = self._counters.get(name, {})
+        return series.get(tuple(labels.items()), 0) if labels else sum(series.values())
+
+    def text(self, extra: Mapping[str, float] | None = None) -> str:
+        """Everything, with further gauges."""
+        with self._lock:
+            lines = [*self._counter_lines(), *self._histogram_lines()]
+        lines += self._gauge_lines()
+        for name, value in (extra or {}).items():
+            lines += [*_header_lines(name, "gauge"), f"{name} {value!r}"]
+        return "\n".join(lines) + "\n"
+
+    def _gauge_lines(self) -> Iterable[str]:
+        for name, series in self._gauges.items():
+            yield from _header_lines(name, "gauge")
+            for labels, read in series.items():
+                yield f"{name}{_format_labels(labels)} {read()!r}"
+
+    def _counter_lines(self) -> Iterable[str]:
+        for name, series in self._counters.items():
+            yield from _header_lines(name, "counter")
+            for labels, value in series.items():
+                yield f"{name}{_format_labels(labels)} {value!r}"
+
+    def _histogram_lines(self) -> Iterable[str]:
+        for name, series in self._histograms.items():
+            yield from _header_lines(name, "histogram")
+            for labels, histogram in series.items():
+                yield from histogram.lines(name, labels)
+
+
+def format_gauge(name: str, help: str, values: Iterable[tuple[Labels, float]]) -> Iterable[str]:
+    """One gauge with labels, described."""
+    yield f"# HELP {name} {help}"
+    yield f"# TYPE {name} gauge"
+    for labels, value in values:
+        yield f"{name}{_format_labels(labels)} {float(value)!r}"
+
+
+def _header_lines(name: str, kind: str) -> Iterable[str]:
+    if name in METRIC_HELP:
+        yield f"# HELP {name} {METRIC_HELP[name]}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _format_labels(labels: Labels) -> str:
+    inner = ",".join(f'{name}="{_escape_label(value)}"' for name, value in labels)
+    return f"{{{inner}}}" if inner else ""
+
+
+def _escape_label(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+RULE_CACHE_S = 5.0
+MAX_METRIC_RULES, MAX_METRIC_EVALUATORS = 100, 20  # at most so many series of each kind: all rules, and of each rule
+_RULE_METRIC_HELP = {
+    "spanwise_rule_targets": "Traces of a rule's version in force, by verdict; each counts once.",
+    "spanwise_rule_behind_changes": "Changes of traces that a rule has not decided on yet.",
+    "spanwise_rule_lag_seconds": "Age of the oldest of these.",
+    "spanwise_rule_rate": "Sample rate in force, outside of strata.",
+    "spanwise_rule_spend": "Booked on a rule's budget in the present period: settled, reserved, or of unknown cost.",
+    "spanwise_rule_budget": "Limit of a rule's budget.",
+    "spanwise_rule_evaluator_looked": "Evaluations by an evaluator, by the running workers since they started.",
+    "spanwise_rule_evaluator_failed": "Evaluations of spanwise_rule_evaluator_looked that failed.",
+    "spanwise_rule_evaluator_p95_seconds": "The slowest worker's 95th percentile of an evaluator's calls.",
+    "spanwise_rule_workers": "Living workers that carry out the version in force.",
+    "spanwise_monitor_finished_per_second": "Targets of any rule that living workers finish.",
+    "spanwise_monitor_decided_per_second": "Traces that living workers decide on, for each rule.",
+}
+Sample = tuple[str, Labels, float]
+
+
+class RuleMetrics:
+    """Text about all rules, which is kept for a few seconds: many may ask, the store is asked once."""
+
+    def __init__(self) -> None:
+        self._text, self._until = "", 0.0
+
+    def text(self, store: Store) -> str:
+        """Prometheus' text format; what it was before where the store cannot say now."""
+        if time.monotonic() >= self._until:
+            with suppress(StoreError):
+                self._text = _rule_metrics_text(store.status()[:MAX_METRIC_RULES])
+            self._until = time.monotonic() + RULE_CACHE_S
+        return self._text
+
+
+def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
+    series: dict[str, list[tuple[Labels, float]]] = {}
+    now_ns = time.time_ns()
+    for name, labels, value in chain(
+        _monitor_samples(statuses, now_ns), *(_rule_samples(one, now_ns) for one in statuses)
+    ):
+        series.setdefault(name, []).append((labels, value))
+    lines = [
+        line
+        for name, help in _RULE_METRIC_HELP.items()
+        if name in series
+        for line in format_gauge(name, help, series[name])
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _monitor_samples(statuses: Sequence[RuleStatus], now_ns: int) -> Iterator[Sample]:
+    if statuses:
+        finished, decided = rule_report.sum_throughput((worker for one in statuses for worker in one.workers), now_ns)
+        yield "spanwise_monitor_finished_per_second", (), finished
+        yield "spanwise_monitor_decided_per_second", (), decided
+
+
+def _rule_samples(status: RuleStatus, now_ns: int) -> Iterator[Sample]:
+    own: Labels = (("project", status.rule.project), ("rule", status.rule.name))
+    for verdict in rule_report.WORDS:
+        yield "spanwise_rule_targets", (*own, ("verdict", verdict)), status.counts.get(verdict, 0)
+    yield "spanwise_rule_behind_changes", own, status.behind
+    yield "spanwise_rule_lag_seconds", own, status.lag_s
+    yield "spanwise_rule_rate", own, status.rate
+    yield "spanwise_rule_workers", own, len(rule_report.find_active_workers(status, now_ns))
+    yield from _budget_samples(own, status)
+    yield from _evaluator_samples(own, status, now_ns)
+
+
+def _budget_samples(own: Labels, status: RuleStatus) -> Iterator[Sample]:
+    for budget in rule_report.spending(status.rule, status.booked):
+        labels = (*own, ("budget", budget.name))
+        yield "spanwise_rule_budget", labels, budget.limit
+        for state in ("settled", "reserved", "unknown"):
+            yield "spanwise_rule_spend", (*labels, ("state", state)), getattr(budget, state)
+
+
+def _evaluator_samples(own: Labels, status: RuleStatus, now_ns: int) -> Iterator[Sample]:
+    for one in rule_report.work(status, now_ns)[:MAX_METRIC_EVALUATORS]:
+        labels = (*own, ("evaluator", one.key))
+        yield "spanwise_rule_evaluator_looked", labels, one.looked
+        yield "spanwise_rule_evaluator_failed", labels, one.failed
+        if one.p95_s is not None:
+            yield "spanwise_rule_evaluator_p95_seconds", labels, one.p95_s

@@ -1,0 +1,457 @@
+"""Trace records: runs, traces, feedback, amendments and process reports."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
+from math import isfinite
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.records.json_values import JSON, Outcome, Source, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a feedback speaks of: a trace, a span, one document of a span, a session or an experiment."""
+
+    trace_id: str | None = None
+    span_id: str | None = None
+    document: int | None = None  # position in the span's documents
+    session_id: str | None = None
+    experiment_id: str | None = None
+
+    def __post_init__(self) -> None:
+        named = [self.trace_id is not None, self.session_id is not None, self.experiment_id is not None]
+        if sum(named) != 1:
+            raise ValueError(f"a target is exactly one of a trace, a session or an experiment, not {self!r}")
+        if self.span_id is not None and self.trace_id is None:
+            raise ValueError(f"a span is named together with its trace, not alone: {self!r}")
+        if self.document is not None and self.span_id is None:
+            raise ValueError(f"a document is named together with its span: {self!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What an evaluator or a person says of a target under one key: a score, an error or a skip, never two of them.
+
+    `score` is a float or bool, `label` a string; an outcome of "score" has one of them. An error says what happened in
+    `error`, a skip says what was missing in `comment`. The `id` derives from (target, key, source, author or
+    evaluator + version), so that a repeat overwrites itself and two people's votes do not; that of a rule's feedback
+    from (target, key, source, evaluator, rule). It is derived when it is first asked for.
+
+    `claim` numbers the rule's evaluations of this target; of one (rule, target, evaluator) only what the highest claim
+    said stands.
+    """
+
+    target: Target
+    key: str
+    score: float | bool | None = None
+    label: str | None = None
+    comment: str | None = None
+    outcome: Outcome = "score"
+    error: str | None = None
+    source: Source = "code"
+    author: str | None = None
+    evaluator: str | None = None
+    version: str | None = None
+    rule: str | None = None
+    claim: int | None = None
+    judge_trace_id: str | None = None
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+    created_ns: int = field(default_factory=time.time_ns)
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise ValueError("a feedback needs a key")
+        if type(self.score) not in _PLAIN_SCORE_TYPES:
+            object.__setattr__(self, "score", _to_plain_score(self.key, self.score))
+        has_value = self.score is not None or self.label is not None
+        if (self.outcome == "score") != has_value:
+            raise ValueError(
+                f"feedback {self.key!r}: outcome {self.outcome!r} with score {self.score!r}, label {self.label!r}"
+            )
+        if (self.outcome == "error") != (self.error is not None):
+            raise ValueError(f"feedback {self.key!r}: outcome {self.outcome!r} with error {self.error!r}")
+        if isinstance(self.score, float) and not isfinite(self.score):
+            shown = "NaN" if self.score != self.score else repr(self.score)  # neither has a mean, and JSON has neither
+            raise ValueError(f"feedback {self.key!r}: {shown} is not a score; say outcome='skip' or 'error' instead")
+        if not self.id:
+            object.__delattr__(self, "id")
+
+    if not TYPE_CHECKING:  # it would make every attribute known
+
+        def __getattr__(self, name: str) -> str:
+            """The id, of which most feedback that is only looked at needs none."""
+            if name != "id":
+                raise AttributeError(f"a feedback has no {name!r}")
+            object.__setattr__(self, "id", feedback_id(self))
+            return self.id
+
+
+_PLAIN_SCORE_TYPES = (bool, float, int, type(None))
+
+
+def _to_plain_score(key: str, score: Any) -> float | bool:
+    """Return a number of another type, such as a scalar of numpy, as Python's own. Raises `ValueError`."""
+    item = getattr(score, "item", None)
+    try:
+        plain = item() if callable(item) else score
+        if isinstance(plain, bool):
+            return plain
+        if not isinstance(plain, str | bytes):
+            return float(plain)
+    except (TypeError, ValueError):  # an array of several numbers, or no number at all
+        pass
+    way_out = "; give a text as the label" if isinstance(score, str) else ""
+    raise ValueError(f"feedback {key!r}: the score must be a number or a bool, not {score!r:.100}{way_out}")
+
+
+class _FeedbackDraft:
+    """A feedback whose fields can still be set: a frozen one sets them at ten times the price."""
+
+    __slots__ = Feedback.__slots__
+
+
+def make_score(
+    target: Target,
+    key: str,
+    score: float | bool | None,
+    label: str | None = None,
+    comment: str | None = None,
+    *,
+    source: Source,
+    evaluator: str,
+    version: str,
+    metadata: Mapping[str, JSON] | None = None,
+) -> Feedback:
+    """An evaluator's feedback from values that are known to be right: a key, and a finite score, a label, or both."""
+    made: Any = _FeedbackDraft()
+    made.target, made.key, made.score, made.label, made.comment = target, key, score, label, comment
+    made.outcome, made.error, made.source, made.author = "score", None, source, None
+    made.evaluator, made.version, made.rule, made.judge_trace_id = evaluator, version, None, None
+    made.claim = None
+    made.metadata, made.created_ns = {} if metadata is None else metadata, time.time_ns()
+    made.__class__ = Feedback  # the slots are the same
+    return cast(Feedback, made)
+
+
+def restore_feedback(
+    target: Target,
+    id: str,
+    key: str,
+    score: float | bool | None,
+    label: str | None,
+    comment: str | None,
+    outcome: Outcome,
+    error: str | None,
+    source: Source,
+    author: str | None,
+    evaluator: str | None,
+    version: str | None,
+    rule: str | None,
+    claim: int | None,
+    judge_trace_id: str | None,
+    metadata: Mapping[str, JSON],
+    created_ns: int,
+) -> Feedback:
+    """Feedback that was one when it was stored, and is not looked at again: a tenth of the price."""
+    made: Any = _FeedbackDraft()
+    made.target, made.id, made.key, made.score, made.label, made.comment = target, id, key, score, label, comment
+    made.outcome, made.error, made.source, made.author = outcome, error, source, author
+    made.evaluator, made.version, made.rule, made.judge_trace_id = evaluator, version, rule, judge_trace_id
+    made.claim, made.metadata, made.created_ns = claim, metadata, created_ns
+    made.__class__ = Feedback  # the slots are the same
+    return cast(Feedback, made)
+
+
+def normalize_target(target: Target) -> Target:
+    """Return a target with its ids as traces have them: lower-case hex digits, without the dashes of a UUID.
+
+    Raises `Refused` for the id of a trace or span that cannot exist.
+    """
+    if target.trace_id and target.span_id is None and _TRACE_ID.fullmatch(target.trace_id):  # most are
+        return target
+    trace_id = target.trace_id and _normalize_id("trace_id", target.trace_id, 32)
+    span_id = target.span_id and _normalize_id("span_id", target.span_id, 16)
+    if target.trace_id == "" or target.span_id == "":
+        raise Refused(f"{target!r} has an empty id; leave it out or give the id of a trace or span")
+    if (trace_id, span_id) == (target.trace_id, target.span_id):
+        return target
+    return replace(target, trace_id=trace_id, span_id=span_id)
+
+
+def normalize_feedback(feedback: Feedback) -> Feedback:
+    """Return feedback on a checked target (`checked_target`); an id that derives from the target follows it."""
+    target = normalize_target(feedback.target)
+    if target is feedback.target:
+        return feedback
+    derived = feedback.id == feedback_id(feedback)
+    return replace(feedback, target=target, id="" if derived else feedback.id)
+
+
+def _normalize_id(name: str, given: str, digits: int) -> str:
+    text = given.replace("-", "").lower()
+    if len(text) != digits or not _HEX.fullmatch(text) or not text.strip("0"):
+        raise Refused(f"{name} must be {digits} hex digits that are not all zeros, got {given!r:.100}")
+    return text
+
+
+_HEX = re.compile(r"[0-9a-f]+")
+_TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
+
+
+def feedback_id(feedback: Feedback) -> str:
+    """32 hex digits over what makes two feedbacks the same one."""
+    target, ruled = feedback.target, feedback.rule is not None
+    parts = (
+        target.trace_id,
+        target.span_id,
+        target.document,
+        target.session_id,
+        target.experiment_id,
+        feedback.key,
+        feedback.source,
+        None if ruled else feedback.author,
+        feedback.evaluator,
+        None if ruled else feedback.version,
+        feedback.rule,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One piece of retrieved context. Where none was given, `id` and `score` are None."""
+
+    content: str
+    id: str | None = None
+    score: float | None = None
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A span event, such as an exception (`name == "exception"`)."""
+
+    name: str
+    time_ns: int
+    attributes: Mapping[str, JSON] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A pointer from a span to another span, possibly of another trace."""
+
+    trace_id: str
+    span_id: str
+    attributes: Mapping[str, JSON] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one model call. `details` holds finer counts (cache_read, reasoning, …) under OTel GenAI's names."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    details: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens together."""
+        return self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A span as people and evaluators see it. `attributes` holds what no other field has taken."""
+
+    trace_id: str
+    span_id: str
+    name: str
+    parent_id: str | None = None
+    kind: str = "chain"  # one of spanwise.tracer's kinds, or "unknown"
+    start_ns: int = 0
+    end_ns: int = 0
+    status: Status = "unset"
+    error: str | None = None  # "ValueError: …", None unless status is "error"
+    inputs: JSON = None
+    outputs: JSON = None
+    documents: tuple[Document, ...] = ()
+    model: str | None = None
+    usage: Usage | None = None
+    cost: float | None = None
+    attributes: Mapping[str, JSON] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    links: tuple[Link, ...] = ()
+    resource: Mapping[str, JSON] = field(default_factory=dict)
+    session_id: str | None = None
+    user_id: str | None = None
+    project: str = "default"
+    environment: str = "default"
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+    experiment_id: str | None = None
+    example_id: str | None = None
+    repetition: int = 0
+
+    @property
+    def duration_ns(self) -> int:
+        """Wall time of the span, never negative."""
+        return max(0, self.end_ns - self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run that was said to have started and of which no end has come: it runs, or ended with its process.
+
+    It is no `Run`: in no count, no sum, no list of runs. Its span takes its place.
+    """
+
+    trace_id: str
+    span_id: str
+    name: str
+    parent_id: str | None = None
+    kind: str = "chain"
+    start_ns: int = 0
+    local_root: str | None = None  # its process's root of the trace
+    project: str = "default"
+    environment: str = "default"
+    instance: str | None = None  # its process (see `Process`)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A whole trace: its root run, all runs by start time, and all feedback on it or on its spans.
+
+    A run whose parent never arrived is a root too; `root` is then the earliest of them.
+    """
+
+    root: Run
+    runs: tuple[Run, ...]
+    feedback: tuple[Feedback, ...] = ()
+    complete: bool = False
+    dropped: int = 0  # as in `TraceSummary`
+    calls_sent: int = 0
+    running: tuple[OpenRun, ...] = ()  # by start time; none of `runs`
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits."""
+        return self.root.trace_id
+
+    def children(self, span_id: str) -> tuple[Run, ...]:
+        """The runs right below a span, by start time."""
+        return tuple(run for run in self.runs if run.parent_id == span_id)
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """The retrieved context: documents of the last reranker, else of all retrievers, else of any run.
+
+        A retriever that asks others gives what it has made of theirs: those below it do not count again. Where nobody
+        says who retrieves, steps hand the same documents on: each counts once.
+        """
+        holders = [run for run in self.runs if run.documents]
+        rerankers = [run for run in holders if run.kind == "reranker"]
+        if rerankers:
+            return rerankers[-1].documents
+        retrievers = [run for run in holders if run.kind == "retriever"]
+        found = [each for run in _outermost_runs(retrievers or holders, self.runs) for each in run.documents]
+        return tuple(found) if retrievers else _unique_documents(found)
+
+
+def _unique_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
+    first: dict[tuple[str | None, str], Document] = {}
+    for document in documents:
+        first.setdefault((document.id, document.content), document)
+    return tuple(first.values())
+
+
+def _outermost_runs(holders: Sequence[Run], runs: Sequence[Run]) -> Sequence[Run]:
+    """Those that are below none of the others; all of them if they go round in a circle."""
+    parents, ids = {run.span_id: run.parent_id for run in runs}, {run.span_id for run in holders}
+    below: dict[str | None, bool] = {None: False}  # spans that hold nothing: whether a holder is above them
+    for run in holders:
+        path, above = [], run.parent_id
+        while above not in below and above not in ids:
+            below[above] = False
+            path.append(above)
+            above = parents.get(above or "")
+        below |= dict.fromkeys(path, above in ids or below[above])
+    return [run for run in holders if run.parent_id not in ids and not below[run.parent_id]] or holders
+
+
+@dataclass(frozen=True, slots=True)
+class Amendment:
+    """Fields of a run whose content came in another message than its span; `TraceStore.amend` says which there are.
+
+    Whoever knows no span names a response of a model instead, by which the run is found that bears its id in the
+    attribute `gen_ai.response.id`; both ids are empty then. With `project` it is for a run of that project alone.
+    """
+
+    trace_id: str
+    span_id: str
+    fields: Mapping[str, JSON]
+    response_id: str | None = None
+    project: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReport:
+    """What has become of all spans of a process since its start, as it said at `reported_ns`; later ones say more."""
+
+    instance: str  # `service.instance.id`, which no two processes share
+    reported_ns: int
+    started: int = 0
+    open: int = 0
+    delivered: int = 0  # answered for by a collector
+    spilled: int = 0  # on disk, to be sent later
+    pending: int = 0  # ended, and in memory
+    dropped: Mapping[str, int] = field(default_factory=dict)  # by reason
+    pid: int | None = None
+    service: str | None = None
+    project: str = "default"
+    environment: str = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process as a store knows it. Without a report it ended before its first, or its SDK makes none."""
+
+    instance: str
+    stored: int  # spans of it that were ever kept here, each once, deleted ones among them
+    seen_ns: int  # when spans or a report of it were kept last
+    service: str | None
+    project: str
+    environment: str
+    pid: int | None
+    report: ProcessReport | None
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def make_fast_constructor(record: Callable[P, R]) -> Callable[P, R]:
+    """What makes instances of a frozen dataclass with slots, out of the same arguments, at a fifth of the price if all
+    are given in order (also those that the record takes by name alone). The record has no `__post_init__`.
+
+    A frozen dataclass sets each of its fields through `object.__setattr__`. Here they are set in an object of a class
+    with the same slots that is not frozen, which then becomes one of the record's.
+    """
+
+    def freeze(made: Any) -> None:
+        made.__class__ = record
+
+    of: Any = record
+    same = [(one.name, one.type, field(**_field_defaults(one))) for one in fields(of)]
+    return make_dataclass(of.__name__, same, slots=True, namespace={"__post_init__": freeze})
+
+
+def _field_defaults(one: Field[Any]) -> dict[str, Any]:
+    told = {"default": one.default, "default_factory": one.default_factory}
+    return {name: value for name, value in told.items() if value is not MISSING}

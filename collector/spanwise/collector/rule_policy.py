@@ -1,0 +1,154 @@
+"""Rule policy: filter, sampling rate, eligibility and validation of a monitoring rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from math import inf, isfinite
+from typing import Any
+
+from spanwise.collector import record_encoding
+from spanwise.collector.errors import Refused
+from spanwise.collector.filter_values import metadata_text
+from spanwise.collector.filters import COMPARED_CONDITIONS, Filter, extend_filter, validate_rule_filter
+from spanwise.collector.records import JSON, Rule, RuleSettings, SettingsVersion, TraceHead, TraceSummary
+
+MIN_PACING_FACTOR = 1e-3  # the lowest factor to which pacing lowers a rule's rates
+RELATIVE_CONDITIONS = ("since_ns", "until_ns")  # those that people give relative to now
+_NUMERIC_SETTINGS = (
+    "concurrency",
+    "timeout_s",
+    "retries",
+    "priority",
+    "quiet_s",
+    "max_wait_s",
+    "session_quiet_s",
+    "max_bytes",
+)
+_SETTING_NAMES = tuple(field.name for field in fields(RuleSettings))
+
+
+def build_rule_filter(conditions: Mapping[str, JSON]) -> Filter:
+    """The filter of a rule or stratum. Raises `Refused` for what is no condition, or one that moves with the clock.
+
+    What was stored before values were checked as strictly as now goes on being read: a number alone for a latency, or
+    for a text.
+    """
+    try:
+        made = validate_rule_filter(
+            extend_filter(None, {name: _normalize_stored_value(name, value) for name, value in conditions.items()})
+        )
+    except (ValueError, TypeError) as error:
+        raise Refused(str(error)) from error
+    if moving := [name for name in RELATIVE_CONDITIONS if getattr(made, name) is not None]:
+        raise Refused(
+            f"{moving[0]!r} is relative to now, and a rule's filter holds at all times; leave it out: a rule takes "
+            "what comes from now on, and older traces by its own `since`"
+        )
+    return made
+
+
+def _normalize_stored_value(name: str, value: JSON) -> JSON:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return (
+        ("=", value)
+        if name in COMPARED_CONDITIONS
+        else value
+        if name.startswith(("since", "until"))
+        else metadata_text(value)
+    )
+
+
+def build_rule_filters(rule: Rule, settings: RuleSettings) -> tuple[Filter, ...]:
+    """The rule's own filter, then those of its strata: what `Head.passes` answers in this order. Raises `Refused`."""
+    return tuple(map(build_rule_filter, (rule.filter, *(stratum.filter for stratum in settings.strata))))
+
+
+def find_setting(history: Iterable[SettingsVersion], change: int) -> SettingsVersion | None:
+    """The setting in force for a change, of a rule's history, newest first; the oldest before the first of them."""
+    last = None
+    for last in history:
+        if last.from_change <= change:
+            return last
+    return last
+
+
+def get_sampling_rate(settings: RuleSettings, passes: Sequence[bool | None]) -> tuple[float, int | None]:
+    """The rate for a target, and the position of the stratum that gave it; None: no stratum did.
+
+    `passes` says of each stratum whether the trace passes its filter; None (not yet told) counts as no, so wait before.
+    """
+    stratum = next((place for place, passed in enumerate(passes) if passed), None)
+    rate = settings.sample_rate if stratum is None else settings.strata[stratum].rate
+    return rate * (1.0 if settings.paced is None else settings.paced), stratum
+
+
+def get_sampling_unit(rule: Rule, head: TraceHead | TraceSummary) -> str:
+    """What is drawn as one: a trace, or a session of a project."""
+    if rule.target == "session" and head.session_id is not None:
+        return f"{head.project}/{head.session_id}"
+    return head.trace_id
+
+
+def get_initial_cursor(rule: Rule) -> str | None:
+    """The position in the feed from which a rule that has decided nothing yet begins."""
+    return None if rule.since_ns is not None else str(rule.active_from)
+
+
+def get_budget_name(rule: Rule, limit: str = "") -> str:
+    """The name of a rule's budget for a limit, such as usd_per_day; without one, what all of them begin with."""
+    return f"{rule.project}/{rule.name}/{limit}"
+
+
+def find_exclusion_reason(rule: Rule, head: TraceHead) -> str | None:
+    """Why a rule does not look at a trace, whatever its filter says; None if it does."""
+    if head.project != rule.project:
+        return f"the trace is of project {head.project!r}, the rule of {rule.project!r}"
+    if head.judgement:
+        return "it is an evaluator's own trace, or a part of one"
+    if head.experiment_id is not None and rule.scope == "live":
+        return f"it belongs to experiment {head.experiment_id!r}, and the rule takes live traffic alone"
+    if head.experiment_id is None and rule.scope == "experiments":
+        return "it belongs to no experiment, and the rule takes those of experiments alone"
+    if head.change <= rule.active_from and (rule.since_ns is None or head.start_ns < rule.since_ns):
+        return f"it last changed before version {rule.version!r} of the rule was activated"
+    return None
+
+
+def update_settings(settings: RuleSettings, given: RuleSettings | Mapping[str, Any]) -> RuleSettings:
+    """Settings with some of them anew. Raises `Refused` for a name that is none, or a value that cannot be."""
+    if isinstance(given, RuleSettings):
+        return given
+    if unknown := next((name for name in given if name not in _SETTING_NAMES), None):
+        from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, which only a mistake should cost
+
+        raise Refused(f"{unknown!r} is no setting of a rule{did_you_mean(unknown, _SETTING_NAMES, form=': {}')}")
+    try:
+        return record_encoding.decode(RuleSettings, record_encoding.encode({**asdict(settings), **given}))
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+def validate_rule(rule: Rule) -> None:
+    """Raises `Refused` for a rule that cannot be: without a name, with a filter or a number that says nothing."""
+    if not rule.name.strip() or not rule.version:
+        raise Refused(f"a rule has a name and a version, not {rule.name!r} and {rule.version!r}")
+    settings = rule.settings
+    try:
+        build_rule_filters(rule, settings)
+        for rate in (settings.sample_rate, *(stratum.rate for stratum in settings.strata)):
+            _check_range(rate, 1, "a rate")
+        if settings.paced is not None:
+            _check_range(settings.paced, 1, "paced")
+        for name in _NUMERIC_SETTINGS:
+            _check_range(getattr(settings, name), inf, name)
+        for name, limit in settings.budget.items():
+            _check_range(limit, inf, f"budget[{name!r}]")
+    except Refused as error:
+        raise Refused(f"rule {rule.name!r}: {error}") from error
+
+
+def _check_range(value: float, most: float, name: str) -> None:
+    if not (0 <= value <= most and isfinite(value)):
+        raise Refused(f"{name} is a number from 0{f' to {most:g}' if most < inf else ''}, not {value!r}")

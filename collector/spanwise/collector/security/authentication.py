@@ -1,0 +1,394 @@
+"""API key authentication: credentials in headers, cached keys, rate limit of failed attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import hmac
+import logging
+import threading
+import time
+from base64 import b64decode
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from math import inf
+from typing import Protocol
+
+from spanwise.collector.address_parsing import get_client_network
+from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.records import Key
+from spanwise.collector.security.authorization import Access, get_permissions
+
+_CREDENTIAL_NAMES = ("authorization", "x-api-key", "api_key")
+CREDENTIAL_HEADERS = frozenset(
+    (*_CREDENTIAL_NAMES, *(name.encode() for name in _CREDENTIAL_NAMES))
+)  # headers of HTTP, metadata of gRPC
+NO_KEY = "none"  # what a client that demands a key is given where the server requires none
+
+
+def extract_key(headers: Collection[tuple[str | bytes, str | bytes]]) -> str | None:
+    """The one key among these headers, whose names are lower-case; None if there is none. Raises `Refused` for two.
+
+    It stands in `authorization`, as a bearer token, bare, or as the password of Basic, or in `x-api-key` or `api_key`.
+    The same key may stand in several places. Where two differ neither is taken: whoever reads on behind us, or a proxy
+    before us, might take the other one. What is malformed, empty, `none` or of another scheme is no key.
+    """
+    found = {
+        secret for name, value in headers if name in CREDENTIAL_HEADERS if (secret := _extract_secret(name, value))
+    }
+    if len(found) > 1:
+        raise Refused(f"two different API keys came, in {_list_headers(headers)}: send one")
+    return next(iter(found), None)
+
+
+def _list_headers(headers: Collection[tuple[str | bytes, str | bytes]]) -> str:
+    names = {
+        _decode_header(name) for name, value in headers if name in CREDENTIAL_HEADERS and _extract_secret(name, value)
+    }
+    return " and ".join(map(repr, sorted(names)))
+
+
+def _extract_secret(name: str | bytes, value: str | bytes) -> str:
+    text = _decode_header(value).strip()
+    secret = _parse_authorization(text) if name in ("authorization", b"authorization") else text
+    return "" if secret == NO_KEY else secret
+
+
+def _parse_authorization(text: str) -> str:
+    """The key in `authorization`; "" if there is none."""
+    scheme, divided, value = text.partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return value.strip()
+        case "basic":
+            return _parse_basic_password(value)
+        case _:
+            return "" if divided else text
+
+
+def _parse_basic_password(encoded: str) -> str:
+    try:
+        return b64decode(encoded.strip()).decode().partition(":")[2]
+    except (binascii.Error, ValueError):  # not base64, not UTF-8 within, or not even ASCII
+        return ""
+
+
+def _decode_header(value: str | bytes) -> str:
+    """UTF-8 where it is that, else Latin-1, as HTTP once had it."""
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+class KeyStore(Protocol):
+    """What says which keys there are."""
+
+    def keys(self) -> Sequence[Key]:
+        """All of them. Raises `StoreError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyCacheTimes:
+    """Seconds for which the keys of one reading hold, as they were when it began.
+
+    At half of `fresh` the next reading begins, beside the requests; after `fresh` they wait for it, until it has taken
+    `patience` (while no keys hold, as at the start: `grace`). While the store does not answer, the last keys hold for
+    `grace` more; then none does. A store that fails is asked again after `pause`. A key that is unknown waits for a
+    reading that begins after it came, so that a new key opens in its first request; these begin `apart` at least.
+    """
+
+    fresh: float = 10.0
+    patience: float = 1.0
+    grace: float = 20.0
+    pause: float = 1.0
+    apart: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _KeySnapshot:
+    """What one reading gave, by SHA-256, and when it began on the monotonic clock."""
+
+    keys: Mapping[str, Key]
+    since: float
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self.since
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyReading:
+    """A reading under way, or the last one; its result is why it failed."""
+
+    since: float
+    done: Future[Exception | None]
+
+
+class KeyCache:
+    """The keys of a store, for any event loop: none is ever held up by the store."""
+
+    def __init__(self, store: KeyStore, ages: KeyCacheTimes | None = None) -> None:
+        self.store, self.ages = store, ages or KeyCacheTimes()
+        self._known, self._reading = _KeySnapshot({}, -inf), _KeyReading(-inf, Future())
+        self._reading.done.set_result(None)
+
+    async def find(self, sha256: str) -> Key | None:
+        """A key; None if it is unknown, revoked or expired. Raises `Unavailable`: the store is silent."""
+        asked = time.monotonic()
+        key = (await self._keys()).get(sha256) or (await self._keys_after(asked)).get(sha256)
+        return key if key and _is_valid(key) else None
+
+    def peek(self, sha256: str) -> Key | None:
+        """A key out of those that are known now, without asking the store."""
+        key = self._known.keys.get(sha256) if self._hold else None
+        return key if key and _is_valid(key) else None
+
+    def close(self) -> None:
+        """Let a reading under way come to its end, so that the store can be closed; but no longer than `fresh`."""
+        with suppress(TimeoutError):
+            self._reading.done.result(self.ages.fresh)
+
+    async def _keys(self) -> Mapping[str, Key]:
+        if self._known.age > self.ages.fresh / 2:
+            self._read_anew()
+        if self._known.age > self.ages.fresh:
+            await self._answer()
+        if not self._hold:
+            raise Unavailable(f"the API keys cannot be read now: {self._why()}")
+        return self._known.keys
+
+    async def _keys_after(self, moment: float) -> Mapping[str, Key]:
+        """The keys of a reading that began after a moment; those that are known if it fails or takes long."""
+        end = time.monotonic() + self.ages.patience
+        while self._known.since < moment and time.monotonic() < end:
+            reading = self._reading
+            if reading.done.done():
+                if reading.since >= moment:  # it failed
+                    break
+                await asyncio.sleep(reading.since + self._apart(reading) - time.monotonic())
+                self._read_anew()
+            await asyncio.wait([asyncio.wrap_future(self._reading.done)], timeout=end - time.monotonic())
+        return self._known.keys
+
+    def _apart(self, reading: _KeyReading) -> float:
+        """Seconds between the beginning of a reading and that of the next."""
+        return self.ages.apart if reading.done.result() is None else self.ages.pause
+
+    @property
+    def _hold(self) -> bool:
+        """Whether the keys that are known hold still."""
+        return self._known.age <= self.ages.fresh + self.ages.grace
+
+    def _read_anew(self) -> None:
+        now = time.monotonic()
+        if self._reading.done.done() and now - self._reading.since >= self._apart(self._reading):
+            reading = _KeyReading(now, Future())
+            threading.Thread(target=self._read, args=(reading,), name="spanwise-keys", daemon=True).start()
+            self._reading = reading  # only now: one whose thread cannot start would never be done
+
+    def _read(self, reading: _KeyReading) -> None:
+        failure = None
+        try:
+            keys: Sequence[Key] = self.store.keys()
+            self._known = _KeySnapshot(_index_by_hash(keys), reading.since)
+        except Exception as error:
+            failure = error
+        reading.done.set_result(failure)
+
+    async def _answer(self) -> None:
+        """Wait for the reading under way, but not for one that takes long; or as for a first one, if no keys hold."""
+        patience = self.ages.patience if self._hold else self.ages.grace
+        left = self._reading.since + patience - time.monotonic()
+        if left > 0 and not self._reading.done.done():
+            await asyncio.wait([asyncio.wrap_future(self._reading.done)], timeout=left)
+
+    def _why(self) -> str:
+        done = self._reading.done
+        return f"the store failed with {done.result()!r}" if done.done() else "the store does not answer"
+
+
+def _is_valid(key: Key) -> bool:
+    return key.expires_ns is None or key.expires_ns > time.time_ns()
+
+
+def _index_by_hash(keys: Sequence[Key]) -> dict[str, Key]:
+    """By SHA-256; of two keys with one secret the wider, one of all projects, holds."""
+    return {key.sha256: key for key in sorted(keys, key=lambda key: key.project is None) if _is_valid(key)}
+
+
+ATTEMPT_BURST, ATTEMPT_INTERVAL_S = 10, 1.0  # wrong keys at once, and seconds for each one more
+MAX_TRACKED_ADDRESSES = 10_000  # that are remembered: those that were heard of last
+LOG_INTERVAL_S = 60.0  # seconds between two lines about one address
+logger = logging.getLogger("spanwise.collector")
+
+
+@dataclass(slots=True)
+class _AddressAttempts:
+    """Of one address: tries that are left as of a time, and wrong keys that no line has told."""
+
+    left: float
+    at: float
+    untold: int = 0
+    told_at: float = float("-inf")
+
+
+class AttemptLimiter:
+    """Counts wrong keys by address. A key that was right from an address goes on from there, whoever tries beside it.
+
+    Behind a proxy all senders share an address: there the proxy has to limit them.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._tries: OrderedDict[str, _AddressAttempts] = OrderedDict()
+        self._good: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+
+    def wait(self, address: str, key: bytes) -> float:
+        """Seconds until this address may try this key (its hash): 0 for now."""
+        name = get_client_network(address)
+        tries = self._tries.get(name)
+        if tries is None or (name, key) in self._good:
+            return 0.0
+        left = self._left(tries)
+        return 0.0 if left >= 1 else (1 - left) * ATTEMPT_INTERVAL_S
+
+    def right(self, address: str, key: bytes) -> None:
+        """Remember that a key was right."""
+        good = get_client_network(address), key
+        self._good[good] = None
+        self._good.move_to_end(good)
+        if len(self._good) > MAX_TRACKED_ADDRESSES:
+            self._good.popitem(last=False)
+
+    def wrong(self, address: str) -> None:
+        """Count a wrong key, and say so now and then."""
+        name, now = get_client_network(address), self._now()
+        tries = self._tries.setdefault(name, _AddressAttempts(ATTEMPT_BURST, now))
+        self._tries.move_to_end(name)
+        tries.left, tries.at = max(0.0, self._left(tries) - 1), now
+        tries.untold += 1
+        if now - tries.told_at >= LOG_INTERVAL_S:
+            logger.warning("%d wrong API key(s) from %s", tries.untold, name)
+            tries.untold, tries.told_at = 0, now
+        if len(self._tries) > MAX_TRACKED_ADDRESSES:
+            self._tries.popitem(last=False)
+
+    def _left(self, tries: _AddressAttempts) -> float:
+        return min(ATTEMPT_BURST, tries.left + (self._now() - tries.at) / ATTEMPT_INTERVAL_S)
+
+
+Headers = Collection[tuple[str | bytes, str | bytes]]
+GRPC_CODES = {400: 3, 401: 16, 403: 7, 429: 8, 503: 14}  # google.rpc.Code of each status
+PERMISSION_PHRASES = {"admin": "administer", "feedback": "give feedback"}  # other needs are verbs
+MASTER_KEY_ID = "SPANWISE_API_KEY"  # the id of the key that this variable holds
+KEY_REQUIRED_MESSAGE = "an API key is needed: send it as 'Authorization: Bearer …' (SPANWISE_API_KEY for our clients)"
+KEY_UNKNOWN_MESSAGE = "the API key is unknown, expired or revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not passed on. `retry_after` is in seconds, for one that may be sent again."""
+
+    status: int
+    message: str
+    retry_after: float | None = None
+
+    @property
+    def code(self) -> int:
+        """The same as a google.rpc.Code."""
+        return GRPC_CODES[self.status]
+
+
+class Authenticator:
+    """Check of API keys: a key that is sent must be one of `keys`, or `api_key`, which opens everything.
+
+    Requests without a key are refused if `required`; else they may do everything. Without `keys` nothing is checked.
+    """
+
+    def __init__(self, keys: KeyCache | None = None, api_key: str | None = None, *, required: bool = True) -> None:
+        self.keys, self.tries = keys, AttemptLimiter()
+        self._required = required
+        self._master = sha256(api_key.encode()).digest() if api_key else None
+
+    @property
+    def locked(self) -> bool:
+        """Whether a key is needed."""
+        return self.keys is not None and self._required
+
+    async def admit(self, headers: Headers, address: str, needed: Callable[[], str]) -> Access | Refusal:
+        """What whoever sends these headers (or gRPC metadata) from an address may have, if that is what is needed.
+
+        What is needed is asked only for keys that are right.
+        """
+        if self.keys is None:
+            return Access(address=address)
+        try:
+            secret = extract_key(headers)
+        except Refused as error:
+            return Refusal(401, str(error))
+        if secret is None:
+            return Refusal(401, KEY_REQUIRED_MESSAGE) if self._required else Access(address=address)
+        access = await self.tried(hash_key(secret), address)
+        return access if isinstance(access, Refusal) else check_permission(access, needed())
+
+    async def tried(self, key: bytes, address: str) -> Access | Refusal:
+        """What a key, given as its hash, opens; wrong ones are counted by address, and too many refused."""
+        if wait := self.tries.wait(address, key):
+            return Refusal(429, "too many wrong API keys came from this address: try again later", wait)
+        access = await self.opened(key, address)
+        if isinstance(access, Access):
+            self.tries.right(address, key)
+        elif access.status == 401:
+            self.tries.wrong(address)
+        return access
+
+    async def opened(self, key: bytes, address: str) -> Access | Refusal:
+        """What a key, given as its hash, opens now."""
+        if self._is_master(key):
+            return Access(key=MASTER_KEY_ID, name=MASTER_KEY_ID, address=address, bond=key)
+        try:
+            found = await self.keys.find(key.hex()) if self.keys else None
+        except Unavailable as error:
+            return Refusal(503, str(error), error.retry_after)
+        return Refusal(401, KEY_UNKNOWN_MESSAGE) if found is None else _access_of_key(found, key, address)
+
+    def knows(self, headers: Headers) -> bool:
+        """Whether these headers bear a key that opens something, as far as can be told without waiting."""
+        try:
+            secret = extract_key(headers)
+        except Refused:
+            return False
+        if secret is None or self.keys is None:
+            return False
+        key = hash_key(secret)
+        return self._is_master(key) or self.keys.peek(key.hex()) is not None
+
+    def _is_master(self, key: bytes) -> bool:
+        return self._master is not None and hmac.compare_digest(key, self._master)
+
+
+def hash_key(secret: str) -> bytes:
+    """What a key is known by: its SHA-256. A secret of 256 random bits needs no salt, nor a slow hash."""
+    return sha256(secret.encode("utf-8", "replace")).digest()
+
+
+def check_permission(access: Access, needed: str) -> Access | Refusal:
+    """The access, or why it does not do, and which scope would."""
+    if access.may(needed):
+        return access
+    return Refusal(
+        403, f"the API key may not {PERMISSION_PHRASES.get(needed, needed)}: that takes the scope {needed!r}"
+    )
+
+
+def _access_of_key(key: Key, digest: bytes, address: str) -> Access:
+    needs = get_permissions(key.scopes)
+    return Access(key.project, needs=needs, key=key.id, name=key.name, address=address, bond=digest)

@@ -1,0 +1,321 @@
+"""Feedback tally: latest feedback, exact sums, weighted means and pass shares per key."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum, inf, isfinite
+from types import MappingProxyType
+from typing import TypeAlias
+
+from spanwise.collector.records import Feedback, FeedbackStats
+
+
+def select_latest(feedback: Iterable[Feedback]) -> list[Feedback]:
+    """The newest feedback of each place, in the order of the first of each; of equally old ones the last given.
+
+    A place is (target, key, source, author, rule): an evaluator's later version takes the place of an older one, while
+    people's votes, and two rules under one key, do not hide each other. People without a name are not the same person.
+    This is what every aggregate counts: in the terminal, in the engine, in stores and on pages.
+    """
+    rows = list(feedback)
+    if len({row.key for row in rows}) == len(rows):
+        return rows
+    kept: dict[Hashable, Feedback] = {}
+    for row in rows:
+        place = get_feedback_slot(row)
+        if place not in kept or kept[place].created_ns <= row.created_ns:
+            kept[place] = row
+    return list(kept.values())
+
+
+def get_feedback_slot(feedback: Feedback) -> Hashable:
+    """Where a feedback stands: what is said later in the same place takes its stead (see `newest`)."""
+    nobody = is_anonymous(feedback.source, feedback.author)
+    return (
+        feedback.target,
+        feedback.key,
+        feedback.source,
+        feedback.author,
+        feedback.rule,
+        feedback.id if nobody else None,
+    )
+
+
+def is_anonymous(source: str, author: str | None) -> bool:
+    """Whether a person said it who gave no name, so that nothing else can take its place."""
+    return source == "human" and not author
+
+
+MAX_PENDING_PARTS = 256  # numbers that may wait: enough that compressing them costs little per number
+
+
+class ExactSum:
+    """The sum of all numbers added: correctly rounded, so the same in any order, and however parts were merged.
+
+    Numbers wait in `parts`; when there are `FULL` of them, a few take their place whose exact sum is the same.
+    Beyond the range of floats the sum is infinite, as that of `sum` is.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Iterable[float] = ()) -> None:
+        self.parts = array("d", parts)
+
+    def add(self, value: float) -> None:
+        """Add one number."""
+        self.parts.append(value)
+        if len(self.parts) >= MAX_PENDING_PARTS:
+            self.compress()
+
+    def merge(self, other: ExactSum) -> None:
+        """Add all that another sum holds."""
+        self.parts.extend(other.parts)
+        self.compress()
+
+    def compress(self) -> None:
+        """Replace what waits by its expansion."""
+        self.parts = array("d", exact_expansion(self.parts))
+
+    def __float__(self) -> float:
+        return _rounded_sum(self.parts)
+
+
+def exact_expansion(values: Sequence[float]) -> list[float]:
+    """A few numbers with the same exact sum: each is the sum, rounded, of what those before it leave.
+
+    So the first is the sum that `math.fsum` gives, and the last leaves nothing (Shewchuk 1997, section 2.8).
+    """
+    rest, parts = list(values), list[float]()
+    while part := _rounded_sum(rest):
+        parts.append(part)
+        if not isfinite(part):
+            return [part]
+        rest.append(-part)
+    return parts
+
+
+def _rounded_sum(values: Sequence[float]) -> float:
+    try:
+        return fsum(values)
+    except (OverflowError, ValueError):  # too large for a float on the way, or infinities of both signs
+        return sum(values)
+
+
+@dataclass(slots=True, eq=False)
+class WeightedSums:
+    """Scores whose weight is not 1: counts of all, and sums over those whose weight is known."""
+
+    n: int = 0
+    unknown: int = 0
+    judged: int = 0
+    passed: int = 0
+    weight: ExactSum = field(default_factory=ExactSum)  # Σw
+    squares: ExactSum = field(default_factory=ExactSum)  # Σw²
+    total: ExactSum = field(default_factory=ExactSum)  # Σwy
+    of_judged: ExactSum = field(default_factory=ExactSum)  # Σw of the judged
+    of_passed: ExactSum = field(default_factory=ExactSum)  # Σw of the passed
+
+    def add(self, score: float, weight: float | None, passes: bool | None) -> None:
+        """Count one score. Raises `ValueError` for a weight that is negative, infinite or NaN."""
+        if weight is None:
+            self.unknown += 1
+        elif isfinite(weight) and weight >= 0:
+            self._weigh(score, weight, passes)
+        else:
+            raise ValueError(f"a weight is a number from 0 on, or None where it is not known, not {weight!r}")
+        self.n += 1
+        self.judged += passes is not None
+        self.passed += bool(passes)
+
+    def _weigh(self, score: float, weight: float, passes: bool | None) -> None:
+        self.weight.add(weight)
+        self.squares.add(weight * weight)
+        self.total.add(weight * score)
+        if passes is not None:
+            self.of_judged.add(weight)
+            self.of_passed.add(weight * passes)
+
+    def merge(self, other: WeightedSums) -> None:
+        """Count all that another has counted."""
+        self.n += other.n
+        self.unknown += other.unknown
+        self.judged += other.judged
+        self.passed += other.passed
+        self.weight.merge(other.weight)
+        self.squares.merge(other.squares)
+        self.total.merge(other.total)
+        self.of_judged.merge(other.of_judged)
+        self.of_passed.merge(other.of_passed)
+
+
+UNPARSED = "parse failure"  # the label of a case whose judgement could not be parsed: neither a pass nor a failure
+
+PassCondition: TypeAlias = Callable[[float | bool], bool | None]
+
+
+def passes_if_true(score: float | bool) -> bool | None:
+    """Booleans pass when true; for other scores passing is not defined."""
+    return score if isinstance(score, bool) else None
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """What was said under one key. Every outcome is in exactly one of `n`, `labelled`, `failed` and `skipped`.
+
+    `n` counts scores, `labelled` labels without a score, `labels` every label (one beside a score, too). Of the n
+    scores `judged` are those of which `passes` says yes or no, and `passed` those of which it says yes.
+
+    A score's weight is 1 unless told: `mean` is Σwy/Σw, `share` (who passes) the same over the judged. A score of
+    unknown weight (None) is left out of both, and counted in `unweighted`; counts, minimum and maximum are those of all
+    scores. Sums are exact (see `Sum`; only a product w·y is rounded): no number depends on the order of what was added.
+    """
+
+    passes: PassCondition = passes_if_true
+    n: int = 0
+    labelled: int = 0
+    failed: int = 0
+    skipped: int = 0
+    judged: int = 0
+    passed: int = 0
+    minimum: float = inf
+    maximum: float = -inf
+    labels: dict[str, int] = field(default_factory=dict)
+    plain: ExactSum = field(default_factory=ExactSum)  # of the scores whose weight is 1
+    weighted: WeightedSums | None = None  # the other scores, once there are any
+
+    def add(self, feedback: Feedback, weight: float | None = 1.0) -> bool | None:
+        """Count one outcome, and say whether it passes. Raises `ValueError` for a weight below 0, infinite or NaN."""
+        outcome = feedback.outcome
+        if outcome == "score":
+            label, score = feedback.label, feedback.score
+            if label is not None:
+                self.labels[label] = self.labels.get(label, 0) + 1
+            if score is not None:
+                return self._add_score(score, weight)
+            self.labelled += 1
+        elif outcome == "error":
+            self.failed += 1
+        else:
+            self.skipped += 1
+        return None
+
+    def _add_score(self, score: float | bool, weight: float | None) -> bool | None:
+        value, passes = float(score), self.passes(score)
+        if weight == 1.0:
+            parts = self.plain.parts  # as `Sum.add` does, without the call: every example comes by here
+            parts.append(value)
+            if len(parts) >= MAX_PENDING_PARTS:
+                self.plain.compress()
+        else:
+            self.weighted = self.weighted or WeightedSums()
+            self.weighted.add(value, weight, passes)
+        self.n += 1
+        if passes is not None:
+            self.judged += 1
+            self.passed += passes
+        if value < self.minimum:
+            self.minimum = value
+        if value > self.maximum:
+            self.maximum = value
+        return passes
+
+    def add_counts(
+        self,
+        *,
+        n: int = 0,
+        total: float = 0.0,
+        minimum: float = inf,
+        maximum: float = -inf,
+        labelled: int = 0,
+        labels: Mapping[str, int] = MappingProxyType({}),
+        failed: int = 0,
+        skipped: int = 0,
+    ) -> None:
+        """Count many outcomes that were counted elsewhere, as by SQL: n scores of weight 1 with their `total`."""
+        self.n += n
+        self.plain.add(total)
+        self.minimum = min(self.minimum, minimum)
+        self.maximum = max(self.maximum, maximum)
+        self.labelled += labelled
+        for label, times in labels.items():
+            self.labels[label] = self.labels.get(label, 0) + times
+        self.failed += failed
+        self.skipped += skipped
+
+    def merge(self, other: Tally) -> None:
+        """Count all that another tally of the key has counted."""
+        self.add_counts(
+            n=other.n,
+            minimum=other.minimum,
+            maximum=other.maximum,
+            labelled=other.labelled,
+            labels=other.labels,
+            failed=other.failed,
+            skipped=other.skipped,
+        )
+        self.plain.merge(other.plain)
+        self.judged += other.judged
+        self.passed += other.passed
+        if other.weighted is not None:
+            self.weighted = self.weighted or WeightedSums()
+            self.weighted.merge(other.weighted)
+
+    @property
+    def mean(self) -> float | None:
+        """Σwy/Σw; None without scores of a known weight above 0."""
+        if self.weighted is None:
+            return float(self.plain) / self.n if self.n else None
+        weight = self.n - self.weighted.n + float(self.weighted.weight)
+        return float(ExactSum([*self.plain.parts, *self.weighted.total.parts])) / weight if weight else None
+
+    @property
+    def share(self) -> float | None:
+        """Σw of the scores that pass over Σw of those that pass or fail; None without any such."""
+        if self.weighted is None:
+            return self.passed / self.judged if self.judged else None
+        judged = self.judged - self.weighted.judged + float(self.weighted.of_judged)
+        return (self.passed - self.weighted.passed + float(self.weighted.of_passed)) / judged if judged else None
+
+    @property
+    def effective(self) -> float | None:
+        """(Σw)²/Σw², of how many equal weights the mean is as sure (Kish 1965); None where every weight is 1."""
+        if self.weighted is None:
+            return None
+        ones = self.n - self.weighted.n
+        weight, squares = ones + float(self.weighted.weight), ones + float(self.weighted.squares)
+        return weight * weight / squares if squares else 0.0
+
+    def stats(self, key: str) -> FeedbackStats:
+        """What has been counted so far, as a record."""
+        return FeedbackStats(
+            key=key,
+            n=self.n,
+            mean=self.mean,
+            minimum=self.minimum if self.n else None,
+            maximum=self.maximum if self.n else None,
+            passed=self.share,
+            labelled=self.labelled,
+            labels=dict(self.labels),
+            failed=self.failed,
+            skipped=self.skipped,
+            unweighted=self.weighted.unknown if self.weighted else 0,
+            effective=self.effective,
+        )
+
+
+def summarize_by_key(
+    feedback: Iterable[Feedback], passes: Mapping[str, PassCondition] | None = None
+) -> dict[str, FeedbackStats]:
+    """Statistics per key, by key. `passes` says per key whether a score passes; booleans pass when true elsewhere.
+
+    Every row counts: take `newest` first where rows may repeat each other.
+    """
+    known = passes or {}
+    tallies: dict[str, Tally] = {}
+    for row in feedback:
+        if row.key not in tallies:
+            tallies[row.key] = Tally(known.get(row.key, passes_if_true))
+        tallies[row.key].add(row)
+    return {key: tallies[key].stats(key) for key in sorted(tallies)}

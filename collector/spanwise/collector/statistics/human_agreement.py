@@ -1,0 +1,394 @@
+"""Agreement of a judge with human labels: pairing, Cohen's kappa, fitted thresholds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, combinations, pairwise
+from math import sqrt
+from random import Random
+from statistics import fmean
+from typing import TypeAlias
+
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.statistics.feedback_tally import UNPARSED, select_latest
+
+Value: TypeAlias = float | str  # a score, or a label
+ValuePair: TypeAlias = tuple[Value, Value]  # what the judge said, what people said
+
+MAX_LEVELS = 12  # values up to which they are levels of a scale, and not measurements
+_Z = 1.959963984540054
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Over `n` pairs: the share `agreed` that are alike, and Cohen's `kappa` with its 95 % interval.
+
+    With more than two levels of scores kappa is weighted by squared distances (Cohen 1968) and `within_one` is the
+    share at most one level apart. None where there are no pairs; kappa is None where both always say the same one
+    thing, as chance alone would agree then, and is 0 without an interval where one of the two always does, whatever the
+    other says. `confusion` counts pairs: (judge, people).
+    """
+
+    n: int
+    agreed: float | None
+    kappa: float | None
+    low: float | None
+    high: float | None
+    weighted: bool = False
+    within_one: float | None = None
+    confusion: dict[ValuePair, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As it stands beside a judge's mean: "agrees with people 87 % (κ 0.71, 40 votes)"."""
+        if self.agreed is None:
+            return "never checked"
+        votes = f"{self.n} vote{'s' * (self.n != 1)}"
+        near = self.within_one is not None
+        share = f"{self.within_one if near else self.agreed:.0%}".replace("%", " %") + " within one" * near
+        return f"agrees with people {share} ({'' if self.kappa is None else f'κ {self.kappa:.2f}, '}{votes})"
+
+
+def measure_agreement(pairs: Sequence[ValuePair]) -> Agreement:
+    """What the judge and people said of the same cases."""
+    if not pairs:
+        return Agreement(n=0, agreed=None, kappa=None, low=None, high=None)
+    values = sorted({value for pair in pairs for value in pair}, key=lambda value: (isinstance(value, str), value))
+    graded = len(values) > 2 and not any(isinstance(value, str) for value in values)
+    kappa, low, high = _kappa_with_interval(Counter(pairs), values, graded)
+    return Agreement(
+        n=len(pairs),
+        agreed=sum(_is_equal(*pair) for pair in pairs) / len(pairs),
+        kappa=kappa,
+        low=low,
+        high=high,
+        weighted=graded,
+        within_one=_share_within_one(pairs, values) if graded else None,
+        confusion=dict(sorted(Counter(pairs).items(), key=str)) if len(values) <= MAX_LEVELS else {},
+    )
+
+
+def _is_equal(judge: Value, people: Value) -> bool:
+    if isinstance(judge, str) or isinstance(people, str):
+        return judge == people
+    return abs(judge - people) <= _ROUNDING
+
+
+def _share_within_one(pairs: Sequence[ValuePair], values: Sequence[Value]) -> float:
+    """A level is 1 wide, or as wide as the least distance that there is."""
+    numbers = [float(value) for value in values]
+    level = min(1.0, *(after - before for before, after in pairwise(numbers)))
+    level = 1.0 if all(number.is_integer() for number in numbers) else level
+    near = sum(abs(float(judge) - float(people)) <= level + _ROUNDING for judge, people in pairs)
+    return near / len(pairs)
+
+
+def _kappa_with_interval(
+    counts: Counter[ValuePair], values: Sequence[Value], graded: bool
+) -> tuple[float | None, float | None, float | None]:
+    """Kappa and its interval from the large-sample variance (Fleiss, Cohen, Everitt 1969).
+
+    Where both agree on every pair that variance is 0, and says nothing: the lower end is then what kappa would be at
+    the lowest agreement of which so many alike pairs are no surprise (Clopper, Pearson 1934).
+    """
+    n = sum(counts.values())
+    rows, columns = (_shares(counts, place, n) for place in (0, 1))
+    span = (float(values[-1]) - float(values[0])) ** 2 if graded else 1.0
+
+    def likeness(one: Value, other: Value) -> float:
+        return 1 - (float(one) - float(other)) ** 2 / span if graded else float(one == other)
+
+    of_row = {row: sum(share * likeness(row, column) for column, share in columns.items()) for row in rows}
+    of_column = {column: sum(share * likeness(row, column) for row, share in rows.items()) for column in columns}
+    seen = sum(count / n * likeness(*pair) for pair, count in counts.items())
+    chance = sum(share * of_row[row] for row, share in rows.items())
+    if 1 - chance < _ROUNDING:
+        return None, None, None
+    kappa = (seen - chance) / (1 - chance)
+    if min(len(rows), len(columns)) == 1:
+        return 0.0, None, None
+    if 1 - seen < _ROUNDING:
+        return 1.0, ((0.025 ** (1 / n)) - chance) / (1 - chance), 1.0
+    spread = sum(
+        count / n * (likeness(row, column) - (of_row[row] + of_column[column]) * (1 - kappa)) ** 2
+        for (row, column), count in counts.items()
+    )
+    error = sqrt(max(0.0, spread - (kappa - chance * (1 - kappa)) ** 2) / n) / (1 - chance)
+    return kappa, max(-1.0, kappa - _Z * error), min(1.0, kappa + _Z * error)
+
+
+def _shares(counts: Counter[ValuePair], place: int, n: int) -> dict[Value, float]:
+    shares: dict[Value, float] = {}
+    for pair, count in counts.items():
+        shares[pair[place]] = shares.get(pair[place], 0.0) + count / n
+    return shares
+
+
+DRAWN_METADATA = "drawn"  # the metadata of a vote on a case that was drawn: {"probability": …}
+_LABEL_VALUES = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledCase:
+    """One target with the judge's feedback and people's: `judged` and `people` are their values.
+
+    `probability` is that of the case to be drawn, None where no vote tells.
+    """
+
+    target: Target
+    judge: Feedback
+    votes: tuple[Feedback, ...]
+    judged: Value
+    people: Value
+    probability: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeCheck:
+    """A judge's version against people. Of all targets with votes each is in `pairs`, or counted once in the rest:
+
+    `undecided` (people differ evenly), `failed` and `skipped` (the judge's outcome), `unjudged` (this version of the
+    judge has not spoken). `among` is how often two people agree who voted on the same target, None without any such.
+    """
+
+    version: str | None
+    pairs: tuple[LabelledCase, ...]
+    agreement: Agreement
+    undecided: int = 0
+    failed: int = 0
+    skipped: int = 0
+    unjudged: tuple[Target, ...] = ()
+    among: float | None = None
+
+
+def _judgement_outcome(judgement: Feedback) -> str:
+    """Return the outcome of a judgement. One that could not be parsed says nothing that people could agree with."""
+    return "error" if judgement.label == UNPARSED else judgement.outcome
+
+
+def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], version: str | None = None) -> JudgeCheck:
+    """Pair by target. Of the judge its newest version counts, or the one that is named; of a person the newest vote."""
+    said = list(judgements)
+    if version is None and said:
+        version = max(said, key=lambda row: row.created_ns).version
+    judged = {row.target: row for row in select_latest(row for row in said if row.version == version)}
+    by_target = _group_by_target(votes)
+    decided = {target: value for target, rows in by_target.items() if (value := get_majority_label(rows)) is not None}
+    pairs = [
+        LabelledCase(
+            target=target,
+            judge=judged[target],
+            votes=tuple(by_target[target]),
+            judged=get_feedback_value(judged[target]),
+            people=people,
+            probability=_drawing_probability(by_target[target]),
+        )
+        for target, people in decided.items()
+        if target in judged and _judgement_outcome(judged[target]) == "score"
+    ]
+    outcomes = Counter(_judgement_outcome(judged[target]) for target in decided if target in judged)
+    return JudgeCheck(
+        version=version,
+        pairs=tuple(pairs),
+        agreement=measure_agreement([(pair.judged, pair.people) for pair in pairs]),
+        undecided=len(by_target) - len(decided),
+        failed=outcomes["error"],
+        skipped=outcomes["skip"],
+        unjudged=tuple(target for target in decided if target not in judged),
+        among=_human_agreement(by_target),
+    )
+
+
+def get_feedback_value(feedback: Feedback) -> Value:
+    """A score as a number, else the label: "yes" and "no" are 1 and 0. Of an outcome "score"."""
+    if feedback.score is not None:
+        return float(feedback.score)
+    return _LABEL_VALUES.get(str(feedback.label).lower(), str(feedback.label))
+
+
+def get_majority_label(votes: Sequence[Feedback]) -> Value | None:
+    """What people say together: what most say; where none has most, the mean of grades, None of yes and no or words."""
+    counted = Counter(map(get_feedback_value, votes))
+    (first, most), *others = counted.most_common(2)
+    if not others or others[0][1] < most:
+        return first
+    numbers = [value for value in counted.elements() if isinstance(value, float)]
+    graded = len(numbers) == len(votes) and not {*numbers} <= {0.0, 1.0}
+    return fmean(numbers) if graded else None
+
+
+def _group_by_target(votes: Iterable[Feedback]) -> Mapping[Target, list[Feedback]]:
+    by_target: dict[Target, list[Feedback]] = {}
+    for vote in select_latest(votes):
+        if vote.outcome == "score":
+            by_target.setdefault(vote.target, []).append(vote)
+    return by_target
+
+
+def _drawing_probability(votes: Sequence[Feedback]) -> float | None:
+    """Of several drawings the likeliest."""
+    told = [
+        drawn.get("probability") for vote in votes if isinstance(drawn := vote.metadata.get(DRAWN_METADATA), Mapping)
+    ]
+    known = [float(p) for p in told if isinstance(p, int | float) and not isinstance(p, bool) and 0 < p <= 1]
+    return max(known, default=None)
+
+
+def _human_agreement(by_target: Mapping[Target, Sequence[Feedback]]) -> float | None:
+    alike = [
+        get_feedback_value(one) == get_feedback_value(other)
+        for rows in by_target.values()
+        for one, other in combinations(rows, 2)
+    ]
+    return fmean(alike) if alike else None
+
+
+RatedScore: TypeAlias = tuple[float, bool]  # a score, and whether people call it good
+ScoreGap: TypeAlias = tuple[float, float]  # two scores that follow each other
+
+MIN_LABELS = 10  # votes,
+MIN_LABELS_PER_SIDE = 3  # and those of good and of bad: fewer tell nothing, however well they are told apart
+CROSS_VALIDATION_FOLDS = 10
+_BOOTSTRAP_WORK = 200_000  # scores that are drawn for the interval, in all
+_BOOTSTRAP_REPEATS = 200, 1_000  # the fewest and the most repetitions of that
+_KAPPA_TOLERANCE = 1e-12
+_NO_AGREEMENT = measure_agreement(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdFit:
+    """From `threshold` on (a score equal to it too) scores are good; with `rising` False, up to there.
+
+    It is the one with the greatest Cohen's kappa between passing and people, in the middle of the widest gap where
+    several have that. `low` to `high` is its 95 % interval, from votes drawn anew of these. `agreement` is of votes
+    that were left out, a tenth at a time, when the threshold for them was chosen. `apart` is how often a good one has
+    the better score than a bad one (ties count half).
+
+    Where votes do not give one, `threshold` and its interval are None, and `why` says so.
+    """
+
+    n: int
+    good: int
+    rising: bool = True
+    threshold: float | None = None
+    low: float | None = None
+    high: float | None = None
+    why: str | None = None
+    apart: float | None = None
+    agreement: Agreement = _NO_AGREEMENT
+
+
+def choose_threshold(rated: Iterable[RatedScore], *, rising: bool = True) -> ThresholdFit:
+    """The threshold of scores of which people have said whether they are good; `rising`: more is better."""
+    pairs = sorted((score if rising else -score, good) for score, good in rated)
+    apart, spread = _rank_probability(pairs)
+    found = ThresholdFit(n=len(pairs), good=sum(good for _, good in pairs), rising=rising, apart=apart)
+    if why := _find_shortage(pairs) or _find_missing_order(apart, spread):
+        return replace(found, why=why)
+    sign = 1 if rising else -1
+    low, high = sorted(sign * end for end in _bootstrap_interval(pairs))
+    threshold, held_out = sign * _gap_middle(_best_gap(pairs)), measure_agreement(list(_cross_validate(pairs)))
+    return replace(found, threshold=threshold, low=low, high=high, agreement=held_out)
+
+
+def _find_shortage(pairs: Sequence[RatedScore]) -> str | None:
+    counts = Counter(good for _, good in pairs)
+    if not pairs:
+        return "no case has both a score and a vote"
+    if len(counts) == 1:
+        word = "good" if pairs[0][1] else "bad"
+        return f"all {len(pairs)} votes say {word}: a threshold is between good ones and bad ones"
+    if len(pairs) < MIN_LABELS or min(counts.values()) < MIN_LABELS_PER_SIDE:
+        told = f"{counts[True]} good and {counts[False]} bad"
+        return f"there are too few votes, {told}: it takes {MIN_LABELS}, of either {MIN_LABELS_PER_SIDE} at least"
+    if pairs[0][0] == pairs[-1][0]:
+        return f"all scores are {abs(pairs[0][0]):g}: there is nothing to tell apart"
+    return None
+
+
+def _find_missing_order(apart: float | None, spread: float) -> str | None:
+    """Mann and Whitney's test: a share as near to a half as chance makes it tells nothing."""
+    if apart is None or apart - 0.5 > _Z * spread:
+        return None
+    said = f"of a good and a bad one the good one has the better score {apart:.0%} of the time"
+    if 0.5 - apart > _Z * spread:
+        return f"scores are inverted: {said}; is higher_is_better right, and a vote of 1 good?"
+    return f"scores do not tell good from bad more than chance does: {said}"
+
+
+def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]:
+    """How often a good one scores above a bad one, ties as half; and its standard error where that is chance alone."""
+    at: dict[float, list[int]] = {}
+    for score, is_good in pairs:
+        at.setdefault(score, [0, 0])[is_good] += 1
+    good, n = sum(one for _, one in at.values()), len(pairs)
+    bad = n - good
+    if not good or not bad:
+        return None, 0.0
+    below, above = 0, 0.0
+    for bads, goods in at.values():  # in the order of the scores
+        above += goods * (below + bads / 2)
+        below += bads
+    ties = sum((bads + goods) ** 3 - bads - goods for bads, goods in at.values())
+    return above / (good * bad), sqrt(max(0.0, (n + 1 - ties / (n * (n - 1))) / (12 * good * bad)))
+
+
+def _best_gap(pairs: Sequence[RatedScore]) -> ScoreGap:
+    """The gap between two scores with the greatest kappa; of several the widest, of these the lowest. Pairs in order.
+
+    Of scores that are all the same there is none: both ends are that score.
+    """
+    n, good = len(pairs), sum(good for _, good in pairs)
+    gap, best = (pairs[0][0], pairs[0][0]), -2.0
+    for place, below in enumerate(accumulate(is_good for _, is_good in pairs[:-1]), 1):
+        before, after = pairs[place - 1][0], pairs[place][0]
+        if before == after:
+            continue
+        kappa = _binary_kappa(n, good, n - place, good - below)
+        if kappa > best + _KAPPA_TOLERANCE or (kappa > best - _KAPPA_TOLERANCE and after - before > gap[1] - gap[0]):
+            gap, best = (before, after), kappa
+    return gap
+
+
+def _binary_kappa(n: int, good: int, passed: int, right: int) -> float:
+    """Cohen's, of two by two: `passed` of `n` pass, `right` of these are among the `good`."""
+    agreed = (right + n - passed - good + right) / n
+    chance = (passed * good + (n - passed) * (n - good)) / (n * n)
+    return (agreed - chance) / (1 - chance) if chance < 1 else 0.0
+
+
+def _gap_middle(gap: ScoreGap) -> float:
+    before, after = gap
+    middle = before / 2 + after / 2
+    return middle if before < middle < after else after
+
+
+def _bootstrap_interval(pairs: Sequence[RatedScore]) -> ScoreGap:
+    """Goods and bads are each drawn anew, as many as there are: percentile 2.5 of the lower ends of the gaps that come
+    of it, and 97.5 of their upper ends, as any threshold in a gap does as well.
+    """
+    random, sides = Random(len(pairs)), _split_by_label(pairs)  # the same votes, the same interval
+    least, most = _BOOTSTRAP_REPEATS
+    repeats = max(least, min(most, _BOOTSTRAP_WORK // len(pairs)))
+    gaps = [_best_gap(sorted(chain(*(random.choices(side, k=len(side)) for side in sides)))) for _ in range(repeats)]
+    lows, highs = map(sorted, zip(*gaps, strict=True))
+    at = round(0.025 * (repeats - 1))
+    return lows[at], highs[-1 - at]
+
+
+def _cross_validate(pairs: Sequence[RatedScore]) -> Iterator[tuple[float, float]]:
+    """Of each pair whether it passes the threshold of the others, and what people say."""
+    ordered = list(chain(*_split_by_label(pairs)))
+    for fold in range(min(CROSS_VALIDATION_FOLDS, len(pairs))):
+        threshold = _gap_middle(
+            _best_gap(sorted(pair for place, pair in enumerate(ordered) if place % CROSS_VALIDATION_FOLDS != fold))
+        )
+        for score, good in ordered[fold::CROSS_VALIDATION_FOLDS]:
+            yield float(score >= threshold), float(good)
+
+
+def _split_by_label(pairs: Sequence[RatedScore]) -> list[list[RatedScore]]:
+    """The goods, and the bads."""
+    return [[pair for pair in pairs if pair[1] is side] for side in (True, False)]

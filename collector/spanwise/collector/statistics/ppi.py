@@ -1,0 +1,221 @@
+"""Prediction-powered inference: a judge's mean corrected by human labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import copysign, sqrt
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from spanwise.collector.statistics.quantiles import t_quantile
+
+if TYPE_CHECKING:
+    import numpy
+
+
+MIN_PPI_LABELS = 100  # votes from which on PPI++'s interval covers what it says
+POSTERIOR_DRAWS = 10_000
+_INTERVAL_ENDS = (0.025, 0.975)
+_TOLERANCE = 1e-9
+
+# What the judge said of a case, what people said of it, and the probability with which it was drawn
+WeightedLabel: TypeAlias = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectedMean:
+    """`mean` is what people would have given, with its 95 % interval from `low` to `high`; `judge` is the judge's own.
+
+    All cases that the judge has scored (`cases`) are taken as a sample of what the application does, as everywhere; so
+    the interval does not close when there is a vote on each. `votes` counts the cases with votes, `alone` is the mean
+    of the votes and its interval, without the judge. Where there is no mean, `why` says why.
+    """
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    judge: float | None
+    votes: int
+    cases: int
+    method: str
+    alone: tuple[float, float, float] | None = None
+    why: str | None = None
+    error: float | None = None  # standard error, of PPI++
+    tuning: float | None = None  # PPI++'s λ: how much the judge's scores count, 0 to 1
+    notes: tuple[str, ...] = ()  # what was left out
+
+    def __str__(self) -> str:
+        """In a sentence or two."""
+        judge = "the judge has scored nothing" if self.judge is None else f"the judge gives {self.judge:.3g}"
+        basis = f"{judge}; {self.votes} votes on {self.cases} cases{''.join(f'; {note}' for note in self.notes)}"
+        if self.mean is None:
+            return f"no corrected mean: {self.why} ({basis})"
+        return f"people would have given {self.mean:.3g} (95 %: {self.low:.3g} to {self.high:.3g}); {basis}"
+
+
+def estimate_ppi_mean(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
+    """Of all scores of the judge, and votes on some of the same cases, drawn with known probabilities.
+
+    Only ratios of probabilities count. Scores and votes that are all 0 or 1 are post-stratified by the judge's
+    verdict; others take PPI++ (Angelopoulos, Duchi, Zrnic 2023, arXiv 2311.01453), from `FEWEST` votes on. Raises
+    `ValueError` for a probability outside (0, 1], and for more votes than scores.
+    """
+    if len(votes) > len(scores):
+        raise ValueError(f"{len(votes)} votes on {len(scores)} scored cases: a voted case is one of the scored ones")
+    if wrong := [probability for _, _, probability in votes if not 0 < probability <= 1]:
+        raise ValueError(f"the probability of being drawn is above 0 and at most 1, not {wrong[0]!r}")
+    judge = sum(scores) / len(scores) if scores else None
+    if not votes:
+        return _without_mean("no votes", judge, votes, scores)
+    if {*scores, *(value for vote in votes for value in vote[:2])} <= {0.0, 1.0}:
+        return _post_stratify(scores, votes)
+    if (equal := _effective_size([1 / probability for _, _, probability in votes])) < MIN_PPI_LABELS:
+        alike = f", as sure as {equal:.0f} of equal weight" * (len(votes) >= MIN_PPI_LABELS)
+        return _without_mean(
+            f"too few votes: {len(votes)}{alike}, and grades take {MIN_PPI_LABELS}", judge, votes, scores
+        )
+    return _estimate_ppi(scores, votes)
+
+
+def _without_mean(
+    why: str, judge: float | None, votes: Sequence[WeightedLabel], scores: Sequence[float]
+) -> CorrectedMean:
+    return CorrectedMean(
+        mean=None, low=None, high=None, judge=judge, votes=len(votes), cases=len(scores), method="none", why=why
+    )
+
+
+def _post_stratify(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
+    """Per verdict of the judge the share of yes among the votes, weighted by how often the judge gives that verdict.
+
+    All three shares are drawn from their posteriors under Jeffreys' prior, Beta(½, ½).
+    """
+    import numpy
+
+    random = numpy.random.default_rng(0)
+    yes = sum(scores)
+    both = 0 < yes < len(scores)
+    says_yes = random.beta(yes + 0.5, len(scores) - yes + 0.5, POSTERIOR_DRAWS) if both else float(yes > 0)
+    shares = [_beta_posterior(votes, verdict) for verdict in (0.0, 1.0)]
+    of_no, of_yes = (random.beta(*share, POSTERIOR_DRAWS) for share in shares)
+    low, high = numpy.quantile(says_yes * of_yes + (1 - says_yes) * of_no, _INTERVAL_ENDS)
+    weight = (yes + 0.5) / (len(scores) + 1) if both else float(yes > 0)
+    alone = _beta_posterior(votes, None)
+    lowest, highest = numpy.quantile(random.beta(*alone, POSTERIOR_DRAWS), _INTERVAL_ENDS)
+    return CorrectedMean(
+        mean=weight * _beta_mean(shares[1]) + (1 - weight) * _beta_mean(shares[0]),
+        low=float(low),
+        high=float(high),
+        judge=yes / len(scores),
+        votes=len(votes),
+        cases=len(scores),
+        method="post-stratified by the judge's verdict",
+        alone=(_beta_mean(alone), float(lowest), float(highest)),
+    )
+
+
+def _effective_size(weights: Sequence[float]) -> float:
+    """Of how many equal weights a mean is as sure: (Σw)²/Σw² (Kish 1965)."""
+    return sum(weights) ** 2 / sum(weight * weight for weight in weights)
+
+
+def _beta_mean(beta: tuple[float, float]) -> float:
+    return beta[0] / sum(beta)
+
+
+def _beta_posterior(votes: Sequence[WeightedLabel], verdict: float | None) -> tuple[float, float]:
+    """Beta's parameters of the share of yes among votes where the judge gave a verdict (None: any).
+
+    Votes of unequal weight count as many as equal ones that are as sure.
+    """
+    weighted = [(1 / probability, vote) for judge, vote, probability in votes if verdict in (None, judge)]
+    total = sum(weight for weight, _ in weighted)
+    if not total:
+        return 0.5, 0.5
+    share = sum(weight * vote for weight, vote in weighted) / total
+    n = _effective_size([weight for weight, _ in weighted])
+    return n * share + 0.5, n * (1 - share) + 0.5
+
+
+def _estimate_ppi(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
+    """PPI++ with the cases that have no votes as the unlabelled ones; its form for votes of unequal weight below.
+
+    The interval follows the skewness of what is left after the judge (Hall 1992): where nearly all scores are 5, a
+    symmetric one of 100 votes holds the truth 9 times in 10 only.
+    """
+    import numpy
+
+    judged, voted, probabilities = numpy.asarray(votes, float).T
+    everything = numpy.asarray(scores, float)
+    weights = probabilities.mean() / probabilities
+    weights /= weights.mean()
+    estimate = _estimate_equal_weights if numpy.ptp(weights) < _TOLERANCE else _estimate_unequal_weights
+    mean, error, third, tuning = estimate(judged, voted, weights, everything)
+    sure = round(_effective_size(weights.tolist()))
+    low, high = _skewed_interval(mean, error, third, sure)
+    alone, of_alone, third_alone, _ = _estimate_unequal_weights(numpy.zeros(len(votes)), voted, weights, everything)
+    return CorrectedMean(
+        mean=mean,
+        low=low,
+        high=high,
+        judge=float(everything.mean()),
+        votes=len(votes),
+        cases=len(scores),
+        method="PPI++",
+        alone=(alone, *_skewed_interval(alone, of_alone, third_alone, sure)),
+        error=error,
+        tuning=tuning,
+    )
+
+
+def _skewed_interval(mean: float, error: float, third: float, n: int) -> tuple[float, float]:
+    """The interval of an estimate from its standard error and third central moment (Hall 1992, JRSS B 54)."""
+    t = t_quantile(0.975, n - 1)
+    skew = third / error**3 if error else 0.0
+
+    def end(t: float) -> float:
+        if abs(skew) < _TOLERANCE:
+            return t
+        cube = 1 + skew * (t - skew / 6)
+        return 3 / skew * (copysign(abs(cube) ** (1 / 3), cube) - 1)
+
+    return mean - end(t) * error, mean - end(-t) * error
+
+
+Array: TypeAlias = "numpy.ndarray[Any, numpy.dtype[numpy.float64]]"
+Estimate: TypeAlias = tuple[float, float, float, float]  # mean, standard error, third central moment, λ
+
+
+def _estimate_equal_weights(judged: Array, voted: Array, weights: Array, everything: Array) -> Estimate:
+    """The scores without votes are all scores less those with. All weights are 1."""
+    n, rest = len(voted), len(everything) - len(voted)
+    if not rest or not everything.std():
+        return float(voted.mean()), float(voted.std()) / sqrt(n), _third_moment(voted, n), 0.0
+    mean_rest = (everything.sum() - judged.sum()) / rest
+    spread_rest = max(0.0, ((everything**2).sum() - (judged**2).sum()) / rest - mean_rest**2)
+    together = ((voted - voted.mean()) * (judged - judged.mean())).mean()
+    tuning = min(1.0, max(0.0, float(together / ((1 + n / rest) * everything.var(ddof=1)))))
+    left = voted - tuning * judged
+    error = sqrt(tuning**2 * spread_rest / rest + left.var() / n)
+    third = tuning**3 * _third_moment(everything, rest) + _third_moment(left, n)
+    return float(tuning * mean_rest + left.mean()), error, third, tuning
+
+
+def _third_moment(values: Array, n: int) -> float:
+    """The third central moment of the mean of n such values."""
+    return float(((values - values.mean()) ** 3).mean()) / n**2
+
+
+def _estimate_unequal_weights(judged: Array, voted: Array, weights: Array, everything: Array) -> Estimate:
+    """The same where some cases were likelier to be drawn: then those without votes are no sample of anything.
+
+    All scores take their place. With equal weights it is the same estimate: there λ is smaller by 1 + n/(N − n).
+    """
+    n, cases = len(voted), len(everything)
+    off_judged, off_voted = judged - (weights * judged).mean(), voted - (weights * voted).mean()
+    spread = (weights * off_judged**2).mean()
+    tuning = min(1.0, max(0.0, float((weights * off_judged * off_voted).mean() / spread))) if spread else 0.0
+    mean = tuning * everything.mean() + (weights * (voted - tuning * judged)).mean()
+    left = weights * (off_voted - tuning * off_judged)
+    error = sqrt((1 - n / cases) * (left**2).sum() / n**2 + (weights * off_voted**2).mean() / cases)
+    return float(mean), error, float((left**3).sum()) / n**3, tuning

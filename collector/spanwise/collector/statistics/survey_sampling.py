@@ -1,0 +1,241 @@
+"""Survey sampling: sampling position of a target, samples for labelling, Hajek means with intervals."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum, sqrt
+
+from spanwise.collector.records import Target, WeightedScore
+from spanwise.collector.statistics.feedback_tally import ExactSum
+from spanwise.collector.statistics.quantiles import t_quantile
+
+# Fixed, and no rule's own: a rule of a lower rate takes a part of what one of a higher rate takes. Head sampling reads
+# the last 56 bits of the trace id as they are; through the hash, what it kept is spread over [0, 1) like any other.
+# It has the product's former name: other bytes would sample other traces than those that are sampled already.
+SAMPLING_SALT = b"assay.monitor.1:"
+MANTISSA_BITS = 53  # of a float's mantissa, so that each is equally likely and none rounds up to 1
+
+
+def get_sampling_position(target: str) -> float:
+    """A fixed number in [0, 1), evenly spread, of a trace's id; of a session it is that of "project/session"."""
+    digest = hashlib.sha256(SAMPLING_SALT + target.encode("utf-8", "surrogatepass")).digest()
+    return (int.from_bytes(digest[:8], "big") >> (64 - MANTISSA_BITS)) / (1 << MANTISSA_BITS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledCase:
+    """A case of the sample. `stratum` is the kind of case among which it was drawn, "" for all."""
+
+    target: Target
+    stratum: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelSample:
+    """The cases drawn, in random order; `cases` is how many there are per stratum, `of` each target's stratum as far
+    as it is in the sample or has a vote already.
+    """
+
+    drawn: tuple[SampledCase, ...]
+    cases: Mapping[str, int]
+    of: Mapping[Target, str] = field(default_factory=dict)
+
+    def probability(self, stratum: str, voted: int) -> float:
+        """How likely a case of the stratum was to be drawn if so many of it were."""
+        return min(1.0, voted / self.cases[stratum])
+
+
+def draw_label_sample(
+    cases: Iterable[tuple[Target, str]], n: int, seed: int, *, voted: Iterable[Target] = (), strata: Sequence[str] = ()
+) -> LabelSample:
+    """The n cases with the smallest random numbers, each the hash of seed and case; of every stratum as many, if any
+    are named, as far as it has them.
+
+    A case keeps its number: the same seed draws the same sample again, a larger n adds to it, and cases that came
+    since take their share. So all that were ever drawn are a random sample of what there is, each of its stratum as
+    likely as the other (permanent random numbers, Ohlsson 1995). Memory grows with n and `voted` alone.
+    """
+    named = tuple(strata) or ("",)
+    known, counted = set(voted), Counter[str]()
+    of: dict[Target, str] = {}
+    smallest: dict[str, list[tuple[int, int, Target]]] = {stratum: [] for stratum in named}
+    for place, (target, told) in enumerate(cases):
+        stratum = told if strata else ""
+        if stratum not in smallest:
+            continue
+        counted[stratum] += 1
+        if target in known:
+            of[target] = stratum
+        entry = (-_random_number(seed, target), place, target)
+        heap = smallest[stratum]
+        if len(heap) < n:
+            heapq.heappush(heap, entry)
+        else:
+            heapq.heappushpop(heap, entry)
+    ordered = {
+        stratum: dict.fromkeys((-number, target) for number, _, target in heap) for stratum, heap in smallest.items()
+    }
+    chosen = _share_among_strata(
+        {stratum: sorted(entries, key=lambda entry: entry[0]) for stratum, entries in ordered.items()}, n
+    )
+    of |= {drawn.target: drawn.stratum for drawn in chosen}
+    chosen.sort(key=lambda drawn: _random_number(seed, drawn.target, "shown"))  # their numbers would tell the verdict
+    return LabelSample(drawn=tuple(chosen), cases=dict(counted), of=of)
+
+
+def _random_number(seed: int, target: Target, why: str = "drawn") -> int:
+    about = f"{target.trace_id} {target.span_id} {target.document} {target.session_id} {target.experiment_id}"
+    return int.from_bytes(hashlib.sha256(f"{why} {seed} {about}".encode()).digest()[:8])
+
+
+def _share_among_strata(smallest: Mapping[str, Sequence[tuple[int, Target]]], n: int) -> list[SampledCase]:
+    """As many of each stratum, the small ones whole."""
+    left, rooms = n, sorted(smallest, key=lambda stratum: len(smallest[stratum]))
+    chosen: list[SampledCase] = []
+    for place, stratum in enumerate(rooms):
+        share = min(len(smallest[stratum]), -(-left // (len(rooms) - place)))
+        left -= share
+        chosen += [SampledCase(target=target, stratum=stratum) for _, target in smallest[stratum][:share]]
+    return chosen
+
+
+_UPPER_PROBABILITY = 0.975  # both ends of a 95 % interval
+_VARIANCE_TOLERANCE = 1e-12  # a variance below is rounding
+_MIN_CLUSTERS = 1 + 1e-9  # clusters, some at least, from which on one can be compared with another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledMean:
+    """The mean under one key of all that a rule could have looked at, with its 95 % interval from `low` to `high`.
+
+    `n` scores count, which are as sure as `effective` sessions (or traces without a session) of equal weight would be.
+    Left out are `unknown` scores, whose probability is unknown, and `outside` ones, of targets that the present rate
+    would not take. `unweighted` is the plain mean of the `unknown` scores where no other score counts, as of senders
+    without sampling information. `failed` and `skipped` count the outcomes that are no scores. No interval where
+    nothing says how far scores scatter.
+    """
+
+    key: str
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: int
+    effective: float
+    unknown: int = 0
+    outside: int = 0
+    failed: int = 0
+    skipped: int = 0
+    unweighted: float | None = None
+
+    def __str__(self) -> str:
+        """In a sentence."""
+        basis = f"{self.n} scores" + (f", as sure as {self.effective:.0f} of equal weight" if self.n else "")
+        counts = {"failed": self.failed, "skipped": self.skipped, "of unknown probability": self.unknown}
+        left = "".join(f", {count} {words}" for words, count in {**counts, "outside": self.outside}.items() if count)
+        if self.mean is None:
+            plain = (
+                "" if self.unweighted is None else f"; unweighted mean {self.unweighted:.3g} of {self.unknown} scores"
+            )
+            return f"{self.key}: no weighted mean ({basis}{left}){plain}"
+        interval = "" if self.low is None else f" (95 %: {self.low:.3g} to {self.high:.3g})"
+        return f"{self.key}: {self.mean:.3g}{interval}, {basis}{left}"
+
+
+@dataclass(slots=True)
+class _KeySums:
+    """Sums of one key; memory grows with the number of clusters."""
+
+    clusters: dict[tuple[bool, str], tuple[float, float]] = field(default_factory=dict)  # by session or trace: Σw, Σwy
+    of_unknown: ExactSum = field(default_factory=ExactSum)  # of the scores whose probability is unknown
+    binary: bool = True
+    n: int = 0
+    unknown: int = 0
+    outside: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def add(self, one: WeightedScore) -> None:
+        if one.outcome != "score":
+            self.failed += one.outcome == "error"
+            self.skipped += one.outcome == "skip"
+        elif one.score is None:
+            return
+        elif one.probability is None:
+            self.unknown += 1
+            self.of_unknown.add(float(one.score))
+        elif one.probability == 0:
+            self.outside += 1
+        else:
+            self._weigh(one, float(one.score), 1 / one.probability)
+
+    def _weigh(self, one: WeightedScore, score: float, weight: float) -> None:
+        cluster = (True, one.session_id) if one.session_id else (False, one.trace_id or "")
+        weights, total = self.clusters.get(cluster, (0.0, 0.0))
+        self.clusters[cluster] = weights + weight, total + weight * score
+        self.binary = self.binary and score in (0.0, 1.0)
+        self.n += 1
+
+
+def estimate_means(scores: Iterable[WeightedScore]) -> list[SampledMean]:
+    """Per key, in the order of their names, the mean Σwy/Σw with w = 1/p (Hájek 1971) and its interval.
+
+    The interval is that of a ratio, by linearization over clusters (Särndal, Swensson, Wretman 1992, section 5.7). A
+    cluster is a session, or a trace without a session. Where all scores are 0 or 1 it is Wilson's, for as many equal
+    weights as the mean is sure but no more than there are scores (Korn, Graubard 1998): it has a width also where all
+    are alike.
+    """
+    sums: dict[str, _KeySums] = {}
+    for one in scores:
+        sums.setdefault(one.key, _KeySums()).add(one)
+    return [_estimate_mean(key, sums[key]) for key in sorted(sums)]
+
+
+def _estimate_mean(key: str, sums: _KeySums) -> SampledMean:
+    weight = fsum(weights for weights, _ in sums.clusters.values())
+    mean = fsum(total for _, total in sums.clusters.values()) / weight if weight else None
+    shares = [weights / weight for weights, _ in sums.clusters.values()]
+    effective = 1 / fsum(share * share for share in shares) if shares else 0.0  # Kish 1965
+    low, high = (
+        (None, None)
+        if mean is None or effective < _MIN_CLUSTERS
+        else _linearized_interval(mean, weight, shares, effective, sums)
+    )
+    return SampledMean(
+        key=key,
+        mean=mean,
+        low=low,
+        high=high,
+        n=sums.n,
+        effective=effective,
+        unknown=sums.unknown,
+        outside=sums.outside,
+        failed=sums.failed,
+        skipped=sums.skipped,
+        unweighted=float(sums.of_unknown) / sums.unknown if sums.unknown and not sums.n else None,
+    )
+
+
+def _linearized_interval(
+    mean: float, weight: float, shares: list[float], effective: float, sums: _KeySums
+) -> tuple[float, float] | tuple[None, None]:
+    # What a cluster misses of the mean, and as much again as it has pulled the mean to itself (Bell, McCaffrey 2002)
+    missed = zip((total - mean * weights for weights, total in sums.clusters.values()), shares, strict=True)
+    variance = fsum(miss * miss / (1 - share) for miss, share in missed) / weight**2
+    t = t_quantile(_UPPER_PROBABILITY, max(1, round(effective - 1)))
+    if sums.binary:
+        sure = mean * (1 - mean) / variance if variance > _VARIANCE_TOLERANCE else effective
+        return _wilson_interval(mean, min(sure, sums.n), t)
+    if variance <= _VARIANCE_TOLERANCE:
+        return None, None
+    return mean - t * sqrt(variance), mean + t * sqrt(variance)
+
+
+def _wilson_interval(share: float, n: float, t: float) -> tuple[float, float]:
+    """The interval of a share of n (Wilson 1927)."""
+    middle = (share + t * t / (2 * n)) / (1 + t * t / n)
+    half = t / (1 + t * t / n) * sqrt(share * (1 - share) / n + t * t / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)

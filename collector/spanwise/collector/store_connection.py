@@ -1,0 +1,344 @@
+"""Opening a store by URL or path, on demand, or as an async store; default location and server probe."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.client import HTTPException
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from spanwise.collector.address_parsing import build_server_url, check_database_path
+from spanwise.collector.errors import Closed, Refused
+from spanwise.collector.records import TraceSummary
+from spanwise.collector.stores import Store
+from spanwise.tracer.http_connections import suppress_instrumentation
+
+if TYPE_CHECKING:
+    from spanwise.collector.client import HTTPStore
+    from spanwise.collector.stores.sqlite import SQLiteStore
+
+
+DEFAULT_URL = "http://127.0.0.1:4318"
+DEFAULT_FILE = "spanwise.db"
+FORMER_FILE = "assay.db"
+
+
+def connect(where: str | os.PathLike[str] | None = None) -> Store:
+    """The store at `where`: `http://…` or `https://…` is a collector's address, anything else a SQLite file.
+
+    Without `where`: SPANWISE_URL, else a collector that answers on port 4318 of this machine, else `./spanwise.db`. A
+    file that another process is writing is reached through that process, if it serves. Raises `Refused`.
+    """
+    place = os.fspath(where) if where is not None else default_location()
+    scheme, divided, _ = place.partition("://")
+    if not divided:
+        return _open_file(Path(check_database_path(place)))
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise Refused(f"{place!r}: only {known} and paths of SQLite files are known")
+    return SCHEMES[scheme](place)
+
+
+def default_location() -> str:
+    """Where things go when nobody says: SPANWISE_URL, else a live collector on port 4318, else `spanwise.db` here."""
+    if given := os.environ.get("SPANWISE_URL"):
+        return given
+    return DEFAULT_URL if probe_server(DEFAULT_URL) else default_file()
+
+
+def default_file() -> str:
+    """Return `spanwise.db`; a file with the product's former name gets this one. Raises `Refused`."""
+    if os.path.exists(FORMER_FILE):
+        from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
+
+        adopt_former_file(DEFAULT_FILE)
+    return DEFAULT_FILE
+
+
+def describe(store: Store) -> str:
+    """Where a store is, in words for people: its address or its path."""
+    return store.where
+
+
+def _open_url(url: str) -> HTTPStore:
+    from spanwise.collector.client import HTTPStore
+
+    return HTTPStore(url, os.environ.get("SPANWISE_API_KEY"))
+
+
+# What opens an address, by the scheme before `://`; each imports its store only when it is asked
+SCHEMES: Mapping[str, Callable[[str], Store]] = {"http": _open_url, "https": _open_url}
+
+
+def _open_file(path: Path) -> Store:
+    from spanwise.collector.stores.sqlite import holder
+
+    with _lock:
+        if shared := _open_stores.get(path.resolve()):
+            return cast(Store, shared.handle())
+        process = holder(path)
+        if process and process.get("url"):
+            return _open_url(process["url"])
+        shared = _open_stores[path.resolve()] = _SharedStore(path)
+        return cast(Store, shared.handle())
+
+
+class _SharedStore:
+    """A file that this process has open: opened once, however often it is asked for, and closed by its last user."""
+
+    def __init__(self, path: Path) -> None:
+        from spanwise.collector.stores.sqlite import open_store
+
+        self.key, self.store, self.users = path.resolve(), open_store(path), 0
+
+    def handle(self) -> _StoreHandle:
+        self.users += 1
+        return _StoreHandle(self)
+
+    def release(self) -> None:
+        with _lock:
+            self.users -= 1
+            if self.users or _open_stores.get(self.key) is not self:  # not in a fork, where it is the parent's
+                return
+            del _open_stores[self.key]
+            self.store.close()
+
+
+class _StoreHandle:
+    """One user's hold on a shared store: every verb is the store's, closing is its own."""
+
+    def __init__(self, shared: _SharedStore) -> None:
+        self._shared, self._closed = shared, False
+
+    @property
+    def _store(self) -> SQLiteStore:
+        if self._closed:
+            raise Closed(f"this connection to {self.where!r} is closed")
+        return self._shared.store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    # What `Serving` and `SendsOn` ask for stands here, because Python 3.12 looks for it past `__getattr__`
+
+    @property
+    def where(self) -> str:
+        """The path of the file."""
+        return self._shared.store.where
+
+    def announce(self, url: str | None) -> None:
+        """Say where this process can be reached."""
+        self._store.announce(url)
+
+    def health(self) -> Mapping[str, float]:
+        """Numbers for whoever watches."""
+        return self._store.health()
+
+    def trouble(self) -> str | None:
+        """Why nothing can be kept now."""
+        return self._store.trouble()
+
+    @property
+    def append_async(self) -> Callable[..., Future[None]]:
+        """The store's own, so that spans take no further step."""
+        return self._store.append_async
+
+    identity, open_outlet, said_after, waiting_after, move_outlet, feedback_there = (
+        property(attrgetter(f"_store.{name}"))
+        for name in "identity open_outlet said_after waiting_after move_outlet feedback_there".split()
+    )
+
+    def __repr__(self) -> str:
+        return repr(self._shared.store)
+
+    def __enter__(self) -> _StoreHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the hold back. Closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._shared.release()
+
+
+def _close_open_stores() -> None:
+    """Close the files that nobody has closed, so that their logs are empty once the process has ended."""
+    with _lock:
+        for shared in list(_open_stores.values()):
+            shared.store.close()
+        _open_stores.clear()
+
+
+def _reset_after_fork() -> None:
+    """What the parent has open is not open here."""
+    global _lock
+    _lock = threading.Lock()
+    _open_stores.clear()
+
+
+_lock = threading.Lock()
+_open_stores: dict[Path, _SharedStore] = {}
+os.register_at_fork(after_in_child=_reset_after_fork)
+atexit.register(_close_open_stores)
+
+
+class OnDemandStore:
+    """The store at a place, opened by `hold` and closed by the last `release`.
+
+    An operation in between opens the store for itself alone. Raises what `connect` raises.
+    """
+
+    def __init__(self, where: str | os.PathLike[str] | None = None) -> None:
+        place = os.fspath(where) if where is not None else default_location()
+        self._place = place if "://" in place else os.path.abspath(place)
+        self._lock, self._holders = threading.Lock(), 0
+        self._store: Store | None = None
+        with self.held():
+            self.where: str = self._opened.where
+
+    @property
+    def _opened(self) -> Store:
+        assert self._store is not None
+        return self._store
+
+    def hold(self) -> None:
+        """Open the store, or keep it open, until `release`."""
+        with self._lock:
+            if self._store is None:
+                self._store = connect(self._place)
+            self._holders += 1
+
+    def release(self) -> None:
+        """Undo one `hold`; the last one closes the store."""
+        with self._lock:
+            self._holders -= 1
+            if not self._holders and self._store is not None:
+                self._store.close()
+                self._store = None
+
+    @contextmanager
+    def held(self) -> Iterator[Store]:
+        """The store, open within a `with` block."""
+        self.hold()
+        try:
+            yield self._opened
+        finally:
+            self.release()
+
+    def each(self, *args: Any, **given: Any) -> Iterator[TraceSummary]:
+        """All traces that pass, page by page: see `TraceStore`."""
+        with self.held() as store:
+            yield from store.each(*args, **given)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        store = self._store
+        return cast(Callable[..., Any], getattr(store, name)) if store else partial(self._call, name)
+
+    def _call(self, name: str, *args: Any, **given: Any) -> Any:
+        with self.held() as store:
+            return getattr(store, name)(*args, **given)
+
+    def __enter__(self) -> OnDemandStore:
+        self.hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def close(self) -> None:
+        """Do nothing: whoever holds the store releases it."""
+
+    def __repr__(self) -> str:
+        return f"OnDemandStore({self._place!r})"
+
+
+class AsyncStore:
+    """Every verb of a store, to be awaited: it runs beside the event loop, as stores are safe in several threads."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self.store, name)
+        return partial(_run_in_thread, verb) if callable(verb) else verb
+
+    async def __aenter__(self) -> AsyncStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await _run_in_thread(self.store.close)
+
+
+def aio(store: Store) -> AsyncStore:
+    """The same verbs as coroutines: `await aio(store).traces(limit=5)`."""
+    return AsyncStore(store)
+
+
+async def _run_in_thread(verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await asyncio.to_thread(verb, *args, **kwargs)
+
+
+PROBE_TIMEOUT_S = 0.5  # seconds
+TCP_LISTEN_STATE = "0A"
+
+
+def probe_server(url: str, timeout: float = PROBE_TIMEOUT_S) -> dict[str, Any] | None:
+    """What a Spanwise server at `url` says of itself ({"pid", "store", …}, less without a key); None if none
+    answers."""
+    # Neither httpx nor a proxy: this runs at the start of programs that may not speak to a server at all
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    failures = OSError, ValueError, urllib.error.URLError, HTTPException  # the last where another protocol is spoken
+    with suppress(*failures), suppress_instrumentation(), opener.open(f"{url}/healthz", timeout=timeout) as answer:
+        answered = json.load(answer)
+        return answered if isinstance(answered, dict) and answered.get("service") == "spanwise" else None
+    return None
+
+
+def describe_port_holder(host: str, port: int) -> str:
+    """Words for who holds a port: a Spanwise server and its store, a process by its name and id, or another program."""
+    server = probe_server(build_server_url(host, port))
+    if server and "store" in server:
+        return f"a Spanwise server (process {server.get('pid')}, store {server['store']!r})"
+    pid = next(_listening_processes(port), None)
+    who = f"process {pid} ({_process_name(pid)})" if pid else "another program"
+    return f"a Spanwise server, {who}" if server else who
+
+
+def _listening_processes(port: int) -> Iterator[int]:
+    """Processes that listen on a port, as far as Linux lets this user see."""
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
+        with suppress(OSError):
+            if os.readlink(link) in sockets:
+                yield int(link.parts[2])
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == TCP_LISTEN_STATE and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
+
+
+def _process_name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return "of another user"

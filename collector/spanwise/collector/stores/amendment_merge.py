@@ -1,0 +1,99 @@
+"""Merging of amendments into runs, before and after the run arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, get_type_hints
+
+import msgspec
+
+from spanwise.collector import record_encoding
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import JSON, Run
+
+# Messages that come one by one, in any order, each under a key of its own, by which they are put in order: they are
+# what a run that brings none itself has been given, and has given
+MESSAGE_FIELDS = {"input_messages": "inputs", "output_messages": "outputs"}
+MERGED_FIELDS = ("metadata", "attributes", *MESSAGE_FIELDS)
+AMENDABLE_FIELDS = (
+    *"inputs outputs documents model usage cost session_id user_id tags metadata attributes".split(),
+    *MESSAGE_FIELDS,
+)
+MAX_COUNT = 2**63 - 1  # of what is counted
+_TYPES: dict[str, Any] = {
+    **{name: kind for name, kind in get_type_hints(Run).items() if name in AMENDABLE_FIELDS},
+    **dict.fromkeys(MESSAGE_FIELDS, dict[str, list[Any]]),
+}
+
+
+def encode_fields(fields: Mapping[str, Any]) -> dict[str, JSON]:
+    """The fields as plain JSON. Raises `Refused` for one that is not of `FIELDS`, or a value that it cannot have."""
+    for name in fields:
+        if name not in AMENDABLE_FIELDS:
+            from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, which only a mistake should cost
+
+            raise Refused(f"{name!r} of a run cannot be amended{did_you_mean(name, AMENDABLE_FIELDS)}")
+    plain: dict[str, JSON] = record_encoding.decode(dict[str, Any], record_encoding.encode(fields))
+    _convert_fields(plain)
+    _check_counts(plain)
+    return plain
+
+
+def _check_counts(fields: Mapping[str, Any]) -> None:
+    """A number of more bits than SQLite's is kept as text, and a run that is given that as a count is refused."""
+    usage = fields.get("usage") or {}
+    counts = {**usage, **usage.get("details", {}), "cost": fields.get("cost")}
+    for name, number in counts.items():
+        if isinstance(number, int) and abs(number) > MAX_COUNT:
+            raise Refused(f"{name!r} of a run cannot be {number!r}: it is more than {MAX_COUNT}")
+
+
+def merge_fields(*said: Mapping[str, JSON]) -> dict[str, JSON]:
+    """What was amended earlier and later as one: the later value of a field, `MERGED` ones key by key."""
+    whole: dict[str, JSON] = {}
+    for fields in said:
+        for name, value in fields.items():
+            if name not in MERGED_FIELDS:
+                whole[name] = value
+            elif name in whole:
+                whole[name].update(value)
+            else:
+                whole[name] = dict(value)
+    return whole
+
+
+def apply_amendment(run: Run, fields: Mapping[str, JSON], before: Mapping[str, JSON] = MappingProxyType({})) -> Run:
+    """A stored run with fields that came later; `before` are those that came earlier, and are in the run."""
+    values = _convert_fields(fields)
+    for name, field in MESSAGE_FIELDS.items():
+        earlier, later = before.get(name) or {}, values.pop(name, None)
+        if later and field not in values and getattr(run, field) in (None, _join_messages(earlier)):
+            values[field] = _join_messages({**earlier, **later})
+    merged = {name: {**getattr(run, name), **values[name]} for name in MERGED_FIELDS if name in values}
+    return replace(run, **{**values, **merged})
+
+
+def reapply_amendments(run: Run, fields: Mapping[str, JSON]) -> Run:
+    """A later version of a run with what had been amended before it came, but for what it brings itself."""
+    values = _convert_fields(fields)
+    joined = {field: _join_messages(values.pop(name)) for name, field in MESSAGE_FIELDS.items() if name in values}
+    missing = {name: value for name, value in (joined | values).items() if getattr(run, name) in (None, ())}
+    merged = {name: {**values[name], **getattr(run, name)} for name in MERGED_FIELDS if name in values}
+    return replace(run, **{**missing, **merged})
+
+
+def _join_messages(messages: Mapping[str, list[JSON]]) -> list[JSON] | None:
+    """All messages in the order of their keys."""
+    return [message for key in sorted(messages) for message in messages[key]] or None
+
+
+def _convert_fields(fields: Mapping[str, JSON]) -> dict[str, Any]:
+    values = {}
+    for name, value in fields.items():
+        try:
+            values[name] = record_encoding.convert(value, _TYPES[name])
+        except msgspec.ValidationError as error:
+            raise Refused(f"{name!r} of a run cannot be {value!r}: {error}") from None
+    return values

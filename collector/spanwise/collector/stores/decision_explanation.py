@@ -1,0 +1,225 @@
+"""Explanation of why a rule did or did not evaluate a trace, and why a rule cannot run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from spanwise.collector.records import (
+    ConditionResult,
+    Decision,
+    DecisionExplanation,
+    Rule,
+    RuleSettings,
+    TraceHead,
+    Verdict,
+    WorkerReport,
+)
+from spanwise.collector.rule_policy import find_exclusion_reason, get_sampling_rate, get_sampling_unit
+from spanwise.collector.statistics import get_sampling_position
+
+SECOND = 1_000_000_000
+# Of several targets of one trace the first of these tells what became of it
+VERDICT_PRIORITY: Sequence[Verdict] = (
+    "failed",
+    "running",
+    "waiting",
+    "throttled",
+    "over_budget",
+    "superseded",
+    "scored",
+    "skipped",
+)
+_CONDITION_TEXTS = {"latency_ms": "the latency is {} ms", "tokens": "it has {} tokens", "cost": "it cost {}"}
+
+
+class DecisionContext(NamedTuple):
+    """What is known of a rule and a trace. `settings` are those in force at the trace's change."""
+
+    rule: Rule
+    settings: RuleSettings
+    head: TraceHead  # with what the rule's filter and its strata's say of it
+    conditions: Sequence[ConditionResult]
+    decisions: Sequence[Decision]  # stored ones, of any version, newest first
+    behind: int | None  # how many changes wait to be decided, where this is one of them
+    now_ns: int
+    blocked: str | None  # why no worker runs this rule now
+
+
+def explain_decision(seen: DecisionContext) -> DecisionExplanation:
+    """The answer, in one sentence and with what it was made of."""
+    stored = [one for one in seen.decisions if one.version == seen.rule.version] or list(seen.decisions)
+    return explain_stored(seen, stored) if stored else explain_computed(seen)
+
+
+def explain_stored(seen: DecisionContext, stored: Sequence[Decision]) -> DecisionExplanation:
+    """What was decided, of each of its targets."""
+    verdict = next(word for word in VERDICT_PRIORITY if any(one.verdict == word for one in stored))
+    first = next(one for one in stored if one.verdict == verdict)
+    said = describe_decision(first, seen.now_ns)
+    if len(stored) > 1:
+        counts = Counter(one.verdict for one in stored)
+        listed = ", ".join(f"{counts[word]} {_format_verdict(word)}" for word in VERDICT_PRIORITY if word in counts)
+        said = f"{len(stored)} targets: {listed}; {said}"
+    if first.version != seen.rule.version:
+        said = f"by version {first.version!r} of the rule: {said}"
+    return DecisionExplanation(
+        rule=seen.rule,
+        verdict=verdict,
+        reason=said,
+        conditions=tuple(seen.conditions),
+        u=first.u,
+        rate=first.rate,
+        stratum=first.stratum,
+        decisions=tuple(stored),
+    )
+
+
+def describe_decision(decision: Decision, now_ns: int = 0) -> str:
+    """A decision as a sentence: what became of it, why, what went wrong, and when it is tried next."""
+    word = _format_verdict(decision.verdict)
+    parts = [word if decision.reason in ("", word) else f"{word}: {decision.reason}"]
+    if decision.verdict == "running":
+        parts.append(_describe_lease(decision, now_ns))
+    parts += [f"{key}: {error}" for key, error in list_errors(decision.states) if error not in decision.reason]
+    if decision.attempts > 1 or decision.deaths:
+        died = f", of which {decision.deaths} ended their worker" if decision.deaths else ""
+        parts.append(f"attempts: {decision.attempts}{died}")
+    if decision.next_ns is not None and decision.verdict != "running":
+        parts.append(f"tried next at {_format_time(decision.next_ns)}")
+    if is_outdated(decision):
+        parts.append("this is older than the last change of its trace")
+    if decision.probability == 0 and decision.rate is not None:
+        parts.append(f"it no longer counts: {_describe_draw(decision.u, decision.rate)}")
+    return "; ".join(parts)
+
+
+def is_outdated(decision: Decision) -> bool:
+    """Return whether a target has changed after it was scored."""
+    return decision.verdict in ("scored", "skipped", "failed") and decision.runs_change > decision.read_change
+
+
+def _describe_lease(decision: Decision, now_ns: int) -> str:
+    if decision.until_ns is not None and decision.until_ns < now_ns:
+        return f"its worker {decision.holder!r} has not answered since {_format_time(decision.until_ns)}; another takes it over"
+    return f"lease {decision.claim} of {decision.holder!r}, until {_format_time(decision.until_ns)}"
+
+
+def list_errors(states: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What went wrong, by evaluator."""
+    return [
+        (key, str(state["error"])) for key, state in states.items() if isinstance(state, dict) and state.get("error")
+    ]
+
+
+def explain_computed(seen: DecisionContext) -> DecisionExplanation:
+    """What is not stored, as it follows."""
+    rule, head = seen.rule, seen.head
+    made = DecisionExplanation(rule=rule, verdict="filtered", reason="", conditions=tuple(seen.conditions))
+    if reason := _find_exclusion(seen):
+        return replace(made, reason=f"filtered: {reason}")
+    if any(one.passes is None for one in seen.conditions) or None in head.passes:
+        return replace(made, verdict="waiting", reason="waiting: its text is not in the index yet")
+    rate, stratum = get_sampling_rate(seen.settings, head.passes[1:])
+    drawn = replace(made, u=get_sampling_position(get_sampling_unit(rule, head)), rate=rate, stratum=stratum)
+    if (drawn.u or 0.0) >= rate:
+        reason = f"sampled out: {_describe_draw(drawn.u, rate)}{_describe_rate(seen.settings, stratum)}"
+        return replace(drawn, verdict="sampled_out", reason=reason)
+    return replace(drawn, verdict="waiting", reason=f"waiting: {_describe_wait(seen)}")
+
+
+def _find_exclusion(seen: DecisionContext) -> str | None:
+    if not seen.rule.enabled:
+        return "the rule is paused"
+    if reason := find_exclusion_reason(seen.rule, seen.head):
+        return reason
+    if failed := [_describe_condition(one) for one in seen.conditions if one.passes is False]:
+        return "; ".join(failed)
+    if seen.rule.target == "session" and seen.head.session_id is None:
+        return "it belongs to no session, and sessions are what the rule scores"
+    return None
+
+
+def _describe_condition(condition: ConditionResult) -> str:
+    wanted = condition.wanted
+    if condition.name == "judgement":
+        return "it is an evaluator's own trace"
+    if condition.name == "feedback":
+        key, operator, value = wanted
+        seen = "has no value from outside of rules" if condition.seen is None else f"is {condition.seen!r}"
+        return f"feedback {key!r} {seen}, the rule wants {operator} {value!r}"
+    if condition.name in _CONDITION_TEXTS:
+        return f"{_CONDITION_TEXTS[condition.name].format(condition.seen)}, the rule wants {wanted[0]} {wanted[1]:g}"
+    seen = "not given" if condition.seen is None else repr(condition.seen)
+    return f"{condition.name} is {seen}, the rule wants {wanted!r}"
+
+
+def _describe_draw(at: float | None, rate: float) -> str:
+    return f"u {at:.3f} is not below the rate {rate:g}" if at is not None else f"the rate is {rate:g}"
+
+
+def _describe_rate(settings: RuleSettings, stratum: int | None) -> str:
+    """Where a rate is from."""
+    parts = [] if stratum is None else [f"of stratum {stratum + 1}, {dict(settings.strata[stratum].filter)}"]
+    if settings.paced is not None:
+        parts.append(f"paced: × {settings.paced:g}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _describe_wait(seen: DecisionContext) -> str:
+    """What a target that is taken waits for, as it has no row yet."""
+    head, settings = seen.head, seen.settings
+    quiet = settings.session_quiet_s if seen.rule.target == "session" else settings.quiet_s
+    age = max(0.0, (seen.now_ns - head.changed_ns) / SECOND)
+    if seen.behind is None:
+        return "its decision was removed; it is decided anew when it changes"
+    if seen.blocked is not None:
+        return seen.blocked
+    if head.settled is False and age < settings.max_wait_s:
+        return f"not all of its spans have arrived; it is taken as it is after {settings.max_wait_s:g} s"
+    if not head.rooted and age < settings.max_wait_s:
+        return f"its first span has not arrived; it is taken as it is after {settings.max_wait_s:g} s"
+    if (head.settled is None or seen.rule.target == "session") and age < quiet:
+        return f"it shall be quiet for {quiet:g} s, and last changed {age:.1f} s ago"
+    return f"not decided yet, the rule is {seen.behind} change{'s' * (seen.behind != 1)} behind"
+
+
+def _format_verdict(verdict: str) -> str:
+    return verdict.replace("_", " ")
+
+
+def _format_time(time_ns: int | None) -> str:
+    return "?" if time_ns is None else datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+WORKER_TIMEOUT_NS = 60_000_000_000  # a worker that has reported nothing for so long is taken for gone
+
+
+def find_blocking_reason(rule: Rule, workers: Iterable[WorkerReport], now_ns: int) -> str | None:
+    """Return why a rule cannot run; None where some worker runs it."""
+    if not rule.enabled:
+        return "the rule is paused"
+    living = [worker for worker in workers if now_ns - worker.seen_ns < WORKER_TIMEOUT_NS]
+    serving = [worker for worker in living if worker.project == rule.project and rule.name in worker.rules]
+    running = [worker for worker in serving if worker.rules[rule.name] == rule.version]
+    if not running:
+        broken = next((said for worker in living if (said := find_load_error(rule, worker))), None)
+        other = "running workers have another version of this rule" if serving else "no worker runs this rule"
+        return broken or other
+    reasons = [find_idle_reason(worker, rule.name) for worker in running]
+    return reasons[0] if all(reasons) else None
+
+
+def find_load_error(rule: Rule, worker: WorkerReport) -> str | None:
+    """Return why the rule's file does not load, where a worker has reported that."""
+    said = worker.data.get("broken")
+    return f"its file does not load: {said}" if said and worker.data.get("file") == rule.owner else None
+
+
+def find_idle_reason(worker: WorkerReport, rule: str) -> str | None:
+    """Return why a worker does nothing for a rule."""
+    reasons = worker.data.get("idle")
+    return str(reasons[rule]) if isinstance(reasons, dict) and reasons.get(rule) else None

@@ -1,0 +1,159 @@
+"""Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.
+
+Some SDKs (OpenAI Agents, Logfire) record content only on the calls inside a trace. Stores fill in these values when
+they read a root, so that lists, pages, exports and evaluators see the same; what is stored stays as it was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from spanwise.collector.records import JSON, Run, Status, TreeNode
+from spanwise.tracer import attribute_names as names
+
+
+class RunNode(NamedTuple):
+    """What of a run is needed to place it."""
+
+    span_id: str
+    parent_id: str | None
+    name: str
+    kind: str
+    status: Status
+    start_ns: int
+    end_ns: int
+
+
+def make_branch(
+    position: int, depth: int, line: RunNode, known: Container[str], feedback: int = 0, failed: int = 0
+) -> TreeNode:
+    """The record of a run in its place; `known` are the ids of all runs of the trace."""
+    return TreeNode(
+        **line._asdict(),
+        position=position,
+        depth=depth,
+        lost_parent=line.parent_id is not None and line.parent_id not in known,
+        feedback=feedback,
+        failed=failed,
+    )
+
+
+def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
+    """Depths and runs. Without recursion: parents that form a ring do not hide their runs."""
+    latest_first = sorted(lines, key=attrgetter("start_ns", "end_ns"), reverse=True)
+    children = _group_children(latest_first)
+    seen: set[str] = set()
+    for start in (children.get(None, []), latest_first):
+        stack = [(0, line) for line in start if line.span_id not in seen]
+        while stack:
+            depth, line = stack.pop()
+            if line.span_id in seen:
+                continue
+            seen.add(line.span_id)
+            yield depth, line
+            if below := children.get(line.span_id):
+                stack += [(depth + 1, child) for child in below]
+
+
+def _group_children(lines: Sequence[RunNode]) -> dict[str | None, list[RunNode]]:
+    """By parent, those whose parent is not there under None."""
+    known = {line.span_id for line in lines}
+    children: dict[str | None, list[RunNode]] = {}
+    for line in lines:
+        children.setdefault(line.parent_id if line.parent_id in known else None, []).append(line)
+    return children
+
+
+DERIVED = "spanwise.derived"  # attribute of a root: the fields that are derived, such as ["inputs", "outputs"]
+AWAITS = "spanwise.awaits"  # attribute: the fields that a dialect expects in other messages
+MAX_RUNS = 1_000  # of a trace; the roots of larger traces keep their fields empty
+MAX_READS = 16  # runs that are read in search of one value
+NON_RESULT_KINDS = frozenset(("evaluator", "guardrail"))  # kinds of runs that check a result and do not make it
+
+
+class DerivationNode(NamedTuple):
+    """A run's place in the tree of its trace."""
+
+    span_id: str
+    parent_id: str | None
+    kind: str
+    start_ns: int
+    end_ns: int
+
+
+def find_derivable(
+    inputs: JSON, outputs: JSON, attributes: Mapping[str, JSON], *, documents: object, status: str, runs: int
+) -> tuple[str, ...]:
+    """Return which of `inputs` and `outputs` a root lacks and may get from the other runs of a trace of so many runs.
+
+    Documents are outputs, and so is the None that a function returned. A failed or cancelled root ended without any.
+    """
+    if (inputs is not None and outputs is not None) or not 1 < runs <= MAX_RUNS:
+        return ()
+    awaited = attributes.get(AWAITS)
+    awaited = awaited if isinstance(awaited, list) else []
+    has_inputs = inputs is not None or names.INPUT_VALUE in attributes or "inputs" in awaited
+    has_outputs = outputs is not None or bool(documents) or names.OUTPUT_VALUE in attributes or "outputs" in awaited
+    wanted = () if has_inputs else ("inputs",)
+    return wanted if has_outputs or status in ("error", "cancelled") else (*wanted, "outputs")
+
+
+def find_root_derivable(root: Run, runs: int) -> tuple[str, ...]:
+    """Return the same of a root that has been read."""
+    documents, status = root.documents, root.status
+    return find_derivable(root.inputs, root.outputs, root.attributes, documents=documents, status=status, runs=runs)
+
+
+def find_derived_values(
+    root_id: str, wanted: Iterable[str], runs: Sequence[DerivationNode], read: Callable[[str], tuple[JSON, JSON]]
+) -> dict[str, JSON]:
+    """Return the wanted fields as far as the runs below a root have them.
+
+    `runs` are all runs of the trace; `read` returns inputs and outputs of the run with a span id.
+    """
+    found = {}
+    for field in wanted:
+        at = 1 if field == "outputs" else 0
+        searched = islice(_iterate_descendants(root_id, runs, latest=field == "outputs"), MAX_READS)
+        value = next((value for run in searched if (value := read(run.span_id)[at]) is not None), None)
+        if value is not None:
+            found[field] = value
+    return found
+
+
+def apply_derived_values(root: Run, values: Mapping[str, Any]) -> Run:
+    """Return a root with derived values, which its attribute `spanwise.derived` names; the same root without any."""
+    return replace(root, **values, attributes={**root.attributes, DERIVED: list(values)}) if values else root
+
+
+def derived_fields(run: Run) -> tuple[str, ...]:
+    """Return which of a run's fields, `inputs` and `outputs`, are derived."""
+    fields = run.attributes.get(DERIVED)
+    return tuple(field for field in ("inputs", "outputs") if isinstance(fields, list) and field in fields)
+
+
+def complete_root(root: Run, runs: Sequence[Run]) -> Run:
+    """Return the root of a trace, given all of its runs, with the values that can be derived."""
+    wanted = find_root_derivable(root, len(runs))
+    if not wanted:
+        return root
+    by_id = {run.span_id: (run.inputs, run.outputs) for run in runs}
+    nodes = [DerivationNode(run.span_id, run.parent_id, run.kind, run.start_ns, run.end_ns) for run in runs]
+    return apply_derived_values(root, find_derived_values(root.span_id, wanted, nodes, by_id.__getitem__))
+
+
+def _iterate_descendants(root_id: str, runs: Sequence[DerivationNode], *, latest: bool) -> Iterator[DerivationNode]:
+    """The runs below a root, each before its children, the first to start or the last to end first."""
+    children: dict[str | None, list[DerivationNode]] = {}
+    for run in sorted(runs, key=lambda run: (-run.end_ns, -run.start_ns) if latest else (run.start_ns, run.end_ns)):
+        if run.kind not in NON_RESULT_KINDS and run.span_id != root_id:
+            children.setdefault(run.parent_id, []).append(run)
+    waiting = children.pop(root_id, [])[::-1]
+    while waiting:
+        run = waiting.pop()
+        yield run
+        waiting += children.pop(run.span_id, [])[::-1]

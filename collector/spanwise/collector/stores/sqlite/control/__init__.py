@@ -1,0 +1,13 @@
+"""Control backend: datasets, experiments, rules, decisions, leases, budgets, keys and the audit log.
+
+Modules, in the order in which data flows:
+
+- `control_backend`: Control backend: all control operations; API keys, annotation queues, retention rules and the
+  audit log.
+- `datasets_and_experiments`: Versioned datasets with their examples, and experiment records.
+- `rule_versions`: Monitoring rules: versions, activation, and the history of their settings.
+- `decisions`: Decisions of rules: recording, lists, sampling probabilities, progress; reports of monitor workers.
+- `decision_rows`: Rows of decisions, addresses of their targets, and per-rule counts of traces by outcome.
+- `leases`: Leases with expiry and fencing token: on a rule's feed, and on decisions that a worker executes.
+- `budget_bookings`: Budgets: amounts reserved before they are spent, settled or expired, per period.
+"""

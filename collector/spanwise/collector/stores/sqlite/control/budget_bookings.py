@@ -1,0 +1,115 @@
+"""Budgets: amounts reserved before they are spent, settled or expired, per period."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from math import isfinite
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Booking, BudgetUsage, Period
+from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+
+SECOND_NS = 1_000_000_000
+PERIOD_NS: Mapping[Period, int] = {"minute": 60 * SECOND_NS, "day": 86_400 * SECOND_NS}
+BOOKING_LIFETIME_NS = 2 * PERIOD_NS["day"]  # so long the id of a booking books nothing more
+PERIOD_LIFETIME_NS: Mapping[Period, int] = {"minute": BOOKING_LIFETIME_NS, "day": 400 * PERIOD_NS["day"]}
+UNKNOWN_AFTER_NS = 60 * SECOND_NS  # what nobody has settled for so long may never be settled: its cost is unknown
+PRUNE_PER_BOOKING = 3  # old bookings that go for each that is made
+LIMIT_TOLERANCE = 1e-9  # of a limit: ten times 0.1 is 1
+
+
+class Budgets(Backend):
+    """A part of `ControlStore`."""
+
+    @write_operation
+    def book(self, db: sqlite3.Connection, /, *bookings: Booking) -> list[bool]:
+        now = self._file.clock.keep(db)
+        made = [_make_booking(db, booking, now) for booking in bookings]
+        _prune(db, now, PRUNE_PER_BOOKING * len(bookings))
+        return made
+
+    @write_operation
+    def settle(self, db: sqlite3.Connection, /, actual: Mapping[str, float]) -> None:
+        for id, amount in actual.items():
+            _settle_booking(db, id, _check_amount(f"what {id!r} came to", amount))
+
+    @read_operation
+    def booked(self, db: sqlite3.Connection, /, budget: str | None = None) -> list[BudgetUsage]:
+        sql = (
+            "SELECT b.budget, b.start_ns, b.settled, b.reserved, (SELECT coalesce(sum(k.amount), 0) FROM bookings k"
+            " WHERE k.made_ns < :before AND k.settled IS NULL AND b.reserved > 0"
+            " AND (k.budget, k.period, k.start_ns) = (b.budget, b.period, b.start_ns))"
+            " FROM budgets b WHERE :budget IS NULL OR b.budget = :budget ORDER BY b.start_ns DESC, b.budget"
+        )
+        before = self._file.clock.now() - UNKNOWN_AFTER_NS
+        rows = db.execute(sql, {"budget": budget, "before": before}).fetchall()
+        return [
+            BudgetUsage(
+                budget=budget,
+                period_start_ns=start,
+                settled=settled,
+                reserved=max(0.0, open_ - unknown),
+                unknown=unknown,
+            )
+            for budget, start, settled, open_, unknown in rows
+        ]
+
+    @write_operation
+    def delete_budget(self, db: sqlite3.Connection, /, budget: str, *, before_ns: int | None = None) -> int:
+        where = "budget = :budget AND (:before IS NULL OR start_ns < :before)"
+        given = {"budget": budget, "before": before_ns}
+        db.execute(f"DELETE FROM bookings WHERE {where}", given)
+        return db.execute(f"DELETE FROM budgets WHERE {where}", given).rowcount
+
+
+def _make_booking(db: sqlite3.Connection, booking: Booking, now: int) -> bool:
+    amount, limit = _check_amount(f"booking {booking.id!r}", booking.amount), _check_amount("its limit", booking.limit)
+    known = db.execute("SELECT budget, period FROM bookings WHERE id = ?", (booking.id,)).fetchone()
+    if known:
+        _check_same(booking, known)
+        return True
+    place = (booking.budget, booking.period, now - now % PERIOD_NS[booking.period])
+    sql = "SELECT settled + reserved FROM budgets WHERE budget = ? AND period = ? AND start_ns = ?"
+    row = db.execute(sql, place).fetchone()
+    if (row[0] if row else 0.0) + amount > limit * (1 + LIMIT_TOLERANCE):
+        return False
+    db.execute(
+        "INSERT INTO budgets VALUES (?,?,?,0,?) ON CONFLICT DO UPDATE SET reserved = reserved + excluded.reserved",
+        (*place, amount),
+    )
+    db.execute("INSERT INTO bookings VALUES (?,?,?,?,?,NULL,?)", (booking.id, *place, amount, now))
+    return True
+
+
+def _check_same(booking: Booking, known: tuple[str, str]) -> None:
+    """Else its limit would be one that nobody holds to."""
+    if known != (booking.budget, booking.period):
+        raise Refused(
+            f"booking {booking.id!r} is on budget {known[0]!r} by the {known[1]} already; give the one on "
+            f"{booking.budget!r} by the {booking.period} another id"
+        )
+
+
+def _settle_booking(db: sqlite3.Connection, id: str, actual: float) -> None:
+    sql = "UPDATE bookings SET settled = ? WHERE id = ? AND settled IS NULL RETURNING budget, period, start_ns, amount"
+    row = db.execute(sql, (actual, id)).fetchone()
+    if row:
+        db.execute(
+            "UPDATE budgets SET settled = settled + ?, reserved = max(0, round(reserved - ?, 12))"
+            " WHERE budget = ? AND period = ? AND start_ns = ?",
+            (actual, row[3], *row[:3]),
+        )
+
+
+def _prune(db: sqlite3.Connection, now: int, most: int) -> None:
+    sql = "DELETE FROM bookings WHERE rowid IN (SELECT rowid FROM bookings WHERE made_ns < ? ORDER BY made_ns LIMIT ?)"
+    if db.execute(sql, (now - BOOKING_LIFETIME_NS, most)).rowcount:
+        for period, kept in PERIOD_LIFETIME_NS.items():
+            db.execute("DELETE FROM budgets WHERE period = ? AND start_ns < ?", (period, now - kept))
+
+
+def _check_amount(what: str, amount: float) -> float:
+    if not isfinite(amount) or amount < 0:
+        raise Refused(f"{what}: an amount is a number from 0, not {amount!r}")
+    return amount

@@ -1,0 +1,247 @@
+"""Versioned datasets with their examples, and experiment records.
+
+A row of `examples` is one state of one example; it belongs to the versions from `since` up to, not including, `until`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spanwise.collector.errors import NotFound
+from spanwise.collector.records import JSON, Dataset, Example, Experiment, apply_changes, number_duplicates
+from spanwise.collector.stores.sqlite.database.bulk_statements import build_upsert_clause, insert_many
+from spanwise.collector.stores.sqlite.database.column_values import decode_record, dumps, encode_record, loads
+from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+from spanwise.tracer.suggestions import did_you_mean
+
+_DATASET_COLUMNS = "name, version, kind, schema, description, metadata, created_ns, example_count"
+_HAS_SPLIT = "EXISTS (SELECT 1 FROM json_each(data, '$.metadata.dataset_split') WHERE value = ?)"
+_DESCRIPTION_FIELDS = ("kind", "schema", "description", "metadata")
+
+
+class Datasets(Backend):
+    """A part of `ControlStore`."""
+
+    @write_operation
+    def save_examples(
+        self,
+        db: sqlite3.Connection,
+        /,
+        dataset: str,
+        examples: Sequence[Example],
+        *,
+        replace: bool = False,
+        remove: Sequence[str] = (),
+        kind: str | None = None,
+        schema: Mapping[str, JSON] | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+    ) -> Dataset:
+        about = {"kind": kind, "schema": schema, "description": description, "metadata": metadata}
+        current = _newest_version(db, dataset)
+        version = current.version + 1 if current else 1
+        changed = _write_examples(db, dataset, version, number_duplicates(examples), replace, remove)
+        described = _merge_description(current, about)
+        if current and not changed and described == _merge_description(current, {}):
+            return current
+        return _insert_version(db, dataset, version, described)
+
+    @read_operation
+    def dataset(self, db: sqlite3.Connection, /, name: str, version: int | None = None) -> Dataset:
+        return _find_dataset(db, name, version)
+
+    @read_operation
+    def datasets(self, db: sqlite3.Connection, /) -> list[Dataset]:
+        sql = f"SELECT {_DATASET_COLUMNS}, max(version) FROM datasets GROUP BY name ORDER BY name"
+        return [_dataset_from_row(row) for row in db.execute(sql)]
+
+    @read_operation
+    def versions(self, db: sqlite3.Connection, /, name: str) -> list[Dataset]:
+        sql = f"SELECT {_DATASET_COLUMNS} FROM datasets WHERE name = ? ORDER BY version DESC"
+        return [_dataset_from_row(row) for row in db.execute(sql, (name,))]
+
+    @read_operation
+    def examples(
+        self,
+        db: sqlite3.Connection,
+        /,
+        dataset: str,
+        version: int | None = None,
+        *,
+        split: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[Example]:
+        at = _find_dataset(db, dataset, version).version
+        sql = (
+            "SELECT data FROM examples WHERE dataset = ? AND since <= ? AND (until IS NULL OR until > ?)"
+            f" AND (? IS NULL OR split = ? OR {_HAS_SPLIT}) ORDER BY position LIMIT ? OFFSET ?"
+        )
+        values = (dataset, at, at, split, split, split, -1 if limit is None else limit, offset)
+        return [decode_record(Example, row[0]) for row in db.execute(sql, values)]
+
+    @write_operation
+    def delete_dataset(self, db: sqlite3.Connection, /, name: str) -> bool:
+        db.execute("DELETE FROM examples WHERE dataset = ?", (name,))
+        return db.execute("DELETE FROM datasets WHERE name = ?", (name,)).rowcount > 0
+
+
+def _merge_description(current: Dataset | None, about: Mapping[str, JSON]) -> tuple[Any, ...]:
+    base = current or Dataset(name="")
+    return tuple(getattr(base, name) if about.get(name) is None else about[name] for name in _DESCRIPTION_FIELDS)
+
+
+def _insert_version(db: sqlite3.Connection, name: str, version: int, described: tuple[Any, ...]) -> Dataset:
+    kind, schema, description, metadata = described
+    count = db.execute("SELECT count(*) FROM examples WHERE dataset = ? AND until IS NULL", (name,)).fetchone()[0]
+    dataset = Dataset(
+        name=name,
+        version=version,
+        kind=kind,
+        schema=schema,
+        description=description,
+        metadata=metadata,
+        created_ns=time.time_ns(),
+        example_count=count,
+    )
+    db.execute(
+        f"INSERT INTO datasets ({_DATASET_COLUMNS}) VALUES (?,?,?,?,?,?,?,?)",
+        (
+            name,
+            version,
+            kind,
+            dumps(schema) if schema is not None else None,
+            description,
+            dumps(metadata),
+            dataset.created_ns,
+            count,
+        ),
+    )
+    return dataset
+
+
+def _write_examples(
+    db: sqlite3.Connection, name: str, version: int, examples: Sequence[Example], replace: bool, remove: Sequence[str]
+) -> bool:
+    """Bring the live rows to the wanted state; whether anything changed."""
+    live = {
+        row[0]: row[1:]
+        for row in db.execute(
+            "SELECT example_id, id, position, data FROM examples WHERE dataset = ? AND until IS NULL ORDER BY position",
+            (name,),
+        )
+    }
+    wanted = {example.id: encode_record(example) for example in examples}
+    splits = {example.id: example.split for example in examples}
+    gone = set(remove) & set(live) | (set(live) - set(wanted) if replace else set())
+    changed = {id: text for id, text in wanted.items() if id not in live or live[id][2] != text}
+    rows = [live[id][0] for id in live if id in gone or id in changed]
+    db.executemany("UPDATE examples SET until = ? WHERE id = ?", [(version, row) for row in rows])
+    after = max((row[1] for row in live.values()), default=-1) + 1
+    new = [id for id in changed if id not in live]
+    positions = {id: live[id][1] for id in changed if id in live} | {id: after + i for i, id in enumerate(new)}
+    db.executemany(
+        "INSERT INTO examples (dataset, example_id, position, split, since, data) VALUES (?,?,?,?,?,?)",
+        [(name, id, positions[id], splits[id], version, text) for id, text in changed.items()],
+    )
+    return bool(rows or changed)
+
+
+def _newest_version(db: sqlite3.Connection, name: str) -> Dataset | None:
+    sql = f"SELECT {_DATASET_COLUMNS} FROM datasets WHERE name = ? ORDER BY version DESC LIMIT 1"
+    row = db.execute(sql, (name,)).fetchone()
+    return _dataset_from_row(row) if row else None
+
+
+def _dataset_from_row(row: Sequence[Any]) -> Dataset:
+    return Dataset(
+        name=row[0],
+        version=row[1],
+        kind=row[2],
+        schema=loads(row[3]) if row[3] else None,
+        description=row[4],
+        metadata=loads(row[5]),
+        created_ns=row[6],
+        example_count=row[7],
+    )
+
+
+def _find_dataset(db: sqlite3.Connection, name: str, version: int | None) -> Dataset:
+    """A dataset at a version. Raises `NotFound`."""
+    if version is None:
+        dataset = _newest_version(db, name)
+    else:
+        row = db.execute(
+            f"SELECT {_DATASET_COLUMNS} FROM datasets WHERE name = ? AND version = ?", (name, version)
+        ).fetchone()
+        dataset = _dataset_from_row(row) if row else None
+    if dataset is None:
+        raise NotFound(_missing_message(db, name, version))
+    return dataset
+
+
+def _missing_message(db: sqlite3.Connection, name: str, version: int | None) -> str:
+    names = [row[0] for row in db.execute("SELECT DISTINCT name FROM datasets")]
+    if name in names:
+        return f"dataset {name!r} has no version {version!r}"
+    return f"there is no dataset {name!r} in this store{did_you_mean(name, names, 3)}"
+
+
+_EXPERIMENT_COLUMNS = ("id", "name", "dataset", "project", "status", "started_ns", "data")
+
+
+class Experiments(Backend):
+    """A part of `ControlStore`."""
+
+    @write_operation
+    def save_experiment(self, db: sqlite3.Connection, /, *experiments: Experiment) -> None:
+        _save_experiments(db, experiments)
+
+    @read_operation
+    def experiment(self, db: sqlite3.Connection, /, id_or_name: str) -> Experiment:
+        return _find_experiment(db, id_or_name)
+
+    @read_operation
+    def experiments(
+        self, db: sqlite3.Connection, /, *, dataset: str | None = None, project: str | None = None, limit: int = 100
+    ) -> list[Experiment]:
+        sql = (
+            "SELECT data FROM experiments WHERE (:dataset IS NULL OR dataset = :dataset)"
+            " AND (:project IS NULL OR project = :project) ORDER BY started_ns DESC, id LIMIT :limit"
+        )
+        return [
+            decode_record(Experiment, row[0])
+            for row in db.execute(sql, {"dataset": dataset, "project": project, "limit": limit})
+        ]
+
+    @write_operation
+    def change_experiment(self, db: sqlite3.Connection, /, id: str, **fields: JSON) -> Experiment:
+        made = apply_changes(_find_experiment(db, id), fields)
+        _save_experiments(db, [made])
+        return made
+
+    @write_operation
+    def delete_experiment(self, db: sqlite3.Connection, /, id: str) -> bool:
+        """Remove the record; the traces and the feedback on it are `Both`'s to remove before."""
+        return db.execute("DELETE FROM experiments WHERE id = ?", (id,)).rowcount > 0
+
+
+def _save_experiments(db: sqlite3.Connection, experiments: Sequence[Experiment]) -> None:
+    rows = [
+        (*(getattr(experiment, name) for name in _EXPERIMENT_COLUMNS[:-1]), encode_record(experiment))
+        for experiment in experiments
+    ]
+    insert_many(db, "experiments", _EXPERIMENT_COLUMNS, rows, build_upsert_clause(_EXPERIMENT_COLUMNS))
+
+
+def _find_experiment(db: sqlite3.Connection, id_or_name: str) -> Experiment:
+    """By id, by name, or by the beginning of an id: the newest. Raises `NotFound`."""
+    for where in ("id = :name", "name = :name", "substr(id, 1, length(:name)) = :name"):
+        sql = f"SELECT data FROM experiments WHERE {where} ORDER BY started_ns DESC LIMIT 1"
+        row = db.execute(sql, {"name": id_or_name}).fetchone() if id_or_name else None
+        if row:
+            return decode_record(Experiment, row[0])
+    raise NotFound(f"there is no experiment {id_or_name!r} in this store; `spanwise experiments` lists them")

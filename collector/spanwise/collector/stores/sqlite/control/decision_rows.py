@@ -1,0 +1,276 @@
+"""Rows of decisions, addresses of their targets, and per-rule counts of traces by outcome.
+
+A row whose `due_ns` is set is open: somebody has to take it, at that time or later. Open rows of a version that is not
+in force are superseded; nobody writes that into them, as there may be a million.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Decision, Target
+from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many
+from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
+
+DECISION_COLUMNS = (
+    "rule target verdict reason probability u rate stratum incomplete change runs_change read_change claim holder"
+    " until_ns attempts deaths reopened next_ns states inputs_hash cost created_ns updated_ns due_ns"
+).split()
+DAY_NS = 86_400 * 1_000_000_000
+OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")  # not running, and not done
+OUTCOME_ORDER = (
+    "failed",
+    "scored",
+    "skipped",
+)  # of a row with outcomes of several kinds the verdict is the first of these
+_SUPERSEDED = "CASE WHEN d.due_ns IS NOT NULL AND r.state <> 'in force' THEN 'superseded' ELSE d.verdict END"
+_SELECTED = [f"d.{name}" if name != "verdict" else _SUPERSEDED for name in DECISION_COLUMNS]
+SELECT_DECISIONS = (
+    f"SELECT d.id, {', '.join(_SELECTED)}, r.project, r.name, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
+)
+
+
+class DecisionRow(NamedTuple):
+    """A decision as it lies in the table."""
+
+    id: int
+    rule: int
+    target: str
+    verdict: str
+    reason: str
+    probability: float | None
+    u: float | None
+    rate: float | None
+    stratum: int | None
+    incomplete: int
+    change: int
+    runs_change: int
+    read_change: int
+    claim: int
+    holder: str | None
+    until_ns: int | None
+    attempts: int
+    deaths: int
+    reopened: int
+    next_ns: int | None
+    states: str | None
+    inputs_hash: str | None
+    cost: float | None
+    created_ns: int
+    updated_ns: int
+    due_ns: int | None
+
+    def may_reopen(self, now: int) -> bool:
+        """Whether a change of its runs opens it anew: once for a version; a session, to which later turns may come for
+        long, once a day.
+        """
+        days = (now - self.created_ns) // DAY_NS if self.target.startswith("/") else 0
+        return self.reopened <= days
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The state of each evaluator."""
+        return loads(self.states) if self.states else {}
+
+    @property
+    def outcome(self) -> str | None:
+        """What its evaluators have come to, as one verdict; None if none has come to anything yet."""
+        states = {state.get("state") for state in self.said.values() if isinstance(state, dict)}
+        return next((word for word in OUTCOME_ORDER if word in states), None)
+
+
+SELECT_ROWS = f"SELECT id, {', '.join(DECISION_COLUMNS)} FROM decisions"
+
+
+def update_rows(db: sqlite3.Connection, rows: Sequence[DecisionRow]) -> None:
+    """Put rows that are there anew."""
+    marks = ",".join(f"{name}=?" for name in DECISION_COLUMNS[2:])
+    db.executemany(f"UPDATE decisions SET {marks} WHERE id = ?", [(*row[3:], row.id) for row in rows])
+
+
+def encode_target(project: str, target: Target) -> str:
+    """Where a target is, in one text: `trace`, `trace/span`, `trace/span/document`, or `/project/session`."""
+    if target.session_id is not None:
+        return f"/{project}/{target.session_id}"
+    parts = [target.trace_id or "", target.span_id, None if target.document is None else str(target.document)]
+    return "/".join([_encode_id(part) for part in parts if part is not None])
+
+
+def list_containing_targets(project: str, target: Target) -> list[str]:
+    """The addresses of a target and of all that it is a part of."""
+    if target.session_id is not None:
+        return [encode_target(project, target)]
+    parts = [(target.span_id, target.document), (target.span_id, None), (None, None)]
+    return [
+        encode_target(project, replace(target, span_id=span, document=document))
+        for span, document in dict.fromkeys(parts)
+    ]
+
+
+def get_trace_range(trace_id: str) -> tuple[str, str]:
+    """Addresses of a trace, its spans and documents are from the first of these on, and before the second."""
+    part = _encode_id(trace_id)
+    return part, f"{part}0"  # the sign after the slash
+
+
+def decode_target(project: str, address: str) -> Target:
+    """The target at an address."""
+    if address.startswith("/"):
+        return Target(session_id=address[len(project) + 2 :])
+    trace, _, rest = address.partition("/")
+    span, _, document = rest.partition("/")
+    return Target(
+        trace_id=_decode_id(trace),
+        span_id=_decode_id(span) if rest else None,
+        document=int(_decode_id(document)) if document else None,
+    )
+
+
+def _encode_id(id: str) -> str:
+    """An id without a slash, or any sign below one but a percent sign in front."""
+    return id if id.isalnum() else f"%{id.encode('utf-8', 'surrogatepass').hex()}"
+
+
+def _decode_id(part: str) -> str:
+    return bytes.fromhex(part[1:]).decode("utf-8", "surrogatepass") if part.startswith("%") else part
+
+
+def decision_from_row(row: Sequence[Any]) -> Decision:
+    """The record of a row of `SELECT`."""
+    *values, project, rule, version = row
+    return make_decision(DecisionRow(*values), project, rule, version)
+
+
+def make_decision(row: DecisionRow, project: str, rule: str, version: str) -> Decision:
+    """The record of a row of a rule's."""
+    return Decision(
+        project=project,
+        rule=rule,
+        version=version,
+        target=decode_target(project, row.target),
+        verdict=row.verdict,  # type: ignore[arg-type]
+        reason=row.reason,
+        probability=row.probability,
+        u=row.u,
+        rate=row.rate,
+        stratum=row.stratum,
+        incomplete=bool(row.incomplete),
+        change=row.change,
+        runs_change=row.runs_change,
+        read_change=row.read_change,
+        claim=row.claim,
+        holder=row.holder,
+        until_ns=row.until_ns,
+        attempts=row.attempts,
+        deaths=row.deaths,
+        reopened=row.reopened,
+        next_ns=row.next_ns,
+        states=row.said,
+        inputs_hash=row.inputs_hash,
+        cost=row.cost,
+        created_ns=row.created_ns,
+        updated_ns=row.updated_ns,
+    )
+
+
+def build_row(rule: int, decided: Decision, now: int) -> tuple[Any, ...]:
+    """The columns of a decision that was not there before."""
+    closed = decided.verdict not in OPEN_OUTCOMES
+    due = None if closed else (now if decided.next_ns is None else decided.next_ns)
+    return (
+        rule,
+        encode_target(decided.project, decided.target),
+        decided.verdict,
+        decided.reason,
+        decided.probability,
+        decided.u,
+        decided.rate,
+        decided.stratum,
+        decided.incomplete,
+        decided.change,
+        decided.runs_change,
+        decided.runs_change if closed else 0,  # nothing shall be read but what was
+        0,
+        None,
+        None,
+        0,
+        0,
+        0,
+        decided.next_ns,
+        dumps(decided.states) if decided.states else None,
+        decided.inputs_hash,
+        decided.cost,
+        now,
+        now,
+        due,
+    )
+
+
+COUNTED_OUTCOMES = ("filtered", "sampled_out")
+TAKEN = "taken"  # counted by its rows
+_OUTCOME_CODES = {name: code for code, name in enumerate((None, *COUNTED_OUTCOMES, TAKEN))}
+_BLOCK_TRACES = 4096  # traces of a row: 1 KiB
+_HOUR_NS = 3_600_000_000_000
+_HAS_ROW = "SELECT 1 FROM decisions WHERE target >= ? AND target < ? AND rule = ? LIMIT 1"
+
+
+def check_outcomes(outcomes: Mapping[str, tuple[int, str]]) -> None:
+    """Raise `Refused` for an unknown outcome or a number that no trace has."""
+    for number, outcome in outcomes.values():
+        if outcome not in _OUTCOME_CODES or not 0 < number < 1 << 62:
+            expected = ", ".join((*COUNTED_OUTCOMES, TAKEN))
+            raise Refused(f"unknown outcome {outcome!r} of trace number {number!r}; expected one of: {expected}")
+
+
+def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tuple[int, str]], now: int) -> None:
+    """Count each trace under its latest outcome, in place of an earlier one. Repeating the call changes nothing.
+
+    A trace that is left out now and still has a row, as it was scored before, goes on being counted by that row.
+    """
+    blocks: dict[int, bytearray] = {}
+    change: Counter[int] = Counter()
+    for trace_id, (number, outcome) in outcomes.items():
+        block, place = divmod(number, _BLOCK_TRACES)
+        data = blocks.get(block)
+        if data is None:
+            data = blocks[block] = _load_block(db, rule, block)
+        byte, shift = place >> 2, (place & 3) * 2
+        before, after = data[byte] >> shift & 3, _OUTCOME_CODES[outcome]
+        if before == after or (before == _OUTCOME_CODES[TAKEN] and _has_row(db, rule, trace_id)):
+            continue
+        data[byte] ^= (before ^ after) << shift
+        change[before] -= 1
+        change[after] += 1
+    rows = [(rule, block, bytes(data)) for block, data in blocks.items()]
+    insert_many(db, "outcomes", ("rule", "block", "data"), rows, "ON CONFLICT DO UPDATE SET data = excluded.data")
+    _add_counts(db, rule, now // _HOUR_NS * _HOUR_NS, [change[_OUTCOME_CODES[name]] for name in COUNTED_OUTCOMES])
+
+
+def _load_block(db: sqlite3.Connection, rule: int, block: int) -> bytearray:
+    row = db.execute("SELECT data FROM outcomes WHERE rule = ? AND block = ?", (rule, block)).fetchone()
+    return bytearray(_BLOCK_TRACES // 4) if row is None else bytearray(row[0])
+
+
+def _has_row(db: sqlite3.Connection, rule: int, trace_id: str) -> bool:
+    return db.execute(_HAS_ROW, (*get_trace_range(trace_id), rule)).fetchone() is not None
+
+
+def _add_counts(db: sqlite3.Connection, rule: int, hour: int, changes: Iterable[int]) -> None:
+    """Add to the counts of the hour of the decision; what moves to another outcome is subtracted there."""
+    if any(changes := tuple(changes)):
+        db.execute(
+            "INSERT INTO counts VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET filtered = filtered + excluded.filtered,"
+            " sampled_out = sampled_out + excluded.sampled_out",
+            (rule, hour, *changes),
+        )
+
+
+def clear_outcomes(db: sqlite3.Connection, rule: int) -> None:
+    """Count from zero: the rule decides on everything again."""
+    db.execute("DELETE FROM counts WHERE rule = ?", (rule,))
+    db.execute("DELETE FROM outcomes WHERE rule = ?", (rule,))

@@ -1,0 +1,387 @@
+"""Decisions of rules: recording, lists, sampling probabilities, progress; reports of monitor workers."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from heapq import merge
+from itertools import islice
+from typing import Any, NamedTuple, get_args
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Decision, DecisionBatch, Page, Rule, Target, Verdict, WorkerReport
+from spanwise.collector.stores.backends import DecisionQuery
+from spanwise.collector.stores.decision_explanation import VERDICT_PRIORITY
+from spanwise.collector.stores.sqlite.control import decision_rows
+from spanwise.collector.stores.sqlite.control.decision_rows import (
+    COUNTED_OUTCOMES,
+    DECISION_COLUMNS,
+    OPEN_OUTCOMES,
+    SELECT_DECISIONS,
+    SELECT_ROWS,
+    DecisionRow,
+    build_row,
+    decision_from_row,
+    encode_target,
+    get_trace_range,
+    list_containing_targets,
+    update_rows,
+)
+from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
+from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many, parse_cursor, select_many
+from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
+from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+
+# A verdict as it lies in the table, and whether such a row is open: in a version that is not in force it is superseded
+ROW_KINDS = (
+    *((word, True) for word in ("waiting", "throttled", "over_budget", "running")),
+    *((word, False) for word in ("over_budget", "scored", "skipped", "failed")),
+)
+
+
+class RuleVersion(NamedTuple):
+    """A version of a rule by its number."""
+
+    id: int
+    in_force: bool
+
+
+def find_rule_versions(
+    db: sqlite3.Connection, rule: str | None, version: str | None, project: str | None
+) -> list[RuleVersion]:
+    """The versions of rules that bear these names; None: any."""
+    sql = (
+        "SELECT id, state = 'in force' FROM rules WHERE (:rule IS NULL OR name = :rule)"
+        " AND (:version IS NULL OR version = :version) AND (:project IS NULL OR project = :project)"
+    )
+    given = {"rule": rule, "version": version, "project": project}
+    return [RuleVersion(id, bool(in_force)) for id, in_force in db.execute(sql, given)]
+
+
+def get_target_ranges(trace_id: str, session: tuple[str, str] | None) -> tuple[str, str, str]:
+    """From where and up to where addresses are a trace's own, and that of its session."""
+    return (*get_trace_range(trace_id), "" if session is None else f"/{session[0]}/{session[1]}")
+
+
+def list_trace_decisions(
+    db: sqlite3.Connection,
+    rules: Sequence[RuleVersion],
+    places: tuple[str, str, str],
+    verdict: str | None,
+    limit: int,
+    cursor: str | None,
+) -> Page[Decision]:
+    """What is about one trace, of which there is little."""
+    sql = "SELECT id, rule, verdict, due_ns IS NOT NULL FROM decisions WHERE target >= ? AND target < ? OR target = ?"
+    wanted = _wanted_kinds(rules, verdict)
+    found = [row[0] for row in db.execute(sql, places) if (row[1], row[2], bool(row[3])) in wanted]
+    below = _parse_upper_bound(cursor)
+    return _decision_page(db, sorted((id for id in found if id < below), reverse=True), limit)
+
+
+def list_newest_decisions(
+    db: sqlite3.Connection, rules: Sequence[RuleVersion], verdict: str | None, limit: int, cursor: str | None
+) -> Page[Decision]:
+    """What has one of some versions and a verdict: index entries are merged, and only what is shown is read."""
+    below = _parse_upper_bound(cursor)
+    kinds: dict[tuple[int, str], set[bool]] = {}
+    for rule, word, open in _wanted_kinds(rules, verdict):
+        kinds.setdefault((rule, word), set()).add(open)
+    runs = [_read_ids(db, *of, opens, below, limit + 1) for of, opens in kinds.items()]
+    return _decision_page(db, list(islice(merge(*runs, reverse=True), limit + 1)), limit)
+
+
+def _wanted_kinds(rules: Sequence[RuleVersion], verdict: str | None) -> set[tuple[int, str, bool]]:
+    """Number of the rule, and one of `KINDS`: all that are told as this verdict."""
+    if verdict is not None and verdict not in get_args(Verdict):
+        raise Refused(f"there is no verdict {verdict!r}; use one of {', '.join(get_args(Verdict))}")
+    return {
+        (rule.id, word, open)
+        for rule in rules
+        for word, open in ROW_KINDS
+        if verdict in (None, "superseded" if open and not rule.in_force else word)
+    }
+
+
+def _read_ids(
+    db: sqlite3.Connection, rule: int, verdict: str, opens: set[bool], below: int, limit: int
+) -> Iterator[int]:
+    """Ids of one kind, falling."""
+    sql = "SELECT id FROM decisions INDEXED BY decisions_by_rule WHERE rule = ? AND verdict = ? AND id < ?"
+    if verdict == "over_budget" and len(opens) == 1:
+        sql += f" AND due_ns IS {'NOT ' if True in opens else ''}NULL"
+    return (row[0] for row in db.execute(f"{sql} ORDER BY id DESC LIMIT ?", (rule, verdict, below, limit)).fetchall())
+
+
+def _decision_page(db: sqlite3.Connection, ids: Sequence[int], limit: int) -> Page[Decision]:
+    rows = {row[0]: row for row in select_many(db, f"{SELECT_DECISIONS} WHERE d.id IN (%s)", ids[:limit])}
+    shown = [rows[id] for id in ids[:limit]]
+    return Page(
+        items=tuple(map(decision_from_row, shown)), next=f"0.{shown[-1][0]}" if len(ids) > limit and shown else None
+    )
+
+
+def _parse_upper_bound(cursor: str | None) -> int:
+    return (1 << 63) - 1 if cursor is None else parse_cursor(cursor)[1]
+
+
+DECIDABLE = (*COUNTED_OUTCOMES, *OPEN_OUTCOMES, "skipped", "failed")
+ROWS_PER_DELETE = 5_000  # decisions that are removed in one transaction
+MAX_TARGET = "\U0010ffff"  # above all addresses
+MAX_OVER_BUDGET = 10_000  # rows over budget that a rule offers again
+OVER_BUDGET_NS = 86_400 * 1_000_000_000  # and for so long
+GIVEN_UP_REASON = "over budget, and too long ago, or behind too many, to be offered again"
+
+
+class Decisions(Backend):
+    """A part of `ControlStore`."""
+
+    @read_operation
+    def cursor(self, db: sqlite3.Connection, /, rule: str, version: str, *, project: str = "default") -> str | None:
+        sql = "SELECT cursor FROM rules WHERE project = ? AND name = ? AND version = ?"
+        row = db.execute(sql, (project, rule, version)).fetchone()
+        return row[0] if row else None
+
+    @write_operation
+    def keep_decided(self, db: sqlite3.Connection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
+        """As `ControlStore.decide`; all targets are there."""
+        for one in decided:
+            _check_decided(one)
+        now = self._file.clock.keep(db)
+        return [_record_decided(db, one, now) for one in decided]
+
+    @read_operation
+    def decisions_on(self, db: sqlite3.Connection, /, asked: DecisionQuery) -> Page[Decision]:
+        """As `ControlStore.decisions`."""
+        rules = find_rule_versions(db, asked.rule, asked.version, asked.project)
+        slice = asked.verdict, asked.limit, asked.cursor
+        if asked.trace_id is not None:
+            return list_trace_decisions(db, rules, get_target_ranges(asked.trace_id, asked.session), *slice)
+        return list_newest_decisions(db, rules, *slice)
+
+    @read_operation
+    def probabilities(
+        self,
+        db: sqlite3.Connection,
+        /,
+        rule: str,
+        project: str,
+        version: str | None,
+        scores: Sequence[tuple[Target, int]],
+    ) -> list[tuple[bool, float | None]]:
+        """Of targets and claims: whether (that version of) the rule decided on it, and with which probability."""
+        sql = (
+            "SELECT d.target, d.claim, d.probability, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
+            " WHERE r.project = ? AND r.name = ? AND d.target IN (%s)"
+        )
+        places = {place for target, _ in scores for place in list_containing_targets(project, target)}
+        found: dict[str, list[tuple[int, float | None, str]]] = {}
+        for place, *row in select_many(db, sql, places, (project, rule)):
+            found.setdefault(place, []).append((row[0], row[1], row[2]))
+        return [
+            _find_probability(found, list_containing_targets(project, target), claim, version)
+            for target, claim in scores
+        ]
+
+    def delete_decisions(
+        self, *, trace_id: str | None = None, rule: str | None = None, project: str | None = None
+    ) -> int:
+        if trace_id is None and rule is None:
+            raise Refused("name the trace or the rule whose decisions shall go; to remove all of them, go rule by rule")
+        removed = 0
+        while count := self._file.write(partial(_delete_rows, trace_id, rule, project)):  # others write in between
+            removed += count
+        if trace_id is None and rule is not None:
+            self._file.write(partial(_reset_rule, rule, project))
+        return removed
+
+
+def _delete_rows(trace_id: str | None, rule: str | None, project: str | None, db: sqlite3.Connection) -> int:
+    numbers = [one.id for one in find_rule_versions(db, rule, None, project)]
+    first, end = ("", MAX_TARGET) if trace_id is None else get_trace_range(trace_id)
+    within = "target >= ? AND target < ?" if trace_id is not None else "+target >= ? AND +target < ?"
+    count = 0
+    for number in numbers:
+        chosen = f"SELECT id FROM decisions WHERE rule = ? AND {within} LIMIT ?"
+        sql = f"DELETE FROM decisions WHERE id IN ({chosen})"
+        count += db.execute(sql, (number, first, end, ROWS_PER_DELETE - count)).rowcount
+    return count
+
+
+def _reset_rule(rule: str, project: str | None, db: sqlite3.Connection) -> None:
+    """It decides on all that has changed since it was put in force."""
+    for one in find_rule_versions(db, rule, None, project):
+        db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (one.id,))
+        decision_rows.clear_outcomes(db, one.id)
+
+
+def _check_decided(decided: DecisionBatch) -> None:
+    """Raises `Refused` for what could not be told again."""
+    decision_rows.check_outcomes(decided.outcomes)
+    for row in decided.rows:
+        if row.verdict not in DECIDABLE:
+            raise Refused(f"{row.verdict!r} is not decided, but comes of a claim; use one of {', '.join(DECIDABLE)}")
+        for name in ("probability", "u", "rate"):
+            value = getattr(row, name)
+            if value is not None and not 0 <= value <= 1:
+                raise Refused(f"{name} of a decision is a number from 0 to 1, not {value!r}")
+
+
+def _record_decided(db: sqlite3.Connection, decided: DecisionBatch, now: int) -> bool:
+    rule = find_active_rule(db, decided.project, decided.rule, decided.version)
+    if rule is None or decided.token < rule.token:
+        return False
+    if rule.cursor == decided.upto and decided.after != decided.upto:
+        return True
+    if rule.cursor != decided.after:
+        return False
+    _write_decisions(db, rule.id, decided.project, decided.rows, now)
+    decision_rows.count_outcomes(db, rule.id, decided.outcomes, now)
+    sql = "UPDATE rules SET cursor = ?, token = ? WHERE id = ?"
+    db.execute(sql, (decided.upto, decided.token, rule.id))
+    return True
+
+
+def _write_decisions(db: sqlite3.Connection, rule: int, project: str, rows: Iterable[Decision], now: int) -> None:
+    by_address = {encode_target(project, row.target): row for row in rows}
+    sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s)"
+    known = {row.target: row for row in (DecisionRow(*found) for found in select_many(db, sql, by_address, (rule,)))}
+    new = [row for place, row in by_address.items() if place not in known and row.verdict not in COUNTED_OUTCOMES]
+    insert_many(db, "decisions", DECISION_COLUMNS, [build_row(rule, row, now) for row in new])
+    _update_decisions(db, [(row, by_address[place]) for place, row in known.items()], now)
+    if any(row.verdict == "over_budget" for row in new):
+        expire_over_budget(db, rule, now)
+
+
+def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow, Decision]], now: int) -> None:
+    """Decide anew on what was decided before; what is known from a later change stays as it is."""
+    pairs = [(row, decided) for row, decided in pairs if decided.change >= row.change]
+    made = [
+        (row, exclude_target(row, one) if one.verdict in COUNTED_OUTCOMES else decide_again(row, one, now))
+        for row, one in pairs
+    ]
+    update_rows(db, [row._replace(updated_ns=now) for old, row in made if row is not None and row != old])
+    db.executemany("DELETE FROM decisions WHERE id = ?", [(old.id,) for old, row in made if row is None])
+
+
+def _with_draw(row: DecisionRow, decided: Decision) -> DecisionRow:
+    return row._replace(
+        probability=decided.probability,
+        u=decided.u,
+        rate=decided.rate,
+        stratum=decided.stratum,
+        change=decided.change,
+        runs_change=decided.runs_change,
+    )
+
+
+def exclude_target(row: DecisionRow, decided: Decision) -> DecisionRow | None:
+    """A target that is not taken any more: it leaves the estimates, and its feedback stays. None: it can go."""
+    drawn = _with_draw(row, decided)._replace(probability=0.0)
+    if row.due_ns is None or row.verdict == "running":
+        return drawn
+    if row.outcome is None:
+        return None
+    return drawn._replace(verdict=row.outcome, next_ns=None, due_ns=None)
+
+
+def decide_again(row: DecisionRow, decided: Decision, now: int) -> DecisionRow:
+    """A target that is taken, still or again. While it runs `finish` does what follows."""
+    drawn = _with_draw(row, decided)
+    due = now if decided.next_ns is None else decided.next_ns
+    waits: dict[str, Any] = {"verdict": "waiting", "reason": decided.reason, "incomplete": int(decided.incomplete)}
+    if row.verdict == "waiting" and row.claim == 0 and decided.change > row.change:
+        if decided.verdict in OPEN_OUTCOMES:
+            return drawn._replace(**waits, next_ns=decided.next_ns, due_ns=due)
+        closed = {**waits, "verdict": decided.verdict, "read_change": decided.runs_change}
+        return drawn._replace(**closed, next_ns=None, due_ns=None)
+    done = row.due_ns is None and row.verdict != "over_budget"
+    if done and decided.runs_change > row.read_change and row.may_reopen(now):
+        return drawn._replace(**waits, next_ns=decided.next_ns, due_ns=due, attempts=0)
+    return drawn
+
+
+def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
+    """Of the rows over budget, the newest are offered again, for a day: what falls out is final."""
+    over = "rule = ? AND verdict = 'over_budget' AND due_ns IS NOT NULL"
+    last = f"SELECT created_ns, id FROM decisions WHERE {over} ORDER BY created_ns DESC, id DESC LIMIT 1 OFFSET ?"
+    places = [(now - OVER_BUDGET_NS, 0), db.execute(last, (rule, MAX_OVER_BUDGET - 1)).fetchone()]
+    sql = f"UPDATE decisions SET due_ns = NULL, next_ns = NULL, reason = ?, updated_ns = ? WHERE {over}"
+    for place in filter(None, places):
+        db.execute(f"{sql} AND (created_ns, id) < (?, ?)", (GIVEN_UP_REASON, now, rule, *place))
+
+
+def _find_probability(
+    found: Mapping[str, Sequence[tuple[int, float | None, str]]], places: Sequence[str], claim: int, version: str | None
+) -> tuple[bool, float | None]:
+    """Of the decision that a claim was on: claims rise, so that it is the lowest that is not below."""
+    rows = [row for place in places for row in found.get(place, ()) if row[0] >= claim]
+    if not rows:
+        return version is None, None
+    _, probability, theirs = min(rows, key=lambda row: row[0])
+    return version in (None, theirs), probability
+
+
+def delete_trace_decisions(db: sqlite3.Connection, trace_ids: Iterable[str]) -> None:
+    """Remove what was decided about traces that go, their spans and documents."""
+    db.executemany("DELETE FROM decisions WHERE target >= ? AND target < ?", map(get_trace_range, trace_ids))
+
+
+def delete_session_decisions(db: sqlite3.Connection, sessions: Iterable[str]) -> None:
+    """Remove what was decided about sessions of which no trace is left, in any project."""
+    projects = [row[0] for row in db.execute("SELECT DISTINCT project FROM rules")]
+    places = [(f"/{project}/{session}",) for session in sessions for project in projects]
+    db.executemany("DELETE FROM decisions WHERE target = ?", places)
+
+
+REPORT_LIFETIME_NS = 86_400 * 1_000_000_000
+SHOWN_FAILURES = 5  # decisions of which the errors are shown
+
+
+_COUNT_BY_ROW = "SELECT verdict, count(*) FROM decisions WHERE rule = ? GROUP BY verdict"
+_OUTCOME_RANKS = " ".join(f"WHEN '{verdict}' THEN {place}" for place, verdict in enumerate(VERDICT_PRIORITY))
+_OUTCOME_NAMES = " ".join(f"WHEN {place} THEN '{verdict}'" for place, verdict in enumerate(VERDICT_PRIORITY))
+_COUNT_BY_TRACE = (
+    f"SELECT CASE worst {_OUTCOME_NAMES} END, count(*) FROM (SELECT min(CASE verdict {_OUTCOME_RANKS} END) AS worst FROM decisions"
+    " WHERE rule = ? GROUP BY substr(target, 1, instr(target || '/', '/') - 1)) GROUP BY worst"
+)
+
+
+class WorkerReports(Backend):
+    """A part of `ControlStore`."""
+
+    @write_operation
+    def report(self, db: sqlite3.Connection, /, worker: WorkerReport) -> None:
+        now = self._file.clock.keep(db)
+        key = f"{worker.holder} {worker.project}"  # a worker reports for each project that it serves
+        db.execute("DELETE FROM workers WHERE seen_ns < ? OR holder = ?", (now - REPORT_LIFETIME_NS, key))
+        db.execute("INSERT INTO workers VALUES (?,?,?,?)", (key, worker.project, now, encode_record(worker)))
+
+    @read_operation
+    def workers(self, db: sqlite3.Connection, /) -> list[WorkerReport]:
+        """What workers said of themselves within the last day, the newest of each."""
+        sql = "SELECT data, seen_ns FROM workers WHERE seen_ns >= ? ORDER BY holder"
+        rows = db.execute(sql, (self._file.clock.now() - REPORT_LIFETIME_NS,)).fetchall()
+        return [replace(decode_record(WorkerReport, row[0]), seen_ns=row[1]) for row in rows]
+
+    @read_operation
+    def funnel(self, db: sqlite3.Connection, /, rule: Rule) -> dict[str, int]:
+        """How many traces of a version have come to each verdict: of several targets of a trace the worst counts."""
+        id = _find_rule_id(db, rule)
+        rows = db.execute(_COUNT_BY_TRACE if rule.target in ("span", "document") else _COUNT_BY_ROW, (id,)).fetchall()
+        sums = db.execute("SELECT total(filtered), total(sampled_out) FROM counts WHERE rule = ?", (id,)).fetchone()
+        return {**dict(zip(COUNTED_OUTCOMES, map(int, sums), strict=True)), **dict(rows)}
+
+    @read_operation
+    def failed(self, db: sqlite3.Connection, /, rule: Rule) -> Sequence[Decision]:
+        """The last decisions of a version that failed, newest first."""
+        sql = f"{SELECT_DECISIONS} WHERE d.rule = ? AND d.verdict = 'failed' ORDER BY d.id DESC LIMIT ?"
+        return [decision_from_row(row) for row in db.execute(sql, (_find_rule_id(db, rule), SHOWN_FAILURES))]
+
+
+def _find_rule_id(db: sqlite3.Connection, rule: Rule) -> int | None:
+    sql = "SELECT id FROM rules WHERE project = ? AND name = ? AND version = ?"
+    row = db.execute(sql, (rule.project, rule.name, rule.version)).fetchone()
+    return int(row[0]) if row else None

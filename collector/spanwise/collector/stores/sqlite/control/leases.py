@@ -1,0 +1,272 @@
+"""Leases with expiry and fencing token: on a rule's feed, and on decisions that a worker executes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import TypeAlias
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import Claim, ClaimResult, Decision, Lease
+from spanwise.collector.stores.backends import FinishPlan
+from spanwise.collector.stores.sqlite.control.decision_rows import (
+    OPEN_OUTCOMES,
+    SELECT_ROWS,
+    DecisionRow,
+    encode_target,
+    make_decision,
+    update_rows,
+)
+from spanwise.collector.stores.sqlite.control.decisions import expire_over_budget
+from spanwise.collector.stores.sqlite.control.rule_versions import find_active_rule
+from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
+from spanwise.collector.stores.sqlite.database.column_values import dumps
+from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+
+MAX_LEASE_SECONDS = 10 * 365 * 86_400.0  # seconds
+
+
+class Leases(Backend):
+    """A part of `ControlStore`."""
+
+    @write_operation
+    def acquire(self, db: sqlite3.Connection, /, name: str, holder: str, seconds: float) -> Lease | None:
+        now = self._file.clock.keep(db)
+        row = db.execute("SELECT holder, token FROM leases WHERE name = ? AND expires_ns > ?", (name, now)).fetchone()
+        if row and row[0] != holder:
+            return None
+        token = row[1] if row else issue_tokens(db, 1)[0]
+        lease = Lease(name=name, holder=holder, expires_ns=compute_expiry(now, seconds), token=token)
+        db.execute("DELETE FROM leases WHERE expires_ns <= ? OR name = ?", (now, name))
+        db.execute("INSERT INTO leases VALUES (?,?,?,?)", (name, holder, lease.expires_ns, token))
+        return lease
+
+    @write_operation
+    def release(self, db: sqlite3.Connection, /, name: str, holder: str) -> bool:
+        sql = "DELETE FROM leases WHERE name = ? AND holder = ? RETURNING expires_ns"
+        return self._was_held(db.execute(sql, (name, holder)).fetchone())
+
+    @read_operation
+    def leases(self, db: sqlite3.Connection, /) -> list[Lease]:
+        sql = "SELECT name, holder, expires_ns, token FROM leases WHERE expires_ns > ? ORDER BY name"
+        rows = db.execute(sql, (self._file.clock.now(),))
+        return [Lease(name=row[0], holder=row[1], expires_ns=row[2], token=row[3]) for row in rows]
+
+    @write_operation
+    def delete_lease(self, db: sqlite3.Connection, /, name: str) -> bool:
+        return self._was_held(db.execute("DELETE FROM leases WHERE name = ? RETURNING expires_ns", (name,)).fetchone())
+
+    def _was_held(self, row: tuple[int] | None) -> bool:
+        return row is not None and row[0] > self._file.clock.now()  # one that has run out is nobody's
+
+
+def issue_tokens(db: sqlite3.Connection, count: int) -> range:
+    """Numbers that were never given out before, to no lease and no claim, and rise."""
+    last = int(db.execute("UPDATE numbers SET last = last + ? RETURNING last", (count,)).fetchone()[0])
+    return range(last - count + 1, last + 1)
+
+
+def compute_expiry(now: int, seconds: float) -> int:
+    """A time some seconds from now. Raises `Refused` for a number that is none, or years away."""
+    if not isfinite(seconds) or abs(seconds) > MAX_LEASE_SECONDS:
+        raise Refused(f"{seconds!r} is no number of seconds to hold something for")
+    return now + int(seconds * 1e9)
+
+
+DecisionKey: TypeAlias = tuple[str, str, str, str]  # project, rule, version, address of the target
+
+FINAL_OUTCOMES = ("scored", "skipped", "failed")
+SELECT_OVER_BUDGET = (
+    f"{SELECT_ROWS} WHERE rule = ? AND due_ns <= ? AND verdict = 'over_budget' ORDER BY created_ns DESC, id DESC"
+)
+SELECT_DUE = f"{SELECT_ROWS} WHERE rule = ? AND due_ns <= ? AND verdict <> 'over_budget' ORDER BY due_ns, id"
+
+
+class DecisionLeases(Backend):
+    """A part of `ControlStore`."""
+
+    @write_operation
+    def take(
+        self,
+        db: sqlite3.Connection,
+        /,
+        rule: str,
+        version: str,
+        holder: str,
+        seconds: float,
+        project: str,
+        limit: int,
+        over_budget: int | None = None,
+    ) -> list[Decision]:
+        """As `ControlStore.claim`, but that a row which ends its third worker is given out, too, alone."""
+        kept = find_active_rule(db, project, rule, version)
+        if kept is None:
+            raise Refused(_superseded_message(project, rule, version))
+        now = self._file.clock.keep(db)
+        until = compute_expiry(now, seconds)
+        if not kept.enabled:
+            return []
+        expire_over_budget(db, kept.id, now)
+        due = _find_due(db, kept.id, now, max(0, limit), over_budget)
+        numbers = issue_tokens(db, len(due))
+        rows = [_leased_row(row, number, holder, until, now) for row, number in zip(due, numbers, strict=True)]
+        update_rows(db, rows)
+        return [make_decision(row, project, rule, version) for row in rows]
+
+    @write_operation
+    def renew(self, db: sqlite3.Connection, /, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
+        now = self._file.clock.keep(db)
+        until = compute_expiry(now, seconds)
+        found = _find_rows(db, claims)
+        rows = [(claim, found.get(_decision_key(claim))) for claim in claims]
+        held = [row is not None and _is_current(row, claim) and row.holder == holder for claim, row in rows]
+        sql = "UPDATE decisions SET until_ns = ?, due_ns = ? WHERE id = ?"
+        db.executemany(sql, [(until, until, row.id) for (_, row), mine in zip(rows, held, strict=True) if row and mine])
+        return held
+
+    @read_operation
+    def examine(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
+        """What is to be done with the feedback of finishes, before `conclude`. Raises `Refused` for a bad verdict."""
+        rows = _find_rows(db, [finish.claim for finish in finishes])
+        return [_check_finish(db, finish, rows.get(_decision_key(finish.claim))) for finish in finishes]
+
+    @write_operation
+    def conclude(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[str]:
+        """As `ControlStore.finish`, once the feedback is kept."""
+        now, rows = self._file.clock.keep(db), _find_rows(db, [finish.claim for finish in finishes])
+        made: dict[DecisionKey, DecisionRow] = {}
+        answers = [_finish_decision(db, finish, rows, made, now) for finish in finishes]
+        update_rows(db, list(made.values()))
+        for rule in {row.rule for row in made.values() if row.verdict == "over_budget"}:
+            expire_over_budget(db, rule, now)
+        return answers
+
+
+def _superseded_message(project: str, rule: str, version: str) -> str:
+    return f"version {version!r} of rule {rule!r} in project {project!r} is not in force"
+
+
+def _find_due(db: sqlite3.Connection, rule: int, now: int, limit: int, over_budget: int | None) -> list[DecisionRow]:
+    """What is next: one that has ended a worker alone, with no other; else those that have not, fresh ones first."""
+    rows = [DecisionRow(*row) for row in db.execute(f"{SELECT_DUE} LIMIT ?", (rule, now, limit))]
+    if rows and _count_deaths(rows[0]):
+        return rows[:1]
+    healthy = [row for row in rows if not _count_deaths(row)]
+    left = limit - len(rows) if over_budget is None else min(limit - len(rows), over_budget)
+    if left > 0:
+        offered = [DecisionRow(*row) for row in db.execute(f"{SELECT_OVER_BUDGET} LIMIT ?", (rule, now, left))]
+        healthy += [row for row in offered if not row.deaths]
+    return healthy
+
+
+def _count_deaths(row: DecisionRow) -> int:
+    """With the one that just happened, where it still runs and its time is over."""
+    return row.deaths + (row.verdict == "running")
+
+
+def _leased_row(row: DecisionRow, number: int, holder: str, until: int, now: int) -> DecisionRow:
+    return row._replace(
+        verdict="running",
+        deaths=_count_deaths(row),
+        claim=number,
+        holder=holder,
+        until_ns=until,
+        due_ns=until,
+        next_ns=None,
+        updated_ns=now,
+    )
+
+
+def _decision_key(claim: Claim) -> DecisionKey:
+    return claim.project, claim.rule, claim.version, encode_target(claim.project, claim.target)
+
+
+def _find_rows(db: sqlite3.Connection, claims: Iterable[Claim]) -> dict[DecisionKey, DecisionRow]:
+    """The rows of claims, of those that are there and whose version is in force."""
+    by_rule: dict[tuple[str, str, str], set[str]] = {}
+    for *named, target in map(_decision_key, claims):
+        by_rule.setdefault((named[0], named[1], named[2]), set()).add(target)
+    sql = f"{SELECT_ROWS} WHERE rule = ? AND target IN (%s)"
+    rows: dict[DecisionKey, DecisionRow] = {}
+    for of, targets in by_rule.items():
+        if (rule := find_active_rule(db, *of)) is not None:
+            found = [DecisionRow(*row) for row in select_many(db, sql, targets, (rule.id,))]
+            rows |= {(*of, row.target): row for row in found}
+    return rows
+
+
+def _is_current(row: DecisionRow, claim: Claim) -> bool:
+    return row.verdict == "running" and row.claim == claim.number
+
+
+def _check_finish(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow | None) -> FinishPlan:
+    if finish.verdict not in (*FINAL_OUTCOMES, *OPEN_OUTCOMES):
+        raise Refused(
+            f"a claim does not end with {finish.verdict!r}; use one of {', '.join((*FINAL_OUTCOMES, *OPEN_OUTCOMES))}"
+        )
+    answer = _finish_answer(db, finish, row)
+    if answer is not None or row is None:
+        return FinishPlan(answer)
+    return FinishPlan(None, row.outcome is None or row.inputs_hash != finish.inputs_hash)
+
+
+def _finish_answer(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow | None) -> str | None:
+    """Why nothing is to be done, or what was answered when it was; None while the claim stands."""
+    claim = finish.claim
+    if row is None:
+        if find_active_rule(db, claim.project, claim.rule, claim.version) is None:
+            return f"refused: {_superseded_message(claim.project, claim.rule, claim.version)}"
+        return "refused: there is no such decision; its target was deleted, or its decisions were"
+    if row.claim != claim.number:
+        return f"refused: claim {claim.number} was taken over by claim {row.claim}"
+    if row.verdict == "running":
+        return None
+    return "waiting" if row.verdict == "waiting" and finish.verdict in FINAL_OUTCOMES else "finished"
+
+
+def _finish_decision(
+    db: sqlite3.Connection,
+    finish: ClaimResult,
+    rows: Mapping[DecisionKey, DecisionRow],
+    ended: dict[DecisionKey, DecisionRow],
+    now: int,
+) -> str:
+    """The answer to a finish; what its row becomes goes to `ended`."""
+    place = _decision_key(finish.claim)
+    row = ended.get(place) or rows.get(place)
+    answer = _finish_answer(db, finish, row)
+    if answer is not None or row is None:
+        return answer or ""
+    changed = row.outcome is None or row.inputs_hash != finish.inputs_hash
+    made = ended[place] = _released_row(_with_outcome(row, finish, changed), finish, now)
+    return "waiting" if made.verdict == "waiting" and finish.verdict in FINAL_OUTCOMES else "finished"
+
+
+def _with_outcome(row: DecisionRow, finish: ClaimResult, changed: bool) -> DecisionRow:
+    """What is said of its evaluators, and of what they have seen. A claim given back as it was has seen nothing."""
+    tried = row._replace(
+        attempts=row.attempts + finish.attempts,
+        cost=row.cost if finish.cost is None else (row.cost or 0.0) + finish.cost,
+    )
+    if not finish.reported and finish.verdict not in FINAL_OUTCOMES:
+        states = {**row.said, **finish.states}
+        return tried._replace(states=dumps(states) if states else None)
+    states = {**({} if changed else row.said), **finish.states}
+    return tried._replace(
+        states=dumps(states) if states else None,
+        inputs_hash=finish.inputs_hash,
+        read_change=finish.read_change,
+        reopened=row.reopened + (changed and row.outcome is not None),
+    )
+
+
+def _released_row(row: DecisionRow, finish: ClaimResult, now: int) -> DecisionRow:
+    """The claim given back, or done with, but where the runs have changed meanwhile."""
+    ended = row._replace(reason=finish.reason, holder=None, until_ns=None, next_ns=None, updated_ns=now)
+    if finish.verdict in OPEN_OUTCOMES:
+        due = compute_expiry(now, finish.again_s or 0.0)
+        return ended._replace(verdict=finish.verdict, due_ns=due, next_ns=due)
+    if row.runs_change > finish.read_change and row.probability != 0.0 and row.may_reopen(now):
+        return ended._replace(verdict="waiting", reason=f"{finish.reason}; changed meanwhile", due_ns=now)
+    return ended._replace(verdict=finish.verdict, due_ns=None)

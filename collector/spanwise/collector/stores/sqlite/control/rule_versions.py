@@ -1,0 +1,226 @@
+"""Monitoring rules: versions, activation, and the history of their settings."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.records import JSON, Rule, RuleSettings, SettingsVersion, apply_changes
+from spanwise.collector.rule_policy import update_settings, validate_rule
+from spanwise.collector.stores.sqlite.control import decision_rows
+from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
+from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+
+MAX_SETTINGS = 20_000  # settings of one rule: two weeks of a rate that is paced anew every minute
+_RULE_COLUMNS = "id, state, active_from, off, data"
+_SELECT_SETTINGS = "SELECT version, from_change, created_ns, data FROM settings WHERE project = ? AND name = ?"
+
+
+class StoredRule(NamedTuple):
+    """A version of a rule as it stands."""
+
+    id: int
+    state: str  # "in force", "superseded" by another version, or "removed"
+    active_from: int
+    off: int  # paused by hand, which no file of rules undoes
+    data: str
+
+    @property
+    def rule(self) -> Rule:
+        """The record."""
+        rule = decode_record(Rule, self.data)
+        return replace(rule, active_from=self.active_from, enabled=rule.enabled and not self.off)
+
+
+class Rules(Backend):
+    """A part of `ControlStore`. Which change is the present one is the other half's to know."""
+
+    @write_operation
+    def keep_rules(
+        self, db: sqlite3.Connection, /, rules: Sequence[Rule], owner: str | None, activate: bool, change: int
+    ) -> None:
+        """As `ControlStore.save_rule`; `change` is the last that has happened."""
+        now = self._file.clock.keep(db)
+        for rule in rules:
+            validate_rule(rule)
+            _save_rule(db, rule if owner is None else replace(rule, owner=owner), activate, change, now)
+        if owner is not None:
+            _remove_missing(db, owner, {(rule.project, rule.name) for rule in rules})
+
+    @read_operation
+    def rules(self, db: sqlite3.Connection, /, *, project: str | None = None, all_versions: bool = False) -> list[Rule]:
+        sql = (
+            f"SELECT {_RULE_COLUMNS} FROM rules WHERE (state = 'in force' OR ?) AND (? IS NULL OR project = ?)"
+            " ORDER BY project, name, state = 'in force' DESC, id DESC"
+        )
+        return [StoredRule(*row).rule for row in db.execute(sql, (all_versions, project, project))]
+
+    @read_operation
+    def settings(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> list[SettingsVersion]:
+        return list(
+            map(_setting_from_row, db.execute(f"{_SELECT_SETTINGS} ORDER BY id DESC", (project, name)).fetchall())
+        )
+
+    @read_operation
+    def setting_at(self, db: sqlite3.Connection, /, rule: Rule, change: int) -> SettingsVersion | None:
+        """As `spanwise.collector.rule_policy.find_setting` of a version's history, of which there may be a lot."""
+        of = f"{_SELECT_SETTINGS} AND version = ?"
+        values = (rule.project, rule.name, rule.version)
+        row = db.execute(f"{of} AND from_change <= ? ORDER BY id DESC LIMIT 1", (*values, change)).fetchone()
+        row = row or db.execute(f"{of} ORDER BY id LIMIT 1", values).fetchone()
+        return _setting_from_row(row) if row else None
+
+    @write_operation
+    def alter_rule(
+        self, db: sqlite3.Connection, /, name: str, project: str, fields: Mapping[str, JSON], change: int
+    ) -> Rule:
+        """As `ControlStore.change_rule`; `change` is the last that has happened."""
+        kept = _find_active(db, project, name)
+        if kept is None:
+            raise NotFound(f"there is no rule {name!r} in project {project!r}")
+        made, now = _apply_changes(kept.rule, fields), self._file.clock.keep(db)
+        off = int(not fields["enabled"]) if "enabled" in fields else kept.off
+        sql = "UPDATE rules SET off = ?, data = ? WHERE id = ?"
+        db.execute(sql, (off, encode_record(replace(made, enabled=made.enabled or bool(off))), kept.id))
+        if made.settings != kept.rule.settings:
+            _record_settings(db, made, change, now)
+        if made.settings.budget != kept.rule.settings.budget:
+            _requeue_over_budget(db, kept.id, now)
+        return made
+
+    @write_operation
+    def delete_rule(self, db: sqlite3.Connection, /, name: str, *, project: str = "default") -> bool:
+        sql = "UPDATE rules SET state = 'removed' WHERE project = ? AND name = ? AND state = 'in force'"
+        return db.execute(sql, (project, name)).rowcount > 0
+
+
+def _setting_from_row(row: Sequence[Any]) -> SettingsVersion:
+    return SettingsVersion(
+        version=row[0], from_change=row[1], created_ns=row[2], settings=decode_record(RuleSettings, row[3])
+    )
+
+
+def _apply_changes(rule: Rule, fields: Mapping[str, JSON]) -> Rule:
+    settings = {"settings": update_settings(rule.settings, fields["settings"])} if "settings" in fields else {}
+    made = apply_changes(rule, {**fields, **settings})
+    validate_rule(made)
+    return made
+
+
+def _find_active(db: sqlite3.Connection, project: str, name: str) -> StoredRule | None:
+    sql = f"SELECT {_RULE_COLUMNS} FROM rules WHERE project = ? AND name = ? AND state = 'in force'"
+    row = db.execute(sql, (project, name)).fetchone()
+    return StoredRule(*row) if row else None
+
+
+def _save_rule(db: sqlite3.Connection, rule: Rule, activate: bool, change: int, now: int) -> None:
+    before = _find_active(db, rule.project, rule.name)
+    if before is not None:
+        _check_owner(rule, before.rule.owner)
+        if before.rule.version == rule.version:
+            _update_version(db, rule, before, change, now)
+            return
+    _activate(db, rule, before, activate, change, now)
+
+
+def _check_owner(rule: Rule, owner: str) -> None:
+    if owner != rule.owner:
+        raise Refused(
+            f"rule {rule.name!r} of project {rule.project!r} belongs to {owner!r}, not to {rule.owner!r}; "
+            "give yours another name, or delete that one first"
+        )
+
+
+def _update_version(db: sqlite3.Connection, rule: Rule, before: StoredRule, change: int, now: int) -> None:
+    """The same version, perhaps with other settings: its decisions stay, and so does the pace of its money."""
+    old = before.rule
+    paced = rule.settings.paced
+    if paced is None and rule.settings.pace and rule.settings.budget == old.settings.budget:
+        paced = old.settings.paced
+    made = replace(rule, settings=replace(rule.settings, paced=paced), created_ns=old.created_ns)
+    db.execute("UPDATE rules SET owner = ?, data = ? WHERE id = ?", (made.owner, encode_record(made), before.id))
+    if made.settings != old.settings:
+        _record_settings(db, made, change, now)
+    if made.settings.budget != old.settings.budget:
+        _requeue_over_budget(db, before.id, now)
+    if rule.since_ns is not None and (old.since_ns is None or rule.since_ns < old.since_ns):
+        db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (before.id,))  # it looks at all from the first on
+        decision_rows.clear_outcomes(db, before.id)
+
+
+def _activate(
+    db: sqlite3.Connection, rule: Rule, before: StoredRule | None, activate: bool, change: int, now: int
+) -> None:
+    """Put a version in force, from what changes after `change` on."""
+    sql = "SELECT state FROM rules WHERE project = ? AND name = ? AND version = ?"
+    known = db.execute(sql, (rule.project, rule.name, rule.version)).fetchone()
+    if known and known[0] == "superseded" and not activate:
+        now_in_force = f", by {before.rule.version!r}" if before is not None else ""
+        raise Refused(
+            f"version {rule.version!r} of rule {rule.name!r} was superseded{now_in_force}; "
+            "load the newer file, or say that it shall be in force again (activate)"
+        )
+    db.execute("UPDATE rules SET state = 'superseded' WHERE id = ?", (before.id if before else None,))
+    row = (rule.project, rule.name, rule.version, rule.owner, change, before.off if before else 0, encode_record(rule))
+    db.execute(
+        "INSERT INTO rules (project, name, version, state, owner, active_from, off, data)"
+        " VALUES (?,?,?,'in force',?,?,?,?)"
+        " ON CONFLICT (project, name, version) DO UPDATE SET state = excluded.state, owner = excluded.owner,"
+        " active_from = excluded.active_from, off = excluded.off, data = excluded.data",
+        row,
+    )
+    _record_settings(db, rule, change, now)
+
+
+def _remove_missing(db: sqlite3.Connection, owner: str, kept: set[tuple[str, str]]) -> None:
+    rows = db.execute("SELECT id, project, name FROM rules WHERE owner = ? AND state = 'in force'", (owner,)).fetchall()
+    gone = [(id,) for id, project, name in rows if (project, name) not in kept]
+    db.executemany("UPDATE rules SET state = 'removed' WHERE id = ?", gone)
+
+
+def _requeue_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
+    """Another budget: what had no money need not wait for the next day."""
+    sql = "UPDATE decisions SET due_ns = ?, next_ns = ? WHERE rule = ? AND verdict = 'over_budget' AND due_ns > ?"
+    db.execute(sql, (now, now, rule, now))
+
+
+def _record_settings(db: sqlite3.Connection, rule: Rule, change: int, now: int) -> None:
+    """Settings hold for what changes from now on."""
+    values = (rule.project, rule.name, rule.version, change + 1, now, encode_record(rule.settings))
+    db.execute(
+        "INSERT INTO settings (project, name, version, from_change, created_ns, data) VALUES (?,?,?,?,?,?)", values
+    )
+    db.execute(
+        "DELETE FROM settings WHERE project = :project AND name = :name AND id <= (SELECT id FROM settings"
+        " WHERE project = :project AND name = :name ORDER BY id DESC LIMIT 1 OFFSET :most)",
+        {"project": rule.project, "name": rule.name, "most": MAX_SETTINGS},
+    )
+
+
+class ActiveRule(NamedTuple):
+    """What claims and decisions ask of a rule: None for a version that is not in force."""
+
+    id: int
+    cursor: str | None
+    token: int
+    enabled: bool
+
+
+def find_active_rule(db: sqlite3.Connection, project: str, name: str, version: str) -> ActiveRule | None:
+    """The version of a rule, if it is the one in force."""
+    sql = (
+        "SELECT id, cursor, token, NOT off AND json_extract(data, '$.enabled') FROM rules"
+        " WHERE project = ? AND name = ? AND version = ? AND state = 'in force'"
+    )
+    row = db.execute(sql, (project, name, version)).fetchone()
+    return ActiveRule(row[0], row[1], row[2], bool(row[3])) if row else None
+
+
+def read_versions(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[str, str, str, bool]]:
+    """Project, name, version of rules by key, and whether it is in force."""
+    sql = "SELECT id, project, name, version, state = 'in force' FROM rules WHERE id = ?"
+    rows: list[Any] = [db.execute(sql, (id,)).fetchone() for id in ids]
+    return {row[0]: (row[1], row[2], row[3], bool(row[4])) for row in rows}

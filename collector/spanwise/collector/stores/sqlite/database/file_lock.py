@@ -1,0 +1,307 @@
+"""Inter-process lock: one process may write the database; forked children do not inherit it.
+
+What is locked is the file itself, a byte of it far behind any content: links lead to the same file, and no lock file
+that is removed, replaced or copied along says anything else. `<file>.lock` beside it tells other processes where the
+one that writes can be reached; it is put back when somebody has taken it away.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import struct
+import threading
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from spanwise.collector.errors import Closed, Refused
+
+_open_holders: weakref.WeakSet[object] = weakref.WeakSet()
+_inherited_holders: list[
+    object
+] = []  # never let go: a connection that was in use when the process forked cannot be closed
+
+
+def protect_from_fork(holder: object) -> None:
+    """In a fork of this process, what `holder` refers to (connections) is neither used nor closed."""
+    _open_holders.add(holder)
+
+
+def _after_fork_in_child() -> None:
+    _inherited_holders.extend(_open_holders)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class OwnerProcess:
+    """The process that opened something."""
+
+    __slots__ = ("pid",)
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def check(self) -> None:
+        """Raises `Closed` in a fork of that process, where locks may be held by threads that are not there."""
+        if os.getpid() != self.pid:
+            raise Closed(
+                f"this store was opened by process {self.pid}, of which this one is a fork: open one here, with"
+                " connect(), after forking"
+            )
+
+    @property
+    def is_here(self) -> bool:
+        return os.getpid() == self.pid
+
+
+FORKED_MESSAGE = (
+    "{!r} was open in a process of which this one is a fork, and SQLite cannot open it anew here: start this process"
+    " afresh (multiprocessing's 'spawn'), or fork before the store is opened"
+)
+ANNOUNCEMENT_CHARACTERS = 400  # characters that are said beside the file
+PRIVATE_MODE = 0o600  # of all that is made; a stricter umask stays
+# SQLite's own locks lie at 2^30, and a file of SQLite has at most 2^48 bytes
+_LOCK_OFFSET = 2**62
+FileIdentity = tuple[int, int]  # device and inode
+_locks_held: dict[
+    FileIdentity, FileLock
+] = {}  # by this process: closing a second descriptor of a file would drop SQLite's locks
+_locks_of_parents: set[FileIdentity] = (
+    set()
+)  # held by a process that this one was forked from, with all that SQLite thinks of them
+_registry_lock = threading.RLock()
+
+
+def real_path(path: str | Path) -> str:
+    """The file that a path leads to, from wherever this process may go. SQLite keeps its log beside that one."""
+    return os.path.realpath(path)
+
+
+class FileLock:
+    """Holds the file at `path` (a real path), which is made if there is none, from now until `release`.
+
+    Raises `Refused`: another process holds it (which is named), or it cannot be written, or has a second name.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path, self.made = path, False
+        self._told = path + ".lock"
+        self._url: str | None = None
+        self._said: IO[str] | None = None
+        with _registry_lock:
+            self._descriptor = self._taken()
+            self.identity = _stat_identity(os.fstat(self._descriptor))
+            _locks_held[self.identity] = self
+        try:
+            _refuse_hard_links(path, self._descriptor)
+            self.announce(None)
+        except BaseException:
+            self.undo()
+            raise
+
+    def _taken(self) -> int:
+        if file_identity(self.path) in _locks_held:
+            raise Refused(_locked_message(self.path))
+        if file_identity(self.path) in _locks_of_parents:
+            raise Refused(_locked_message(self.path) if holder(self.path) else FORKED_MESSAGE.format(self.path))
+        try:
+            descriptor = self._opened()
+        except OSError as error:
+            raise Refused(f"cannot write {self.path!r}: {error.strerror}") from error
+        try:
+            if _lock_byte(descriptor) and _is_same_file(descriptor, self.path):
+                return descriptor
+        except OSError as error:
+            os.close(descriptor)
+            raise Refused(f"cannot lock {self.path!r}: {error.strerror}; keep it on a local disk") from error
+        os.close(descriptor)
+        raise Refused(_locked_message(self.path))
+
+    def _opened(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDWR)
+        except FileNotFoundError:
+            pass
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
+        except FileExistsError:  # another process has made it meanwhile
+            return os.open(self.path, os.O_RDWR)
+        self.made = True
+        return descriptor
+
+    def announce(self, url: str | None) -> None:
+        """Say where the process that holds this lock can be reached."""
+        self._url = url
+        if self._said is None or not _is_same_file(self._said.fileno(), self._told):
+            self._said = self._begun()
+        with suppress(OSError):  # of a disk that is full: nobody finds this process, but nobody else writes
+            os.pwrite(self._said.fileno(), _announcement(url, self.identity), 0)
+
+    def announce_again(self) -> None:
+        """Put back what was taken away: without it nobody would find this process, though nobody could write."""
+        if self._said is None or not _is_same_file(self._said.fileno(), self._told):
+            with suppress(OSError, Refused):
+                self.announce(self._url)
+
+    def _begun(self) -> IO[str]:
+        """The file beside, locked for as long as this process lives. One that another database's holder has locked came
+        along with a copy, as a link, and what a symbolic link leads to is none of ours; then it is made anew.
+        """
+        if self._said is not None:
+            self._said.close()
+        try:
+            for _ in range(2):
+                if os.path.islink(self._told):
+                    os.unlink(self._told)
+                descriptor = os.open(self._told, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
+                said = os.fdopen(descriptor, "r+", encoding="utf-8")
+                if _flock(said.fileno()) and _is_same_file(said.fileno(), self._told):
+                    return said
+                said.close()
+                os.unlink(self._told)
+        except OSError as error:
+            raise Refused(f"cannot write {self._told!r}: {error.strerror}") from error
+        raise Refused(f"cannot lock {self._told!r}: another process is at it")
+
+    def release(self) -> None:
+        """Let go. What stands beside goes first: a moment later it may be another process's."""
+        with _registry_lock:
+            if _locks_held.pop(self.identity, None) is not self:
+                return
+            if self._said is not None:
+                if _is_same_file(self._said.fileno(), self._told):
+                    _unlink_quietly(self._told)
+                self._said.close()
+            os.close(self._descriptor)
+
+    def undo(self) -> None:
+        """Let go of what turned out to hold no database; nothing of ours stays."""
+        if self.made and file_identity(self.path) == self.identity:
+            for end in ("", "-wal", "-shm"):
+                _unlink_quietly(self.path + end)
+        self.release()
+
+    def drop(self) -> None:
+        """In a process that was forked from the holder: that one holds on alone."""
+        os.close(self._descriptor)
+        if self._said is not None:
+            self._said.close()
+
+
+def _announcement(url: str | None, file: FileIdentity) -> bytes:
+    """As long as any other, so that one takes the other's place whole."""
+    return json.dumps({"pid": os.getpid(), "url": url, "file": file}).ljust(ANNOUNCEMENT_CHARACTERS).encode()
+
+
+def drop_inherited_locks() -> None:
+    """After a fork, in the child: what the parent holds is not held here."""
+    global _registry_lock
+    _registry_lock = threading.RLock()
+    for lock in _locks_held.values():
+        lock.drop()
+    _locks_of_parents.update(_locks_held)
+    _locks_held.clear()
+
+
+def holder(path: str | Path) -> dict[str, Any] | None:
+    """`{"pid": …, "url": … or None}` of the process that holds the database file at `path`, or None. It says so beside
+    the file; links lead there, a second name of the same file does not.
+    """
+    path = real_path(path)
+    try:
+        with open(path + ".lock", encoding="utf-8") as file:
+            said = _read_announcement(file.fileno(), file.read())
+            return said if said and said.pop("file", None) == [*(file_identity(path) or ())] else None
+    except OSError:
+        return None
+
+
+def _read_announcement(descriptor: int, text: str) -> dict[str, Any] | None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        with suppress(ValueError):
+            said = json.loads(text)
+            return said if isinstance(said, dict) else None
+    return None
+
+
+def _locked_message(path: str) -> str:
+    process = holder(path)
+    if process is None:
+        return f"{path!r} is being written by another process, which may know it by another name; wait for its end"
+    held = f"{path!r} is being written by process {process.get('pid')}"
+    if process.get("url"):
+        return f"{held}, which answers at {process['url']}; speak to its address, or use connect(), which finds it"
+    return f"{held}, which does not serve it; wait for its end, or let both speak to `spanwise serve --store {path}`"
+
+
+def _refuse_hard_links(path: str, descriptor: int) -> None:
+    """SQLite keeps what was written last beside the name by which a file was opened: by another it is not found."""
+    names = os.fstat(descriptor).st_nlink
+    if names > 1:
+        raise Refused(
+            f"{path!r} is one of {names} names of the same file (hard links), and what was written last is found by one"
+            " of them alone; remove the others (`find -samefile`), or open a copy"
+        )
+
+
+def _lock_byte(descriptor: int) -> bool:
+    """False if another has it. Raises `OSError` where nothing can be locked: some network file systems."""
+    try:
+        if hasattr(fcntl, "F_OFD_SETLK"):  # lost with this descriptor alone, whatever else the process opens and closes
+            # struct flock: type, whence, start, length, pid
+            asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCK_OFFSET, 1, 0)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, asked)
+        else:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCK_OFFSET)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _flock(descriptor: int) -> bool:
+    """Try for a moment: who only looks for the holder has the lock for an instant, too."""
+    for _ in range(5):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.02)
+    return False
+
+
+def _is_same_file(descriptor: int, path: str) -> bool:
+    """Whether what is open is what stands there now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
+def file_identity(path: str) -> FileIdentity | None:
+    """Device and inode of what stands at a path, which has no others while somebody has it open."""
+    try:
+        return _stat_identity(os.stat(path))
+    except OSError:
+        return None
+
+
+def _stat_identity(found: os.stat_result) -> FileIdentity:
+    return found.st_dev, found.st_ino
+
+
+def _unlink_quietly(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+
+
+os.register_at_fork(after_in_child=drop_inherited_locks)

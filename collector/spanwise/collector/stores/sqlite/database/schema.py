@@ -1,0 +1,670 @@
+"""Tables, indexes and migrations of the database file.
+
+Each record's `done` is the percentage. Nothing is said of a migration of less than a second.
+
+Scalars stand in plain columns, so that sqlite-utils and datasette read the file as it is; what a run holds besides
+them is one zstd-compressed JSON object in `spans.payload` (`spanwise db sql` adds a `payload()` function to read it).
+A random trace id stands in `traces` once; everything else refers to the trace by its integer key, in arrival order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.stores.sqlite.database.column_values import hash_id
+from spanwise.collector.stores.sqlite.name_conversion import FORMER_APPLICATION_ID, convert_names
+from spanwise.collector.stores.sqlite.write.run_codec import MIN_PROBABILITY, PayloadDecoder, read_sampling_info
+
+log = logging.getLogger("spanwise.collector.migration")
+
+ReportProgress = Callable[[int, int], None]  # of a step: how much is done, of how much
+QUIET_SECONDS = 1.0  # seconds in which nothing is said
+REPORT_SECONDS = 0.2  # seconds between two records
+PROGRESS_STEPS = 100_000  # of SQLite's steps, some milliseconds
+
+
+class MigrationProgress:
+    """Of the file at `path`, from one version to another; each version's step counts as much as any other."""
+
+    def __init__(self, path: str, version: int, upto: int, quiet: float = QUIET_SECONDS) -> None:
+        self._what = f"bringing {os.path.basename(path)!r} from version {version} to {upto}"
+        self._first, self._steps = version, max(1, upto - version)
+        self._share = 0.0
+        self._due = time.monotonic() + quiet
+        self._said = False
+
+    def begin(self, step: int) -> None:
+        """A step begins, named by the version that it makes of the one before."""
+        self._share = (step - self._first) / self._steps
+        self.tick()
+
+    def of(self, step: int) -> ReportProgress:
+        """What a step reports to, whatever it counts in."""
+
+        def report(done: int, of: int) -> None:
+            self._share = (step - self._first + min(1.0, done / max(1, of))) / self._steps
+            self.tick()
+
+        return report
+
+    def tick(self) -> None:
+        """Say how far it is, if it is time."""
+        if (now := time.monotonic()) >= self._due:
+            self._due, self._said = now + REPORT_SECONDS, True
+            self._say(int(100 * self._share))
+
+    def _say(self, done: int) -> None:
+        log.info("%s: %d %%", self._what, done, extra={"done": done})
+
+    def __enter__(self) -> MigrationProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._said and error is None:
+            self._say(100)
+        elif self._said:
+            log.info("%s: stopped at %d %%", self._what, int(100 * self._share), extra={"done": 100})
+
+
+APPLICATION_ID = 0x53504E57  # "SPNW"
+APPLICATION_IDS = (APPLICATION_ID, FORMER_APPLICATION_ID)
+# Of a new file. Measured at a million spans (`benchmarks/file.py pages`): with 16 KiB a span writes 1.7 times the log
+# and costs a fifth more CPU; with 4 KiB the file is 3 % larger
+PAGE_SIZE = 8192
+
+_VERSION_1 = """
+CREATE TABLE traces (
+  id INTEGER PRIMARY KEY,
+  trace_id TEXT NOT NULL UNIQUE,
+  span_count INTEGER NOT NULL DEFAULT 0,
+  error_count INTEGER NOT NULL DEFAULT 0,
+  project TEXT, environment TEXT, name TEXT, kind TEXT, status TEXT, error TEXT,
+  start_ns INTEGER, end_ns INTEGER,
+  input_tokens INTEGER, output_tokens INTEGER, cost REAL,
+  session_id TEXT, user_id TEXT, experiment_id TEXT, example_id TEXT, repetition INTEGER,
+  complete INTEGER,
+  updated_ns INTEGER,
+  root INTEGER,
+  names TEXT, kinds TEXT, models TEXT, tags TEXT, metadata TEXT
+);
+CREATE INDEX traces_by_start ON traces (start_ns);
+CREATE INDEX traces_by_name ON traces (name, start_ns);
+CREATE INDEX traces_by_project ON traces (project, start_ns);
+CREATE INDEX traces_by_session ON traces (session_id, start_ns) WHERE session_id IS NOT NULL;
+CREATE INDEX traces_by_user ON traces (user_id, start_ns) WHERE user_id IS NOT NULL;
+CREATE INDEX traces_by_experiment ON traces (experiment_id, start_ns) WHERE experiment_id IS NOT NULL;
+CREATE INDEX traces_with_errors ON traces (start_ns) WHERE error_count > 0;
+
+CREATE TABLE spans (
+  id INTEGER PRIMARY KEY,
+  trace INTEGER NOT NULL,
+  span_id TEXT NOT NULL,
+  parent_id TEXT,
+  name TEXT NOT NULL, kind TEXT NOT NULL, status TEXT NOT NULL, error TEXT,
+  start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL,
+  model TEXT, input_tokens INTEGER, output_tokens INTEGER, cost REAL,
+  session_id TEXT, user_id TEXT,
+  size INTEGER NOT NULL,
+  resource INTEGER NOT NULL,
+  payload BLOB NOT NULL
+);
+CREATE UNIQUE INDEX spans_by_trace ON spans (trace, span_id);
+CREATE TABLE resources (id INTEGER PRIMARY KEY, data TEXT NOT NULL UNIQUE);
+CREATE TABLE dictionaries (id INTEGER PRIMARY KEY, data BLOB NOT NULL, created_ns INTEGER NOT NULL);
+
+CREATE TABLE feedback (
+  id TEXT PRIMARY KEY,
+  trace INTEGER, trace_id TEXT, span_id TEXT, document INTEGER, session_id TEXT, experiment_id TEXT,
+  key TEXT NOT NULL, score REAL, is_bool INTEGER NOT NULL DEFAULT 0, label TEXT, comment TEXT,
+  outcome TEXT NOT NULL, error TEXT, source TEXT NOT NULL, author TEXT, evaluator TEXT, version TEXT, rule TEXT,
+  judge_trace_id TEXT, metadata TEXT, created_ns INTEGER NOT NULL,
+  standing INTEGER NOT NULL
+);
+CREATE INDEX feedback_by_trace ON feedback (trace, key) WHERE trace IS NOT NULL;
+CREATE INDEX feedback_by_score ON feedback (key, score, trace) WHERE standing = 2;
+CREATE INDEX feedback_without_score ON feedback (key, outcome, trace) WHERE standing = 2 AND outcome <> 'score';
+CREATE INDEX feedback_by_time ON feedback (created_ns);
+CREATE INDEX feedback_by_session ON feedback (session_id) WHERE session_id IS NOT NULL;
+CREATE INDEX feedback_by_experiment ON feedback (experiment_id) WHERE experiment_id IS NOT NULL;
+
+CREATE VIRTUAL TABLE words USING fts5 (text, content='', columnsize=0, detail=none, tokenize='unicode61');
+CREATE TABLE indexed (trace INTEGER PRIMARY KEY, upto INTEGER NOT NULL);
+CREATE TABLE unindexed (trace INTEGER PRIMARY KEY);
+
+CREATE TABLE datasets (
+  name TEXT NOT NULL, version INTEGER NOT NULL, kind TEXT NOT NULL, schema TEXT, description TEXT NOT NULL,
+  metadata TEXT NOT NULL, created_ns INTEGER NOT NULL, example_count INTEGER NOT NULL,
+  PRIMARY KEY (name, version)
+) WITHOUT ROWID;
+CREATE TABLE examples (
+  id INTEGER PRIMARY KEY,
+  dataset TEXT NOT NULL, example_id TEXT NOT NULL, position INTEGER NOT NULL, split TEXT,
+  since INTEGER NOT NULL, until INTEGER, data TEXT NOT NULL
+);
+CREATE INDEX examples_in_order ON examples (dataset, position);
+CREATE TABLE experiments (
+  id TEXT PRIMARY KEY, name TEXT NOT NULL, dataset TEXT NOT NULL, project TEXT NOT NULL, status TEXT NOT NULL,
+  started_ns INTEGER NOT NULL, data TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX experiments_by_start ON experiments (started_ns);
+CREATE TABLE rules (
+  name TEXT NOT NULL, version TEXT NOT NULL, created_ns INTEGER NOT NULL, current INTEGER NOT NULL, data TEXT NOT NULL,
+  PRIMARY KEY (name, version)
+) WITHOUT ROWID;
+CREATE TABLE decisions (
+  id INTEGER PRIMARY KEY,
+  trace_id TEXT NOT NULL, rule TEXT NOT NULL, rule_version TEXT NOT NULL, verdict TEXT NOT NULL,
+  reason TEXT NOT NULL, probability REAL NOT NULL, attempts INTEGER NOT NULL, cost REAL, metadata TEXT NOT NULL,
+  created_ns INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX decisions_by_trace ON decisions (trace_id, rule);
+CREATE INDEX decisions_by_time ON decisions (created_ns);
+CREATE INDEX decisions_by_rule ON decisions (rule, verdict, created_ns);
+CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, expires_ns INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE budgets (
+  budget TEXT NOT NULL, period_start_ns INTEGER NOT NULL, spent REAL NOT NULL,
+  PRIMARY KEY (budget, period_start_ns)
+) WITHOUT ROWID;
+CREATE TABLE keys (id TEXT PRIMARY KEY, created_ns INTEGER NOT NULL, data TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE queue (
+  id TEXT PRIMARY KEY, queue TEXT NOT NULL, status TEXT NOT NULL, created_ns INTEGER NOT NULL, data TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX queue_in_order ON queue (queue, status, created_ns);
+"""
+
+
+def _run_statements(db: sqlite3.Connection, report: ReportProgress, statements: Sequence[str]) -> None:
+    for number, statement in enumerate(statements):
+        report(number, len(statements))
+        db.execute(statement)
+
+
+def _create_tables(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Version 1: the tables."""
+    _run_statements(db, report, _VERSION_1.split(";\n"))
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+_VERSION_2 = """
+CREATE TABLE known (field TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (field, value)) WITHOUT ROWID;
+CREATE TABLE retention (project TEXT PRIMARY KEY, max_age_ns INTEGER, max_bytes INTEGER) WITHOUT ROWID;
+ALTER TABLE unindexed ADD COLUMN since_ns INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE traces ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
+UPDATE traces SET size = (SELECT coalesce(sum(s.size), 0) FROM spans s WHERE s.trace = traces.id);
+"""
+_DISTINCT_VALUES = (
+    "SELECT DISTINCT 'environment', environment FROM traces WHERE environment IS NOT NULL",
+    "SELECT DISTINCT 'kind', value FROM traces, json_each(kinds)",
+    "SELECT DISTINCT 'model', key FROM traces, json_each(models)",
+    "SELECT DISTINCT 'tag', value FROM traces, json_each(tags)",
+)
+# Of all traces; what is missing here nobody finds
+COLLECT_VALUES = tuple(f"INSERT OR IGNORE INTO known {select}" for select in _DISTINCT_VALUES)
+
+
+def _add_distinct_values(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Version 2: values for menus, retention by size, and since when a trace waits for its index."""
+    _run_statements(db, report, (*_VERSION_2.split(";\n"), *COLLECT_VALUES))
+
+
+_VERSION_3 = """
+CREATE INDEX traces_shown ON traces (start_ns) WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL;
+CREATE INDEX traces_shown_by_project ON traces (project, start_ns)
+  WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL;
+CREATE INDEX traces_of_evaluators ON traces (start_ns) WHERE kind = 'evaluator';
+"""
+
+
+def _index_evaluator_traces(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Version 3: lists without evaluators' own traces, of which there may be many times as many, and lists of these."""
+    _run_statements(db, report, _VERSION_3.split(";\n"))
+
+
+def _index_human_feedback(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Version 4: people's votes, of which there are few among all that judges have said under the same key."""
+    _run_statements(
+        db, report, ("CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'human'",)
+    )
+
+
+# Settled traces that are not whole, open runs, and what processes say of themselves. What was dropped of traces that
+# are here already stands in payloads alone: these say 0 until a span of theirs comes.
+_COMPLETENESS: tuple[str, ...] = (
+    "ALTER TABLE traces ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN calls_sent INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN running INTEGER NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE open_runs (
+      trace_id TEXT NOT NULL, span_id TEXT NOT NULL, parent_id TEXT, name TEXT NOT NULL, kind TEXT NOT NULL,
+      start_ns INTEGER NOT NULL, local_root TEXT, project TEXT NOT NULL, environment TEXT NOT NULL, instance TEXT,
+      seen_ns INTEGER NOT NULL, PRIMARY KEY (trace_id, span_id)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE processes (
+      instance TEXT PRIMARY KEY, stored INTEGER NOT NULL DEFAULT 0, seen_ns INTEGER NOT NULL, service TEXT,
+      project TEXT NOT NULL, environment TEXT NOT NULL, pid INTEGER, reported_ns INTEGER, progress INTEGER, report TEXT
+    ) WITHOUT ROWID
+    """,
+)
+
+# The feed of changes, tombstones, and what feedback says of the claim it came from
+_MONITOR_TRACES: tuple[str, ...] = (
+    "CREATE TABLE feed (id INTEGER PRIMARY KEY CHECK (id = 1), change INTEGER NOT NULL, clock_ns INTEGER NOT NULL)",
+    "INSERT INTO feed SELECT 1, coalesce(max(id), 0), coalesce(max(updated_ns), 0) FROM traces",
+    "ALTER TABLE traces ADD COLUMN change INTEGER",
+    "ALTER TABLE traces ADD COLUMN runs_change INTEGER",
+    "ALTER TABLE traces ADD COLUMN changed_ns INTEGER",
+    "ALTER TABLE traces ADD COLUMN probability REAL",
+    "ALTER TABLE traces ADD COLUMN partial INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN rooted INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE traces ADD COLUMN judgement INTEGER NOT NULL DEFAULT 0",
+    # In the order in which they came, each once; what has only feedback so far stands nowhere
+    "UPDATE traces SET change = id, runs_change = id, changed_ns = updated_ns,"
+    " rooted = EXISTS (SELECT 1 FROM spans s WHERE s.trace = traces.id AND s.parent_id IS NULL),"
+    " judgement = (kind = 'evaluator' AND experiment_id IS NULL),"
+    " probability = said_probability((SELECT payload FROM spans s WHERE s.id = traces.root)) WHERE span_count > 0",
+    "CREATE INDEX feedback_of_rules ON feedback (rule, created_ns) WHERE rule IS NOT NULL",
+    "ALTER TABLE feedback ADD COLUMN claim INTEGER",
+    # By rising `until_ns`, for the store's time never falls
+    "CREATE TABLE tombstones (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL UNIQUE, until_ns INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX traces_by_change ON traces (change) WHERE change IS NOT NULL",
+)
+
+# Rules with versions and settings, decisions with claims, leases, bookings
+_MONITOR_CONTROL: tuple[str, ...] = (
+    *(f"DROP TABLE {table}" for table in ("rules", "decisions", "leases", "budgets")),  # they never held anything
+    "CREATE TABLE rules (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL,"
+    " state TEXT NOT NULL, owner TEXT NOT NULL, active_from INTEGER NOT NULL, off INTEGER NOT NULL,"
+    " cursor TEXT, token INTEGER NOT NULL DEFAULT 0, data TEXT NOT NULL)",
+    "CREATE UNIQUE INDEX rules_by_version ON rules (project, name, version)",
+    "CREATE UNIQUE INDEX rules_in_force ON rules (project, name) WHERE state = 'in force'",
+    "CREATE TABLE settings (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL,"
+    " from_change INTEGER NOT NULL, created_ns INTEGER NOT NULL, data TEXT NOT NULL)",
+    "CREATE INDEX settings_by_rule ON settings (project, name)",
+    "CREATE TABLE decisions (id INTEGER PRIMARY KEY, rule INTEGER NOT NULL, target TEXT NOT NULL,"
+    " verdict TEXT NOT NULL, reason TEXT NOT NULL, probability REAL, u REAL, rate REAL, stratum INTEGER,"
+    " incomplete INTEGER NOT NULL, change INTEGER NOT NULL, runs_change INTEGER NOT NULL, read_change INTEGER NOT NULL,"
+    " claim INTEGER NOT NULL, holder TEXT, until_ns INTEGER, attempts INTEGER NOT NULL, deaths INTEGER NOT NULL,"
+    " reopened INTEGER NOT NULL, next_ns INTEGER, states TEXT, inputs_hash TEXT, cost REAL,"
+    " created_ns INTEGER NOT NULL, updated_ns INTEGER NOT NULL, due_ns INTEGER)",
+    "CREATE UNIQUE INDEX decisions_by_target ON decisions (target, rule)",
+    "CREATE INDEX decisions_by_rule ON decisions (rule, verdict)",
+    "CREATE INDEX decisions_due ON decisions (rule, due_ns) WHERE due_ns IS NOT NULL AND verdict <> 'over_budget'",
+    "CREATE INDEX decisions_over_budget ON decisions (rule, created_ns, due_ns)"
+    " WHERE due_ns IS NOT NULL AND verdict = 'over_budget'",
+    "CREATE TABLE counts (rule INTEGER NOT NULL, hour_ns INTEGER NOT NULL, filtered INTEGER NOT NULL,"
+    " sampled_out INTEGER NOT NULL, PRIMARY KEY (rule, hour_ns)) WITHOUT ROWID",
+    "CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, expires_ns INTEGER NOT NULL,"
+    " token INTEGER NOT NULL) WITHOUT ROWID",
+    # Of leases and claims alike: none comes twice, even if what bore it is gone
+    "CREATE TABLE numbers (last INTEGER NOT NULL)",
+    "INSERT INTO numbers VALUES (0)",
+    "CREATE TABLE budgets (budget TEXT NOT NULL, period TEXT NOT NULL, start_ns INTEGER NOT NULL,"
+    " settled REAL NOT NULL, reserved REAL NOT NULL, PRIMARY KEY (budget, period, start_ns)) WITHOUT ROWID",
+    "CREATE TABLE bookings (id TEXT PRIMARY KEY, budget TEXT NOT NULL, period TEXT NOT NULL, start_ns INTEGER NOT NULL,"
+    " amount REAL NOT NULL, settled REAL, made_ns INTEGER NOT NULL)",
+    "CREATE INDEX bookings_by_time ON bookings (made_ns)",
+    "CREATE INDEX bookings_reserved ON bookings (budget, period, start_ns, made_ns) WHERE settled IS NULL",
+    "CREATE TABLE workers (holder TEXT PRIMARY KEY, project TEXT NOT NULL, seen_ns INTEGER NOT NULL,"
+    " data TEXT NOT NULL) WITHOUT ROWID",
+)
+
+_MONITOR = (*_MONITOR_TRACES, *_MONITOR_CONTROL)
+
+
+def _probability_reader(db: sqlite3.Connection) -> Callable[[bytes], float | None]:
+    """What a root's payload says of head sampling; None for one that cannot be read."""
+    decoder = PayloadDecoder(dict(db.execute("SELECT id, data FROM dictionaries").fetchall()))
+
+    def probability(payload: bytes) -> float | None:
+        try:
+            return read_sampling_info(decoder.payload(payload).get("attributes", {}), {}).probability
+        except Exception:  # of zstd, JSON or a type: a damaged row stops no migration
+            return None
+
+    return probability
+
+
+def _add_completeness_and_monitoring(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Version 5: what tells that nothing is missing, and what monitors keep."""
+    db.create_function("said_probability", 1, _probability_reader(db))
+    _run_statements(db, report, (*_COMPLETENESS, *_MONITOR))
+
+
+_AUDIT = (
+    "CREATE TABLE audit (id INTEGER PRIMARY KEY, of_keys INTEGER NOT NULL, data TEXT NOT NULL)",
+    "CREATE INDEX audit_by_kind ON audit (of_keys, id)",
+)
+
+
+def _add_audit_log(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Version 6: what was deleted, and who changed keys."""
+    _run_statements(db, report, _AUDIT)
+
+
+# What was said of runs that are not here yet, and by which response of a model a run is found
+_AMENDMENTS: tuple[str, ...] = (
+    "CREATE TABLE amendments (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL, span_id TEXT NOT NULL,"
+    " project TEXT NOT NULL, fields TEXT NOT NULL, size INTEGER NOT NULL, seen_ns INTEGER NOT NULL)",
+    "CREATE UNIQUE INDEX amendments_by_span ON amendments (trace_id, span_id, project)",
+    "CREATE TABLE responses (span INTEGER PRIMARY KEY, response_id TEXT NOT NULL)",
+    "CREATE INDEX responses_by_id ON responses (response_id)",
+)
+
+
+def _add_amendments(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Version 7: amendments that wait for their run."""
+    _run_statements(db, report, _AMENDMENTS)
+
+
+INDEX_FEEDBACK_ORDER = "CREATE INDEX IF NOT EXISTS feedback_as_said ON feedback (said) WHERE said IS NOT NULL"
+
+# Feedback by the order in which it was said, or said anew, and where it is sent on to. What was there before has no
+# number. `identity` is the file's, for collectors that send to each other.
+_FORWARDING: tuple[str, ...] = (
+    "ALTER TABLE feedback ADD COLUMN said INTEGER",
+    INDEX_FEEDBACK_ORDER,
+    "ALTER TABLE feed ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
+    "UPDATE feed SET identity = lower(hex(randomblob(8)))",
+    "CREATE TABLE outlets (name TEXT PRIMARY KEY, url TEXT NOT NULL, cursor INTEGER NOT NULL,"
+    " sent INTEGER NOT NULL, dropped INTEGER NOT NULL, error TEXT, updated_ns INTEGER NOT NULL) WITHOUT ROWID",
+)
+
+
+def _add_forwarding(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Version 8: feedback can be sent on."""
+    _run_statements(db, report, _FORWARDING)
+
+
+# Who sends nothing on needs no order of what was said; see `_outlets.opened`
+_COMPACT_RESPONSE_IDS: tuple[str, ...] = (
+    "ALTER TABLE responses RENAME TO answers",
+    "DROP INDEX responses_by_id",
+    "CREATE TABLE responses (span INTEGER PRIMARY KEY, answer INTEGER NOT NULL)",
+    "INSERT INTO responses SELECT span, number_of_answer(response_id) FROM answers",
+    "CREATE INDEX responses_by_answer ON responses (answer)",
+    "DROP TABLE answers",
+    "DROP INDEX feedback_as_said",
+)
+
+
+def _compact_response_ids(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Ids of models' answers as numbers, the order of what was said only where it is sent on."""
+    db.create_function("number_of_answer", 1, hash_id)
+    _run_statements(db, report, _COMPACT_RESPONSE_IDS)
+    if db.execute("SELECT 1 FROM outlets").fetchone():
+        db.execute(INDEX_FEEDBACK_ORDER)
+
+
+# An entry of the text index is made anew when its trace has so many bytes, and taken out by what it was made of
+_FULLTEXT_GROWTH: tuple[str, ...] = (
+    "ALTER TABLE indexed ADD COLUMN again INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE replaced (trace INTEGER NOT NULL, span INTEGER NOT NULL, payload BLOB NOT NULL,"
+    " PRIMARY KEY (trace, span)) WITHOUT ROWID",
+    "CREATE INDEX feedback_by_label ON feedback (key, label, trace) WHERE standing = 2 AND label IS NOT NULL",
+)
+
+
+def _add_fulltext_growth(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """The text index of traces that grow for long, and labels."""
+    _run_statements(db, report, _FULLTEXT_GROWTH)
+
+
+# What keeps the sums of a trace at the cost of what comes. `data` is None while they are found out behind the writer; a
+# trace of many spans that stands in no row here is one of an older file. See `_state`, `_ledger`.
+_SUMMARY_STATES: tuple[str, ...] = (
+    "ALTER TABLE spans ADD COLUMN tokens_below INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE spans ADD COLUMN cost_below INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE states (trace INTEGER PRIMARY KEY, data BLOB)",
+    "CREATE INDEX states_due ON states (trace) WHERE data IS NULL",
+    "CREATE TABLE orphans (trace INTEGER NOT NULL, id TEXT NOT NULL, start_ns INTEGER NOT NULL, span_id TEXT NOT NULL,"
+    " row INTEGER NOT NULL, below INTEGER NOT NULL, callers INTEGER NOT NULL, members INTEGER NOT NULL,"
+    " PRIMARY KEY (trace, id)) WITHOUT ROWID",
+    "CREATE INDEX orphans_by_start ON orphans (trace, start_ns, span_id)",
+    "CREATE TABLE local_roots (trace INTEGER NOT NULL, id TEXT NOT NULL, members INTEGER NOT NULL, started INTEGER,"
+    " open INTEGER NOT NULL, dropped INTEGER NOT NULL, calls_sent INTEGER NOT NULL, answered INTEGER NOT NULL,"
+    " PRIMARY KEY (trace, id)) WITHOUT ROWID",
+)
+
+
+def _add_summary_states(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Sums of growing traces."""
+    _run_statements(db, report, _SUMMARY_STATES)
+
+
+# What is added up of the traces of an hour: see `_sums`. `exact` has the amounts as integers
+_HOURLY_ROLLUPS: tuple[str, ...] = (
+    "CREATE TABLE sums_hours (hour INTEGER PRIMARY KEY, rows INTEGER NOT NULL, state INTEGER NOT NULL)",
+    "CREATE INDEX sums_hours_to_count ON sums_hours (hour) WHERE state > 0",
+    "CREATE TABLE sums (id INTEGER PRIMARY KEY, hour INTEGER NOT NULL, project TEXT NOT NULL,"
+    " environment TEXT NOT NULL, name TEXT NOT NULL, shown INTEGER NOT NULL, model TEXT NOT NULL, n INTEGER NOT NULL,"
+    " errors INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL, cost REAL NOT NULL,"
+    " exact TEXT NOT NULL, latencies BLOB NOT NULL)",
+    "CREATE UNIQUE INDEX sums_by_hour ON sums (hour, project, environment, name, shown, model)",
+    "CREATE TABLE sums_said (cell INTEGER NOT NULL, key TEXT NOT NULL, label TEXT NOT NULL, said INTEGER NOT NULL,"
+    " n INTEGER NOT NULL, total REAL NOT NULL, exact TEXT NOT NULL, minimum REAL, minimum_n INTEGER NOT NULL,"
+    " maximum REAL, maximum_n INTEGER NOT NULL, failed INTEGER NOT NULL, skipped INTEGER NOT NULL,"
+    " PRIMARY KEY (cell, key, label)) WITHOUT ROWID",
+    # It gives latencies without a look at the trace
+    "DROP INDEX traces_shown",
+    "CREATE INDEX traces_shown ON traces (start_ns, end_ns, experiment_id)"
+    " WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL",
+)
+
+
+# All tables of sums, also of later versions
+ROLLUP_TABLES = (
+    *("sums", "sums_said", "sums_hours"),
+    *("sums_names", "sums_latencies", "sums_of_hours", "sums_days", "sums_of_days", "sums_said_of_days"),
+)
+
+
+def _add_hourly_rollups(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Hourly sums. Those of what is here are made once the file is open, hour by hour."""
+    _run_statements(db, report, _HOURLY_ROLLUPS)
+    mark_rollups_stale(db)
+
+
+def mark_rollups_stale(db: sqlite3.Connection) -> None:
+    """Have the sums of all hours be counted from rows; until then those are read."""
+    there = {row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    for table in there.intersection(ROLLUP_TABLES):
+        db.execute(f"DELETE FROM {table}")
+    db.execute(
+        "INSERT INTO sums_hours (hour, rows, state) SELECT DISTINCT start_ns / 3600000000000, -1, 1 FROM traces"
+        " WHERE start_ns IS NOT NULL"
+    )
+
+
+# Ids of models' answers in parts of a thousand that came together: see `_responses`
+_RESPONSE_ID_BLOCKS: tuple[str, ...] = (
+    "ALTER TABLE responses RENAME TO answers",
+    "DROP INDEX responses_by_answer",
+    "CREATE TABLE responses (part INTEGER NOT NULL, answer INTEGER NOT NULL, span INTEGER NOT NULL,"
+    " PRIMARY KEY (part, answer, span)) WITHOUT ROWID",
+    "INSERT INTO responses SELECT min(span) OVER (PARTITION BY number / 1000), answer, span"
+    " FROM (SELECT span, answer, row_number() OVER (ORDER BY span) AS number FROM answers)",
+    "DROP TABLE answers",
+)
+
+
+def _add_response_id_blocks(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Ids of models' answers where they are written next to each other."""
+    _run_statements(db, report, _RESPONSE_ID_BLOCKS)
+
+
+# Who asks for a project's traces with evaluators' own among them (deletion) walks all of the time, and pays for it then
+_FEWER_INDEXES: tuple[str, ...] = ("DROP INDEX traces_by_project",)
+
+
+def _drop_project_index(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """What a trace that comes is written to seldom or never."""
+    _run_statements(db, report, _FEWER_INDEXES)
+
+
+# What is made ready of hours and days at rest (see `_rest`), behind the writer; and whether a trace has a score under a
+# key is told without a look at the feedback
+_SEALED_PERIODS: tuple[str, ...] = (
+    "ALTER TABLE sums_hours ADD COLUMN rest INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE sums_hours ADD COLUMN named INTEGER NOT NULL DEFAULT 0",
+    "CREATE TABLE sums_names (name TEXT NOT NULL, hour INTEGER NOT NULL, PRIMARY KEY (name, hour)) WITHOUT ROWID",
+    "CREATE TABLE sums_latencies (cell INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    "CREATE TABLE sums_days (day INTEGER PRIMARY KEY, rest INTEGER NOT NULL)",
+    "CREATE TABLE sums_of_days (id INTEGER PRIMARY KEY, day INTEGER NOT NULL, project TEXT NOT NULL,"
+    " environment TEXT NOT NULL, name TEXT NOT NULL, shown INTEGER NOT NULL, model TEXT NOT NULL, n INTEGER NOT NULL,"
+    " errors INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL, cost REAL NOT NULL,"
+    " first INTEGER NOT NULL, last INTEGER NOT NULL, latencies BLOB NOT NULL, ordered BLOB)",
+    "CREATE INDEX sums_by_day ON sums_of_days (day, model)",
+    "CREATE TABLE sums_said_of_days (cell INTEGER NOT NULL, key TEXT NOT NULL, label TEXT NOT NULL,"
+    " said INTEGER NOT NULL, n INTEGER NOT NULL, total REAL NOT NULL, minimum REAL, maximum REAL,"
+    " failed INTEGER NOT NULL, skipped INTEGER NOT NULL, PRIMARY KEY (cell, key, label)) WITHOUT ROWID",
+    "DROP INDEX feedback_by_trace",
+    "CREATE INDEX feedback_by_trace ON feedback (trace, key, (standing = 2 AND outcome = 'score'))"
+    " WHERE trace IS NOT NULL",
+)
+
+
+def _add_sealed_periods(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Days, latencies in order, names of runs; scores that are missing."""
+    _run_statements(db, report, _SEALED_PERIODS)
+
+
+# What an hour at rest adds up to (see `_hours`). Hours that were ready without it are made ready again
+_SEALED_HOURS: tuple[str, ...] = (
+    "CREATE TABLE sums_of_hours (id INTEGER PRIMARY KEY, hour INTEGER NOT NULL, side INTEGER NOT NULL,"
+    " project TEXT NOT NULL, data BLOB NOT NULL)",
+    "CREATE UNIQUE INDEX sums_by_side ON sums_of_hours (hour, side, project)",
+    "UPDATE sums_hours SET rest = 0",
+)
+
+
+def _add_sealed_hours(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Hours, by name and by model."""
+    _run_statements(db, report, _SEALED_HOURS)
+
+
+# When the trace of a rule's feedback started (a session: its first trace), so that a time window selects scores by an
+# index. The trigger keeps it up to date: an earlier span may arrive later than the feedback.
+_TRACE_START: tuple[str, ...] = (
+    "ALTER TABLE feedback ADD COLUMN trace_start_ns INTEGER",
+    "UPDATE feedback SET trace_start_ns = coalesce((SELECT t.start_ns FROM traces t WHERE t.id = feedback.trace),"
+    " (SELECT min(t.start_ns) FROM traces t WHERE t.session_id = feedback.session_id), created_ns)"
+    " WHERE rule IS NOT NULL",
+    "DROP INDEX feedback_of_rules",
+    "CREATE INDEX feedback_of_rules ON feedback (rule, trace_start_ns) WHERE rule IS NOT NULL",
+    "CREATE TRIGGER trace_start_moved AFTER UPDATE OF start_ns ON traces WHEN new.start_ns IS NOT old.start_ns BEGIN"
+    " UPDATE feedback SET trace_start_ns = new.start_ns WHERE trace = new.id AND rule IS NOT NULL; END",
+)
+
+
+def _add_trace_start(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Add the start of the trace to the feedback of rules."""
+    _run_statements(db, report, _TRACE_START)
+
+
+# A head sampling probability below 1/10,000 counts as unknown, also that of what was stored and decided before
+_NO_TINY_PROBABILITY: tuple[str, ...] = (
+    f"UPDATE traces SET probability = NULL WHERE probability < {MIN_PROBABILITY}",
+    f"UPDATE decisions SET probability = NULL WHERE probability > 0 AND probability < rate * {MIN_PROBABILITY}"
+    " AND instr(target, '/') = 0",
+)
+
+
+def _clear_tiny_probabilities(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Take stated probabilities that are too small to be weighted by as unknown."""
+    _run_statements(db, report, _NO_TINY_PROBABILITY)
+
+
+# Under which outcome each trace is counted: see `_outcomes`
+_OUTCOMES: tuple[str, ...] = (
+    "CREATE TABLE outcomes (rule INTEGER NOT NULL, block INTEGER NOT NULL, data BLOB NOT NULL,"
+    " PRIMARY KEY (rule, block)) WITHOUT ROWID",
+)
+
+
+def _add_trace_outcomes(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Count each trace once under a rule. What was counted before stays counted as it was."""
+    _run_statements(db, report, _OUTCOMES)
+
+
+def _convert_names(db: sqlite3.Connection, report: ReportProgress) -> None:
+    """Version 20: names that contain the product's former name. Nothing enters the change feed."""
+    convert_names(db, report)
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+# What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
+MIGRATIONS: tuple[Callable[[sqlite3.Connection, ReportProgress], None], ...] = (
+    _create_tables,
+    _add_distinct_values,
+    _index_evaluator_traces,
+    _index_human_feedback,
+    _add_completeness_and_monitoring,
+    _add_audit_log,
+    _add_amendments,
+    _add_forwarding,
+    _compact_response_ids,
+    _add_fulltext_growth,
+    _add_summary_states,
+    _add_hourly_rollups,
+    _add_response_id_blocks,
+    _drop_project_index,
+    _add_sealed_periods,
+    _add_sealed_hours,
+    _add_trace_start,
+    _clear_tiny_probabilities,
+    _add_trace_outcomes,
+    _convert_names,
+)
+
+
+def migrate(db: sqlite3.Connection, path: str, upto: int = len(MIGRATIONS)) -> None:
+    """Bring a file to the newest version (or to an older one), each step in a transaction of its own: killed in the
+    middle it goes on from the last whole one. How far it is `_progress` says.
+
+    Raises `Refused` for a file that is newer than this Spanwise or that is not Spanwise's.
+    """
+    version = read_version(db, path)
+    with MigrationProgress(path, version, upto) as progress:
+        db.set_progress_handler(progress.tick, PROGRESS_STEPS)
+        try:
+            for step in range(version, upto):
+                progress.begin(step)
+                _run_migration(db, step, progress.of(step))
+        finally:
+            db.set_progress_handler(None, 0)
+
+
+def _run_migration(db: sqlite3.Connection, step: int, report: ReportProgress) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        MIGRATIONS[step](db, report)
+        db.execute(f"PRAGMA user_version = {step + 1}")
+    except BaseException:
+        if db.in_transaction:  # on a full disk SQLite has ended it
+            db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def read_version(db: sqlite3.Connection, path: str) -> int:
+    """The version of a file, 0 for an empty one. Raises `Refused` for one that is newer than this Spanwise, or not
+    its."""
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    application = int(db.execute("PRAGMA application_id").fetchone()[0])
+    tables = int(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
+    if application not in APPLICATION_IDS and (tables or version):
+        raise Refused(f"{path!r} is an SQLite file, but not one of Spanwise's; name another with --store")
+    if version > len(MIGRATIONS):
+        raise Refused(
+            f"{path!r} was written by a newer Spanwise (file version {version}, this one reads {len(MIGRATIONS)}); "
+            "upgrade with: pip install --upgrade spanwise"
+        )
+    return version

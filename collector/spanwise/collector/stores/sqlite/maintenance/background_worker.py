@@ -1,0 +1,246 @@
+"""Background maintenance thread: full-text indexing, rollups and compression dictionaries."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+
+import zstandard
+
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.stores.sqlite.database.group_commit import WriteJob
+from spanwise.collector.stores.sqlite.database.wal_checkpoint import Checkpointer
+from spanwise.collector.stores.sqlite.database_file import DatabaseFile
+from spanwise.collector.stores.sqlite.maintenance.rebuild_jobs import PeriodSealer, RollupRecounter, SummaryRebuilder
+from spanwise.collector.stores.sqlite.maintenance.retention import RetentionThread
+from spanwise.collector.stores.sqlite.search import fulltext_index
+
+log = logging.getLogger("spanwise.collector")
+
+RETRY_SECONDS = 30  # seconds
+PAUSE_SECONDS = 0.25  # seconds between looks at what there is to do
+BUSY_RATE, BUSY_SHARE = 2_000, 0.4  # spans a second, and of the writer's time, from which on there is load
+IDLE_SECONDS = 2.0  # seconds between them while nothing is written: some of it has its time
+WRITE_INTERVAL_SECONDS = 1.0  # seconds from one transaction of words to the next
+LOADED_LOOK_SECONDS = 5.0  # seconds between looks at `unindexed` under load
+BURST_FACTOR = 3  # times as much as usual that is taken at once where a burst has left much, and is over
+LOOK_REST_FACTOR = 20  # times as long as a look has taken, none follows
+# Spans stored when the first, second, third dictionary is made, and its bytes: the file holds it, too
+DICTIONARIES = ((1_000, 65_536), (20_000, 262_144), (500_000, 262_144))
+MAX_SAMPLES = 4_000
+MAX_SAMPLE_BYTES = 4_096  # a longer payload is no sample: dictionaries help short ones
+
+
+class BackgroundWorker:
+    """Runs until `close`. What it does not finish is found again by the next start."""
+
+    def __init__(self, file: DatabaseFile, prune: Callable[[], None]) -> None:
+        self._file = file
+        self._appender, self._writer = file.appender, file.writer
+        self._checkpointer = Checkpointer(file.path, file.writer, file.watch)
+        self._looked, self._written, self._spent, self._under_load = time.monotonic(), 0, 0.0, False
+        self._next_put = self._next_look = self._next_work = 0.0
+        self._all_indexed, self._all_done = -1, -1  # commits by then
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._dictionaries: int | None = None
+        self._piece = (
+            fulltext_index.MIN_TRANSACTION_CHARACTERS
+        )  # characters that the text index takes at once, as fast as it is now
+        self._resummer = SummaryRebuilder(file.appender, file.read, self._do, self._stop)
+        self._recount = RollupRecounter(file, self._stop)
+        self._rest = PeriodSealer(file, self._stop)
+        self._hourly = RetentionThread(file, prune, self._stop)
+        self._thread = threading.Thread(target=self._run, name="spanwise-behind", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after the round that runs."""
+        self._stop.set()
+        self._thread.join()
+        self._hourly.close()
+        self._checkpointer.close()
+
+    def _run(self) -> None:
+        with self._file.aside():
+            self._until_stopped()
+
+    def _until_stopped(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._file.announce_again()
+                self._try_to_write_again()
+                busy = self.index_round()
+                busy = self._work_round() or busy
+            except Unavailable:
+                busy = False
+            except Exception:
+                log.exception("work behind the writer failed; it is tried again in %d s", RETRY_SECONDS)
+                self._stop.wait(RETRY_SECONDS)
+                busy = False
+            if not busy:
+                self._stop.wait(PAUSE_SECONDS)
+
+    def _try_to_write_again(self) -> None:
+        """Find out whether there is room again: to a server that says it is not ready nobody may send anything."""
+        if self._writer.reserve.keep() and not self._writer.writable:
+            self._writer.call(_rewrite_version)
+
+    def _work_round(self) -> bool:
+        """What else there is to do; it is not looked for again before something is written, or `IDLE` has passed."""
+        commits = self._writer.commits
+        if commits == self._all_done and time.monotonic() < self._next_work:
+            return False
+        busy = self._resummer.round()
+        busy = self._recount.round() or busy
+        busy = self._rest.round() or busy
+        self.train_if_due()
+        self._all_done, self._next_work = -1 if busy else commits, time.monotonic() + IDLE_SECONDS
+        return busy
+
+    def index_round(self) -> bool:
+        """Index the traces whose time it is, as many as one round takes; whether there may be more."""
+        with self._lock:
+            later = self._busy()
+            more = self._from_memory(later)
+            return self._from_file(later) or more
+
+    def _from_memory(self, later: bool) -> bool:
+        """Index what is held, about once a second, in one transaction; if much arrives, only when very much is held or
+        has waited for long: the writer's time is for spans then.
+        """
+        held, now = self._appender.held, time.monotonic()
+        if not (len(held) and (held.is_filling or now >= self._next_put)):
+            return False
+        overdue = now - fulltext_index.OVERDUE_NS / 1e9
+        settled = overdue if later else now - fulltext_index.SETTLE_NS / 1e9
+        most = self._most
+        put = partial(fulltext_index.write_buffered, self._appender.reader, held, most, settled, overdue)
+        characters: int = self._writer.put(WriteJob(weight=64, action=partial(self._timed, put), patient=True)).result()
+        self._merge(characters)
+        more = 2 * characters >= most
+        if characters and not more:
+            self._next_put = now + WRITE_INTERVAL_SECONDS
+        return more
+
+    def _from_file(self, later: bool) -> bool:
+        """Index what is not held, if it is time to look for that."""
+        commits, began = self._writer.commits, time.monotonic()
+        if began < self._next_look or commits == self._all_indexed:
+            return False
+        # Between two commits: a trace that the one under way disturbs is not yet so in what is read below
+        disturbed, held = self._appender.disturbed, self._appender.held
+        if disturbed:
+            self._writer.call(lambda _: disturbed.clear())
+        with self._file.read() as reader:
+            due = fulltext_index.find_due_traces(
+                reader, self._file.clock.now(), held, overdue_only=later and not held.is_filling
+            )
+            looked = time.monotonic()
+            entries = list(fulltext_index.read_entries(reader, due))
+            self._all_indexed = commits if fulltext_index.is_empty(reader) else -1
+        self._put_in_pieces(entries)
+        rest = max(LOADED_LOOK_SECONDS if later else 0.0, LOOK_REST_FACTOR * (looked - began))
+        self._next_look = 0.0 if due else time.monotonic() + rest
+        return bool(due)
+
+    def _put_in_pieces(self, entries: Sequence[fulltext_index.IndexEntry]) -> None:
+        """Queue all pieces at once, and wait for them all, whatever fails: none may be written in a later round."""
+        queued: list[Future[int]] = []
+        try:
+            for some in fulltext_index.split_by_size([(entry, entry.characters) for entry in entries], self._most):
+                put = partial(fulltext_index.write_entries, self._appender.reader, some, self._appender.disturbed)
+                action = partial(self._timed, put)
+                queued.append(self._writer.put(WriteJob(weight=1 + len(some) // 2, action=action, patient=True)))
+        finally:
+            wait(queued)
+        for future in queued:
+            self._merge(future.result())
+
+    def _merge(self, characters: int) -> None:
+        """Have merged what a piece has left to be merged: others have their turn between. Mostly there is nothing: each
+        time would be a commit.
+        """
+        for _ in range(fulltext_index.count_pending_merges(characters)):
+            if not self._do(fulltext_index.merge_segments):
+                return
+
+    @property
+    def _most(self) -> int:
+        """Characters of one transaction: few where little waits, as nothing is gained by having more wait; many where a
+        burst has left much, and is over.
+        """
+        held, piece = self._appender.held.bytes, self._piece
+        if self._under_load or piece < held <= BURST_FACTOR * piece:
+            return piece
+        return BURST_FACTOR * piece if held > piece else max(piece // 4, fulltext_index.MIN_TRANSACTION_CHARACTERS)
+
+    def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> int:
+        began = time.thread_time()  # not of the others: else what is dear as the cores are busy became dearer
+        characters = put()
+        self._fit(characters, max(time.thread_time() - began, 1e-6))
+        return characters
+
+    def _fit(self, characters: int, took: float) -> None:
+        """Have the next pieces take about a moment; what is far smaller than one says little of how long that is."""
+        if 2 * characters >= self._most:
+            fitting = int(characters * fulltext_index.TRANSACTION_SECONDS / took)
+            self._piece = min(
+                max((self._piece + fitting) // 2, fulltext_index.MIN_TRANSACTION_CHARACTERS),
+                fulltext_index.MAX_TRANSACTION_CHARACTERS,
+            )
+
+    def _do(self, action: Callable[[sqlite3.Connection], bool]) -> bool:
+        return bool(self._writer.put(WriteJob(weight=64, action=action, patient=True)).result())
+
+    def _busy(self) -> bool:
+        """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
+        now, written, spent = time.monotonic(), self._writer.written, self._writer.spent
+        if (passed := now - self._looked) >= 1.0:
+            rate, share = (written - self._written) / passed, (spent - self._spent) / passed
+            self._under_load = rate > BUSY_RATE and share > BUSY_SHARE
+            self._looked, self._written, self._spent = now, written, spent
+        return self._under_load
+
+    def train_if_due(self) -> None:
+        """Make the next dictionary if enough spans are stored."""
+        with self._file.read() as reader:
+            if self._dictionaries is None:
+                self._dictionaries = reader.db.execute("SELECT count(*) FROM dictionaries").fetchone()[0]
+            stored = reader.db.execute("SELECT coalesce(max(id), 0) FROM spans").fetchone()[0]
+        if self._dictionaries < len(DICTIONARIES) and stored >= DICTIONARIES[self._dictionaries][0]:
+            self._dictionaries += 1
+            self._train(DICTIONARIES[self._dictionaries - 1][1])
+
+    def _train(self, size: int) -> None:
+        with self._file.read() as reader:
+            blobs = reader.db.execute(
+                "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (MAX_SAMPLE_BYTES, MAX_SAMPLES)
+            ).fetchall()
+            samples: list[bytes | bytearray | memoryview] = [reader.decoder(blob).raw(blob) for (blob,) in blobs]
+            # Numbered by us: zstd derives a number from the content alone, so that two dictionaries of much repeated
+            # payloads, which differ in their entropy tables, would share it and each spoil what the other compressed.
+            number = reader.db.execute("SELECT coalesce(max(id), 0) + 1 FROM dictionaries").fetchone()[0]
+        try:
+            trained = zstandard.train_dictionary(size, samples, k=1024, d=8, dict_id=number)
+        except zstandard.ZstdError as error:
+            log.info("no dictionary from %d payloads: %s", len(samples), error)
+            return
+        data = trained.as_bytes()
+        self._writer.call(lambda db: _store_dictionary(db, number, data))
+        self._appender.adopt(number, data)
+
+
+def _rewrite_version(db: sqlite3.Connection) -> None:
+    """Write a page as it is; an empty transaction would write nothing and tell nothing."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    db.execute(f"PRAGMA user_version = {version}")
+
+
+def _store_dictionary(db: sqlite3.Connection, number: int, data: bytes) -> None:
+    db.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (number, data, time.time_ns()))

@@ -1,0 +1,181 @@
+"""Online backup of the database file, and restore from a backup.
+
+SQLite's online backup, from a connection that stays in one snapshot: the writer goes on, and nothing that it commits
+meanwhile makes the copy begin anew. Until the copy is whole, on disk and sound it stands under another name.
+
+The backup is checked and copied beside the file, the present file is moved away, and the copy takes its place. A
+process that is killed meanwhile leaves the present file under its own or its new name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.stores.sqlite.database.connections import connect_without_lock, translate_file_errors
+from spanwise.collector.stores.sqlite.database.file_lock import PRIVATE_MODE, FileLock, real_path
+from spanwise.collector.stores.sqlite.database.schema import read_version
+
+STEP_PAGES = 256  # pages (4 MB) at once
+PAUSE_SECONDS = 0.002  # seconds between two steps: the disk is the writer's, too
+PARTIAL_SUFFIX = ".part"  # what a copy's name ends in until it is one
+
+
+def backup(source: str, target: str, step: Callable[[int, int], object] = lambda left, of: None) -> int:
+    """Copy the file at `source` to `target`, which must not be there; returns its bytes. `step` is told how many pages
+    are left, of how many. Raises `Refused`; then, and if the process is killed, there is no file `target`.
+    """
+    if os.path.lexists(target):
+        raise Refused(f"{target!r} is there already; name a new file for the backup")
+    with translate_file_errors(source), closing(connect_without_lock(real_path(source))) as db:
+        descriptor = _create_partial(target + PARTIAL_SUFFIX)
+        try:
+            _copy_pages(db, target + PARTIAL_SUFFIX, step)
+            os.fsync(descriptor)
+            _refuse_damaged(target + PARTIAL_SUFFIX)
+            os.link(target + PARTIAL_SUFFIX, target)  # not over what has come meanwhile
+            fsync_folder(target)
+        finally:
+            with suppress(OSError):
+                os.unlink(target + PARTIAL_SUFFIX)
+            os.close(descriptor)
+    return os.path.getsize(target)
+
+
+def _create_partial(part: str) -> int:
+    """What a killed process left is begun anew; what a live one is at is left to it."""
+    try:
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
+    except OSError as error:
+        raise Refused(f"cannot write {part!r}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(descriptor, 0)
+    except OSError as error:
+        os.close(descriptor)
+        raise Refused(f"another backup is at {part!r}") from error
+    return descriptor
+
+
+def _copy_pages(db: sqlite3.Connection, part: str, step: Callable[[int, int], object]) -> None:
+    def pause(status: int, left: int, of: int) -> None:
+        step(left, of)
+        time.sleep(PAUSE_SECONDS)
+
+    with closing(sqlite3.connect(part, isolation_level=None)) as copy:
+        copy.execute("PRAGMA journal_mode = OFF")
+        copy.execute("PRAGMA synchronous = OFF")  # it is made durable once, at the end
+        db.execute("BEGIN")
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # the snapshot begins
+        try:
+            db.backup(copy, pages=STEP_PAGES, progress=pause)
+        except sqlite3.OperationalError as error:
+            raise Refused(f"cannot write {part!r}: {error}") from error
+        finally:
+            db.execute("ROLLBACK")
+
+
+def _refuse_damaged(part: str) -> None:
+    with closing(connect_without_lock(real_path(part))) as copy:
+        try:
+            [said] = copy.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.DatabaseError as error:
+            said = str(error)
+    if said != "ok":
+        raise Refused(
+            f"the file is damaged, and its copy would be ({said}): keep older backups, see `spanwise db check`"
+        )
+
+
+def fsync_folder(target: str) -> None:
+    """Make the name durable, too."""
+    folder = os.open(os.path.dirname(target) or ".", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+COPY_SUFFIX = ".restoring"  # what the name of the copy ends in until it takes the place of the file
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """What a restore did: bytes of the database, and where the file is that it replaced (None if there was none)."""
+
+    bytes: int
+    replaced: str | None
+
+
+def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) -> RestoreResult:
+    """Put a copy of the backup `source` in the place of the file `target`, which is moved away.
+
+    `check` returns what is wrong with a file. Raises `Refused`, and leaves `target` as it is, if the backup is not
+    sound or a process has `target` open.
+    """
+    target = real_path(target)
+    if os.path.exists(target) and os.path.samefile(source, target):
+        raise Refused(f"{source!r} is the file that would be replaced; name a backup of it")
+    _refuse_unsound(source, check)
+    there = os.path.exists(target) or os.path.exists(target + "-wal")  # a log is never left to another file
+    lock = FileLock(target)
+    try:
+        _copy_checked(source, target + COPY_SUFFIX, check)
+        replaced = _move_away(target) if there else None
+        try:
+            os.replace(target + COPY_SUFFIX, target)
+            fsync_folder(target)
+            _refuse_unsound(target, check)
+        except BaseException:
+            if replaced:
+                _move_file(replaced, target)
+            raise
+    finally:
+        lock.undo()  # the file is gone again that the lock made where there was none
+        with suppress(OSError):
+            os.unlink(target + COPY_SUFFIX)
+    return RestoreResult(os.path.getsize(target), replaced)
+
+
+def _refuse_unsound(path: str, check: Callable[[str], list[str]]) -> None:
+    try:
+        with closing(connect_without_lock(real_path(path))) as db:
+            read_version(db, path)
+    except sqlite3.Error as error:
+        raise Refused(f"{path!r} cannot be read: {error}; restore another backup") from error
+    if problems := check(path):
+        more = f" and {len(problems) - 1} more problems" if len(problems) > 1 else ""
+        raise Refused(
+            f"{path!r} is not sound: {problems[0]}{more}; restore another backup, or see `spanwise db recover`"
+        )
+
+
+def _copy_checked(source: str, copy: str, check: Callable[[str], list[str]]) -> None:
+    with suppress(OSError):
+        os.unlink(copy)  # of a process that was killed
+    backup(source, copy)
+    _refuse_unsound(copy, check)
+
+
+def _move_away(target: str) -> str:
+    """Rename the file, and its log, after the present time; return its new name."""
+    name = f"{target}.replaced-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    if os.path.lexists(name):
+        raise Refused(f"{name!r} exists already; try again in a second")
+    _move_file(target, name)
+    return name
+
+
+def _move_file(file: str, name: str) -> None:
+    with suppress(FileNotFoundError):
+        os.replace(file + "-wal", name + "-wal")
+    with suppress(FileNotFoundError):
+        os.unlink(file + "-shm")  # SQLite makes it anew from the log
+    os.replace(file, name)
+    fsync_folder(name)

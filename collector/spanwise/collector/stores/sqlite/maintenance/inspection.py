@@ -1,0 +1,116 @@
+"""Read-only inspection of a database file for `spanwise db`: statistics, integrity check and SQL."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from spanwise.collector import formatting
+from spanwise.collector.errors import Refused, StoreError
+from spanwise.collector.stores.sqlite.database.connections import Reader, connect_without_lock, translate_error
+from spanwise.collector.stores.sqlite.database.file_lock import real_path
+from spanwise.collector.stores.sqlite.database.schema import APPLICATION_IDS
+from spanwise.collector.stores.sqlite.maintenance import integrity
+from spanwise.collector.stores.sqlite.maintenance.backup_restore import RestoreResult, backup
+from spanwise.collector.stores.sqlite.maintenance.backup_restore import restore_backup as _restore
+from spanwise.collector.stores.sqlite.maintenance.recovery import RecoveryReport, TableRecovery, recover
+
+__all__ = [
+    "LIST_TABLES_SQL",
+    "DatabaseInspector",
+    "RecoveryReport",
+    "RestoreResult",
+    "TableRecovery",
+    "backup",
+    "check_file",
+    "open_inspector",
+    "recover",
+    "restore",
+]
+
+LIST_TABLES_SQL = """
+SELECT m.name AS "table", group_concat(c.name, ', ') AS columns FROM sqlite_schema m, pragma_table_info(m.name) c
+WHERE m.type = 'table' AND m.name NOT LIKE 'words_%' GROUP BY m.name ORDER BY m.name
+"""
+
+
+class DatabaseInspector:
+    """A file opened for reading."""
+
+    def __init__(self, path: str) -> None:
+        self._path = real_path(path)
+        self._reader = Reader(connect_without_lock(self._path))
+        self._payloads = Reader(
+            connect_without_lock(self._path)
+        )  # a function of a query cannot query on the same connection
+
+    def is_ours(self) -> bool:
+        """Whether Spanwise made the file."""
+        return self._reader.db.execute("PRAGMA application_id").fetchone()[0] in APPLICATION_IDS
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes in bytes, counts of rows, and projects with their share of the file."""
+        return integrity.collect_stats(self._reader.db, self._path)
+
+    def check(self, *, deep: bool = False) -> list[str]:
+        """What is wrong with the file, in words; empty if it is sound."""
+        return integrity.check_integrity(self._reader, deep)
+
+    def sql(self, query: str) -> Iterator[dict[str, Any]]:
+        """Rows of one statement by column. Has `payload(id or blob)` and `iso(ns)`. Raises `Refused` for bad SQL."""
+        db = self._reader.db
+        db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would make the file that it names
+        db.create_function("payload", 1, self._payload, deterministic=True)
+        db.create_function("iso", 1, _format_time, deterministic=True)
+        try:
+            rows = db.execute(query)
+            names = [column[0] for column in rows.description or ()]
+            for row in rows:
+                yield dict(zip(names, row, strict=True))
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise Refused(f"SQLite says: {error}") from error
+
+    def _payload(self, what: object) -> str | None:
+        if isinstance(what, int):
+            row = self._payloads.db.execute("SELECT payload FROM spans WHERE id = ?", (what,)).fetchone()
+            what = row[0] if row else None
+        if not isinstance(what, bytes):
+            return None
+        return self._payloads.decoder(what).raw(what).decode()
+
+    def close(self) -> None:
+        """Let go."""
+        self._reader.db.close()
+        self._payloads.db.close()
+
+
+def _format_time(time_ns: object) -> str | None:
+    return formatting.utc(time_ns) if isinstance(time_ns, int) else None
+
+
+@contextmanager
+def open_inspector(path: str) -> Iterator[DatabaseInspector]:
+    """A file for reading. Raises `Refused` if it is damaged or not one of Spanwise's."""
+    try:
+        with closing(DatabaseInspector(path)) as file:
+            if not file.is_ours():
+                raise Refused(f"{path!r} is not one of Spanwise's files")
+            yield file
+    except sqlite3.Error as error:
+        raise translate_error(error) from error
+
+
+def check_file(path: str, *, deep: bool = False) -> list[str]:
+    """What is wrong with a file, in words, also if it cannot be opened at all; empty if it is sound."""
+    try:
+        with open_inspector(path) as file:
+            return file.check(deep=deep)
+    except StoreError as error:
+        return [str(error)]
+
+
+def restore(source: str, target: str) -> RestoreResult:
+    """Put a copy of the backup `source` in the place of the file `target`, which is moved away. Raises `Refused`."""
+    return _restore(source, target, check_file)

@@ -1,0 +1,294 @@
+"""Integrity check of the database, its size statistics, retention cutoffs, and removal of unused rows."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from spanwise.collector.clock_skew import DAY_NS
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Retention
+from spanwise.collector.stores.sqlite.database.connections import Reader
+from spanwise.collector.stores.sqlite.query.filter_sql import SQLCondition, compile_filter
+from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
+
+
+def used_bytes(db: sqlite3.Connection) -> int:
+    """Bytes of the file that hold something."""
+    pages, free, size = (
+        int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def file_size(path: str) -> int:
+    """Bytes of a file, which somebody may have taken away."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def collect_stats(db: sqlite3.Connection, path: str) -> dict[str, Any]:
+    """Sizes in bytes, counts, and projects with their share of the file, the largest first."""
+    return {
+        "path": path,
+        "file_version": int(db.execute("PRAGMA user_version").fetchone()[0]),
+        "file_bytes": file_size(path),
+        "wal_bytes": file_size(path + "-wal"),
+        "page_bytes": int(db.execute("PRAGMA page_size").fetchone()[0]),
+        "used_bytes": used_bytes(db),
+        **{
+            name: int(db.execute(f"SELECT count(*) FROM {name}").fetchone()[0])
+            for name in ("spans", "traces", "feedback", "experiments", "decisions", "dictionaries", "resources")
+        },
+        "waiting_for_text_index": int(db.execute("SELECT count(*) FROM unindexed").fetchone()[0]),
+        "projects": list(_project_stats(db)),
+    }
+
+
+def _project_stats(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
+    sql = (
+        "SELECT project, count(*), sum(span_count), sum(size), min(start_ns), max(start_ns) FROM traces"
+        " WHERE span_count > 0 GROUP BY project ORDER BY sum(size) DESC"
+    )
+    rows = db.execute(sql).fetchall()
+    total = sum(row[3] for row in rows) or 1
+    used = used_bytes(db)
+    for project, traces, spans, size, first, last in rows:
+        yield {
+            "project": project,
+            "traces": traces,
+            "spans": spans,
+            "bytes": used * size // total,
+            "first_ns": first,
+            "last_ns": last,
+        }
+
+
+def find_expired(db: sqlite3.Connection, rule: Retention) -> Filter | None:
+    """The traces that a rule of retention gives up now, if any: those before a time."""
+    cutoffs = []
+    if rule.max_age_ns is not None:
+        cutoffs.append(time.time_ns() - rule.max_age_ns)
+    if rule.max_bytes is not None:
+        cutoffs.append(_cutoff_by_size(db, rule.project, rule.max_bytes))
+    return Filter(project=rule.project, until_ns=max(cutoffs)) if cutoffs else None
+
+
+def find_future_traces(db: sqlite3.Connection, rule: Retention) -> Filter | None:
+    """The traces that a rule of age gives up by when they last changed, as they say that they begin only after
+    tomorrow: files hold such as were taken in before times were bounded. Some of them, if they are many.
+    """
+    if rule.max_age_ns is None:
+        return None
+    now = time.time_ns()
+    sql = "SELECT trace_id FROM traces WHERE start_ns > ? AND updated_ns < ? AND (? IS NULL OR project = ?) LIMIT 5000"
+    found = db.execute(sql, (now + DAY_NS, now - rule.max_age_ns, rule.project, rule.project)).fetchall()
+    return Filter(trace_ids=tuple(row[0] for row in found)) if found else None
+
+
+def _cutoff_by_size(db: sqlite3.Connection, project: str | None, max_bytes: int) -> int:
+    """The time before which traces must go. A project's share of the file is its share of all payloads."""
+    where = "span_count > 0 AND (:project IS NULL OR project = :project)"
+    of_project = {"project": project}
+    total = int(db.execute("SELECT coalesce(sum(size), 0) FROM traces").fetchone()[0])
+    own = int(db.execute(f"SELECT coalesce(sum(size), 0) FROM traces WHERE {where}", of_project).fetchone()[0])
+    share = used_bytes(db) * own // max(total, 1)
+    excess = own * max(0, share - max_bytes) // max(share, 1)
+    cutoff = 0
+    for start, size in db.execute(f"SELECT start_ns, size FROM traces WHERE {where} ORDER BY start_ns", of_project):
+        if excess <= 0:
+            break
+        excess -= size
+        cutoff = start + 1
+    return cutoff
+
+
+_INVARIANTS = (
+    (
+        "spans without a trace",
+        "SELECT count(*) FROM spans s WHERE NOT EXISTS (SELECT 1 FROM traces WHERE id = s.trace)",
+    ),
+    (
+        "spans whose resource is missing",
+        "SELECT count(*) FROM spans s WHERE NOT EXISTS (SELECT 1 FROM resources WHERE id = s.resource)",
+    ),
+    (
+        "traces whose number of spans is wrong",
+        "SELECT count(*) FROM traces t WHERE span_count <> (SELECT count(*) FROM spans WHERE trace = t.id)",
+    ),
+    (
+        "feedback without a trace",
+        "SELECT count(*) FROM feedback f WHERE f.trace NOT IN (SELECT id FROM traces)",
+    ),
+    (
+        "entries of the text index without a trace",
+        "SELECT count(*) FROM indexed i WHERE NOT EXISTS (SELECT 1 FROM traces WHERE id = i.trace)",
+    ),
+    (
+        "traces that neither are in the text index nor wait for it",
+        "SELECT count(*) FROM traces t WHERE span_count > 0 AND NOT EXISTS (SELECT 1 FROM indexed WHERE trace = t.id)"
+        " AND NOT EXISTS (SELECT 1 FROM unindexed WHERE trace = t.id)",
+    ),
+)
+_SINCE_VERSION_5 = (
+    (
+        "traces that stand nowhere in the feed of changes, or beyond its end",
+        "SELECT count(*) FROM traces t WHERE span_count > 0"
+        " AND (change IS NULL OR runs_change IS NULL OR change < runs_change OR change > (SELECT change FROM feed))",
+    ),
+    (
+        "traces whose number of open runs is wrong",
+        "SELECT count(*) FROM traces t WHERE span_count > 0"
+        " AND running <> (SELECT count(*) FROM open_runs o WHERE o.trace_id = t.trace_id)",
+    ),
+)
+_SINCE_VERSION_8 = (
+    (
+        "ids of models' answers without a span",
+        "SELECT count(*) FROM responses r WHERE NOT EXISTS (SELECT 1 FROM spans WHERE id = r.span)",
+    ),
+    (
+        "feedbacks whose number is beyond all that were given out",
+        "SELECT count(*) FROM feedback WHERE said > (SELECT change FROM feed)",
+    ),
+)
+
+
+_SINCE_VERSION_9 = (
+    (
+        "states of traces that are not here",
+        "SELECT count(*) FROM"
+        " (SELECT trace FROM states UNION SELECT trace FROM orphans UNION SELECT trace FROM local_roots)"
+        " WHERE trace NOT IN (SELECT id FROM traces)",
+    ),
+)
+
+
+def check_integrity(reader: Reader, deep: bool) -> list[str]:
+    """What is wrong with the file, in words; nothing if it is sound. `deep` also reads every payload."""
+    problems = list(_find_damage(reader.db))
+    problems += [said for name, sql in _invariants(reader.db) if (said := _check_invariant(reader.db, name, sql))]
+    problems += _check_rollups(reader.db)
+    return problems + (_check_payloads(reader) if deep else [])
+
+
+def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
+    """What is wrong with the hourly sums of a file that has them."""
+    if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_hours'").fetchone():
+        return
+    try:
+        bad = hourly_rollups.count_wrong_hours(db)
+    except sqlite3.Error as error:
+        yield f"whether the hourly sums are right cannot be seen: {error}"
+        return
+    if bad:
+        yield f"{bad} hours whose sums are not those of their traces"
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_of_hours'").fetchone() and (
+        bad := sealed_rollups.count_wrong_periods(db)
+    ):
+        yield f"{bad} hours and days at rest whose latencies or sums are not those of their hours"
+
+
+def _find_damage(db: sqlite3.Connection) -> Iterator[str]:
+    """What SQLite finds wrong with the file: table by table, as it stops at the first page that makes no sense."""
+    try:
+        said = [row[0] for row in db.execute("PRAGMA integrity_check(100)")]
+    except sqlite3.Error as error:
+        said = [str(error)]
+    if said == ["ok"]:
+        return
+    found = [f"{table}: {one}" for table in _list_tables(db) for one in _find_table_damage(db, table)]
+    yield from found or said
+
+
+def _list_tables(db: sqlite3.Connection) -> list[str]:
+    with suppress(sqlite3.Error):
+        return [row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0")]
+    return []
+
+
+def _find_table_damage(db: sqlite3.Connection, table: str) -> list[str]:
+    """Of a table and its indexes. The first row holds all that is wrong with pages; to ask for more may fail."""
+    try:
+        row = db.execute("SELECT integrity_check FROM pragma_integrity_check(?) LIMIT 1", (table,)).fetchone()
+    except sqlite3.Error as error:
+        return [str(error)]
+    return [line for line in row[0].splitlines() if line not in ("ok", "*** in database main ***")]
+
+
+def _invariants(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+    yield from _INVARIANTS
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version >= 5:
+        yield from _SINCE_VERSION_5
+    if version >= 8:
+        yield from _SINCE_VERSION_8
+    if version >= 9:
+        yield from _SINCE_VERSION_9
+
+
+def _check_invariant(db: sqlite3.Connection, name: str, sql: str) -> str | None:
+    try:
+        count = db.execute(sql).fetchone()[0]
+    except sqlite3.Error as error:
+        return f"whether there are {name} cannot be seen: {error}"
+    return f"{count} {name}" if count else None
+
+
+def _check_payloads(reader: Reader) -> list[str]:
+    bad = 0
+    try:
+        for (blob,) in reader.db.execute("SELECT payload FROM spans"):
+            bad += not _is_readable(reader, blob)
+    except sqlite3.Error as error:
+        return [f"not all payloads can be reached: {error}"]
+    return [f"{bad} payloads that cannot be read"] if bad else []
+
+
+def _is_readable(reader: Reader, blob: bytes) -> bool:
+    try:
+        reader.payload(blob)
+    except Exception:  # of zstd, of JSON, or a type
+        return False
+    return True
+
+
+def delete_unused(db: sqlite3.Connection) -> None:
+    """Remove resources that no span has any more, menu values that no trace has, and words that no trace has.
+
+    A word that was deleted stays in the index, marked as deleted, until its parts are merged.
+    """
+    db.execute("INSERT INTO words (words) VALUES ('optimize')")
+    db.execute("UPDATE sums_hours SET state = 1 WHERE state > 0")  # what there was too much of may be gone
+    db.execute("DELETE FROM sums_names WHERE hour NOT IN (SELECT hour FROM sums_hours)")
+    # The last one stays, whoever has it: SQLite would give its id out again, and readers may still hold what it was
+    db.execute(
+        "DELETE FROM resources WHERE id < (SELECT max(id) FROM resources) AND id NOT IN (SELECT resource FROM spans)"
+    )
+    gone = []
+    for field, value in db.execute("SELECT field, value FROM known").fetchall():
+        if field not in _FILTERS_BY_FIELD:  # see `_destinations`
+            continue
+        [_, condition] = compile_filter(_FILTERS_BY_FIELD[field](value))
+        if not _has_trace(db, condition):
+            gone.append((field, value))
+    db.executemany("DELETE FROM known WHERE field = ? AND value = ?", gone)
+
+
+_FILTERS_BY_FIELD = {
+    "environment": lambda value: Filter(environment=value),
+    "kind": lambda value: Filter(any_kind=value),
+    "model": lambda value: Filter(model=value),
+    "tag": lambda value: Filter(tags=(value,)),
+}
+
+
+def _has_trace(db: sqlite3.Connection, condition: SQLCondition) -> bool:
+    sql = f"SELECT EXISTS (SELECT 1 FROM traces t WHERE t.span_count > 0 AND {condition.sql})"
+    return bool(db.execute(sql, condition.values).fetchone()[0])

@@ -1,0 +1,332 @@
+"""Recovery of readable rows from a damaged database into a new file.
+
+What can be made again is: sums of traces from their spans, the text index, the ids of lost traces from what still names
+them. What cannot be made sense of without its neighbour (a span without its trace) is lost, and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from spanwise.collector.errors import Refused, StoreError
+from spanwise.collector.stores.sqlite.database.bulk_statements import delete_many, select_many
+from spanwise.collector.stores.sqlite.database.connections import Reader, connect_without_lock, open_writable
+from spanwise.collector.stores.sqlite.database.file_lock import FileLock, real_path
+from spanwise.collector.stores.sqlite.database.schema import (
+    APPLICATION_IDS,
+    COLLECT_VALUES,
+    MIGRATIONS,
+    ROLLUP_TABLES,
+    mark_rollups_stale,
+    migrate,
+)
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.maintenance.integrity import check_integrity
+from spanwise.collector.stores.sqlite.write.run_codec import PayloadCompressor
+from spanwise.collector.stores.sqlite.write.span_writer import Appender
+
+TableRow = tuple[Any, ...]
+
+MAX_ROWID = 2**63 - 1  # rows are numbered from 1 on
+LOOKAHEAD_ROWS = 2**20  # rows looked for behind the last one that is known, where no index says how far they go
+MAX_TRIES = 50_000  # at places between two that can be read, of some microseconds each; then the rest is given up
+
+
+class DamagedTable:
+    """The rows of a table, once: iterate, then see whether it was `damaged`."""
+
+    def __init__(self, db: sqlite3.Connection, name: str, columns: Sequence[str]) -> None:
+        self._db, self.name, self._columns = db, name, ",".join(columns)
+        self.damaged = False
+
+    def __iter__(self) -> Iterator[TableRow]:
+        return self._by_number() if self._is_numbered() else self._from_both_ends()
+
+    def count(self) -> int | None:
+        """How many rows there were; None if nothing that can be read says so."""
+        with suppress(sqlite3.Error):
+            return int(self._db.execute(f"SELECT count(*) FROM {self.name}").fetchone()[0])
+        return None
+
+    def _is_numbered(self) -> bool:
+        with suppress(sqlite3.OperationalError):  # of a table that has no such column
+            self._db.execute(f"SELECT rowid FROM {self.name} LIMIT 0")
+            return True
+        return False
+
+    def _by_number(self) -> Iterator[TableRow]:
+        """Upwards until a row cannot be read, then downwards from the end; in what is left, from its middle on."""
+        gaps, tries = deque([(0, MAX_ROWID)]), 0
+        while gaps and tries < MAX_TRIES:
+            low, high = gaps.popleft()
+            tries += 1
+            low = yield from self._walk(low, high, 1)
+            if low > high:
+                continue
+            self.damaged = True
+            high = yield from self._walk(low, high, -1)
+            if high == MAX_ROWID:
+                high = self._end(low)
+            if low < high:
+                middle = (low + high) // 2
+                gaps += [(low, middle), (middle + 1, high)]
+
+    def _walk(self, low: int, high: int, step: int) -> Generator[TableRow, None, int]:
+        """Rows from one end of a gap; returns where it then begins (or ends), beyond its other end if all is read."""
+        order = "ASC" if step > 0 else "DESC"
+        sql = f"SELECT rowid, {self._columns} FROM {self.name} WHERE rowid BETWEEN ? AND ? ORDER BY rowid {order}"
+        at = low if step > 0 else high
+        with suppress(sqlite3.Error):
+            for number, *row in self._db.execute(sql, (low, high)):
+                if not low <= number <= high or (number - at) * step < 0:  # a page that leads back to an earlier one
+                    return at
+                at = number + step
+                yield tuple(row)
+            return high + 1 if step > 0 else low - 1
+        return at
+
+    def _end(self, low: int) -> int:
+        for sql in (f"SELECT max(rowid) FROM {self.name} INDEXED BY {index}" for index in self._indexes()):
+            with suppress(sqlite3.Error):
+                return int(self._db.execute(sql).fetchone()[0] or low)
+        return low + LOOKAHEAD_ROWS
+
+    def _indexes(self) -> list[str]:
+        with suppress(sqlite3.Error):
+            return [row[1] for row in self._db.execute(f"PRAGMA index_list({self.name})") if not row[4]]
+        return []
+
+    def _from_both_ends(self) -> Iterator[TableRow]:
+        """Of a table that is ordered by texts: a row may come twice."""
+        keys = [row[1] for row in self._db.execute(f"PRAGMA table_info({self.name})") if row[5]]
+        for order in ("ASC", "DESC"):
+            ordered = ",".join(f"{key} {order}" for key in keys)
+            with suppress(sqlite3.Error):
+                yield from self._db.execute(f"SELECT {self._columns} FROM {self.name} ORDER BY {ordered}")
+                return
+            self.damaged = True
+
+
+REBUILT_TABLES = (
+    *("indexed", "replaced", "unindexed"),
+    *("states", "orphans", "local_roots"),
+    *ROLLUP_TABLES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecovery:
+    """What became of a table: rows that are in the new file, and that are not; None where nothing says how many."""
+
+    table: str
+    saved: int
+    lost: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What was saved, and in words what is not as it was; `problems` are what `check` finds in the new file."""
+
+    tables: Sequence[TableRecovery]
+    notes: Sequence[str]
+    problems: Sequence[str]
+
+
+def recover(damaged: str, target: str) -> RecoveryReport:
+    """Make the file `target` of what can be read of `damaged`. Raises `Refused` if it is there, or nothing can."""
+    if os.path.exists(target):
+        raise Refused(f"{target!r} is there already; name a new file to save into")
+    if not os.path.exists(damaged):
+        raise Refused(f"there is no file {damaged!r}")
+    with closing(_open_damaged(damaged)) as source:
+        lock = FileLock(real_path(target))
+        try:
+            with closing(open_writable(lock.path, version=_file_version(source))) as db:
+                recovered = _recover_tables(source, db)
+        except BaseException:
+            lock.undo()
+            raise
+        lock.release()
+    return recovered
+
+
+def _open_damaged(path: str) -> sqlite3.Connection:
+    try:
+        db = connect_without_lock(real_path(path), cut_off=True)
+        db.text_factory = lambda text: text.decode("utf-8", "replace")
+        return db
+    except sqlite3.Error as error:
+        raise Refused(
+            f"nothing can be read of {path!r}: {error}; its very beginning is gone, restore a copy of the file"
+        ) from error
+
+
+def _file_version(source: sqlite3.Connection) -> int:
+    if source.execute("PRAGMA application_id").fetchone()[0] not in APPLICATION_IDS:
+        raise Refused("this is not one of Spanwise's files")
+    version = int(source.execute("PRAGMA user_version").fetchone()[0])
+    return version if 0 < version <= len(MIGRATIONS) else len(MIGRATIONS)
+
+
+def _recover_tables(source: sqlite3.Connection, db: sqlite3.Connection) -> RecoveryReport:
+    tables = [_copy_table(source, db, name) for name in _list_tables(db)]
+    migrate(db, "the new file")
+    _ensure_feed(db)
+    notes = list(_repair(source, db))
+    _queue_reindex(db)
+    mark_rollups_stale(db)
+    return RecoveryReport(tables, notes, check_integrity(Reader(db), deep=True))
+
+
+def _list_tables(db: sqlite3.Connection) -> list[str]:
+    sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name NOT LIKE 'words%'"
+    return [row[0] for row in db.execute(sql + " ORDER BY name") if row[0] not in REBUILT_TABLES]
+
+
+def _copy_table(source: sqlite3.Connection, db: sqlite3.Connection, name: str) -> TableRecovery:
+    """Copy the rows of a table in one transaction; rows that contradict others stay away."""
+    columns = _read_columns(db, name)
+    table = DamagedTable(source, name, columns)
+    marks = ",".join("?" * len(columns))
+    insert = f"INSERT OR IGNORE INTO {name} ({','.join(columns)}) VALUES ({marks})"
+    db.execute("BEGIN IMMEDIATE")
+    db.execute(f"DELETE FROM {name}")  # what a migration has put there
+    saved = sum(_insert_row(db, insert, row) for row in table)
+    db.execute("COMMIT")
+    expected = table.count()
+    lost = max(0, expected - saved) if expected is not None else None if table.damaged else 0
+    return TableRecovery(name, saved, lost)
+
+
+def _read_columns(db: sqlite3.Connection, name: str) -> list[str]:
+    return [row[1] for row in db.execute(f"PRAGMA table_info({name})")]
+
+
+def _insert_row(db: sqlite3.Connection, sql: str, row: TableRow) -> int:
+    with suppress(sqlite3.IntegrityError):  # of a page that was overwritten by something that looks like rows
+        return db.execute(sql, row).rowcount
+    return 0
+
+
+def _ensure_feed(db: sqlite3.Connection) -> None:
+    """The counter of changes, beyond all that was given out."""
+    columns, values = "id, change, clock_ns, identity", "1, 0, 0, lower(hex(randomblob(8)))"
+    db.execute(f"INSERT OR IGNORE INTO feed ({columns}) VALUES ({values})")
+    for numbered in ("SELECT max(change) FROM traces", "SELECT max(said) FROM feedback"):
+        db.execute(f"UPDATE feed SET change = max(change, coalesce(({numbered}), 0))")
+
+
+def _repair(source: sqlite3.Connection, db: sqlite3.Connection) -> Iterator[str]:
+    appender = Appender(Reader(db), StoreClock(db))
+    steps: tuple[tuple[str, Callable[[], int]], ...] = (
+        ("traces were made again from their spans", lambda: _restore_traces(source, db)),
+        ("spans were given up, as nothing says of which trace they are", lambda: _delete_traceless_spans(db)),
+        ("spans have lost their resource", lambda: _repair_resources(db)),
+        ("spans have lost what they hold (inputs, outputs, attributes)", lambda: _repair_payloads(db)),
+        ("feedbacks have lost their trace", lambda: _reattach_feedback(appender, db)),
+        ("traces have lost spans", lambda: _rebuild_summaries(appender, db)),
+        ("ids of models' answers have lost their span", lambda: _delete_spanless_responses(db)),
+        ("values of menus and filters were found in traces", lambda: _rebuild_values(db)),
+    )
+    for what, step in steps:
+        db.execute("BEGIN IMMEDIATE")
+        count = step()
+        db.execute("COMMIT")
+        if count:
+            yield f"{count} {what}"
+
+
+def _restore_traces(source: sqlite3.Connection, db: sqlite3.Connection) -> int:
+    """The index over ids of traces holds their keys, too, and may be whole where the table is not."""
+    missing = {
+        row[0] for row in db.execute("SELECT DISTINCT trace FROM spans WHERE trace NOT IN (SELECT id FROM traces)")
+    }
+    found: list[tuple[str, int]] = []
+    for order in ("ASC", "DESC") if missing else ():
+        sql = f"SELECT trace_id, id FROM traces INDEXED BY sqlite_autoindex_traces_1 ORDER BY trace_id {order}"
+        with suppress(sqlite3.Error):
+            found += [row for row in source.execute(sql) if row[1] in missing]
+    return sum(_insert_row(db, "INSERT OR IGNORE INTO traces (trace_id, id) VALUES (?, ?)", row) for row in found)
+
+
+def _delete_traceless_spans(db: sqlite3.Connection) -> int:
+    return db.execute("DELETE FROM spans WHERE trace NOT IN (SELECT id FROM traces)").rowcount
+
+
+def _delete_spanless_responses(db: sqlite3.Connection) -> int:
+    """A span that comes later may get the number of one that is lost, and must not answer to its id."""
+    return db.execute("DELETE FROM responses WHERE span NOT IN (SELECT id FROM spans)").rowcount
+
+
+def _rebuild_values(db: sqlite3.Connection) -> int:
+    return sum(db.execute(statement).rowcount for statement in COLLECT_VALUES)
+
+
+def _repair_resources(db: sqlite3.Connection) -> int:
+    missing = "resource NOT IN (SELECT id FROM resources)"
+    [count] = db.execute(f"SELECT count(*) FROM spans WHERE {missing}").fetchone()
+    if count:
+        last = "max((SELECT max(resource) FROM spans), (SELECT coalesce(max(id), 0) FROM resources))"
+        db.execute(f"INSERT OR IGNORE INTO resources (id, data) SELECT {last} + 1, '{{}}'")
+        [empty] = db.execute("SELECT id FROM resources WHERE data = '{}'").fetchone()
+        db.execute(f"UPDATE spans SET resource = ? WHERE {missing}", (empty,))
+    return int(count)
+
+
+def _repair_payloads(db: sqlite3.Connection) -> int:
+    reader, nothing = Reader(db), PayloadCompressor().all([b'{"inputs":null,"outputs":null}'])[0]
+    rows = db.execute("SELECT id, payload FROM spans")
+    bad = [(nothing, row) for row, payload in rows if not _is_readable(reader, payload)]
+    db.executemany("UPDATE spans SET payload = ? WHERE id = ?", bad)
+    return len(bad)
+
+
+def _is_readable(reader: Reader, payload: Any) -> bool:
+    try:
+        return isinstance(reader.payload(payload), Mapping)
+    except (StoreError, TypeError):
+        return False
+
+
+def _reattach_feedback(appender: Appender, db: sqlite3.Connection) -> int:
+    """Feedback names its trace by id, too: it waits for that one, as if it had come before it."""
+    sql = "SELECT id, trace_id FROM feedback WHERE trace IS NOT NULL AND trace NOT IN (SELECT id FROM traces)"
+    homeless = db.execute(sql).fetchall()
+    appender.forget()  # traces were made again, whose keys it does not know
+    keys = appender.keys(trace_id for _, trace_id in homeless if trace_id)
+    moved = [(keys.get(trace_id), row) for row, trace_id in homeless]
+    db.executemany("UPDATE feedback SET trace = ? WHERE id = ?", moved)
+    return len(homeless)
+
+
+_SELECT_WRONG_TRACES = (
+    "SELECT trace_id FROM traces t WHERE span_count <> (SELECT count(*) FROM spans WHERE trace = t.id)"
+    " OR running <> (SELECT count(*) FROM open_runs o WHERE o.trace_id = t.trace_id)"
+    " OR (span_count > 0 AND (change IS NULL OR runs_change IS NULL OR change < runs_change"
+    " OR NOT EXISTS (SELECT 1 FROM spans WHERE id = t.root)))"
+)
+
+
+def _rebuild_summaries(appender: Appender, db: sqlite3.Connection) -> int:
+    """Sum up anew every trace whose sums are not those of its spans; one that has none any more is nobody's."""
+    wrong = [row[0] for row in db.execute(_SELECT_WRONG_TRACES)]
+    keyed = dict(select_many(db, "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)", wrong))
+    here = {row[0] for row in select_many(db, "SELECT DISTINCT trace FROM spans WHERE trace IN (%s)", keyed.values())}
+    appender.sum_up([trace_id for trace_id, key in keyed.items() if key in here])
+    gone = [key for key in keyed.values() if key not in here]
+    delete_many(db, "traces", "id", gone)
+    for trace_id, key in keyed.items():
+        if key not in here and db.execute("SELECT 1 FROM feedback WHERE trace = ?", (key,)).fetchone():
+            db.execute("INSERT INTO traces (id, trace_id) VALUES (?, ?)", (key, trace_id))
+    return len(wrong)
+
+
+def _queue_reindex(db: sqlite3.Connection) -> None:
+    """The words of all traces, by whoever opens the file next."""
+    db.execute("INSERT OR IGNORE INTO unindexed (trace, since_ns) SELECT id, 0 FROM traces WHERE span_count > 0")

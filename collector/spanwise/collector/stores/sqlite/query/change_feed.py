@@ -1,0 +1,128 @@
+"""Change feed: heads of traces in the order of their last change."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, cast
+
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.filters import Filter, validate_rule_filter
+from spanwise.collector.records import ChangePage, TraceHead
+from spanwise.collector.stores.sqlite.query.rule_filters import ConditionCompiler, compile_rule_filter, make_text_lookup
+
+MAX_HEADS = 10_000  # heads of a slice
+MAX_FILTERS = 500  # of one question
+
+# Each column costs as much as it costs to find the row: what is yes or no comes in one
+_FLAGS_SQL = (
+    "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | ((t.dropped > 0) << 5)"
+)
+_HEAD_COLUMNS = (
+    f"t.trace_id, t.change, t.runs_change, t.changed_ns, t.start_ns, {_FLAGS_SQL}, t.size, t.span_count, t.probability,"
+    " t.project, t.environment, t.experiment_id, t.session_id, t.id"
+)
+# By `_TOLD`: settled, whole, rooted, partial, judgement
+_FLAGS_BY_CODE = [
+    ((False, True, None, None)[told & 3], not told & 32, bool(told & 4), bool(told & 8), bool(told & 16))
+    for told in range(64)
+]
+_FROM_FEED = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
+
+
+def read_changes(
+    db: sqlite3.Connection, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int
+) -> ChangePage:
+    """What changed after a position. Raises `Refused`."""
+    begin, most = parse_change(db, after), max(0, min(limit, MAX_HEADS))
+    columns, values = _compile_columns(
+        filters, _text_lookup(db, begin, most) if any(one.text for one in filters) else None
+    )
+    rows = db.execute(f"SELECT {columns} {_FROM_FEED} ORDER BY t.change LIMIT ?", (*values, begin, most)).fetchall()
+    return ChangePage(heads=tuple(map(_head_from_row, rows)), cursor=str(rows[-1][1] if rows else begin), now_ns=now_ns)
+
+
+def read_head(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
+    """The head of one trace. Raises `NotFound`."""
+    columns, values = _compile_columns(filters)
+    sql = f"SELECT {columns} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
+    row = db.execute(sql, (*values, trace_id)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return _head_from_row(row)
+
+
+def _text_lookup(db: sqlite3.Connection, begin: int, most: int) -> ConditionCompiler:
+    return make_text_lookup(
+        db, [row[0] for row in db.execute(f"SELECT t.id {_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, most))]
+    )
+
+
+def _compile_columns(filters: Sequence[Filter], words: ConditionCompiler | None = None) -> tuple[str, list[Any]]:
+    """What is read of a trace, and the values for its marks. Raises `Refused`."""
+    if len(filters) > MAX_FILTERS:
+        raise Refused(
+            f"{len(filters)} filters at once; ask at most {MAX_FILTERS} of them, and the others in another call"
+        )
+    answers = [compile_rule_filter(validate_rule_filter(filter), words) for filter in filters]
+    return ", ".join((_HEAD_COLUMNS, *(one.sql for one in answers))), [value for one in answers for value in one.values]
+
+
+_PASSES_BY_CODE = {0: False, 1: True, None: None}
+
+
+class _HeadDraft:
+    """A head whose fields can still be set: a frozen one sets them at several times the price."""
+
+    __slots__ = TraceHead.__slots__
+
+
+def _head_from_row(row: Sequence[Any]) -> TraceHead:
+    made: Any = _HeadDraft()
+    (
+        made.trace_id,
+        made.change,
+        made.runs_change,
+        made.changed_ns,
+        made.start_ns,
+        told,
+        made.size,
+        made.span_count,
+        made.probability,
+        made.project,
+        made.environment,
+        made.experiment_id,
+        made.session_id,
+        made.number,
+        *passes,
+    ) = row
+    made.settled, made.whole, made.rooted, made.partial, made.judgement = _FLAGS_BY_CODE[told]
+    made.cursor = str(made.change)
+    made.passes = tuple([_PASSES_BY_CODE[one] for one in passes])
+    made.__class__ = TraceHead  # the slots are the same
+    return cast(TraceHead, made)
+
+
+def count_later_changes(db: sqlite3.Connection, after: str | None) -> tuple[int, int | None]:
+    """How many traces stand in the feed after a position, and when the first of them changed."""
+    begin = parse_change(db, after)
+    count = db.execute(f"SELECT count(*) {_FROM_FEED}", (begin,)).fetchone()[0]
+    first = db.execute(f"SELECT t.changed_ns {_FROM_FEED} ORDER BY t.change LIMIT 1", (begin,)).fetchone()
+    return int(count), first[0] if first else None
+
+
+def parse_change(db: sqlite3.Connection, cursor: str | None) -> int:
+    """The number of the change that a cursor stands behind. Raises `Refused` for what this store never gave out."""
+    if cursor is None:
+        return 0
+    number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
+    if not 0 <= number <= read_latest_change(db):
+        raise Refused(
+            f"{cursor!r} is no position in this store's feed; use the `cursor` of what was read before, or none"
+        )
+    return number
+
+
+def read_latest_change(db: sqlite3.Connection) -> int:
+    """The highest number that was given out."""
+    return int(db.execute("SELECT change FROM feed").fetchone()[0])

@@ -1,0 +1,302 @@
+"""Filters compiled to SQL conditions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.filter_values import metadata_text
+from spanwise.collector.filters import EVALUATOR_KIND, OPERATORS, Filter, parse_search_terms
+from spanwise.collector.stores.sqlite.database.column_values import dumps
+from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
+
+
+class SQLCondition(NamedTuple):
+    """SQL that holds for a row `t`; `ids` is a statement that yields the ids of all such rows, where an index can."""
+
+    sql: str
+    values: tuple[Any, ...] = ()
+    ids: str | None = None
+    ids_values: tuple[Any, ...] = ()
+
+
+_EMPTY_FILTER = Filter()
+# True of the same ones as `span_count > 0`, and every index that is walked has it. With the `+` it chooses none
+HAS_SPANS = SQLCondition("+t.start_ns IS NOT NULL")
+
+
+def compile_filter(filter: Filter) -> list[SQLCondition]:
+    """What must hold, all of it. Traces of which only feedback has arrived never pass."""
+    return [HAS_SPANS, *(condition for part in compile_parts(filter, COMPILERS) for condition in part.conditions)]
+
+
+class FilterPart(NamedTuple):
+    """What a filter says under one name, and what of it must hold, one by one."""
+
+    name: str
+    value: Any
+    conditions: list[SQLCondition]
+
+
+def compile_parts(filter: Filter, writers: Mapping[str, Callable[[Any], list[SQLCondition]]]) -> Iterator[FilterPart]:
+    """What the filter says, name by name."""
+    for name in Filter.__slots__:
+        value = getattr(filter, name)
+        if value != getattr(_EMPTY_FILTER, name):
+            yield FilterPart(name, value, writers[name](value))
+
+
+# No evaluator's own trace (see `Filter`). Literally so stand these two in the schema, else no index would serve them
+VISIBLE_SQL = f"({{0}}.kind <> '{EVALUATOR_KIND}' OR {{0}}.experiment_id IS NOT NULL)"
+
+
+EVALUATOR_SQL = f"t.kind = '{EVALUATOR_KIND}'"
+
+
+def compile_visible_filter(filter: Filter) -> list[SQLCondition]:
+    """As `conditions`, and without evaluators' own traces, unless they are asked for."""
+    wanted = compile_filter(filter)
+    return [SQLCondition(VISIBLE_SQL.format("t")), *wanted] if filter.leaves_out_judgements else wanted
+
+
+def join_conditions(wanted: Sequence[SQLCondition]) -> tuple[str, tuple[Any, ...]]:
+    """All of the conditions as one, with the values for its marks."""
+    values = (value for condition in wanted for value in condition.values)
+    return " AND ".join(condition.sql for condition in wanted), tuple(values)
+
+
+def _equals(column: str) -> Callable[[Any], list[SQLCondition]]:
+    return lambda value: [SQLCondition(f"t.{column} = ?", (value,))]
+
+
+def _element(column: str) -> Callable[[Any], list[SQLCondition]]:
+    """The JSON array in a column has the value; `instr` first, because it is cheap and nearly always right."""
+    sql = f"(instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE value = ?))"
+    return lambda value: [SQLCondition(sql, (dumps(value), value))]
+
+
+def _list_element(column: str, of_spans: str) -> Callable[[Any], list[SQLCondition]]:
+    """As `_element`; where the list is full, the spans are asked."""
+    full = f"t.span_count >= {MAX_LISTED} AND (SELECT count(*) FROM json_each(t.{column})) >= {MAX_LISTED}"
+    more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.{of_spans} = ?))"
+
+    def write(value: Any) -> list[SQLCondition]:
+        [listed] = _element(column)(value)
+        return [SQLCondition(f"({listed.sql} OR {more})", (*listed.values, value))]
+
+    return write
+
+
+SQL_OPERATORS = {operator: "<>" if operator == "!=" else operator for operator in OPERATORS}
+
+
+def _comparison(expression: str) -> Callable[[Any], list[SQLCondition]]:
+    def write(value: Any) -> list[SQLCondition]:
+        operator, bound = value
+        return [SQLCondition(f"{expression} {_operator(operator)} ?", (bound,))]
+
+    return write
+
+
+def _operator(operator: str) -> str:
+    if operator not in OPERATORS:
+        raise Refused(f"unknown comparison {operator!r}; use one of {', '.join(OPERATORS)}")
+    return SQL_OPERATORS[operator]
+
+
+_STATUSES = {
+    "error": "t.error_count > 0 AND t.status = 'error'",  # the first half lets SQLite use the index over such traces
+    "ok": "t.status NOT IN ('error', 'cancelled')",
+    "cancelled": "t.status = 'cancelled'",
+    "unset": "t.status = 'unset'",
+}
+
+
+def _error(value: str) -> list[SQLCondition]:
+    """All words somewhere in the error of one run."""
+    asked = value.split()
+    like = " AND ".join(["s.error LIKE ? ESCAPE '\\'"] * len(asked)) or "1"
+    sql = f"t.error_count > 0 AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND {like})"
+    return [SQLCondition(sql, tuple(f"%{_escaped(word)}%" for word in asked))]
+
+
+def _escaped(word: str) -> str:
+    return word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def _model(value: str) -> list[SQLCondition]:
+    sql = "(instr(t.models, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.models) WHERE key = ?))"
+    full = f"t.span_count >= {MAX_LISTED} AND (SELECT count(*) FROM json_each(t.models)) >= {MAX_LISTED}"
+    more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.model = ?))"
+    return [SQLCondition(f"({sql} OR {more})", (dumps(value), value, value))]
+
+
+# Of a value `m` out of JSON
+METADATA_TEXT_SQL = "CASE m.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE CAST(m.value AS TEXT) END"
+
+
+def _metadata(wanted: Any) -> list[SQLCondition]:
+    """What stands in the JSON of every trace that has it first, because to look for that is cheap."""
+    sql = (
+        "(instr(t.metadata, ?) > 0 OR instr(t.metadata, ?) > 0)"
+        f" AND EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {METADATA_TEXT_SQL} = ?)"
+    )
+    asked = [(str(key), metadata_text(value)) for key, value in wanted.items()]
+    return [SQLCondition(sql, (*_in_json(key, text), key, text)) for key, text in asked]
+
+
+def _in_json(key: str, text: str) -> tuple[str, str]:
+    """How a key with its value begins, as a text and as anything else; alone where that is a number with a fraction,
+    which is written in more than one way.
+    """
+    begun = dumps(key) + ":"
+    if text in ("true", "false") or _INTEGER.fullmatch(text):
+        return begun + dumps(text), begun + text
+    try:
+        float(text or "0")
+    except ValueError:
+        return begun + dumps(text), begun + dumps(text)
+    return begun, begun
+
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,14}")
+
+
+# Named, because SQLite would take the index over scores and look through all traces' scores for every single trace.
+FEEDBACK_OF_TRACE = "INDEXED BY feedback_by_trace WHERE f.trace = t.id"
+
+
+def _feedback(wanted: Any) -> list[SQLCondition]:
+    """One for each key and column: of a key only the newest counts, so what is asked of it is asked of one row."""
+    asked: dict[tuple[str, str], list[tuple[str, float | str]]] = {}
+    for key, operator, value in wanted:
+        asked.setdefault((key, "label" if isinstance(value, str) else "score"), []).append((operator, value))
+    return [_feedback_condition(key, column, compared) for (key, column), compared in asked.items()]
+
+
+def _feedback_condition(key: str, column: str, compared: Sequence[tuple[str, float | str]]) -> SQLCondition:
+    each = "".join(f" AND f.{column} {_operator(operator)} ?" for operator, _ in compared)
+    holds = f"f.key = ? AND f.standing = 2{each}"
+    values = (key, *(value for _, value in compared))
+    return SQLCondition(
+        f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})",
+        values,
+        f"SELECT f.trace FROM feedback f INDEXED BY feedback_by_{column} WHERE {holds}",
+        values,
+    )
+
+
+def _missing(keys: Any) -> list[SQLCondition]:
+    # Literally so stands it in the index, else the feedback would be looked at
+    scored = "(f.standing = 2 AND f.outcome = 'score') = 1"
+    sql = f"NOT EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND f.key = ? AND {scored})"
+    return [SQLCondition(sql, (key,)) for key in keys]
+
+
+def _untried(keys: Any) -> list[SQLCondition]:
+    return [
+        SQLCondition(f"NOT EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND f.key = ?)", (key,)) for key in keys
+    ]
+
+
+def _outcome(outcome: str) -> Callable[[Any], list[SQLCondition]]:
+    holds = f"f.key = ? AND f.standing = 2 AND f.outcome = '{outcome}'"
+    sql = f"EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND {holds})"
+    ids = f"SELECT f.trace FROM feedback f INDEXED BY feedback_without_score WHERE {holds} AND f.outcome <> 'score'"
+    return lambda keys: [SQLCondition(sql, (key,), ids, (key,)) for key in keys]
+
+
+MAX_PREFIXES = 8  # of words, in one question
+
+
+def _text(value: str) -> list[SQLCondition]:
+    match = compile_match(value)
+    if not match:
+        return []
+    if match.count('"*') > MAX_PREFIXES:
+        raise Refused(f"text asks for more than {MAX_PREFIXES} beginnings of words; write some words out, without `*`")
+    if short := _SHORT_PREFIX.search(match):
+        way = "write three letters or more, or a word out, without `*`"
+        raise Refused(f"text asks for all words that begin with {short[1]!r}; {way}")
+    ids = "SELECT rowid FROM words WHERE words MATCH ?"
+    return [SQLCondition(f"t.id IN ({ids})", (match,), ids, (match,))]
+
+
+# A beginning that so many words have that FTS5 takes 0.1 s to gather those of 200,000 traces, and longer for more; from
+# U+3000 on, as in Chinese, a character is as rare as a word
+_SHORT_PREFIX = re.compile(r'"([\x00-\u2fff]{1,2})"\*')
+
+
+def compile_match(text: str) -> str:
+    """FTS5's form of "all of these words"; a word that ends in `*` stands for every word that begins so.
+
+    What FTS5 would split has to come split, since the index knows no phrases: `e-mail` is `e` and `mail`. A beginning
+    that another word has is left out: for each, FTS5 puts together the list of all traces with any such word.
+    """
+    asked = dict.fromkeys(parse_search_terms(text))
+    begun = {one for one, next in pairwise(sorted({word for word, _ in asked})) if next.startswith(one)}
+    begun.update(word for word, star in asked if not star)
+    return " ".join(f'"{word}"{star}' for word, star in asked if not (star and word in begun))
+
+
+def _experiment(value: str) -> list[SQLCondition]:
+    return [SQLCondition("t.experiment_id = ?", (value,)) if value else SQLCondition("t.experiment_id IS NULL")]
+
+
+def _dataset(name: str) -> list[SQLCondition]:
+    raise Refused(f"which experiments ran over dataset {name!r} is known to the control records: see `Both`")
+
+
+def _complete(value: bool) -> list[SQLCondition]:
+    return [SQLCondition(complete_sql() if value else f"NOT {complete_sql()}")]
+
+
+QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete when nothing has come for this long
+
+
+def complete_sql() -> str:
+    """Whether the trace is complete: nothing of it was dropped, and it was counted, or quiet for long enough."""
+    quiet = f"t.updated_ns <= (SELECT store_now()) - {QUIET_NS}"  # as a subquery, it is called once a statement
+    settled = f"(t.complete IS 1 OR (t.complete IS NULL AND {quiet}))"
+    return f"(t.dropped = 0 AND {settled})"  # never NULL: it is negated, too
+
+
+def _is_in(column: str) -> Callable[[Any], list[SQLCondition]]:
+    return lambda values: [SQLCondition(f"t.{column} IN ({','.join('?' * len(values))})", tuple(values))]
+
+
+COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
+    "project": _equals("project"),
+    "environment": _equals("environment"),
+    "since_ns": lambda value: [SQLCondition("t.start_ns >= ?", (value,))],
+    "until_ns": lambda value: [SQLCondition("t.start_ns < ?", (value,))],
+    "name": _equals("name"),
+    "kind": lambda value: [SQLCondition(EVALUATOR_SQL)] if value == EVALUATOR_KIND else _equals("kind")(value),
+    "any_name": _list_element("names", "name"),
+    "any_kind": _list_element("kinds", "kind"),
+    "status": lambda value: [SQLCondition(_STATUSES[value])],
+    "error": _error,
+    "model": _model,
+    "latency_ms": _comparison("(t.end_ns - t.start_ns) / 1e6"),
+    "tokens": _comparison("(t.input_tokens + t.output_tokens)"),
+    "cost": _comparison("t.cost"),
+    "tags": lambda tags: [condition for tag in tags for condition in _element("tags")(tag)],
+    "metadata": _metadata,
+    "session": _equals("session_id"),
+    "user": _equals("user_id"),
+    "feedback": _feedback,
+    "missing": _missing,
+    "untried": _untried,
+    "failed": _outcome("error"),
+    "skipped": _outcome("skip"),
+    "text": _text,
+    "experiment": _experiment,
+    "experiments": lambda ids: [SQLCondition("t.experiment_id IN (SELECT value FROM json_each(?))", (dumps(ids),))],
+    "dataset": _dataset,
+    "example": _equals("example_id"),
+    "complete": _complete,
+    "trace_ids": _is_in("trace_id"),
+}

@@ -1,0 +1,141 @@
+"""Query plans: choice of the index that leads a query over traces.
+
+A condition that has an index of its own (a score, words) is tried: if it holds for few traces, they are fetched by
+their ids; if for many, the traces are walked, latest first, and the condition is asked of each. Where several hold for
+many traces, but all together for hardly any of the latest, the walk would be long: their indexes are cut with each
+other. What no run was ever called, or of, no walk looks for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spanwise.collector.filters import EVALUATOR_KIND, Filter
+from spanwise.collector.stores.sqlite.database.column_values import INT_MAX
+from spanwise.collector.stores.sqlite.query.filter_sql import (
+    SQLCondition,
+    compile_filter,
+    compile_visible_filter,
+    join_conditions,
+)
+from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
+
+FEW_TRACES = 3000
+PROBE_TRACES, PROBE_PAGE = 5000, 50  # traces that are walked to see whether a list fills, and how many fill it
+# An hour at rest of which all names of runs are known has none that is not among them
+_MAY_HAVE_NAME = (
+    f"t.start_ns / {HOUR_NS} NOT IN (SELECT hour FROM sums_hours WHERE named = 1"
+    " EXCEPT SELECT hour FROM sums_names WHERE name = ?)"
+)
+INDEX_BY_START = "INDEXED BY traces_by_start"
+INDEX_VISIBLE = "INDEXED BY traces_shown"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """`FROM source WHERE where`, with `values` for its marks; the row is called `t`."""
+
+    source: str
+    where: str
+    values: tuple[Any, ...]
+
+    def after(self, start_ns: int, key: int) -> QueryPlan:
+        """The same, from a position on in the order latest first."""
+        sql = f"{self.where} AND t.start_ns <= ? AND (t.start_ns < ? OR t.id < ?)"
+        return replace(self, where=sql, values=(*self.values, start_ns, start_ns, key))
+
+
+def plan_query(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judgements: bool = False) -> QueryPlan:
+    """How to find the traces that pass. `in_order`: a list wants the latest of them, not all of them. `judgements`:
+    evaluators' own traces pass like all others.
+    """
+    if has_unknown_value(db, filter):
+        return QueryPlan("traces t NOT INDEXED", "0", ())
+    wanted = compile_filter(filter) if judgements else compile_visible_filter(filter)
+    if filter.any_name is not None:
+        wanted.append(SQLCondition(_MAY_HAVE_NAME, (filter.any_name,)))
+    counted = [(_count_matches(db, one), one) for one in wanted if one.ids is not None]
+    few, fewest = min(counted, key=lambda pair: pair[0], default=(FEW_TRACES + 1, None))
+    if fewest is not None and few <= FEW_TRACES:
+        return _plan_by_ids(wanted, [fewest])
+    index = _choose_index(filter, shown=not judgements and filter.leaves_out_judgements)
+    whole = (
+        not in_order
+        and index in (INDEX_BY_START, INDEX_VISIBLE)
+        and filter.since_ns is None
+        and filter.until_ns is None
+    )
+    walk = QueryPlan("traces t NOT INDEXED" if whole else f"traces t {index}", *join_conditions(wanted))
+    if len(counted) > 1 and not (in_order and _fills_page(db, walk, filter)):
+        return _plan_by_ids(wanted, [one for _, one in counted])
+    return walk
+
+
+def plan_experiments(filter: Filter) -> QueryPlan:
+    """How to find those that are of any experiment."""
+    wanted = [SQLCondition("t.experiment_id IS NOT NULL"), *compile_visible_filter(filter)]
+    return QueryPlan("traces t INDEXED BY traces_by_experiment", *join_conditions(wanted))
+
+
+def _plan_by_ids(wanted: Sequence[SQLCondition], leading: Sequence[SQLCondition]) -> QueryPlan:
+    """Those traces that the indexes of some conditions have in common, as far as the others hold."""
+    common = " INTERSECT ".join(str(one.ids) for one in leading)
+    driven = SQLCondition(f"t.id IN ({common})", tuple(value for one in leading for value in one.ids_values))
+    others = (one for one in wanted if not any(one is other for other in leading))
+    return QueryPlan("traces t NOT INDEXED", *join_conditions([driven, *others]))
+
+
+def plan_latencies(filter: Filter) -> QueryPlan:
+    """How to find the latencies of traces that pass a filter of columns alone: by the index that narrows most."""
+    index = _choose_index(filter, shown=filter.leaves_out_judgements)
+    return QueryPlan(f"traces t {index}", *join_conditions(compile_visible_filter(filter)))
+
+
+def _count_matches(db: sqlite3.Connection, condition: SQLCondition) -> int:
+    """For how many traces it holds, `FEW` and one at most."""
+    sql = f"SELECT count(*) FROM (SELECT 1 FROM ({condition.ids}) LIMIT {FEW_TRACES + 1})"
+    return int(db.execute(sql, condition.ids_values).fetchone()[0])
+
+
+def _fills_page(db: sqlite3.Connection, walk: QueryPlan, filter: Filter) -> bool:
+    """Whether the latest traces fill a page, or are all there is to walk."""
+    sql = "SELECT start_ns FROM traces WHERE start_ns < ? ORDER BY start_ns DESC LIMIT 1 OFFSET ?"
+    last = db.execute(sql, (INT_MAX if filter.until_ns is None else filter.until_ns, PROBE_TRACES)).fetchone()
+    if last is None or (filter.since_ns is not None and filter.since_ns >= last[0]):
+        return True
+    among = f"SELECT 1 FROM {walk.source} WHERE {walk.where} AND t.start_ns > ? LIMIT {PROBE_PAGE}"
+    return bool(db.execute(f"SELECT count(*) FROM ({among})", (*walk.values, *last)).fetchone()[0] == PROBE_PAGE)
+
+
+def has_unknown_value(db: sqlite3.Connection, filter: Filter) -> bool:
+    """Whether a condition asks for a value that no run has had: `known` holds them all, and some of deleted ones."""
+    asked = (
+        ("environment", filter.environment),
+        ("kind", filter.kind),
+        ("kind", filter.any_kind),
+        ("model", filter.model),
+        *(("tag", tag) for tag in filter.tags),
+    )
+    sql = "SELECT 1 FROM known WHERE field = ? AND value = ?"
+    return any(value is not None and not db.execute(sql, (field, value)).fetchone() for field, value in asked)
+
+
+def _choose_index(filter: Filter, *, shown: bool) -> str:
+    """The index that narrows most and has the order of the list; they are all small ones."""
+    if filter.trace_ids is not None:
+        return ""
+    for value, index in (
+        (filter.session, "traces_by_session"),
+        (filter.user, "traces_by_user"),
+        (filter.experiment or filter.experiments is not None, "traces_by_experiment"),
+        (filter.error or filter.status == "error", "traces_with_errors"),
+        (filter.name, "traces_by_name"),
+        (filter.kind == EVALUATOR_KIND, "traces_of_evaluators"),
+        (filter.project and shown, "traces_shown_by_project"),  # of all others' too there is none
+    ):
+        if value:
+            return f"INDEXED BY {index}"
+    return INDEX_VISIBLE if shown else INDEX_BY_START

@@ -1,0 +1,251 @@
+"""Filters of monitoring rules compiled for single traces, and their explanation condition by condition.
+
+Rules do not chain: conditions on feedback see only what no rule gave. And words are looked up for these traces alone;
+of a trace that the text index has not reached it cannot be told whether it has them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from spanwise.collector.errors import NotFound
+from spanwise.collector.filters import EVALUATOR_KIND, Filter
+from spanwise.collector.records import JSON, ConditionResult
+from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
+from spanwise.collector.stores.sqlite.query.filter_sql import (
+    COMPILERS,
+    FEEDBACK_OF_TRACE,
+    METADATA_TEXT_SQL,
+    SQL_OPERATORS,
+    VISIBLE_SQL,
+    FilterPart,
+    SQLCondition,
+    compile_match,
+    compile_parts,
+    complete_sql,
+    join_conditions,
+)
+from spanwise.collector.stores.sqlite.query.filter_sql import SQLCondition as Sql
+
+ConditionCompiler: TypeAlias = Callable[[Any], list[SQLCondition]]
+
+MAX_ID_GAP = 2_000  # traces between two: it costs less to walk over them than to look twice
+AWAITS_INDEX_SQL = "EXISTS (SELECT 1 FROM unindexed u WHERE u.trace = t.id)"  # for the text index
+FEEDBACK_WITHOUT_RULE = f"FROM feedback f {FEEDBACK_OF_TRACE} AND f.key = ? AND f.rule IS NULL"
+# Of the trace and its spans, as `standing` 2 is of all feedback
+NEWEST_FEEDBACK_SQL = (
+    f"(SELECT f.{{}} {FEEDBACK_WITHOUT_RULE} AND f.document IS NULL ORDER BY f.created_ns DESC, f.rowid DESC LIMIT 1)"
+)
+
+
+class RuleCondition(NamedTuple):
+    """SQL over a row `t` that is 1, 0 or NULL (not yet told), with the values for its marks."""
+
+    sql: str
+    values: tuple[Any, ...]
+
+
+def compile_rule_filter(filter: Filter, look_up: ConditionCompiler | None = None) -> RuleCondition:
+    """Whether a trace passes; `look_up` finds words (see `among`), else that is done trace by trace."""
+    found = list(compile_rule_parts(filter, look_up))
+    others, values = join_conditions(
+        [_visible_condition(filter), *(c for part in found if part.name != "text" for c in part.conditions)]
+    )
+    words, more = join_conditions([condition for part in found if part.name == "text" for condition in part.conditions])
+    then = f"CASE WHEN {AWAITS_INDEX_SQL} THEN NULL ELSE {words} END" if words else "1"
+    return RuleCondition(f"CASE WHEN {others} THEN {then} ELSE 0 END", (*values, *more))
+
+
+def compile_rule_parts(filter: Filter, look_up: ConditionCompiler | None = None) -> Iterator[FilterPart]:
+    """What the filter says, name by name."""
+    return compile_parts(filter, {**_RULE_COMPILERS, "text": look_up or _text})
+
+
+def make_text_lookup(db: sqlite3.Connection, ids: Iterable[int]) -> ConditionCompiler:
+    """Words, looked up for traces that are asked about together: at once for those that came at about the same time.
+    Asked one by one each would walk through part of the list of all that have a frequent word.
+    """
+    wanted = sorted(ids)
+
+    def look_up(text: str) -> list[SQLCondition]:
+        match = compile_match(text)
+        sql = "t.id IN (SELECT value FROM json_each(?))"
+        return [SQLCondition(sql, (dumps(_find_matches(db, match, wanted)),))] if match else []
+
+    return look_up
+
+
+def _find_matches(db: sqlite3.Connection, match: str, wanted: Sequence[int]) -> list[int]:
+    sql = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ?"
+    found = {row[0] for stretch in split_ranges(wanted) for row in db.execute(sql, (match, stretch[0], stretch[-1]))}
+    return [id for id in wanted if id in found]
+
+
+def split_ranges(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Rising ids, cut where one is more than `APART` above the one before."""
+    begin = 0
+    for place in range(1, len(ids) + 1):
+        if place == len(ids) or ids[place] - ids[place - 1] > MAX_ID_GAP:
+            yield ids[begin:place]
+            begin = place
+
+
+def _visible_condition(filter: Filter) -> SQLCondition:
+    return SQLCondition(VISIBLE_SQL.format("t") if filter.leaves_out_judgements else "t.span_count > 0")
+
+
+def _feedback(wanted: Any) -> list[SQLCondition]:
+    return [
+        SQLCondition(
+            f"{NEWEST_FEEDBACK_SQL.format('label' if isinstance(value, str) else 'score')} {SQL_OPERATORS[operator]} ?",
+            (key, value),
+        )
+        for key, operator, value in wanted
+    ]
+
+
+def _outcome(sql: str) -> ConditionCompiler:
+    return lambda keys: [SQLCondition(f"{NEWEST_FEEDBACK_SQL.format('outcome')} {sql}", (key,)) for key in keys]
+
+
+def _untried(keys: Any) -> list[SQLCondition]:
+    return [SQLCondition(f"NOT EXISTS (SELECT 1 {FEEDBACK_WITHOUT_RULE})", (key,)) for key in keys]
+
+
+def _text(value: str) -> list[SQLCondition]:
+    match = compile_match(value)
+    return (
+        [SQLCondition("EXISTS (SELECT 1 FROM words WHERE words MATCH ? AND rowid = t.id)", (match,))] if match else []
+    )
+
+
+_RULE_COMPILERS: dict[str, ConditionCompiler] = {
+    **COMPILERS,
+    "feedback": _feedback,
+    "missing": _outcome("IS NOT 'score'"),
+    "untried": _untried,
+    "failed": _outcome("IS 'error'"),
+    "skipped": _outcome("IS 'skip'"),
+}
+
+
+MAX_CONDITIONS = 200  # conditions at once; SQLite has a bound on columns
+MAX_SHOWN_VALUES = 20  # values of a list that are shown
+
+
+class _ConditionQuery(NamedTuple):
+    """One condition, as it is asked."""
+
+    name: str
+    wanted: JSON
+    sql: Sql
+    seen: str
+    seen_values: tuple[Any, ...]
+
+
+def explain_filter(db: sqlite3.Connection, trace_id: str, filter: Filter) -> list[ConditionResult]:
+    """Condition by condition. Raises `NotFound`."""
+    asked = [
+        *_evaluator_condition(filter),
+        *(one for part in compile_rule_parts(filter) for one in _part_queries(part)),
+    ]
+    told = [
+        one
+        for start in range(0, len(asked) or 1, MAX_CONDITIONS)
+        for one in _evaluate_conditions(db, trace_id, asked[start : start + MAX_CONDITIONS])
+    ]
+    return [one for one in told if one.name != "judgement" or not one.passes]
+
+
+def _evaluate_conditions(
+    db: sqlite3.Connection, trace_id: str, asked: Sequence[_ConditionQuery]
+) -> list[ConditionResult]:
+    columns = "".join(f", ({one.sql.sql}), {one.seen}" for one in asked)
+    values = [value for one in asked for value in (*one.sql.values, *one.seen_values)]
+    sql = f"SELECT {AWAITS_INDEX_SQL}{columns} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
+    row = db.execute(sql, (*values, trace_id)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return [_make_condition(one, bool(row[0]), *row[1 + 2 * n : 3 + 2 * n]) for n, one in enumerate(asked)]
+
+
+def _make_condition(asked: _ConditionQuery, waits: bool, passes: int | None, seen: Any) -> ConditionResult:
+    if asked.name == "text" and waits:
+        return ConditionResult(name=asked.name, wanted=asked.wanted, seen="not in the text index yet", passes=None)
+    return ConditionResult(
+        name=asked.name, wanted=asked.wanted, seen=_display_value(asked.name, seen), passes=bool(passes)
+    )
+
+
+def _evaluator_condition(filter: Filter) -> list[_ConditionQuery]:
+    """What a filter leaves out without a word; told only where it does."""
+    if not filter.leaves_out_judgements:
+        return []
+    return [_ConditionQuery("judgement", False, Sql(VISIBLE_SQL.format("t")), f"(t.kind = '{EVALUATOR_KIND}')", ())]
+
+
+def _part_queries(part: FilterPart) -> Iterator[_ConditionQuery]:
+    for wanted, sql in zip(_wanted_values(part) if part.conditions else (), part.conditions, strict=True):
+        key = _feedback_key(part.name, wanted)
+        column = "label" if part.name == "feedback" and isinstance(wanted[2], str) else "score"
+        yield _ConditionQuery(
+            part.name, wanted, sql, VALUE_SQL[part.name].format(column), () if key is None else (key,)
+        )
+
+
+def _wanted_values(part: FilterPart) -> list[JSON]:
+    """What is wanted by each condition of a part."""
+    if part.name == "metadata":
+        return [{key: value} for key, value in part.value.items()]
+    return list(part.value) if part.name in ("tags", *_KEYED_CONDITIONS) else [part.value]
+
+
+def _feedback_key(name: str, wanted: JSON) -> str | None:
+    """What `SEEN` has a mark for."""
+    if name not in ("metadata", *_KEYED_CONDITIONS):
+        return None
+    key: str = wanted if isinstance(wanted, str) else next(iter(wanted))
+    return key
+
+
+def _display_value(name: str, seen: Any) -> JSON:
+    if name in _LIST_CONDITIONS:
+        return loads(seen)[:MAX_SHOWN_VALUES] if seen else []
+    return bool(seen) if name in ("complete", "judgement") and seen is not None else seen
+
+
+_KEYED_CONDITIONS = ("feedback", "missing", "untried", "failed", "skipped")
+_LIST_CONDITIONS = ("any_name", "any_kind", "model", "tags")
+VALUE_SQL: Mapping[str, str] = {
+    "project": "t.project",
+    "environment": "t.environment",
+    "since_ns": "t.start_ns",
+    "until_ns": "t.start_ns",
+    "name": "t.name",
+    "kind": "t.kind",
+    "any_name": "t.names",
+    "any_kind": "t.kinds",
+    "status": "t.status",
+    "error": "(SELECT s.error FROM spans s WHERE s.trace = t.id AND t.error_count > 0 AND s.error IS NOT NULL LIMIT 1)",
+    "model": "(SELECT json_group_array(key) FROM json_each(t.models))",
+    "latency_ms": "(t.end_ns - t.start_ns) / 1e6",
+    "tokens": "(t.input_tokens + t.output_tokens)",
+    "cost": "t.cost",
+    "tags": "t.tags",
+    "metadata": f"(SELECT {METADATA_TEXT_SQL} FROM json_each(t.metadata) m WHERE m.key = ?)",
+    "session": "t.session_id",
+    "user": "t.user_id",
+    "feedback": NEWEST_FEEDBACK_SQL,
+    "missing": NEWEST_FEEDBACK_SQL.replace("{}", "outcome"),
+    "untried": f"(SELECT count(*) {FEEDBACK_WITHOUT_RULE})",
+    "failed": NEWEST_FEEDBACK_SQL.replace("{}", "outcome"),
+    "skipped": NEWEST_FEEDBACK_SQL.replace("{}", "outcome"),
+    "text": "NULL",
+    "experiment": "t.experiment_id",
+    "experiments": "t.experiment_id",
+    "example": "t.example_id",
+    "complete": complete_sql(),
+    "trace_ids": "t.trace_id",
+}

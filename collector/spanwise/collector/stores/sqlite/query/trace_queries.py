@@ -1,0 +1,363 @@
+"""Trace queries: lists of summaries, whole traces, large traces read lazily, tree and pages of runs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from spanwise.collector.errors import NotFound, TooLarge
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import JSON, Feedback, OpenRun, Page, Run, Trace, TraceSummary, TreeNode
+from spanwise.collector.stores.capabilities import LazyTrace
+from spanwise.collector.stores.run_tree import (
+    DerivationNode,
+    RunNode,
+    apply_derived_values,
+    complete_root,
+    find_derivable,
+    find_derived_values,
+    find_root_derivable,
+    make_branch,
+    walk_tree,
+)
+from spanwise.collector.stores.sqlite.database import bulk_statements
+from spanwise.collector.stores.sqlite.database.bulk_statements import parse_cursor, select_many
+from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
+from spanwise.collector.stores.sqlite.database.connections import SELECT_RUN, Reader
+from spanwise.collector.stores.sqlite.query import feedback_and_sessions
+from spanwise.collector.stores.sqlite.query.filter_sql import complete_sql
+from spanwise.collector.stores.sqlite.query.query_plan import plan_query
+from spanwise.collector.stores.sqlite.write import feedback_table, sender_records
+
+_SELECT_NODES = f"SELECT trace, id, {','.join(DerivationNode._fields)} FROM spans WHERE trace IN (%s)"
+
+
+def derive_root_values(reader: Reader, wanted: Mapping[int, tuple[str, tuple[str, ...]]]) -> dict[int, dict[str, JSON]]:
+    """Return derived values by trace. `wanted` has the span id of its root and the fields it lacks for each trace."""
+    nodes: dict[int, list[tuple[int, DerivationNode]]] = {trace: [] for trace in wanted}
+    for trace, row, *fields in select_many(reader.db, _SELECT_NODES, wanted) if wanted else ():
+        nodes[trace].append((row, DerivationNode(*fields)))
+    return {trace: _derive_values(reader, *of_root, nodes[trace]) for trace, of_root in wanted.items()}
+
+
+def _derive_values(
+    reader: Reader, root_id: str, wanted: tuple[str, ...], nodes: Sequence[tuple[int, DerivationNode]]
+) -> dict[str, JSON]:
+    rows = {node.span_id: row for row, node in nodes}
+
+    def read(span_id: str) -> tuple[JSON, JSON]:
+        [(_, payload)] = reader.payloads([rows[span_id]])
+        return payload.get("inputs"), payload.get("outputs")
+
+    return find_derived_values(root_id, wanted, [node for _, node in nodes], read)
+
+
+def complete_stored_root(reader: Reader, trace: int, root: Run) -> Run:
+    """Return the root of the trace with this key, with the values that can be derived."""
+    if root.inputs is not None and root.outputs is not None:
+        return root
+    [count] = reader.db.execute("SELECT span_count FROM traces WHERE id = ?", (trace,)).fetchone()
+    wanted = find_root_derivable(root, count)
+    return (
+        apply_derived_values(root, derive_root_values(reader, {trace: (root.span_id, wanted)})[trace])
+        if wanted
+        else root
+    )
+
+
+PREVIEW_CHARACTERS = 300  # characters of inputs and outputs in a summary
+
+_SUMMARY_COLUMNS = (
+    "t.id, t.trace_id, t.name, t.kind, t.start_ns, t.end_ns, t.status, t.error, t.project, t.environment, t.span_count,"
+    " t.error_count, t.input_tokens, t.output_tokens, t.cost, t.session_id, t.user_id, t.tags, t.experiment_id,"
+    f" t.example_id, t.repetition, t.root, {complete_sql()}, t.dropped,"
+    " t.calls_sent, t.running"
+)
+
+
+def list_traces(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page[TraceSummary]:
+    """One page, latest start first."""
+    chosen = plan_query(reader.db, filter)
+    if cursor is not None:
+        chosen = chosen.after(*parse_cursor(cursor))
+    sql = f"SELECT {_SUMMARY_COLUMNS} FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
+    fetched = reader.db.execute(sql, (*chosen.values, limit + 1)).fetchall()
+    rows, next = bulk_statements.cut_page(fetched, limit, time=4, key=0)
+    return Page(items=_read_summaries(reader, rows), next=next)
+
+
+def _read_summaries(reader: Reader, rows: Sequence[Any]) -> tuple[TraceSummary, ...]:
+    roots = _read_roots(reader, rows)
+    ids = [row[0] for row in rows]
+    latest, unscored = feedback_and_sessions.read_newest_scores(reader.db, ids), _read_unscored(reader.db, ids)
+    return tuple(
+        _make_summary(row, *roots.get(row[21], ("", "", ())), latest.get(row[0], {}), unscored.get(row[0], {}))
+        for row in rows
+    )
+
+
+def _read_roots(reader: Reader, rows: Sequence[Any]) -> dict[int, tuple[str, str, tuple[str, ...]]]:
+    """Return the previews of inputs and outputs of each root, by its row, and which of them are derived."""
+    traces = {row[21]: row for row in rows}
+    previews: dict[int, tuple[str, str]] = {}
+    wanted: dict[int, tuple[int, tuple[str, ...]]] = {}
+    for root, payload in reader.payloads(list(traces)):
+        inputs, outputs, of_trace = payload.get("inputs"), payload.get("outputs"), traces[root]
+        previews[root] = make_preview(inputs), make_preview(outputs)
+        attributes, documents = payload.get("attributes", {}), payload.get("documents")
+        fields = find_derivable(inputs, outputs, attributes, documents=documents, status=of_trace[6], runs=of_trace[10])
+        if fields:
+            wanted[of_trace[0]] = root, fields
+    sql = "SELECT id, span_id FROM spans WHERE id IN (%s)"
+    span_ids = dict(select_many(reader.db, sql, [root for root, _ in wanted.values()]))
+    derived = derive_root_values(reader, {trace: (span_ids[root], fields) for trace, (root, fields) in wanted.items()})
+    found = {}
+    for root, (inputs, outputs) in previews.items():
+        values = derived.get(traces[root][0], {})
+        shown = {field: make_preview(value) for field, value in values.items()}
+        found[root] = shown.get("inputs", inputs), shown.get("outputs", outputs), tuple(values)
+    return found
+
+
+_SELECT_UNSCORED = (
+    "SELECT trace, outcome, key FROM feedback WHERE standing = 2 AND outcome <> 'score' AND trace IN (%s) ORDER BY key"
+)
+
+
+def _read_unscored(db: sqlite3.Connection, ids: Sequence[int]) -> dict[int, dict[str, list[str]]]:
+    """Per trace (its integer key) the keys whose newest outcome is an error, and those where it is a skip."""
+    found: dict[int, dict[str, list[str]]] = {}
+    for trace, outcome, key in select_many(db, _SELECT_UNSCORED, ids):
+        found.setdefault(trace, {}).setdefault(outcome, []).append(key)
+    return found
+
+
+def _make_summary(
+    row: Sequence[Any],
+    inputs: str,
+    outputs: str,
+    derived: tuple[str, ...],
+    latest: dict[str, float | str | None],
+    unscored: Mapping[str, Sequence[str]],
+) -> TraceSummary:
+    return TraceSummary(
+        trace_id=row[1],
+        name=row[2],
+        kind=row[3],
+        start_ns=row[4],
+        duration_ns=max(0, row[5] - row[4]),
+        status=row[6],
+        error=row[7],
+        project=row[8],
+        environment=row[9],
+        span_count=row[10],
+        error_count=row[11],
+        input_tokens=row[12],
+        output_tokens=row[13],
+        cost=row[14],
+        session_id=row[15],
+        user_id=row[16],
+        tags=tuple(loads(row[17])) if row[17] else (),
+        experiment_id=row[18],
+        example_id=row[19],
+        repetition=row[20],
+        complete=bool(row[22]),
+        dropped=row[23],
+        calls_sent=row[24],
+        running=row[25],
+        inputs=inputs,
+        outputs=outputs,
+        derived=derived,
+        feedback=latest,
+        failed=tuple(unscored.get("error", ())),
+        skipped=tuple(unscored.get("skip", ())),
+    )
+
+
+def make_preview(value: JSON) -> str:
+    """The beginning of a value, for display: text as it is, a single text argument without its name, else JSON."""
+    if isinstance(value, dict) and len(value) == 1 and isinstance(only := next(iter(value.values())), str):
+        value = only
+    text = "" if value is None else value if isinstance(value, str) else dumps(value)
+    return text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
+
+
+def read_trace(reader: Reader, trace_id: str) -> Trace:
+    """One trace. Raises `NotFound`."""
+    traces = read_traces(reader, [trace_id])
+    if not traces:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return traces[0]
+
+
+def read_traces(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
+    """Several traces in the order asked."""
+    return attach_runs(reader, read_headers(reader, trace_ids))
+
+
+def attach_runs(reader: Reader, around: Mapping[str, TraceHeader]) -> list[Trace]:
+    """Traces with their runs."""
+    runs = reader.runs_of({one.key: trace_id for trace_id, one in around.items()})
+    return [_make_trace(one, runs[one.key]) for one in around.values()]
+
+
+def _make_trace(around: TraceHeader, runs: list[Run]) -> Trace:
+    at = next(position for position, run in enumerate(runs) if run.span_id == around.root)
+    runs[at] = complete_root(runs[at], runs)
+    return Trace(runs[at], tuple(runs), *around.rest)
+
+
+class TraceHeader(NamedTuple):
+    """What there is of a trace beside its runs: its key, its root's id, bytes of all payloads before compression, and
+    what follows the runs in a `Trace`.
+    """
+
+    key: int
+    root: str
+    size: int
+    rest: tuple[tuple[Feedback, ...], bool, int, int, tuple[OpenRun, ...]]
+
+
+def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHeader]:
+    """Of those traces that are there, in the order asked."""
+    columns = f"t.trace_id, t.id, t.root, t.size, {complete_sql()}, t.dropped, t.calls_sent"
+    sql = f"SELECT {columns} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
+    asked = dict.fromkeys(trace_ids)
+    rows = {row[0]: row[1:] for row in select_many(reader.db, sql, asked)}
+    roots = dict(
+        select_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [r[1] for r in rows.values()])
+    )
+    feedback = _read_feedback(reader, [row[0] for row in rows.values()])
+    running = sender_records.read_open_runs(reader.db, rows)
+    found = {}
+    for trace_id in (one for one in asked if one in rows):
+        key, root, size, complete, dropped, calls_sent = rows[trace_id]
+        rest = tuple(feedback.get(key, ())), bool(complete), dropped, calls_sent, tuple(running.get(trace_id, ()))
+        found[trace_id] = TraceHeader(key, roots[root], size, rest)
+    return found
+
+
+def _read_feedback(reader: Reader, keys: Sequence[int]) -> dict[int, list[Feedback]]:
+    by_trace: dict[int, list[Feedback]] = {}
+    sql = feedback_table.SELECT_FEEDBACK + " WHERE f.trace IN (%s) ORDER BY f.created_ns, f.rowid"
+    for trace, outcome in feedback_table.read_feedback_rows(select_many(reader.db, sql, keys)):
+        by_trace.setdefault(trace, []).append(outcome)
+    return by_trace
+
+
+LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES = 1024 * 1024, 512 * 1024 * 1024  # bytes of payloads before compression
+ROW_BYTES = 500  # bytes of a row beside its payload
+
+
+def read_lazily(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
+    """Traces in the order asked, either all of them whole or none."""
+    around = read_headers(reader, trace_ids)
+    size = sum(one.size for one in around.values())
+    if size <= LARGE_ANSWER_BYTES:
+        return attach_runs(reader, around)
+    if size > MAX_ANSWER_BYTES:
+        told = (
+            f"{size:,} bytes of runs are more than one answer holds, {MAX_ANSWER_BYTES:,}: ask for fewer traces at once"
+        )
+        raise TooLarge(f"{told}, or for the runs of one page by page")
+    rows = reader.rows_of([one.key for one in around.values()])
+    apart = reader.apart([row for some in rows.values() for row in some])
+    return [_make_lazy_trace(reader, apart, trace_id, one, rows[one.key]) for trace_id, one in around.items()]
+
+
+def _make_lazy_trace(
+    reader: Reader, apart: Reader, trace_id: str, around: TraceHeader, rows: Sequence[Any]
+) -> LazyTrace:
+    root_row = next(row for row in rows if row[3] == around.root)
+    root = complete_stored_root(reader, around.key, apart.run(trace_id, root_row))
+    sizes = [len(row[2]) + ROW_BYTES for row in rows]
+    return LazyTrace(root, rows, sizes, lambda row: root if row is root_row else apart.run(trace_id, row), *around.rest)
+
+
+_SELECT_LINES = f"SELECT {','.join(RunNode._fields)} FROM spans WHERE trace = ?"
+_SELECT_FEEDBACK_COUNTS = (
+    "SELECT span_id, count(*), sum(outcome = 'error') FROM feedback WHERE trace = ? AND span_id IN (%s) GROUP BY 1"
+)
+# Ids alone are sorted: the payloads of all that come later would be read and thrown away
+_SELECT_LATER = (
+    "SELECT id, span_id FROM spans WHERE trace = :trace AND (start_ns, -end_ns, span_id) >= (:start, :end, :span)"
+    " ORDER BY start_ns, -end_ns, span_id LIMIT :limit"
+)
+_BEFORE_ALL = -(1 << 63)
+
+
+def read_tree(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[TreeNode]:
+    """The page that holds the run `cursor`. Raises `NotFound`."""
+    key, _ = _find_trace(reader.db, trace_id)
+    lines = [RunNode._make(row) for row in reader.db.execute(_SELECT_LINES, (key,))]
+    reader.look()
+    placed = list(walk_tree(lines))
+    at = 0 if cursor is None else _find_position(trace_id, placed, cursor)
+    start, end = at - at % limit, at - at % limit + limit
+    known = {line.span_id for line in lines}
+    marks = {
+        row[0]: row[1:]
+        for row in select_many(reader.db, _SELECT_FEEDBACK_COUNTS, [x.span_id for _, x in placed[start:end]], (key,))
+    }
+    items = tuple(
+        make_branch(start + n, depth, line, known, *marks.get(line.span_id, (0, 0)))
+        for n, (depth, line) in enumerate(placed[start:end])
+    )
+    return Page(items=items, next=placed[end][1].span_id if end < len(placed) else None)
+
+
+def _find_position(trace_id: str, placed: Sequence[tuple[int, RunNode]], span_id: str) -> int:
+    found = next((position for position, (_, line) in enumerate(placed) if line.span_id == span_id), None)
+    if found is None:
+        raise _missing_run(trace_id, span_id)
+    return found
+
+
+def read_runs(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[Run]:
+    """By start time, as in `Trace.runs`, from the run `cursor` on. Raises `NotFound`."""
+    key, root = _find_trace(reader.db, trace_id)
+    start, end = (_BEFORE_ALL, _BEFORE_ALL) if cursor is None else _read_times(reader.db, key, trace_id, cursor)
+    given = {"trace": key, "start": start, "end": end, "span": cursor or "", "limit": limit + 1}
+    found = reader.db.execute(_SELECT_LATER, given).fetchall()
+    rows = {row[0]: row for row in select_many(reader.db, SELECT_RUN + "s.id IN (%s)", [id for id, _ in found[:limit]])}
+    items = tuple(_complete_run(reader, trace_id, key, root, rows[id]) for id, _ in found[:limit])
+    return Page(items=items, next=found[limit][1] if len(found) > limit else None)
+
+
+def _read_times(db: sqlite3.Connection, key: int, trace_id: str, span_id: str) -> tuple[int, int]:
+    sql = "SELECT start_ns, -end_ns FROM spans WHERE trace = ? AND span_id = ?"
+    times: tuple[int, int] | None = db.execute(sql, (key, span_id)).fetchone()
+    if times is None:
+        raise _missing_run(trace_id, span_id)
+    return times
+
+
+def read_run(reader: Reader, trace_id: str, span_id: str | None) -> Run:
+    """One run, the root if none is named. Raises `NotFound`."""
+    key, root = _find_trace(reader.db, trace_id)
+    if span_id is None:
+        row = reader.db.execute(SELECT_RUN + "s.id = ?", (root,)).fetchone()
+    else:
+        row = reader.db.execute(SELECT_RUN + "s.trace = ? AND s.span_id = ?", (key, span_id)).fetchone()
+    if row is None:
+        raise _missing_run(trace_id, span_id)
+    return _complete_run(reader, trace_id, key, root, row)
+
+
+def _complete_run(reader: Reader, trace_id: str, key: int, root: int, row: Sequence[Any]) -> Run:
+    found = reader.run(trace_id, row)
+    return complete_stored_root(reader, key, found) if row[0] == root else found
+
+
+def _find_trace(db: sqlite3.Connection, trace_id: str) -> tuple[int, int]:
+    """The key of a trace, and the row of its root."""
+    sql = "SELECT id, root FROM traces WHERE span_count > 0 AND trace_id = ?"
+    row: tuple[int, int] | None = db.execute(sql, (trace_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no trace {trace_id!r} in this store")
+    return row
+
+
+def _missing_run(trace_id: str, span_id: str | None) -> NotFound:
+    return NotFound(f"trace {trace_id!r} has no run {span_id!r}")

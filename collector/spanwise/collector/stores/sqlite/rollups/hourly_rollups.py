@@ -1,0 +1,482 @@
+"""Hourly rollups, updated in the transaction that changes traces or feedback.
+
+What stands in `sums` and `sums_said` for an hour is, after every transaction, what its rows add up to, unless
+`sums_hours` says that the hour is to be counted anew (`STALE`, see `_recount`) or is never counted (`WILD`: too many
+names, models, keys or labels): then it is read from rows. What is made ready of hours and days at rest (see `_rest`) is
+so no more in the transaction that changes them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
+from spanwise.collector.stores.sqlite.rollups import sealed_rollups
+from spanwise.collector.stores.sqlite.rollups.latency_histogram import add_to_bins, unpack_bins
+from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
+    HOUR_NS,
+    MAX_HOUR_ROWS,
+    FeedbackAmounts,
+    RollupDelta,
+    RollupKey,
+    RollupTooLarge,
+    TraceAmounts,
+    TraceContribution,
+    from_units,
+    read_contributions,
+    read_counted_feedback,
+    read_feedback_under,
+    sum_hour,
+)
+
+_INT_MAX = 2**63 - 1
+_MAX_CACHED_ROWS = 200  # rows of either kind, at most
+_FIND_CELL = (
+    "SELECT id, n, errors, exact, latencies FROM sums"
+    " WHERE hour = ? AND project = ? AND environment = ? AND name = ? AND shown = ? AND model = ?"
+)
+_INSERT_CELL = (
+    "INSERT INTO sums (hour, project, environment, name, shown, model, n, errors, input_tokens, output_tokens, cost,"
+    " exact, latencies) VALUES (?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0.0, '0 0 0', x'')"
+)
+_UPDATE_CELL = (
+    "UPDATE sums SET n = ?, errors = ?, input_tokens = ?, output_tokens = ?, cost = ?, exact = ?, latencies = ?"
+    " WHERE id = ?"
+)
+_FEEDBACK_COLUMNS = "said, n, exact, minimum, minimum_n, maximum, maximum_n, failed, skipped"
+_FIND_FEEDBACK = f"SELECT {_FEEDBACK_COLUMNS} FROM sums_said WHERE cell = ? AND key = ? AND label = ?"
+_PUT_FEEDBACK = (
+    "INSERT OR REPLACE INTO sums_said (said, n, total, exact, minimum, minimum_n, maximum, maximum_n, failed, skipped,"
+    " cell, key, label) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+class RecountNeeded(Exception):
+    """What is to be taken away does not stand there, or nobody knows what comes after it: count the hour anew."""
+
+
+class RowCache:
+    """Rows as they stand, for as long as nobody else writes any."""
+
+    def __init__(self) -> None:
+        self.cells: dict[RollupKey, tuple[int, int, int, str, bytes]] = {}  # as of `_FIND`
+        self.said: dict[tuple[int, str, str], tuple[Any, ...]] = {}  # by cell, key and label, as of `_FIND_SAID`
+
+    def clear(self) -> None:
+        """Whatever stands there is to be read."""
+        self.cells.clear()
+        self.said.clear()
+
+    def trim(self) -> None:
+        """Keep within bounds."""
+        if len(self.cells) > _MAX_CACHED_ROWS or len(self.said) > _MAX_CACHED_ROWS:
+            self.clear()
+
+
+def apply_delta(db: sqlite3.Connection, delta: RollupDelta, known: RowCache) -> int:
+    """Add what a delta of one hour adds, take what it takes; by how many rows the hour has grown. What is written is
+    known then, and what is known is not read.
+
+    Raises `Unsure` or `TooMuch`; some of the hour's rows have been changed then.
+    """
+    ids: dict[RollupKey, int] = {}
+    empty: list[RollupKey] = []
+    grown = 0
+    for cell, part in delta.parts.items():
+        ids[cell], n, is_new = _change_cell(db, cell, part, known)
+        grown += is_new
+        if n == 0:
+            empty.append(cell)
+    for (cell, key, label), said in delta.said.items():
+        if cell not in ids:
+            ids[cell] = _find_cell(db, cell, known)
+        grown += _change_feedback(db, (ids[cell], key, label), said, known)
+    if empty:
+        known.clear()
+    for cell in empty:  # last: nothing may be said in a cell that is not there
+        grown -= db.execute("DELETE FROM sums_said WHERE cell = ?", (ids[cell],)).rowcount
+        db.execute("DELETE FROM sums_latencies WHERE cell = ?", (ids[cell],))
+        grown -= db.execute("DELETE FROM sums WHERE id = ?", (ids[cell],)).rowcount
+    known.trim()
+    return grown
+
+
+def delete_hour(db: sqlite3.Connection, hour: int) -> None:
+    """Forget the sums of an hour."""
+    for table in ("sums_said", "sums_latencies"):
+        db.execute(f"DELETE FROM {table} WHERE cell IN (SELECT id FROM sums WHERE hour = ?)", (hour,))
+    db.execute("DELETE FROM sums WHERE hour = ?", (hour,))
+    sealed_rollups.drop_hour(db, hour)
+
+
+def read_hour(db: sqlite3.Connection, hour: int) -> dict[Any, Any]:
+    """All that stands for an hour, as `expected` has it."""
+    rows = db.execute("SELECT * FROM sums WHERE hour = ?", (hour,)).fetchall()
+    cells = {row[0]: row[1:7] for row in rows}
+    sql = f"SELECT cell, key, label, {_FEEDBACK_COLUMNS} FROM sums_said WHERE cell IN (SELECT id FROM sums WHERE hour = ?)"
+    said = db.execute(sql, (hour,)).fetchall()
+    return {
+        **{row[1:7]: (row[7], row[8], row[12], _unpack_or_none(row[13])) for row in rows},
+        **{(cells[row[0]], *row[1:3]): row[3:] for row in said},
+    }
+
+
+def _unpack_or_none(blob: bytes) -> Counter[int] | None:
+    try:
+        return unpack_bins([blob])
+    except ValueError:  # damaged: it is like nothing that is expected
+        return None
+
+
+def compute_expected_hour(delta: RollupDelta) -> dict[Any, Any]:
+    """What stands for an hour of which this is all: cells, and what is said in them."""
+    parts = {
+        cell: (one.n, one.errors, f"{one.input_tokens} {one.output_tokens} {one.cost}", +one.bins)
+        for cell, one in delta.parts.items()
+    }
+    said = {place: _feedback_columns(one) for place, one in delta.said.items()}
+    return {**parts, **said}
+
+
+def _feedback_columns(one: FeedbackAmounts) -> tuple[Any, ...]:
+    least, most = _update_extreme(None, 0, one.scores, one.n, -1.0), _update_extreme(None, 0, one.scores, one.n, 1.0)
+    return (one.said, one.n, str(one.total), *least, *most, one.failed, one.skipped)
+
+
+def _find_cell(db: sqlite3.Connection, cell: RollupKey, known: RowCache) -> int:
+    row = known.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
+    if row is None:
+        raise RecountNeeded
+    known.cells[cell] = row
+    return int(row[0])
+
+
+def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, known: RowCache) -> tuple[int, int, bool]:
+    """The id of a cell's row, how many traces stand there now, and whether the row is new."""
+    row = known.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
+    id, n, errors, exact, blob = row or (db.execute(_INSERT_CELL, cell).lastrowid or 0, 0, 0, "0 0 0", b"")
+    n, errors = n + part.n, errors + part.errors
+    parts = zip(map(int, exact.split()), (part.input_tokens, part.output_tokens, part.cost), strict=True)
+    sums = [old + new for old, new in parts]
+    latencies = _add_latencies(blob, part.bins)
+    if n < 0 or errors < 0:
+        raise RecountNeeded
+    tokens = [value if value <= _INT_MAX else float(value) for value in sums[:2]]
+    exact = " ".join(map(str, sums))
+    db.execute(_UPDATE_CELL, (n, errors, *tokens, from_units(sums[2]), exact, latencies, id))
+    known.cells[cell] = int(id), n, errors, exact, latencies
+    return int(id), n, row is None
+
+
+def _add_latencies(blob: bytes, more: Counter[int]) -> bytes:
+    try:
+        return add_to_bins(blob, more)
+    except ValueError:  # of another machine's logarithm, at the border of two bins
+        raise RecountNeeded from None
+
+
+def _change_feedback(
+    db: sqlite3.Connection, place: tuple[int, str, str], more: FeedbackAmounts, known: RowCache
+) -> int:
+    row = known.said.get(place) or db.execute(_FIND_FEEDBACK, place).fetchone()
+    said, n, exact, minimum, minimum_n, maximum, maximum_n, failed, skipped = row or (0, 0, "0", None, 0, None, 0, 0, 0)
+    n, total = n + more.n, int(exact) + more.total
+    counts = (said + more.said, failed + more.failed, skipped + more.skipped)
+    if n < 0 or min(counts) < 0:
+        raise RecountNeeded
+    if not any(counts):
+        known.said.pop(place, None)
+        db.execute("DELETE FROM sums_said WHERE cell = ? AND key = ? AND label = ?", place)
+        return -1 if row else 0
+    least = _update_extreme(minimum, minimum_n, more.scores, n, -1.0)
+    most = _update_extreme(maximum, maximum_n, more.scores, n, 1.0)
+    now: tuple[Any, ...] = (counts[0], n, str(total), *least, *most, *counts[1:])
+    db.execute(_PUT_FEEDBACK, (*now[:2], from_units(total), *now[2:], *place))
+    known.said[place] = now
+    return 0 if row else 1
+
+
+def _update_extreme(
+    old: float | None, count: int, changes: Counter[float], n: int, sign: float
+) -> tuple[float | None, int]:
+    """The greatest score (the least, with the sign turned) and how many there are of it, after some came and went.
+
+    Raises `Unsure` where the last of them went: what stands below is not known.
+    """
+    if n == 0:
+        return None, 0
+    here = {score: times for score, times in changes.items() if times}
+    beyond = {score: times for score, times in here.items() if old is None or sign * score > sign * old}
+    if any(times < 0 for times in beyond.values()):
+        raise RecountNeeded
+    if beyond:
+        best = max(beyond, key=lambda score: sign * score)
+        return best, beyond[best]
+    left = count + (here.get(old, 0) if old is not None else 0)
+    if left <= 0:
+        raise RecountNeeded
+    return old, left
+
+
+def count_wrong_hours(db: sqlite3.Connection) -> int:
+    """Of how many hours the sums are not those of their rows."""
+    hours = [row[0] for row in db.execute("SELECT hour FROM sums_hours WHERE state = 0")]
+    left_out = f"start_ns / {HOUR_NS} NOT IN (SELECT hour FROM sums_hours)"
+    bad = 0
+    for hour in hours:
+        counted = sum_hour(db, hour)
+        bad += counted is None or compute_expected_hour(counted) != read_hour(db, hour)
+    return bad + int(db.execute(f"SELECT count(*) FROM traces WHERE span_count > 0 AND {left_out}").fetchone()[0])
+
+
+VALID, STALE, TOO_LARGE = 0, 1, 2
+CHANGED, SEALED, SEALED_EMPTY = 0, 1, 2  # of an hour or a day: not ready, ready, at rest with nothing made of it
+MAX_CACHED_HOURS = 1_000  # remembered at most
+MAX_MOVED_FEEDBACK = 1_000  # of one trace, that moves to another cell at once
+
+
+class HourlyRollups:
+    """The sums on the writer's connection, in its transaction. Remembers rows, which nobody else writes."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._watched: dict[int, RollupDelta] = {}  # what changes while somebody counts an hour anew, see `_recount`
+        self._hours: dict[int, tuple[int, int]] = {}  # state, and rows
+        self._stirred: set[int] = set()  # hours of which nothing is ready, nor of their days
+        self.stirred: set[int] = set()  # hours that have changed since `_rest` has looked
+        self._cells = RowCache()
+
+    def forget(self) -> None:
+        """After a rollback what was noted beside the file may not have happened: counting begins again."""
+        self._watched.clear()
+        self._read_again()
+
+    def _read_again(self) -> None:
+        self._hours.clear()
+        self._cells.clear()
+        self._stirred.clear()
+
+    def watch(self, hour: int) -> None:
+        """Note from now on what changes in an hour."""
+        self._watched[hour] = RollupDelta()
+
+    def watched(self, hour: int) -> RollupDelta | None:
+        """What has changed since `watch`, no longer noted; None where that is not known."""
+        return self._watched.pop(hour, None)
+
+    @contextmanager
+    def of_traces(self, keys: Collection[int], new: Mapping[int, TraceContribution]) -> Iterator[None]:
+        """Within, rows of `traces` may be written. Those that are new have none yet, and nothing is said of them: what
+        they count for need not be read.
+        """
+        others = [key for key in keys if key not in new]
+        before = read_contributions(self._db, others)
+        yield
+        self._turn(before, read_contributions(self._db, others), new)
+
+    @contextmanager
+    def of_feedback(
+        self, pairs: Iterable[tuple[int | None, str]], new: Collection[int] = ()
+    ) -> Iterator[set[tuple[int, str]]]:
+        """Within, feedback under these keys of traces may be written, settled, and removed. Nothing is said of those
+        that are new yet. Gives those under which there was none.
+        """
+        on_traces = {(trace, key) for trace, key in pairs if trace is not None}
+        there = read_feedback_under(self._db, [pair for pair in on_traces if pair[0] not in new])
+        yield on_traces.difference([row[:2] for row in there])
+        before, after = _only_counted(there), _only_counted(read_feedback_under(self._db, on_traces))
+        if before != after:
+            counted = read_contributions(self._db, {trace for trace, _ in on_traces})
+            changes = _RollupChanges()
+            changes.said(counted, before, -1)
+            changes.said(counted, after, 1)
+            self._apply(changes)
+
+    def gone(self, keys: Sequence[int]) -> None:
+        """Traces are about to be deleted, with all that is said of them."""
+        counted, changes = read_contributions(self._db, keys), _RollupChanges()
+        for one in counted.values():
+            changes.trace(one, -1)
+        changes.said(counted, read_counted_feedback(self._db, counted), -1)
+        self._apply(changes)
+
+    def _turn(
+        self,
+        before: Mapping[int, TraceContribution],
+        after: Mapping[int, TraceContribution],
+        new: Mapping[int, TraceContribution],
+    ) -> None:
+        changes, moved = _RollupChanges(), []
+        for now in new.values():
+            changes.trace(now, 1)
+        for key, now in after.items():
+            was = before.get(key)
+            if was != now:
+                if was is not None:
+                    changes.trace(was, -1)
+                changes.trace(now, 1)
+                if was is None or was.place != now.place:
+                    moved.append(key)
+            else:  # its runs may have other names
+                self._stir(now.hour)
+        self._move_said(changes, before, after, moved)
+        self._apply(changes)
+
+    def _move_said(
+        self,
+        changes: _RollupChanges,
+        before: Mapping[int, TraceContribution],
+        after: Mapping[int, TraceContribution],
+        moved: Sequence[int],
+    ) -> None:
+        """What is said of traces follows them into other cells; for one with very much of it hours are counted anew."""
+        if not moved:
+            return
+        counts = dict(_count_feedback(self._db, moved))
+        few = [key for key in moved if counts.get(key, 0) and counts[key] <= MAX_MOVED_FEEDBACK]
+        for key in counts:
+            if counts[key] > MAX_MOVED_FEEDBACK:
+                changes.unsure.update(one.hour for one in (before.get(key), after[key]) if one is not None)
+        rows = read_counted_feedback(self._db, few)
+        changes.said(before, rows, -1)
+        changes.said(after, rows, 1)
+
+    def _apply(self, changes: _RollupChanges) -> None:
+        for hour in changes.deltas.keys() | changes.unsure | changes.wild:
+            self._apply_to(hour, changes)
+
+    def _apply_to(self, hour: int, changes: _RollupChanges) -> None:
+        state, rows = self._standing(hour)
+        self._stir(hour)
+        if hour in self._watched:
+            self._note(hour, changes)
+        if hour in changes.wild:
+            self.mark(hour, TOO_LARGE)
+        elif hour in changes.unsure:
+            self.mark(hour, STALE)
+        elif state == VALID:
+            self._change(hour, rows, changes.deltas[hour])
+
+    def _standing(self, hour: int) -> tuple[int, int]:
+        """The state of an hour, and of how many rows its sums are."""
+        if hour not in self._hours:
+            found = self._db.execute("SELECT state, rows FROM sums_hours WHERE hour = ?", (hour,)).fetchone()
+            if found is None:
+                self._db.execute("INSERT INTO sums_hours (hour, rows, state) VALUES (?, 0, ?)", (hour, VALID))
+            self._note_hour(hour, *(found or (VALID, 0)))
+        return self._hours[hour]
+
+    def _stir(self, hour: int) -> None:
+        """An hour changes: nothing of it is ready from now on, nor of its day."""
+        self.stirred.add(hour)
+        if hour not in self._stirred:
+            if len(self._stirred) >= MAX_CACHED_HOURS:
+                self._stirred.clear()
+            self._stirred.add(hour)
+            self._db.execute("UPDATE sums_hours SET rest = 0, named = 0 WHERE hour = ? AND rest > 0", (hour,))
+            self._db.execute("UPDATE sums_days SET rest = 0 WHERE day = ? AND rest > 0", (hour // 24,))
+
+    def rested(self) -> set[int]:
+        """The hours that have changed since this was asked last."""
+        stirred, self.stirred = self.stirred, set()
+        return stirred
+
+    def made_ready(self) -> None:
+        """Hours and days have been made ready, in this transaction."""
+        self._stirred.clear()
+
+    def _note_hour(self, hour: int, state: int, rows: int) -> None:
+        if len(self._hours) >= MAX_CACHED_HOURS:
+            self._hours.clear()
+        self._hours[hour] = state, rows
+
+    def _note(self, hour: int, changes: _RollupChanges) -> None:
+        if hour in changes.wild or hour in changes.unsure:
+            del self._watched[hour]
+        elif hour in changes.deltas:
+            self._watched[hour].add(changes.deltas[hour])
+
+    def _change(self, hour: int, rows: int, delta: RollupDelta) -> None:
+        try:
+            grown = apply_delta(self._db, delta, self._cells)
+        except RecountNeeded:
+            self.mark(hour, STALE)
+        except RollupTooLarge:
+            self.mark(hour, TOO_LARGE)
+        else:
+            if rows + grown > MAX_HOUR_ROWS:
+                self.mark(hour, TOO_LARGE)
+            elif rows + grown == 0:
+                self._db.execute("DELETE FROM sums_hours WHERE hour = ?", (hour,))
+                sealed_rollups.drop_hour(self._db, hour)
+                self._hours.pop(hour, None)
+            elif grown:
+                self._db.execute("UPDATE sums_hours SET rows = ? WHERE hour = ?", (rows + grown, hour))
+                self._note_hour(hour, VALID, rows + grown)
+
+    def mark(self, hour: int, state: int) -> None:
+        """An hour is to be read from rows, and its sums are of no use; one that is wild already stays so."""
+        self._read_again()
+        self._stir(hour)
+        self._db.execute("UPDATE sums_hours SET state = max(state, ?), rows = -1 WHERE hour = ?", (state, hour))
+
+    def empty(self, hour: int) -> None:
+        """Drop the sums of an hour, which is read from rows."""
+        self._read_again()
+        self._stir(hour)
+        delete_hour(self._db, hour)
+        self._db.execute("UPDATE sums_hours SET rows = 0 WHERE hour = ?", (hour,))
+
+    def put(self, hour: int, counted: RollupDelta | None, changed: RollupDelta) -> None:
+        """What was counted anew, and what has changed meanwhile; None: there is too much of it."""
+        self._read_again()
+        self._stir(hour)
+        delete_hour(self._db, hour)
+        state = TOO_LARGE if counted is None else VALID
+        self._db.execute("UPDATE sums_hours SET rows = 0, state = ? WHERE hour = ?", (state, hour))
+        for delta in (counted, changed) if counted is not None else ():
+            state, rows = self._standing(hour)
+            if state == VALID:
+                self._change(hour, rows, delta)
+
+
+class _RollupChanges:
+    """What one write changes, by hour."""
+
+    def __init__(self) -> None:
+        self.deltas: dict[int, RollupDelta] = {}
+        self.unsure: set[int] = set()
+        self.wild: set[int] = set()
+
+    def trace(self, one: TraceContribution, sign: int) -> None:
+        try:
+            self._of(one.hour).add_trace(one, sign)
+        except RollupTooLarge:
+            self.wild.add(one.hour)
+
+    def said(self, counted: Mapping[int, TraceContribution], rows: Iterable[Sequence[Any]], sign: int) -> None:
+        """Count feedback with its trace, if that counts."""
+        cells: dict[int, list[RollupKey]] = {}
+        for trace, *row in rows:
+            if (one := counted.get(trace)) is not None:
+                try:
+                    if trace not in cells:
+                        cells[trace] = one.cells()
+                    self._of(one.hour).add_said(cells[trace], row, sign)
+                except RollupTooLarge:
+                    self.wild.add(one.hour)
+
+    def _of(self, hour: int) -> RollupDelta:
+        return self.deltas.setdefault(hour, RollupDelta())
+
+
+def _only_counted(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    return [row[:5] for row in rows if row[5]]
+
+
+def _count_feedback(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[tuple[int, int]]:
+    yield from select_many(db, "SELECT trace, count(*) FROM feedback WHERE trace IN (%s) GROUP BY trace", keys)

@@ -1,0 +1,324 @@
+"""Contribution of traces and feedback to the rollup of their hour, as exact deltas.
+
+A trace stands in the cell of its hour, project, environment and name, and in one more for each model that it has
+called, with that model's tokens and cost. What is said of it stands in the same cells. Amounts are integers here, in
+units of 2^-80, so that what was added can be taken away, in any order, and nothing stays.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from spanwise.collector.filters import EVALUATOR_KIND
+from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
+from spanwise.collector.stores.sqlite.database.column_values import INT_MAX
+from spanwise.collector.stores.sqlite.rollups.latency_histogram import find_bin
+from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow
+
+HOUR_NS = 3_600 * 10**9
+DAY_NS = 24 * HOUR_NS
+AMOUNT_BITS = 80  # binary digits of an amount behind the point
+TRACES_PER_READ = 500  # traces between two pauses
+MAX_HOUR_ROWS = 4_000  # of an hour; who sends another name with each trace costs no more
+MAX_MODELS, MAX_MODELS_CHARACTERS = (
+    100,
+    50_000,
+)  # of one trace, and characters of them: beyond, its hour is read from rows
+EVALUATOR_TRACE, LIVE_TRACE, EXPERIMENT_TRACE = 0, 1, 2
+ALL_MODELS = ""  # in place of a model: the cell of traces as such
+# Hour (start_ns // HOUR_NS, towards zero, as SQL divides), project, environment, name, shown, model
+RollupKey: TypeAlias = tuple[int, str, str, str, int, str]
+
+# Of an evaluator's own, which no list shows; live; of an experiment
+_SHOWN_SQL = f"CASE WHEN t.experiment_id IS NOT NULL THEN {EXPERIMENT_TRACE} ELSE t.kind IS NOT '{EVALUATOR_KIND}' END"
+_TEXTS = ", ".join(f"CAST(coalesce(t.{name}, '') AS TEXT)" for name in ("project", "environment", "name"))
+_TOKENS = ", ".join(f"CAST(coalesce(t.{name}, 0) AS INTEGER)" for name in ("input_tokens", "output_tokens"))
+# Whatever a damaged row holds counts for something: it can be written again, and deleted
+_ROW = (
+    f"t.id, t.start_ns / {HOUR_NS}, {_TEXTS}, {_SHOWN_SQL}, max(0, coalesce(t.end_ns, t.start_ns) - t.start_ns),"
+    f" t.status IS 'error', {_TOKENS}, CAST(t.cost AS REAL), CAST(t.models AS TEXT)"
+)
+_SELECT_TRACES = f"SELECT {_ROW} FROM traces t WHERE t.span_count > 0 AND t.start_ns IS NOT NULL AND t.id IN (%s)"
+# Of a row `f` on a trace: whether it is a person's, under a key under which a judge has spoken on the same trace
+CHECKS_JUDGE_SQL = (
+    "(f.source = 'human' AND EXISTS (SELECT 1 FROM feedback j INDEXED BY feedback_by_trace"
+    " WHERE j.trace = f.trace AND j.key = f.key AND j.source = 'model'))"
+)
+COUNTED_FEEDBACK_SQL = f"f.standing >= 1 AND NOT {CHECKS_JUDGE_SQL}"
+_SELECT_ALL_FEEDBACK = f"SELECT f.trace, f.key, f.label, f.outcome, f.score, {COUNTED_FEEDBACK_SQL} FROM feedback f"
+_SELECT_COUNTED_FEEDBACK = (
+    f"SELECT f.trace, f.key, f.label, f.outcome, f.score FROM feedback f WHERE {COUNTED_FEEDBACK_SQL}"
+)
+
+ModelAmounts: TypeAlias = tuple[int, int, int, float | None]  # calls, input tokens, output tokens, cost
+_MODELS_DECODER = msgspec.json.Decoder(dict[str, ModelAmounts])
+
+
+class RollupTooLarge(Exception):
+    """More than sums are kept of: the hour is read from rows."""
+
+
+class TraceContribution(NamedTuple):
+    """What a trace counts for."""
+
+    hour: int
+    project: str
+    environment: str
+    name: str
+    shown: int
+    latency_ns: int
+    error: int
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
+    models: str | None
+
+    def cells(self) -> list[RollupKey]:
+        """Where it stands. Raises `TooMuch`."""
+        return [(*self[:5], model) for model in (ALL_MODELS, *map(encode_name, self.by_model()))]
+
+    def by_model(self) -> dict[str, ModelAmounts]:
+        """Calls, input tokens, output tokens and cost. Raises `TooMuch`."""
+        if self.models is None:
+            return {}
+        if len(self.models) > MAX_MODELS_CHARACTERS:
+            raise RollupTooLarge
+        try:
+            by_model = _MODELS_DECODER.decode(self.models)
+        except msgspec.MsgspecError:  # it is damaged
+            raise RollupTooLarge from None
+        if not 0 < len(by_model) <= MAX_MODELS:
+            raise RollupTooLarge
+        return by_model
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What decides in which cells it stands."""
+        try:
+            return tuple(self.cells())
+        except RollupTooLarge:
+            return self[:5]
+
+
+def make_contribution(rolled: SummaryRow) -> TraceContribution:
+    """What a trace counts for of which this is all that is known: the same as is read of its row once it is written."""
+    shown = EXPERIMENT_TRACE if rolled.experiment_id is not None else int(rolled.kind != EVALUATOR_KIND)
+    return TraceContribution(
+        rolled.start_ns // HOUR_NS,
+        rolled.project,
+        rolled.environment,
+        rolled.name,
+        shown,
+        rolled.end_ns - rolled.start_ns if rolled.end_ns > rolled.start_ns else 0,
+        rolled.status == "error",
+        rolled.input_tokens,
+        rolled.output_tokens,
+        rolled.cost,
+        rolled.models,
+    )
+
+
+def encode_name(value: str) -> str:
+    """A model or a label as the tables have it: one that is empty is told from none."""
+    return f"={value}"
+
+
+def to_units(amount: float) -> int:
+    """An amount in units of 2^-80; what is smaller than half of one is lost. Raises `TooMuch` for one without end."""
+    try:
+        numerator, denominator = amount.as_integer_ratio()
+    except (OverflowError, ValueError):
+        raise RollupTooLarge from None
+    return ((numerator << AMOUNT_BITS + 1) // denominator + 1) >> 1
+
+
+def from_units(units: int) -> float:
+    """The amount of so many units. Raises `TooMuch` for one that no float can hold."""
+    try:
+        return units / (1 << AMOUNT_BITS)
+    except OverflowError:
+        raise RollupTooLarge from None
+
+
+class TraceAmounts:
+    """What is added to (or, below zero, taken from) a cell."""
+
+    __slots__ = ("bins", "cost", "errors", "input_tokens", "n", "output_tokens")
+
+    def __init__(self) -> None:
+        self.n = self.errors = self.input_tokens = self.output_tokens = self.cost = 0
+        self.bins: Counter[int] = Counter()
+
+    def add(self, sign: int, bin: int, error: int, input_tokens: int, output_tokens: int, cost: float) -> None:
+        self.n += sign
+        self.errors += sign * error
+        self.input_tokens += sign * input_tokens
+        self.output_tokens += sign * output_tokens
+        if cost:
+            self.cost += sign * to_units(cost)
+        self.bins[bin] += sign
+
+    def merge(self, other: TraceAmounts) -> None:
+        self.n += other.n
+        self.errors += other.errors
+        self.input_tokens += other.input_tokens
+        self.output_tokens += other.output_tokens
+        self.cost += other.cost
+        for bin, count in other.bins.items():
+            self.bins[bin] += count
+
+
+class FeedbackAmounts:
+    """What is added to what is said under a key and a label in a cell; `scores`: how often each."""
+
+    __slots__ = ("failed", "n", "said", "scores", "skipped", "total")
+
+    def __init__(self) -> None:
+        self.said = self.n = self.total = self.failed = self.skipped = 0
+        self.scores: Counter[float] = Counter()
+
+    def add(self, sign: int, outcome: str, score: float | None) -> None:
+        if outcome == "score":
+            self.said += sign
+        elif outcome == "error":
+            self.failed += sign
+        else:
+            self.skipped += sign
+        if score is not None:
+            self.n += sign
+            self.total += sign * to_units(score)
+            self.scores[score] += sign
+
+    def merge(self, other: FeedbackAmounts) -> None:
+        self.said += other.said
+        self.n += other.n
+        self.total += other.total
+        self.failed += other.failed
+        self.skipped += other.skipped
+        for score, times in other.scores.items():
+            self.scores[score] += times
+
+    def condense(self) -> None:
+        """Keep of scores that were only added the least and the greatest alone."""
+        if len(self.scores) > 2:
+            least, most = min(self.scores), max(self.scores)
+            self.scores = Counter({least: self.scores[least], most: self.scores[most]})
+
+
+class RollupDelta:
+    """What changes the sums of an hour."""
+
+    __slots__ = ("parts", "said")
+
+    def __init__(self) -> None:
+        self.parts: dict[RollupKey, TraceAmounts] = {}
+        self.said: dict[tuple[RollupKey, str, str], FeedbackAmounts] = {}
+
+    def add_trace(self, one: TraceContribution, sign: int) -> None:
+        """Raises `TooMuch`."""
+        bin, place = find_bin(one.latency_ns), one[:5]
+        whole = self._part((*place, ALL_MODELS))
+        whole.add(sign, bin, one.error, one.input_tokens, one.output_tokens, one.cost or 0.0)
+        for model, (_, tokens_in, tokens_out, cost) in one.by_model().items():
+            self._part((*place, encode_name(model))).add(sign, bin, one.error, tokens_in, tokens_out, cost or 0.0)
+
+    def add_said(self, cells: Iterable[RollupKey], row: Sequence[Any], sign: int) -> None:
+        """Count a row of feedback: key, label, outcome, score. Raises `TooMuch`."""
+        key, label, outcome, score = row
+        label = "" if label is None else encode_name(label)
+        for cell in cells:
+            said = self.said.get((cell, key, label))
+            if said is None:
+                said = self.said[cell, key, label] = FeedbackAmounts()
+            said.add(sign, outcome, score)
+
+    def add(self, other: RollupDelta) -> None:
+        """What changes by both."""
+        for cell, part in other.parts.items():
+            self._part(cell).merge(part)
+        for place, said in other.said.items():
+            if place in self.said:
+                self.said[place].merge(said)
+            else:
+                self.said[place] = said
+
+    def _part(self, cell: RollupKey) -> TraceAmounts:
+        part = self.parts.get(cell)
+        if part is None:
+            part = self.parts[cell] = TraceAmounts()
+        return part
+
+
+def read_contributions(db: sqlite3.Connection, keys: Iterable[int]) -> dict[int, TraceContribution]:
+    """What traces count for, by key; those of which only feedback is here count for nothing."""
+    return {row[0]: TraceContribution(*row[1:]) for row in select_many(db, _SELECT_TRACES, keys)}
+
+
+def read_counted_feedback(db: sqlite3.Connection, keys: Iterable[int]) -> list[Any]:
+    """All that counts of what is said of traces: trace, key, label, outcome, score."""
+    return select_many(db, _SELECT_COUNTED_FEEDBACK + " AND f.trace IN (%s)", keys)
+
+
+def read_feedback_under(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[Any]:
+    """The same of traces under a key each, with all that does not count, and at the end whether it does; and none of
+    what else such a trace may have a lot of.
+    """
+    by_key: dict[str, list[int]] = {}
+    for trace, key in pairs:
+        by_key.setdefault(key, []).append(trace)
+    sql = _SELECT_ALL_FEEDBACK + " WHERE f.key = ? AND f.trace IN (%s)"
+    return [row for key, traces in by_key.items() for row in select_many(db, sql, traces, (key,))]
+
+
+def get_period_range(hour: int, width: int = HOUR_NS) -> tuple[int, int | None]:
+    """The starts [since, until) of which `start_ns / width` is `hour`: division is towards zero. Until None: as late as
+    a column can hold.
+    """
+    if hour > 0:
+        until = (hour + 1) * width
+        return hour * width, until if until <= INT_MAX else None
+    return (hour - 1) * width + 1, (width if hour == 0 else hour * width + 1)
+
+
+def get_hour_bounds(hour: int) -> tuple[int, int]:
+    """The first and the last start that lie in an hour."""
+    since, until = get_period_range(hour)
+    return since, INT_MAX if until is None else until - 1
+
+
+def iterate_trace_keys(db: sqlite3.Connection, hour: int, at_once: int) -> Iterator[list[int]]:
+    """The traces that start within an hour, some at a time."""
+    sql = "SELECT id FROM traces INDEXED BY traces_by_start WHERE start_ns BETWEEN ? AND ? AND span_count > 0"
+    cursor = db.execute(sql, get_hour_bounds(hour))
+    while rows := cursor.fetchmany(at_once):
+        yield [row[0] for row in rows]
+
+
+def sum_hour(db: sqlite3.Connection, hour: int, rest: Callable[[], object] = lambda: None) -> RollupDelta | None:
+    """What the rows of an hour add up to; None where that is more than sums are kept of. Rests now and then."""
+    counted = RollupDelta()
+    try:
+        for keys in iterate_trace_keys(db, hour, TRACES_PER_READ):
+            _add_traces(db, counted, keys)
+            if len(counted.parts) + len(counted.said) > MAX_HOUR_ROWS:
+                return None
+            rest()
+    except RollupTooLarge:
+        return None
+    return counted
+
+
+def _add_traces(db: sqlite3.Connection, delta: RollupDelta, keys: list[int]) -> None:
+    traces = read_contributions(db, keys)
+    for one in traces.values():
+        delta.add_trace(one, 1)
+    cells = {key: one.cells() for key, one in traces.items()}
+    for trace, *row in read_counted_feedback(db, traces):
+        delta.add_said(cells[trace], row, 1)
+    for said in delta.said.values():
+        said.condense()

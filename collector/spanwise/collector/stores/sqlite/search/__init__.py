@@ -1,0 +1,8 @@
+"""Full-text search: extraction of searchable text, and the FTS5 index.
+
+Modules, in the order in which data flows:
+
+- `searchable_text`: Searchable text of runs: extraction, and a buffer (memory, then a spill file) until it is
+  indexed.
+- `fulltext_index`: Full-text index: FTS5 entries per trace, re-indexing of growing traces, merging of segments.
+"""

@@ -1,0 +1,341 @@
+"""Searchable text of runs: extraction, and a buffer (memory, then a spill file) until it is indexed.
+
+They stand in blocks, in the order in which they came. A block of which all has been taken is used again.
+
+While much arrives they wait, so that the writer has its time for spans; see `Behind`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from io import FileIO
+from itertools import chain, takewhile
+from typing import Any, NamedTuple
+
+from spanwise.collector.records import JSON
+from spanwise.collector.stores.sqlite.database.column_values import loads
+
+MAX_TRACE_CHARACTERS = 200_000  # of one trace that are indexed, counted from its first span
+
+
+def iterate_leaves(value: JSON) -> Iterator[str]:
+    """Texts and numbers in a JSON value, in order."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            stack.extend(reversed(item.values()))
+        elif isinstance(item, (list, tuple)):
+            stack.extend(reversed(item))
+        elif isinstance(item, (int, float)) and not isinstance(item, bool):
+            yield str(item)
+
+
+def add_leaves(found: dict[str, None], inputs: JSON, outputs: JSON, payload: bytes) -> None:
+    """Add the leaves that will be read of a payload which was just made of these; parsed only where it has to be."""
+    if type(inputs) is str and (outputs is None or type(outputs) is str):
+        found[inputs] = None
+        if outputs is not None:
+            found[outputs] = None
+        return
+    some = _plain_leaves([outputs, inputs])
+    if some is None:
+        stored = loads(payload)
+        some = list(iterate_leaves((stored.get("inputs"), stored.get("outputs"))))
+    found.update(dict.fromkeys(some))
+
+
+def _plain_leaves(stack: list[Any]) -> list[str] | None:
+    """Leaves of values of which JSON gives back the same; None for any other: a date, a key that is no text."""
+    found: list[str] = []
+    while stack:
+        item = stack.pop()
+        kind = type(item)
+        if kind is str:
+            found.append(item)
+        elif kind is dict:
+            for key in item:
+                if type(key) is not str:
+                    return None
+            stack.extend(reversed(item.values()))
+        elif kind is list or kind is tuple:
+            stack.extend(reversed(item))
+        elif kind is int or (kind is float and math.isfinite(item)):
+            found.append(str(item))
+        elif not (item is None or kind is bool or kind is float):
+            return None
+    return found
+
+
+def join_leaves(found: dict[str, None]) -> str:
+    """The text of a trace whose leaves are these; longer than `CHARACTERS` only to say that there is more."""
+    return "\n".join(found)[: MAX_TRACE_CHARACTERS + 1]
+
+
+BLOCK_BYTES = 1024 * 1024  # bytes; there is no room for more in one piece
+MEMORY_BLOCKS = 8  # blocks, besides the one that is filled and the one that was read last
+MAX_BLOCKS = 256
+SPARE_DISK_BYTES = 1024 * 1024 * 1024  # bytes of the disk that are left to others
+
+
+class SpillPosition(NamedTuple):
+    """Where something stands: a block, and bytes of it."""
+
+    block: int
+    begin: int
+    end: int
+
+
+class SpillFile:
+    """Keeps bytes until they are taken or dropped, each once. For one thread. Nothing of it outlives the process."""
+
+    def __init__(self, folder: str) -> None:
+        """The file, if it comes to that, is made in `folder`."""
+        self._folder = folder
+        self._clear()
+
+    def _clear(self) -> None:
+        self._file: FileIO | None = None
+        self._refused = False  # by the disk: not asked for again before all has been taken
+        self._memory: dict[int, bytearray] = {}
+        self._live: dict[int, int] = {}  # by block: pieces that are still to be taken
+        self._free: list[int] = []
+        self._count = 1  # blocks so far
+        self._open, self._filled = 0, bytearray()
+        self._read: tuple[int, bytes] = (-1, b"")
+
+    def put(self, data: bytes) -> SpillPosition | None:
+        """Keep this; None where there is no room."""
+        if len(data) > BLOCK_BYTES or (len(self._filled) + len(data) > BLOCK_BYTES and not self._begin_another()):
+            return None
+        begin = len(self._filled)
+        self._filled += data
+        self._live[self._open] = self._live.get(self._open, 0) + 1
+        return SpillPosition(self._open, begin, len(self._filled))
+
+    def take(self, place: SpillPosition) -> bytes | None:
+        """What was put there, which is gone then; None if the disk does not give it back."""
+        block = self._memory.get(place.block) if place.block != self._open else self._filled
+        data = (self._from_file(place.block) if block is None else block)[place.begin : place.end]
+        self.drop(place)
+        return bytes(data) if len(data) == place.end - place.begin else None
+
+    def drop(self, place: SpillPosition) -> None:
+        """Let go of what was put there."""
+        block = place.block
+        self._live[block] -= 1
+        if self._live[block]:
+            return
+        del self._live[block]
+        if not self._live:
+            self.close()
+        elif block == self._open:
+            self._filled = bytearray()
+        else:
+            self._memory.pop(block, None)
+            self._free.append(block)
+            if block == self._read[0]:
+                self._read = (-1, b"")
+
+    def close(self) -> None:
+        """Let go of all."""
+        if self._file is not None:
+            self._file.close()
+        self._clear()
+
+    def _begin_another(self) -> bool:
+        """Put the block that is full by, and begin one."""
+        if not self._free and self._count >= MAX_BLOCKS:
+            return False
+        if len(self._memory) < MEMORY_BLOCKS:
+            self._memory[self._open] = self._filled
+        elif not self._to_file():
+            return False
+        if not self._free:
+            self._free.append(self._count)
+            self._count += 1
+        self._open, self._filled = self._free.pop(), bytearray()
+        return True
+
+    def _to_file(self) -> bool:
+        if self._refused:
+            return False
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+            disk = os.fstatvfs(self._file.fileno())
+            if disk.f_bavail * disk.f_frsize > SPARE_DISK_BYTES:
+                written = os.pwrite(self._file.fileno(), self._filled, self._open * BLOCK_BYTES)
+                self._refused = written < len(self._filled)
+            else:
+                self._refused = True
+        except OSError:
+            self._refused = True
+        return not self._refused
+
+    def _from_file(self, block: int) -> bytes:
+        """A block as it was written, of which the next pieces are wanted next."""
+        if self._read[0] != block and self._file is not None:
+            self._read = (-1, b"")
+            with suppress(OSError):
+                self._read = (block, os.pread(self._file.fileno(), BLOCK_BYTES, block * BLOCK_BYTES))
+        return self._read[1] if self._read[0] == block else b""
+
+
+MAX_BUFFER_BYTES = MAX_BLOCKS * BLOCK_BYTES
+TRACE_OVERHEAD, TEXT_OVERHEAD = 600, 150  # bytes in memory of a trace and of each of its texts, which are elsewhere
+MAX_BUFFER_MEMORY = 32 * 1024 * 1024  # of them
+
+
+class BufferedText(NamedTuple):
+    """The text of a trace, the row of its last span, and bytes of its payloads."""
+
+    text: str
+    upto: int
+    size: int
+
+
+class TraceTexts:
+    """What came of one trace, and where its texts are: in UTF-8, joined by line breaks."""
+
+    __slots__ = ("came", "characters", "parts", "size", "upto")
+
+    def __init__(self, now: float) -> None:
+        self.came = now
+        self.parts: list[SpillPosition] = []
+        self.characters = self.upto = self.size = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(place.end - place.begin for place in self.parts)
+
+    @property
+    def memory(self) -> int:
+        return TRACE_OVERHEAD + TEXT_OVERHEAD * len(self.parts)
+
+
+class TextBuffer:
+    """Texts of traces all of whose spans came since the index looked last, `most` bytes at most.
+
+    Whatever does not fit, is changed, or may have been rolled back is dropped, and read back from the file. The
+    writer's thread changes it; others may ask how much is in it.
+    """
+
+    def __init__(self, folder: str, most: int = MAX_BUFFER_BYTES, memory: int = MAX_BUFFER_MEMORY) -> None:
+        """What does not go into memory is in `folder`."""
+        self._most, self._most_memory = most, memory
+        self._spill = SpillFile(folder)
+        self.bytes = self.memory = 0  # of texts; of what is known of them
+        self._texts: dict[int, TraceTexts] = {}  # in the order in which they came
+        self._touched: dict[int, float] = {}  # in the order in which something was added last
+        self._unsettled: set[int] = set()  # changed by transactions that may not be durable
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether the index had better take something."""
+        return self.bytes > self._most // 4 * 3 or self.memory > self._most_memory // 4 * 3
+
+    def add(self, key: int, text: str | None, upto: int, size: int, *, new: bool) -> None:
+        """Keep what a batch brought of a trace (see `Taken`): no text if not all of it is as it was sent. `new`: it is
+        the first of the trace.
+        """
+        now = time.monotonic()
+        if new:
+            self._texts[key] = TraceTexts(now)
+            self.memory += TRACE_OVERHEAD
+        elif key not in self._texts:
+            return
+        one = self._texts[key]
+        place = (
+            None if text is None or one.characters + len(text) > MAX_TRACE_CHARACTERS else self._put(_encode_text(text))
+        )
+        if place is None:
+            self.drop(key)
+            return
+        one.parts.append(place)
+        one.characters, one.upto, one.size = one.characters + len(text or "") + 1, upto, one.size + size
+        self._touched.pop(key, None)
+        self._touched[key] = now
+        self._unsettled.add(key)
+
+    def _put(self, data: bytes) -> SpillPosition | None:
+        if self.bytes + len(data) > self._most or self.memory + TEXT_OVERHEAD > self._most_memory:
+            return None
+        place = self._spill.put(data)
+        if place is not None:
+            self.bytes += len(data)
+            self.memory += TEXT_OVERHEAD
+        return place
+
+    def due(self, characters: int, settled: float, overdue: float) -> list[int]:
+        """Traces to which nothing has been added since `settled`, or that came before `overdue` (both monotonic); if
+        much is here, whichever rest the longest. So many characters of them, and one trace if it has more.
+        """
+        full = self.is_filling
+        resting = takewhile(lambda key: full or self._touched[key] < settled, self._touched)
+        old = takewhile(lambda key: self._texts[key].came < overdue, self._texts)
+        found: dict[int, None] = {}
+        for key in chain(resting, old):
+            characters -= 0 if key in found else self._texts[key].characters
+            if found and characters < 0:
+                break
+            found[key] = None
+        return sorted(found)
+
+    def drop(self, key: int) -> None:
+        """Leave a trace to be read back."""
+        if (one := self._forget(key)) is not None:
+            for place in one.parts:
+                self._spill.drop(place)
+
+    def take(self, key: int) -> BufferedText | None:
+        """What is known of a trace, which is no longer here then; None if it was not, or cannot be read."""
+        one = self._forget(key)
+        if one is None:
+            return None
+        parts = [self._spill.take(place) for place in one.parts]
+        known = [part for part in parts if part is not None]
+        return BufferedText(_decode_text(b"\n".join(known)), one.upto, one.size) if len(known) == len(parts) else None
+
+    def _forget(self, key: int) -> TraceTexts | None:
+        self._unsettled.discard(key)
+        self._touched.pop(key, None)
+        one = self._texts.pop(key, None)
+        if one is not None:
+            self.bytes -= one.bytes
+            self.memory -= one.memory
+        return one
+
+    def close(self) -> None:
+        """Let go of all."""
+        self._spill.close()
+
+    def settle(self) -> None:
+        """All that is here is durable now."""
+        self._unsettled.clear()
+
+    def undo(self) -> None:
+        """Drop what may not be durable."""
+        for key in list(self._unsettled):
+            self.drop(key)
+
+
+def _encode_text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _decode_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")

@@ -1,0 +1,101 @@
+"""SQLite store: trace backend and control backend over one database file, read-only where it is not writable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Retention
+from spanwise.collector.stores.combined_store import CombinedStore
+from spanwise.collector.stores.sqlite.control.control_backend import SQLiteControl
+from spanwise.collector.stores.sqlite.database.connections import can_write
+from spanwise.collector.stores.sqlite.database.file_lock import real_path
+from spanwise.collector.stores.sqlite.database_file import DatabaseFile, ReadOnlyFile
+from spanwise.collector.stores.sqlite.maintenance.background_worker import BackgroundWorker
+from spanwise.collector.stores.sqlite.trace_backend import SQLiteTraces
+
+if TYPE_CHECKING:
+    from spanwise.collector.stores import LocalStore, Store
+
+    class _Store(CombinedStore, SQLiteTraces, SQLiteControl):
+        """What type checkers shall see in `Both`: the verbs of these two halves, which it takes from them."""
+
+    def _keeps(store: SQLiteStore) -> tuple[Store, LocalStore]:
+        return store, store
+
+else:
+    _Store = CombinedStore
+
+
+class SQLiteStore(_Store):
+    """Implements `spanwise.collector.stores.Store` and `Serving` on the file at `path`, which it makes if there is
+    none.
+
+    Raises `Refused` when another process (or another store in this one) writes the file, when the file is damaged,
+    newer than this Spanwise, or not Spanwise's.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._over(DatabaseFile(path))
+        self._behind = BackgroundWorker(self._file, self.prune_by_rules)
+
+    def _over(self, file: DatabaseFile) -> None:
+        self.path, self._file, self._origin = file.name, file, file.origin
+        self.announce, self.health, self.trouble = file.announce, file.health, file.trouble
+        self.stats, self.check, self.checkpoint = file.stats, file.check, file.checkpoint
+        CombinedStore.__init__(self, SQLiteTraces(file), SQLiteControl(file))
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({self.path!r})"
+
+    def __enter__(self) -> SQLiteStore:
+        return self
+
+    def traced_destinations(self, project: str) -> Sequence[str]:
+        return self._file.appender.destinations.of(project)
+
+    # What makes room is done on a full disk, too
+
+    def delete(self, filter: Filter | None = None, **conditions: object) -> int:
+        with self._file.making_room():
+            return CombinedStore.delete(self, filter, **conditions)
+
+    def prune(self, rule: Retention) -> int:
+        with self._file.making_room():
+            return CombinedStore.prune(self, rule)
+
+    def delete_experiment(self, id: str) -> bool:
+        with self._file.making_room():
+            return CombinedStore.delete_experiment(self, id)
+
+    def __exit__(self, *failed: object) -> None:
+        if any(isinstance(error, Refused) for error in failed):  # a port that is taken, a key that is missing
+            self._file.was_in_vain()
+        self.close()
+
+    def close(self) -> None:
+        """Write what is queued, then let go. Closing twice is harmless."""
+        if self._origin.is_here:
+            self._behind.close()
+            CombinedStore.close(self)
+
+
+class ReadOnlySQLiteStore(SQLiteStore):
+    """The same on a file that this user may not write: what would be written is `Refused`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._over(ReadOnlyFile(path))
+
+    def close(self) -> None:
+        """Let go. Closing twice is harmless."""
+        CombinedStore.close(self)
+
+
+def open_store(path: str | Path) -> SQLiteStore:
+    """The store at a path, for reading alone where this user may not write the file that is there."""
+    place = real_path(path)
+    return ReadOnlySQLiteStore(path) if os.path.exists(place) and not can_write(place) else SQLiteStore(path)

@@ -1,0 +1,399 @@
+"""Trace backend: operations on runs, feedback and queries over the database file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Literal
+
+from spanwise.collector.errors import Unavailable
+from spanwise.collector.filters import Filter, extend_filter
+from spanwise.collector.records import (
+    JSON,
+    Amendment,
+    Bucket,
+    ChangePage,
+    ConditionResult,
+    Feedback,
+    OpenRun,
+    Outlet,
+    Page,
+    Process,
+    ProcessReport,
+    Retention,
+    Run,
+    RunScores,
+    SessionSummary,
+    Source,
+    Target,
+    Trace,
+    TraceHead,
+    TraceSummary,
+    TreeNode,
+    normalize_feedback,
+    normalize_target,
+)
+from spanwise.collector.stores import amendment_merge
+from spanwise.collector.stores.backends import DeletedTraces, RuleScore, ScoreQuery, TargetFeedback
+from spanwise.collector.stores.capabilities import LazyTrace, OutgoingFeedback
+from spanwise.collector.stores.sqlite.database.bulk_statements import select_many
+from spanwise.collector.stores.sqlite.database.group_commit import HEAVY_WEIGHT, WriteJob
+from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
+from spanwise.collector.stores.sqlite.maintenance import deletion, integrity
+from spanwise.collector.stores.sqlite.query import (
+    change_feed,
+    distinct_values,
+    feedback_and_sessions,
+    rule_filters,
+    trace_queries,
+)
+from spanwise.collector.stores.sqlite.rollups import aggregation
+from spanwise.collector.stores.sqlite.write import feedback_table, forwarding_state, sender_records
+from spanwise.collector.stores.sqlite.write.pending_amendments import AmendmentTarget, get_amendment_target
+from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
+
+
+class SQLiteTraces(Backend):
+    """Implements `TraceStore` on a file, but for `delete` and `prune`, and what `Both` asks of such a half."""
+
+    # runs
+
+    def encoder(self) -> Callable[[Sequence[Run]], Batch]:
+        return self._file.appender.encoder
+
+    def write(self, batch: Batch, feedback: Sequence[Feedback] = ()) -> Future[None]:
+        """Queue what an encoder made; the future resolves once it is durable. May raise `Unavailable`."""
+        if feedback:
+            batch = batch._replace(feedback=feedback_table.encode_feedback(feedback))
+        return self._file.put(WriteJob(weight=len(batch.facts) + len(batch.feedback), batch=batch))
+
+    def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
+        """As `append`, without waiting. Raises `Unavailable` if too much waits."""
+        return self.write(encode(runs), feedback)
+
+    def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
+        if runs or feedback:
+            self.append_async(runs, list(map(normalize_feedback, feedback))).result()
+
+    def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
+        [here] = self.add_amendments([Amendment(trace_id, span_id, fields)])
+        return here
+
+    def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
+        said: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
+        for amendment in amendments:
+            said.setdefault(get_amendment_target(amendment), []).append(amendment_merge.encode_fields(amendment.fields))
+        whole = {
+            place: amendment_merge.merge_fields(*fields) for place, fields in said.items()
+        }  # each run is read and written once
+        here = self._file.write(lambda _: {place: self._file.appender.amend(place, whole[place]) for place in whole})
+        return [here[get_amendment_target(amendment)] for amendment in amendments]
+
+    # feedback
+
+    def add_feedback(self, feedback: Sequence[Feedback]) -> None:
+        feedback = list(map(normalize_feedback, feedback))
+        # All of it is taken or none, but much of it goes into several transactions, between which others have theirs
+        parts = [feedback[start : start + HEAVY_WEIGHT] for start in range(0, len(feedback), HEAVY_WEIGHT)]
+        nothing = encode(())
+        jobs = [
+            WriteJob(weight=len(part), batch=nothing._replace(feedback=feedback_table.encode_feedback(part)))
+            for part in parts
+        ]
+        # Each is waited for, whatever became of the others
+        failed = [error for one in self._file.put_all(jobs) if (error := one.exception()) is not None]
+        if failed:
+            raise failed[0]
+
+    def feedback(
+        self,
+        target: str | Target,
+        key: str,
+        score: float | bool | None = None,
+        *,
+        label: str | None = None,
+        comment: str | None = None,
+        author: str | None = None,
+        span_id: str | None = None,
+    ) -> Feedback:
+        aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
+        kept = Feedback(
+            target=normalize_target(aim),
+            key=key,
+            score=score,
+            label=label,
+            comment=comment,
+            author=author,
+            source="human",
+        )
+        self.add_feedback([kept])
+        return kept
+
+    @write_operation
+    def change_feedback(self, db: sqlite3.Connection, /, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
+        return feedback_table.change_feedback(db, self._file.appender, changes)
+
+    @write_operation
+    def delete_feedback(self, db: sqlite3.Connection, /, ids: Sequence[str]) -> int:
+        return feedback_table.delete_feedback(db, self._file.appender, ids)
+
+    @write_operation
+    def put_verdicts(self, db: sqlite3.Connection, /, verdicts: Sequence[TargetFeedback]) -> list[bool]:
+        return feedback_table.put_rule_feedback(db, self._file.appender, verdicts)
+
+    # questions
+
+    def traces(
+        self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
+    ) -> Page[TraceSummary]:
+        with self._file.read() as reader:
+            return trace_queries.list_traces(reader, extend_filter(filter, conditions), limit, cursor)
+
+    def trace(self, trace_id: str) -> Trace:
+        with self._file.read() as reader:
+            return trace_queries.read_trace(reader, trace_id)
+
+    def many(self, trace_ids: Sequence[str]) -> list[Trace]:
+        with self._file.read() as reader:
+            return trace_queries.read_traces(reader, trace_ids)
+
+    def tree(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[TreeNode]:
+        with self._file.read() as reader:
+            return trace_queries.read_tree(reader, trace_id, limit, cursor)
+
+    def runs(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Run]:
+        with self._file.read() as reader:
+            return trace_queries.read_runs(reader, trace_id, limit, cursor)
+
+    def run(self, trace_id: str, span_id: str | None = None) -> Run:
+        with self._file.read() as reader:
+            return trace_queries.read_run(reader, trace_id, span_id)
+
+    def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
+        """As of `Streams`."""
+        with self._file.read() as reader:
+            return trace_queries.read_lazily(reader, trace_ids)
+
+    @read_operation
+    def feedbacks(
+        self,
+        db: sqlite3.Connection,
+        /,
+        filter: Filter | None = None,
+        *,
+        key: str | None = None,
+        source: Source | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+        target: Target | None = None,
+        **conditions: object,
+    ) -> Page[Feedback]:
+        return feedback_and_sessions.list_feedback(
+            db, extend_filter(filter, conditions), key, source, target, limit, cursor
+        )
+
+    @read_operation
+    def scores(
+        self, db: sqlite3.Connection, /, experiment_id: str, *, limit: int = 1000, cursor: str | None = None
+    ) -> Page[RunScores]:
+        return feedback_and_sessions.list_experiment_scores(db, experiment_id, limit, cursor)
+
+    @read_operation
+    def sessions(
+        self,
+        db: sqlite3.Connection,
+        /,
+        filter: Filter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        **conditions: object,
+    ) -> Page[SessionSummary]:
+        return feedback_and_sessions.list_sessions(db, extend_filter(filter, conditions), limit, cursor)
+
+    @read_operation
+    def aggregate(
+        self,
+        db: sqlite3.Connection,
+        /,
+        filter: Filter | None = None,
+        *,
+        bucket_ns: int | None = None,
+        group_by: str | None = None,
+        newest: int | Literal["all"] | None = None,
+        **conditions: object,
+    ) -> list[Bucket]:
+        return aggregation.compute_buckets(db, extend_filter(filter, conditions), bucket_ns, group_by, newest)
+
+    @read_operation
+    def values(
+        self, db: sqlite3.Connection, /, field: str, *, limit: int = 100, project: str | None = None
+    ) -> list[str]:
+        return distinct_values.list_values(db, field, limit, project)
+
+    def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
+        now_ns = self._file.clock.now()  # before it is read: what is not in it yet changes later
+        with self._file.read() as reader:
+            return change_feed.read_changes(reader.db, after, limit, filters, now_ns)
+
+    @read_operation
+    def behind(self, db: sqlite3.Connection, /, after: str | None) -> tuple[int, int | None]:
+        return change_feed.count_later_changes(db, after)
+
+    @read_operation
+    def position(self, db: sqlite3.Connection, /) -> int:
+        return change_feed.read_latest_change(db)
+
+    @read_operation
+    def head(self, db: sqlite3.Connection, /, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
+        return change_feed.read_head(db, trace_id, filters)
+
+    @read_operation
+    def is_after(self, db: sqlite3.Connection, /, change: str, cursor: str | None) -> bool:
+        return change_feed.parse_change(db, change) > change_feed.parse_change(db, cursor)
+
+    @read_operation
+    def scored_by(self, db: sqlite3.Connection, /, asked: ScoreQuery) -> Page[RuleScore]:
+        return feedback_and_sessions.list_rule_scores(db, asked)
+
+    @read_operation
+    def there(self, db: sqlite3.Connection, /, trace_ids: Collection[str]) -> set[str]:
+        sql = "SELECT trace_id FROM traces WHERE span_count > 0 AND trace_id IN (%s)"
+        return {row[0] for row in select_many(db, sql, trace_ids)}
+
+    @read_operation
+    def going_on(self, db: sqlite3.Connection, /, sessions: Collection[str]) -> set[str]:
+        sql = "SELECT DISTINCT session_id FROM traces WHERE span_count > 0 AND session_id IN (%s)"
+        return {row[0] for row in select_many(db, sql, sessions)}
+
+    def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
+        with self._file.read() as reader:
+            return rule_filters.explain_filter(reader.db, trace_id, filter)
+
+    @read_operation
+    def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
+        return feedback_and_sessions.count_rows(db)
+
+    # what has not come, and who should know
+
+    @write_operation
+    def add_running(self, _: sqlite3.Connection, /, runs: Sequence[OpenRun]) -> None:
+        self._file.appender.start(runs)
+
+    @read_operation
+    def running(
+        self,
+        db: sqlite3.Connection,
+        /,
+        *,
+        trace_id: str | None = None,
+        project: str | None = None,
+        environment: str | None = None,
+        limit: int = 1000,
+    ) -> list[OpenRun]:
+        return sender_records.list_open_runs(db, trace_id, project, environment, limit)
+
+    @write_operation
+    def add_reports(self, _: sqlite3.Connection, /, reports: Sequence[ProcessReport]) -> None:
+        self._file.appender.processes.report(reports)
+
+    @read_operation
+    def processes(self, db: sqlite3.Connection, /, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
+        return sender_records.list_processes(db, since_ns, limit)
+
+    # sending on
+
+    @read_operation
+    def outlets(self, db: sqlite3.Connection, /) -> list[Outlet]:
+        return forwarding_state.list_outlets(db)
+
+    @write_operation
+    def open_outlet(self, db: sqlite3.Connection, /, name: str, url: str) -> Outlet:
+        return forwarding_state.open_outlet(db, self._file.clock, name, url)
+
+    @write_operation
+    def move_outlet(
+        self, db: sqlite3.Connection, /, name: str, cursor: int, sent: int, dropped: int, error: str | None = None
+    ) -> None:
+        forwarding_state.move_outlet(db, self._file.clock, name, cursor, sent, dropped, error)
+
+    @read_operation
+    def said_after(self, db: sqlite3.Connection, /, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
+        return forwarding_state.read_feedback_after(db, cursor, limit)
+
+    @read_operation
+    def waiting_after(self, db: sqlite3.Connection, /, cursor: int) -> int:
+        return forwarding_state.count_feedback_after(db, cursor)
+
+    @read_operation
+    def identity(self, db: sqlite3.Connection, /) -> str:
+        return forwarding_state.read_file_identity(db)
+
+    @read_operation
+    def feedback_there(self, db: sqlite3.Connection, /, ids: Collection[str]) -> set[str]:
+        return forwarding_state.find_stored_feedback(db, ids)
+
+    # deletion
+
+    @read_operation
+    def newest(self, db: sqlite3.Connection, /) -> int:
+        return int(db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()[0])
+
+    @read_operation
+    def passing(
+        self, db: sqlite3.Connection, /, filter: Filter, after: str | None = None, upto: int | None = None
+    ) -> DeletedTraces | None:
+        return deletion.find_deletable(db, filter, after, upto)
+
+    def remove(self, gone: Iterable[DeletedTraces]) -> int:
+        total, tags, pace = 0, set[str](), deletion.DeletionPace()
+        for lot in gone:
+            for piece in self._pieces(lot, pace):
+                count, theirs = self._taken_out(piece, pace)
+                total, tags = total + count, tags | theirs
+        if tags:
+            with self._file.read() as reader:
+                unused = deletion.find_unused_tags(reader.db, tags)
+            self._file.write(lambda _: deletion.delete_tags(self._file.appender, unused))
+        return total
+
+    def _pieces(self, lot: DeletedTraces, pace: deletion.DeletionPace) -> list[DeletedTraces]:
+        with self._file.read() as reader:
+            return [DeletedTraces(piece, lot.sessions) for piece in pace.pieces(reader.db, lot.traces)]
+
+    def _taken_out(self, piece: DeletedTraces, pace: deletion.DeletionPace) -> tuple[int, set[str]]:
+        """How many traces of a piece, and their tags. On a full disk it goes in smaller ones."""
+        try:
+            return self._file.write(partial(deletion.delete_traces, self._file.appender, piece, pace), patient=True)
+        except Unavailable:
+            if len(piece.traces) <= deletion.FULL_DISK_TRACES or not self._file.is_full:
+                raise
+        total, tags = 0, set[str]()
+        for start in range(0, len(piece.traces), deletion.FULL_DISK_TRACES):
+            few = DeletedTraces(piece.traces[start : start + deletion.FULL_DISK_TRACES], piece.sessions)
+            count, theirs = self._taken_out(few, pace)
+            total, tags = total + count, tags | theirs
+        return total, tags
+
+    def expire(self, rule: Retention) -> list[Filter]:
+        with self._file.read() as reader:
+            expired, ahead = integrity.find_expired(reader.db, rule), integrity.find_future_traces(reader.db, rule)
+        if expired is not None:
+            before = expired.until_ns or 0
+            self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
+            self._file.write(lambda _: self._file.appender.waiting.expire(before, rule.project))
+            if rule.project is None:
+                self._remove_feedback_without_trace(before)
+        return [filter for filter in (expired, ahead) if filter is not None]
+
+    def _remove_feedback_without_trace(self, before_ns: int) -> None:
+        with self._file.read() as reader:
+            keys = deletion.find_orphaned_feedback(reader.db, before_ns)
+        for start in range(0, len(keys), deletion.BATCH_TRACES):
+            some = keys[start : start + deletion.BATCH_TRACES]
+            self._file.write(partial(deletion.delete_orphaned_feedback, keys=some, before_ns=before_ns), patient=True)
+
+    def vacuum(self) -> int:
+        return self._file.vacuum()

@@ -1,0 +1,513 @@
+"""Feedback table: rows, current and superseded feedback, replacement of a rule's earlier scores.
+
+Standing 2: the newest of its key on the trace and its spans. 1: the newest of its place, which is (target, key, source,
+author, rule), as `spanwise.collector.statistics.select_latest` says: what aggregates count. 0: an older version. Feedback on a
+document, a session or an experiment has 1 at most.
+
+A vote of people on what a judge (source "model") has said stands as all feedback does, for lists and filters. It checks
+the judge, though, and is no score beside the judge's: what counts scores leaves it out when it reads (`CHECKS`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+from spanwise.collector.errors import NotFound
+from spanwise.collector.records import JSON, Feedback, Target, apply_changes, restore_feedback
+from spanwise.collector.statistics import is_anonymous
+from spanwise.collector.stores.backends import TargetFeedback
+from spanwise.collector.stores.sqlite.database.bulk_statements import (
+    build_upsert_clause,
+    delete_many,
+    insert_many,
+    select_many,
+)
+from spanwise.collector.stores.sqlite.database.column_values import INT_MAX, clean, dumps, loads
+from spanwise.collector.stores.sqlite.maintenance import deletion
+from spanwise.collector.stores.sqlite.write.run_codec import Batch
+from spanwise.collector.stores.sqlite.write.span_writer import Appender, WriteResult
+
+ClaimKey: TypeAlias = tuple[Any, ...]  # what a claim is one of: target, rule, evaluator
+
+
+class RuleFeedback(NamedTuple):
+    """What claims ask of a feedback that has a rule; no claim counts as 0."""
+
+    id: str
+    claim: int
+    trace_id: str | None
+    span_id: str | None
+    document: int | None
+    session_id: str | None
+    experiment_id: str | None
+    rule: str
+    evaluator: str | None
+
+    @property
+    def place(self) -> ClaimKey:
+        """Target, rule and evaluator."""
+        return self[2:]
+
+
+_RULE_FEEDBACK_COLUMNS = ",".join(RuleFeedback._fields).replace("claim", "coalesce(claim, 0)")
+
+
+def read_rule_feedback(db: sqlite3.Connection, column: str, values: Iterable[Any]) -> list[RuleFeedback]:
+    """What rules have said on traces (by their keys), sessions or experiments."""
+    sql = f"SELECT {_RULE_FEEDBACK_COLUMNS} FROM feedback WHERE rule IS NOT NULL AND {column} IN (%s)"
+    return [RuleFeedback(*row) for row in select_many(db, sql, values)]
+
+
+def compare_claims(rows: Sequence[RuleFeedback], stored: Sequence[RuleFeedback]) -> tuple[set[str], set[str]]:
+    """Ids of the rows that do not stand, and of stored ones that the others replace but do not overwrite."""
+    highest: dict[ClaimKey, int] = {}
+    for row in (*stored, *rows):
+        highest[row.place] = max(row.claim, highest.get(row.place, 0))
+    late = {row.id for row in rows if row.claim < highest[row.place]}
+    replaced = {row.id for row in stored if row.claim < highest[row.place]}
+    return late, replaced - {row.id for row in rows if row.id not in late}
+
+
+FEEDBACK_COLUMNS = (
+    "id trace trace_id span_id document session_id experiment_id key score is_bool label comment outcome error source"
+    " author evaluator version rule claim judge_trace_id metadata created_ns standing trace_start_ns said"
+).split()
+_ID, _TRACE, _TRACE_ID, _SESSION, _EXPERIMENT, _KEY, _SOURCE, _RULE, _CLAIM, _JUDGE, _CREATED, _STANDING = map(
+    FEEDBACK_COLUMNS.index,
+    "id trace trace_id session_id experiment_id key source rule claim judge_trace_id created_ns standing".split(),
+)
+_TRACE_START, _NUMBER = len(FEEDBACK_COLUMNS) - 2, len(FEEDBACK_COLUMNS) - 1
+_RULE_FEEDBACK_PLACES = tuple(map(FEEDBACK_COLUMNS.index, RuleFeedback._fields))
+_OTHER_KEY_COLUMNS = ("session_id", "experiment_id", "key", "source", "author", "rule")
+_OTHER_KEY_PLACES = tuple(map(FEEDBACK_COLUMNS.index, _OTHER_KEY_COLUMNS))
+# What is said of it elsewhere, too: a row that comes again with these as they were keeps its number
+_LOCAL_COLUMNS = ("id", "trace", "claim", "judge_trace_id", "standing", "trace_start_ns", "said")
+_FORWARDED_COLUMNS = [name for name in FEEDBACK_COLUMNS if name not in _LOCAL_COLUMNS]
+_KEEP_NUMBER = "said = CASE WHEN {} THEN feedback.said ELSE excluded.said END".format(
+    " AND ".join(f"feedback.{name} IS excluded.{name}" for name in _FORWARDED_COLUMNS)
+)
+_OVERWRITE = f"{build_upsert_clause(FEEDBACK_COLUMNS[:_NUMBER])}, {_KEEP_NUMBER} WHERE " + " AND ".join(
+    f"feedback.{name} IS excluded.{name}" for name in ("trace", *_OTHER_KEY_COLUMNS)
+)
+NUMBER_PLACE = _NUMBER
+SELECT_FEEDBACK = "SELECT " + ",".join(f"f.{name}" for name in FEEDBACK_COLUMNS) + " FROM feedback f"
+
+
+NOTHING_WRITTEN = WriteResult({}, set())
+
+
+def append_batches(appender: Appender, batches: Sequence[Batch]) -> None:
+    """Write batches for the one writer: their runs, then their feedback."""
+    written = appender.write(batches) if any(batch.facts for batch in batches) else NOTHING_WRITTEN
+    if rows := [row for batch in batches for row in batch.feedback]:
+        write_feedback(appender, rows, written)
+
+
+def encode_feedback(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
+    """Feedback as rows that lack only the key of their trace, which the writer knows. Needs no database."""
+    return [_feedback_row(outcome) for outcome in feedback]
+
+
+def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: WriteResult = NOTHING_WRITTEN) -> None:
+    """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these.
+
+    What is about a deleted trace, or of an older claim than what is there, is left out. A row that is the only one
+    under its key on its trace stands as it is.
+    """
+    db, new = appender.db, written.new
+    by_id = _resolve_traces(appender, {row[_ID]: row for row in rows}, new)
+    overtaken = _drop_overtaken(appender, by_id, set(new.values()))
+    _set_trace_start(db, [row for row in by_id.values() if row[_RULE] is not None])
+    stored = {row[_ID]: row for row in select_many(db, SELECT_FEEDBACK + " WHERE f.id IN (%s)", by_id)}
+    moved = _changed_traces(by_id, stored) - written.changed
+    replaced = {row[_JUDGE] for id, row in stored.items() if by_id[id][_SOURCE] == "model"} - {None}
+    numbers, now = appender.numbers(len(by_id) + len(moved))
+    for number, row in zip(numbers, by_id.values(), strict=False):
+        row[_NUMBER] = number
+    with appender.sums.of_feedback(_trace_key_pairs(by_id.values(), stored.values()), set(new.values())) as first:
+        if not _upsert_rows(db, by_id.values()):
+            _remove_rows(
+                db, list(by_id)
+            )  # under their id some have moved: what they stood in front of takes their place
+            _upsert_rows(db, by_id.values())
+        _update_standing(db, list(_contested_rows(by_id.values(), first)))
+    appender.put_at(sorted(moved), numbers[len(by_id) :], now)
+    if overtaken:
+        delete_feedback(db, appender, list(overtaken))
+    if replaced:
+        remove_unlinked_judgements(
+            appender, replaced, {row[_TRACE] for row in by_id.values()}, {row[_JUDGE] for row in by_id.values()}
+        )
+
+
+def _resolve_traces(appender: Appender, by_id: dict[str, list[Any]], new: Mapping[str, int]) -> dict[str, list[Any]]:
+    """The rows with the keys of their traces, without those about a trace that was deleted."""
+    known = {row[_TRACE_ID] for row in by_id.values()} - new.keys() - {None}
+    keys = {**(appender.keys(known) if known else {}), **new}
+    late = [id for id, row in by_id.items() if row[_TRACE_ID] is not None and row[_TRACE_ID] not in keys]
+    appender.tombstones.late += len(late)
+    _discard_rows(appender, by_id, late)
+    for row in by_id.values():
+        if row[_TRACE_ID] is not None:
+            row[_TRACE] = keys[row[_TRACE_ID]]
+    return by_id
+
+
+def _discard_rows(appender: Appender, by_id: dict[str, list[Any]], ids: Iterable[str]) -> None:
+    """Drop rows, and the judgements that would have led to nothing."""
+    out = [by_id.pop(id) for id in ids]
+    if judged := {row[_JUDGE] for row in out} - {None}:
+        remove_unlinked_judgements(
+            appender, judged, {row[_TRACE] for row in out}, {row[_JUDGE] for row in by_id.values()}
+        )
+
+
+def _drop_overtaken(appender: Appender, by_id: dict[str, list[Any]], new: Collection[int]) -> set[str]:
+    """Take out the rows of claims that higher ones have overtaken; the ids of stored ones that these overtake."""
+    ruled = [row for row in by_id.values() if row[_RULE] is not None]
+    if not ruled:
+        return set()
+    before = _stored_rule_feedback(appender.db, [row for row in ruled if row[_TRACE] not in new])
+    late, overtaken = compare_claims([_to_rule_feedback(row) for row in ruled], before)
+    _discard_rows(appender, by_id, late)
+    return overtaken
+
+
+def _set_trace_start(db: sqlite3.Connection, rows: Sequence[list[Any]]) -> None:
+    """Set when the trace of each row started: the time to which a rule's score belongs. A score of a session belongs to
+    the start of its first trace, and one without any trace here to the time at which it was given.
+    """
+    starts = "SELECT id, start_ns FROM traces WHERE start_ns IS NOT NULL AND id IN (%s)"
+    of_trace = dict(select_many(db, starts, {row[_TRACE] for row in rows} - {None}))
+    firsts = "SELECT session_id, min(start_ns) FROM traces WHERE session_id IN (%s) GROUP BY session_id"
+    of_session = dict(select_many(db, firsts, {row[_SESSION] for row in rows} - {None}))
+    for row in rows:
+        known = of_session if row[_TRACE] is None else of_trace
+        start = known.get(row[_SESSION] if row[_TRACE] is None else row[_TRACE])
+        row[_TRACE_START] = row[_CREATED] if start is None else start
+
+
+def _stored_rule_feedback(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> list[RuleFeedback]:
+    """What rules have said on the traces, sessions and experiments of rows."""
+    columns = {"trace": _TRACE, "session_id": _SESSION, "experiment_id": _EXPERIMENT}
+    values = {name: {row[place] for row in rows} - {None} for name, place in columns.items()}
+    return [row for name, some in values.items() if some for row in read_rule_feedback(db, name, some)]
+
+
+def _to_rule_feedback(row: Sequence[Any]) -> RuleFeedback:
+    made = RuleFeedback(*(row[place] for place in _RULE_FEEDBACK_PLACES))
+    return made._replace(claim=made.claim or 0)
+
+
+def _changed_traces(by_id: Mapping[str, Sequence[Any]], stored: Mapping[str, Sequence[Any]]) -> set[int]:
+    """Traces of which feedback without a rule changes by these rows; what is there already, word for word, changes
+    nothing.
+    """
+    changed = [
+        row
+        for id, new in by_id.items()
+        if (old := stored.get(id)) is None or list(old[:_STANDING]) != new[:_STANDING]
+        for row in (old, new)
+    ]
+    return _traces_without_rule(row for row in changed if row is not None)
+
+
+def _traces_without_rule(rows: Iterable[Sequence[Any]]) -> set[int]:
+    """Traces on which some of the feedback has no rule."""
+    return {row[_TRACE] for row in rows if row[_RULE] is None and row[_TRACE] is not None}
+
+
+def remove_unlinked_judgements(
+    appender: Appender, ids: set[str], traces: Iterable[int | None], kept: Collection[str | None] = ()
+) -> None:
+    """Remove judgements to which no feedback on these traces leads any more: they quote what was judged, and who
+    deletes that would not find them. Those that are kept are led to by what is yet to be written.
+    """
+    sql = "SELECT judge_trace_id FROM feedback WHERE trace IN (%s) AND judge_trace_id IS NOT NULL"
+    linked = {row[0] for row in select_many(appender.db, sql, set(traces) - {None})}
+    deletion.delete_judgements(appender, appender.db, ids.difference(linked, kept))
+
+
+def _contested_rows(rows: Collection[Sequence[Any]], first: Collection[tuple[int, str]]) -> Iterator[Sequence[Any]]:
+    """Rows beside which there may be another one, whose standing is to be weighed against theirs."""
+    together = Counter([(row[_TRACE], row[_KEY]) for row in rows])
+    for row in rows:
+        if together[row[_TRACE], row[_KEY]] > 1 or (row[_TRACE], row[_KEY]) not in first:
+            yield row
+
+
+def _upsert_rows(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> bool:
+    """Insert or overwrite; whether each row that was there before was about the same under the same key."""
+    before = db.total_changes
+    insert_many(db, "feedback", FEEDBACK_COLUMNS, list(rows), _OVERWRITE)
+    return db.total_changes - before == len(rows)
+
+
+def _update_standing(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> None:
+    """Settle the standing of all that share a trace or target and a key with rows, which may be gone by now."""
+    rows = list(rows)
+    update_trace_standing(db, {(row[_TRACE], row[_KEY]) for row in rows if row[_TRACE] is not None})
+    _update_other_standing(db, {tuple(row[i] for i in _OTHER_KEY_PLACES) for row in rows if row[_TRACE] is None})
+
+
+def _feedback_row(feedback: Feedback) -> list[Any]:
+    target = feedback.target
+    score = float(feedback.score) if feedback.score is not None else None
+    row = (
+        feedback.id,
+        None,
+        target.trace_id,
+        target.span_id,
+        target.document,
+        target.session_id,
+        target.experiment_id,
+        feedback.key,
+        score,
+        isinstance(feedback.score, bool),
+        feedback.label,
+        feedback.comment,
+        feedback.outcome,
+        feedback.error,
+        feedback.source,
+        feedback.author,
+        feedback.evaluator,
+        feedback.version,
+        feedback.rule,
+        None if feedback.claim is None else max(0, min(feedback.claim, INT_MAX)),
+        feedback.judge_trace_id,
+        dumps(feedback.metadata) if feedback.metadata else None,
+        feedback.created_ns,
+        # the most likely: `settle` then changes nothing
+        2 if target.trace_id is not None and target.document is None else 1,
+        None,
+        None,
+    )
+    return [clean(value) if isinstance(value, str) and not value.isascii() else value for value in row]
+
+
+def update_trace_standing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
+    """Give every feedback of these (trace, key) its standing."""
+    rows = _rows_sharing_key(db, pairs)
+    rows.sort(key=lambda row: row[2:4], reverse=True)
+    changes: list[tuple[int, int]] = []
+    kinds: set[Any] = set()
+    latest: set[Any] = set()
+    for row in rows:
+        standing = _compute_standing(row, kinds, latest)
+        if standing != row[4]:
+            changes.append((standing, row[3]))
+    if changes:
+        db.executemany("UPDATE feedback SET standing = ? WHERE rowid = ?", changes)
+
+
+def _rows_sharing_key(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[Any]:
+    """All feedback of these (trace, key), and none of what else such a trace may have a lot of."""
+    by_key: dict[str, list[int]] = {}
+    for trace, key in dict.fromkeys(pairs):
+        by_key.setdefault(key, []).append(trace)
+    sql = (
+        "SELECT trace, key, created_ns, rowid, standing, document, span_id, source, author, rule, id FROM feedback"
+        " WHERE key = ? AND trace IN (%s)"
+    )
+    return [row for key, traces in by_key.items() for row in select_many(db, sql, traces, (key,))]
+
+
+def _compute_standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> int:
+    """Rows come newest first: the first of each place counts, and the first of each (trace, key) stands for it."""
+    kind = (row[0], row[1], *row[5 : 11 if is_anonymous(row[7], row[8]) else 10])
+    if kind in kinds:
+        return 0
+    kinds.add(kind)
+    if row[5] is not None or row[:2] in latest:
+        return 1
+    latest.add(row[:2])
+    return 2
+
+
+def _update_other_standing(db: sqlite3.Connection, kinds: Iterable[Sequence[Any]]) -> None:
+    """Sessions and experiments: of each kind only the newest counts."""
+    where = " AND ".join(f"{name} IS ?" for name in _OTHER_KEY_COLUMNS)
+    newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
+    for kind in kinds:
+        if not is_anonymous(*kind[3:5]):  # people without a name are not the same person
+            db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
+
+
+def change_feedback(
+    db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Mapping[str, JSON]]
+) -> list[Feedback]:
+    """Overwrite some fields by id. Raises `NotFound`, `Refused`."""
+    stored = {
+        row[0]: feedback_from_row(row) for row in select_many(db, SELECT_FEEDBACK + " WHERE f.id IN (%s)", changes)
+    }
+    for id in changes:
+        if id not in stored:
+            raise NotFound(f"there is no feedback {id!r} in this store; none was changed")
+    made = [apply_changes(stored[id], fields) for id, fields in changes.items()]
+    write_feedback(appender, encode_feedback(made))
+    return made
+
+
+def delete_feedback(db: sqlite3.Connection, appender: Appender, ids: Sequence[str]) -> int:
+    """Remove by id, and judgements that nothing leads to then; what they stood in front of takes their place."""
+    with appender.sums.of_feedback(_stored_pairs(db, ids)):
+        gone = _remove_rows(db, ids)
+    appender.move(_traces_without_rule(gone))
+    if judged := {row[_JUDGE] for row in gone} - {None}:
+        remove_unlinked_judgements(appender, judged, {row[_TRACE] for row in gone})
+    return len(gone)
+
+
+def _trace_key_pairs(*rows: Iterable[Sequence[Any]]) -> set[tuple[int | None, str]]:
+    """The traces and keys of rows."""
+    return {(row[_TRACE], row[_KEY]) for some in rows for row in some}
+
+
+def _stored_pairs(db: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[int | None, str]]:
+    return select_many(db, "SELECT trace, key FROM feedback WHERE id IN (%s)", ids)
+
+
+def _remove_rows(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:
+    gone = select_many(db, SELECT_FEEDBACK + " WHERE f.id IN (%s)", ids)
+    delete_many(db, "feedback", "id", ids)
+    _update_standing(db, gone)
+    return gone
+
+
+def feedback_from_row(row: Sequence[Any]) -> Feedback:
+    """The feedback of a row of `SELECT`."""
+    return _make_feedback(row, _target_from_columns(row[2:7]))
+
+
+def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Feedback]]:
+    """The feedback of rows of `SELECT`, each after the key of its trace; what is about the same shares its target."""
+    targets: dict[Sequence[Any], Target] = {}
+    for row in rows:
+        about = row[2:7]
+        target = targets.get(about)
+        if target is None:
+            target = targets[about] = _target_from_columns(about)
+        yield row[1], _make_feedback(row, target)
+
+
+def _target_from_columns(about: Sequence[Any]) -> Target:
+    trace_id, span_id, document, session_id, experiment_id = about
+    return Target(
+        trace_id=trace_id, span_id=span_id, document=document, session_id=session_id, experiment_id=experiment_id
+    )
+
+
+def _make_feedback(row: Sequence[Any], target: Target) -> Feedback:
+    score = bool(row[8]) if row[9] and row[8] is not None else row[8]
+    metadata = loads(row[21]) if row[21] else {}
+    label, comment, outcome, error, source, author, evaluator, version, rule, claim, judge = row[10:21]
+    return restore_feedback(
+        target,
+        row[0],
+        row[7],
+        score,
+        label,
+        comment,
+        outcome,
+        error,
+        source,
+        author,
+        evaluator,
+        version,
+        rule,
+        claim,
+        judge,
+        metadata,
+        row[22],
+    )
+
+
+RuleTarget: TypeAlias = tuple[str, str | None, str | None]  # rule, and the trace or session of its target
+
+
+def put_rule_feedback(db: sqlite3.Connection, appender: Appender, verdicts: Sequence[TargetFeedback]) -> list[bool]:
+    """Put them in order; whether each stands (see `TraceHalf`)."""
+    return [stands for together in _split_rounds(verdicts) for stands in _put_round(db, appender, together)]
+
+
+def _split_rounds(verdicts: Sequence[TargetFeedback]) -> Iterator[list[TargetFeedback]]:
+    """Those that can be put at once: none of them comes in the place of another."""
+    together: dict[tuple[str, Target], TargetFeedback] = {}
+    for one in verdicts:
+        if (one.rule, one.target) in together:
+            yield list(together.values())
+            together = {}
+        together[one.rule, one.target] = one
+    if together:
+        yield list(together.values())
+
+
+def _rule_target(verdicts: TargetFeedback) -> RuleTarget:
+    return verdicts.rule, verdicts.target.trace_id, verdicts.target.session_id
+
+
+def _put_round(db: sqlite3.Connection, appender: Appender, verdicts: Sequence[TargetFeedback]) -> list[bool]:
+    keys = _find_traces(db, verdicts)
+    said = _rule_feedback_by_target(db, verdicts, keys)
+    stand: list[Feedback] = []
+    gone: list[str] = []
+    stands = []
+    for one in verdicts:
+        theirs = _find_replaced(one, said.get(_rule_target(one), ())) if one.target.trace_id in keys else None
+        stands.append(theirs is not None)
+        if theirs is None:
+            _reject(appender, one, keys)
+        else:
+            stand += (made := [_with_claim(feedback, one) for feedback in one.feedback])
+            gone += {row.id for row in theirs} - {feedback.id for feedback in made}
+    write_feedback(appender, encode_feedback(stand))
+    delete_feedback(db, appender, gone)
+    return stands
+
+
+def _find_traces(db: sqlite3.Connection, verdicts: Sequence[TargetFeedback]) -> Mapping[str | None, int | None]:
+    """Keys of the targets' traces, of those that are here; a session needs none."""
+    ids = {one.target.trace_id for one in verdicts} - {None}
+    found = select_many(db, "SELECT trace_id, id FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
+    return {None: None, **dict(found)}
+
+
+def _rule_feedback_by_target(
+    db: sqlite3.Connection, verdicts: Sequence[TargetFeedback], keys: Mapping[str | None, int | None]
+) -> dict[RuleTarget, list[RuleFeedback]]:
+    sessions = {one.target.session_id for one in verdicts} - {None}
+    said: dict[RuleTarget, list[RuleFeedback]] = {}
+    for row in (
+        *read_rule_feedback(db, "trace", set(keys.values()) - {None}),
+        *read_rule_feedback(db, "session_id", sessions),
+    ):
+        said.setdefault((row.rule, row.trace_id, row.session_id), []).append(row)
+    return said
+
+
+def _find_replaced(verdicts: TargetFeedback, said: Sequence[RuleFeedback]) -> list[RuleFeedback] | None:
+    """In whose place a set comes; None where a higher claim has spoken."""
+    theirs = [row for row in said if verdicts.anew or row.evaluator in verdicts.evaluators]
+    theirs = [row for row in theirs if _is_within(row, verdicts.target)]
+    return None if any(row.claim > verdicts.claim for row in theirs) else theirs
+
+
+def _is_within(row: RuleFeedback, target: Target) -> bool:
+    """Whether a row, of the same trace or session, is about a target or what is below it."""
+    return target.span_id in (None, row.span_id) and target.document in (None, row.document)
+
+
+def _with_claim(feedback: Feedback, verdicts: TargetFeedback) -> Feedback:
+    if (feedback.rule, feedback.claim) == (verdicts.rule, verdicts.claim):
+        return feedback
+    return replace(feedback, rule=verdicts.rule, claim=verdicts.claim, id="")
+
+
+def _reject(appender: Appender, verdicts: TargetFeedback, keys: Mapping[str | None, int | None]) -> None:
+    """Let go of the judgements that would have led to nothing."""
+    judged = {feedback.judge_trace_id for feedback in verdicts.feedback if feedback.judge_trace_id is not None}
+    remove_unlinked_judgements(appender, judged, {keys.get(verdicts.target.trace_id)})

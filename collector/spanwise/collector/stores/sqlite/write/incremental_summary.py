@@ -1,0 +1,519 @@
+"""Incremental trace summary. Adding a span costs O(1), independent of the size of the trace.
+
+`_rollup.roll_up` over all facts is the definition. Who carries tokens (or a cost) marks the spans above it, up to the
+first that is marked; these marks are columns of `spans`, and what must reach a parent that is not here waits with the
+trace's orphans. A run that takes the place of another is taken in where that changes sums alone; else `replace` says
+that the trace must be summed up anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from spanwise.collector.filters import EVALUATOR_KIND
+from spanwise.collector.stores.sqlite.database.column_values import dumps
+from spanwise.collector.stores.sqlite.write.run_codec import Fact, SpanCounts
+from spanwise.collector.stores.sqlite.write.span_nodes import (
+    COST_FLAG,
+    MAX_RECORDS_IN_MEMORY,
+    TOKENS_FLAG,
+    LocalRoot,
+    OrphanedSpans,
+    RecordTable,
+    SpanNode,
+    StepLimitExceeded,
+    TraceNodes,
+    make_node,
+)
+from spanwise.collector.stores.sqlite.write.trace_summary import (
+    MAX_LISTED,
+    PICO,
+    SummaryRow,
+    counts_sort_key,
+    encode_models,
+    to_pico,
+)
+
+FIRST_VALUE_FIELDS = ("session_id", "user_id", "experiment_id", "example_id", "metadata")
+
+
+class FirstAmount(msgspec.Struct, array_like=True):
+    """The first span with tokens, or with a cost: it counts where parents go in a circle, so that none would."""
+
+    row: int
+    model: str | None
+    amounts: tuple[int, ...]
+
+
+class SummaryTotals(msgspec.Struct, array_like=True):
+    """All of a state that does not grow with its trace."""
+
+    count: int = 0
+    errors: int = 0
+    size: int = 0
+    start_ns: int = 2**63 - 1
+    end_ns: int = 0
+    names: dict[str, int] = {}  # as a list that is searched, in order of arrival
+    kinds: dict[str, int] = {}
+    tags: dict[str, int] = {}
+    models: dict[str, list[int]] = {}  # calls, input tokens, output tokens, cost in trillionths
+    firsts: dict[str, tuple[int, str]] = {}  # of `FIRSTS`: row and value
+    top: tuple[int, str, int] | None = None  # start, span, row of the earliest without a parent
+    first: tuple[int, str, int] | None = None  # the earliest of all
+    orphan: tuple[int, str, int, str] | None = None  # with its parent; None where it must be looked for
+    missing: int = 0  # parents that are not here
+    root: Fact | None = None
+    root_row: int = 0
+    marked: bool = False  # a monitor's
+    with_tokens: int = 0  # spans whose tokens count
+    tokens: tuple[int, int] = (0, 0)
+    with_cost: int = 0
+    cost: int = 0
+    first_tokens: FirstAmount | None = None
+    first_cost: FirstAmount | None = None
+    untold: int = 0  # spans without a local root, of which no parent is missing
+    unwalked: bool = False  # some have come for which no local root was looked, as there was none
+    local_roots: int = 0
+    not_arrived: int = 0  # of these
+    waiting: int = 0  # of these, for calls
+    dropped: int = 0
+    calls_sent: int = 0
+
+    def shown_tokens(self) -> Sequence[int]:
+        """Input and output tokens; those of the first span that has some where parents go in a circle."""
+        first = self.first_tokens
+        return first.amounts if first is not None and not self.with_tokens else self.tokens
+
+    def shown_cost(self) -> float | None:
+        """The cost, likewise; None if nothing has one."""
+        first = self.first_cost
+        if first is None:
+            return None
+        return (self.cost if self.with_cost else first.amounts[0]) / PICO
+
+    def shown_models(self) -> str:
+        """Of the models; where parents go in a circle, with what the first span carries."""
+        models: dict[str | None, Sequence[int]] = dict(self.models.items())
+        for first, counted, place in (
+            (self.first_tokens, self.with_tokens, 1),
+            (self.first_cost, self.with_cost, 3),
+        ):
+            if first is not None and not counted and first.model in models:
+                found = [*models[first.model]]
+                found[place : place + len(first.amounts)] = first.amounts
+                models[first.model] = found
+        return encode_models(models)
+
+    def complete(self) -> int | None:
+        """1 if all that was started has come, 0 if some has not, None if nobody can tell."""
+        if not self.local_roots:
+            return None
+        if self.not_arrived:
+            return 0
+        return None if self.missing or self.untold or self.waiting else 1
+
+
+_encoder = msgspec.json.Encoder()  # its integers have no bounds, as sums of costs ask for
+_decoder = msgspec.json.Decoder(SummaryTotals)
+
+
+def pack_totals(totals: SummaryTotals) -> bytes:
+    """As a column holds them."""
+    return _encoder.encode(totals)
+
+
+def unpack_totals(data: bytes) -> SummaryTotals:
+    """What `pack` has made. Raises `msgspec.DecodeError`, also for what another version has made."""
+    return _decoder.decode(data)
+
+
+CHARACTERS_PER_SPAN = 2_000  # characters that weigh as much as a span
+
+
+def count_characters(fact: Fact) -> int:
+    """Of what may be long in a fact."""
+    count = len(fact.name) + len(fact.kind) + len(fact.project) + len(fact.environment)
+    for text in (fact.error, fact.model, fact.session_id, fact.user_id, fact.metadata):
+        if text is not None:
+            count += len(text)
+    if fact.experiment_id is not None:
+        count += len(fact.experiment_id) + len(fact.example_id or "")
+    return count + sum(map(len, fact.tags)) if fact.tags else count
+
+
+class LocalRootUpdate(NamedTuple):
+    """Spans, and local roots of other processes, that are to count for the local root of a span."""
+
+    span_id: str
+    members: int
+    calls: int
+
+
+class IncrementalSummary:
+    """What a trace of this key sums up to, so far."""
+
+    __slots__ = ("facts", "kept", "key", "local_roots", "orphans", "totals")
+
+    def __init__(self, key: int, totals: SummaryTotals | None = None, whole: int = MAX_RECORDS_IN_MEMORY) -> None:
+        self.key, self.totals = key, totals or SummaryTotals()
+        self.orphans, self.local_roots = RecordTable(OrphanedSpans, whole), RecordTable(LocalRoot, whole)
+        self.kept = False  # in the file
+
+    @property
+    def weight(self) -> int:
+        """Memory that it takes, in spans."""
+        totals = self.totals
+        listed = len(totals.names) + len(totals.tags) + len(totals.models) + len(self.orphans) + len(self.local_roots)
+        size = sum(len(text) for _, text in totals.firsts.values()) + (
+            count_characters(totals.root) if totals.root else 0
+        )
+        for texts in (totals.names, totals.tags, totals.models):
+            size += sum(map(len, texts))
+        return 2 + listed // 4 + size // CHARACTERS_PER_SPAN
+
+    def advance(self, new: Sequence[tuple[int, Fact]], spans: TraceNodes) -> None:
+        """Take in spans, and their rows, that come after all before. Raises `Adrift`; it is of no use then."""
+        named = {fact.local_root: None for _, fact in new if fact.local_root is not None}
+        for root in named:
+            if self.local_roots.get(root) is None and (self.totals.unwalked or spans.get(root) is not None):
+                raise StepLimitExceeded  # below a local root that is new there may be spans already
+        self.settle(self.gather(new, spans), spans)
+
+    def gather(self, new: Sequence[tuple[int, Fact]], spans: TraceNodes) -> list[LocalRootUpdate]:
+        """Take in spans but for their local roots: what `settle` does, once all that come together are here."""
+        for root in {fact.local_root: None for _, fact in new if fact.local_root is not None}:
+            if self.local_roots.get(root) is None:
+                self._settle(root, None, LocalRoot(0, None, 0, 0, 0, 0))
+        return [due for row, fact in new for due in self._add(row, fact, spans)]
+
+    def settle(self, due: Iterable[LocalRootUpdate], spans: TraceNodes) -> None:
+        """Count spans, and calls that were answered, for the local roots that they are below."""
+        for one in due:
+            self._belong(one, spans)
+
+    def _add(self, row: int, fact: Fact, spans: TraceNodes) -> Iterator[LocalRootUpdate]:
+        spans.facts[row] = fact
+        one = spans.known[fact.span_id] = make_node(row, fact)
+        self._sum(row, fact)
+        if fact.local_root is not None:
+            self._member(fact.local_root, fact.counts)
+        below, callers, members = self._adopt(fact.span_id)
+        one.below = below
+        self._count(one, one.carries & ~below, 1)
+        self._place(row, fact, below | one.carries, spans)
+        if callers or members or fact.local_root is None:
+            yield LocalRootUpdate(fact.span_id, members + (fact.local_root is None), callers)
+        if fact.local_root == fact.span_id and fact.parent_id is not None:
+            yield LocalRootUpdate(fact.parent_id, 0, 1)
+
+    def _sum(self, row: int, fact: Fact) -> None:
+        totals = self.totals
+        totals.count += 1
+        totals.errors += fact.status == "error"
+        totals.size += fact.size
+        totals.start_ns = min(totals.start_ns, fact.start_ns)
+        totals.end_ns = max(totals.end_ns, fact.end_ns)
+        totals.marked = totals.marked or fact.said.judgement
+        for known, value in ((totals.names, fact.name), (totals.kinds, fact.kind)):
+            if value not in known and len(known) < MAX_LISTED:
+                known[value] = 1
+        self._tag(fact)
+        if fact.model is not None:
+            self._call(fact.model)
+        for name in FIRST_VALUE_FIELDS:
+            self._first(name, row, getattr(fact, name))
+        if totals.first is None or (fact.start_ns, fact.span_id) < totals.first:
+            totals.first = (fact.start_ns, fact.span_id, row)
+        if fact.input_tokens is not None and totals.first_tokens is None:
+            totals.first_tokens = FirstAmount(row, fact.model, (fact.input_tokens, fact.output_tokens or 0))
+        if fact.cost is not None and totals.first_cost is None:
+            totals.first_cost = FirstAmount(row, fact.model, (to_pico(fact.cost),))
+
+    def _tag(self, fact: Fact) -> None:
+        for tag in fact.tags:
+            if tag not in self.totals.tags and len(self.totals.tags) < MAX_LISTED:
+                self.totals.tags[tag] = 1
+
+    def _call(self, model: str) -> None:
+        models = self.totals.models
+        if model in models:
+            models[model][0] += 1
+        elif len(models) < MAX_LISTED:
+            models[model] = [1, 0, 0, 0]
+
+    def _first(self, name: str, row: int, value: str | None) -> None:
+        firsts = self.totals.firsts
+        if value and (name not in firsts or row < firsts[name][0]):
+            firsts[name] = (row, value)
+
+    def _adopt(self, span_id: str) -> tuple[int, int, int]:
+        """Of what is below a span that has come: flags, and how many calls and spans wait for a local root."""
+        totals = self.totals
+        if not totals.missing or (children := self.orphans.get(span_id)) is None:
+            return 0, 0, 0
+        self.orphans.put(span_id, None)
+        totals.missing -= 1
+        if totals.orphan is not None and totals.orphan[3] == span_id:
+            totals.orphan = None
+        return children.below, children.callers, children.members
+
+    def _place(self, row: int, fact: Fact, flags: int, spans: TraceNodes) -> None:
+        totals, parent_id = self.totals, fact.parent_id
+        if parent_id is None:
+            if totals.top is None or (fact.start_ns, fact.span_id) < totals.top:
+                totals.top = (fact.start_ns, fact.span_id, row)
+            return
+        parent = spans.get(parent_id)
+        if parent is None:
+            self._orphan(parent_id, OrphanedSpans(fact.start_ns, fact.span_id, row, flags, 0, 0))
+        else:
+            self._mark(parent, flags, spans)
+
+    def _belong(self, due: LocalRootUpdate, spans: TraceNodes) -> None:
+        span_id, members, calls = due
+        root, missing = self._local_root(span_id, spans)
+        if root is not None and (known := self.local_roots.get(root)) is not None:
+            now = known._replace(members=known.members + members, answered=known.answered + calls)
+            self._settle(root, known, now)
+        elif missing is not None and (waiting := self.orphans.get(missing)) is not None:
+            now_waiting = waiting._replace(members=waiting.members + members, callers=waiting.callers + calls)
+            self.orphans.put(missing, now_waiting)
+        else:
+            self.totals.untold += members
+
+    def _local_root(self, span_id: str, spans: TraceNodes) -> tuple[str | None, str | None]:
+        """The nearest local root from a span on upwards; else the parent that is missing on the way, if one is."""
+        current, path, seen = span_id, dict[str, SpanNode](), set[str]()
+        found: tuple[str | None, str | None] = (None, None)
+        while current not in seen:
+            seen.add(current)
+            if (one := spans.get(current)) is None:
+                found = (None, current)
+                break
+            if self.local_roots.get(current) is not None:
+                found = (current, None)
+                break
+            above = one.further or one.parent_id
+            if above is None:
+                break
+            if not self.totals.local_roots and spans.get(above) is not None:
+                self.totals.unwalked = True
+                break
+            path[current] = one
+            current = above
+            spans.step()
+        highest = found[0] or next(reversed(path), None)
+        for id, one in path.items():
+            one.further = highest if id != highest else None
+        return found
+
+    def _orphan(self, parent_id: str, child: OrphanedSpans) -> None:
+        totals, known = self.totals, self.orphans.get(parent_id)
+        if known is not None:
+            first = min(known, child)
+            child = OrphanedSpans(*first[:3], known.below | child.below, known.callers, known.members)
+        elif not totals.missing:
+            totals.orphan = (*child[:3], parent_id)
+        self.orphans.put(parent_id, child)
+        totals.missing += known is None
+        if totals.orphan is not None and child[:2] < totals.orphan[:2]:
+            totals.orphan = (*child[:3], parent_id)
+
+    def _mark(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
+        """Mark a span, and all above it, as having something below them."""
+        while flags := flags & ~one.below:
+            spans.mark(one, flags)
+            self._count(one, one.carries & flags, -1)
+            if one.parent_id is None:
+                return
+            parent = spans.get(one.parent_id)
+            if parent is None:
+                children = self.orphans.get(one.parent_id)
+                assert children is not None
+                self.orphans.put(one.parent_id, children._replace(below=children.below | flags))
+                return
+            one = parent
+
+    def _count(self, one: SpanNode, flags: int, times: int) -> None:
+        """Count what a span carries, or no longer."""
+        totals, model = self.totals, self.totals.models.get(one.model or "") if one.model is not None else None
+        if flags & TOKENS_FLAG:
+            sent, got = times * (one.input_tokens or 0), times * (one.output_tokens or 0)
+            totals.with_tokens += times
+            totals.tokens = (totals.tokens[0] + sent, totals.tokens[1] + got)
+            if model is not None:
+                model[1] += sent
+                model[2] += got
+        if flags & COST_FLAG:
+            cost = times * to_pico(one.cost or 0.0)
+            totals.with_cost += times
+            totals.cost += cost
+            if model is not None:
+                model[3] += cost
+
+    def _member(self, root: str, counts: SpanCounts | None) -> None:
+        known = self.local_roots.get(root)
+        now = LocalRoot(1, None, 0, 0, 0, 0) if known is None else known._replace(members=known.members + 1)
+        self._settle(root, known, _merge_counts(now, counts))
+
+    def _settle(self, root: str, known: LocalRoot | None, now: LocalRoot) -> None:
+        totals = self.totals
+        if known is None:
+            totals.local_roots += 1
+        for one, times in ((known, -1), (now, 1)):
+            if one is not None:
+                totals.not_arrived += times * (not one.has_arrived)
+                totals.waiting += times * one.waits
+                totals.dropped += times * one.dropped
+                totals.calls_sent += times * one.calls_sent
+        self.local_roots.put(root, now)
+
+    def replace(self, row: int, old: Fact, new: Fact, spans: TraceNodes) -> bool:
+        """Take in a span in place of what it was; False where that takes summing up anew, with nothing done."""
+        one = spans.get(new.span_id)
+        assert one is not None
+        if not self._can_replace(old, new):
+            return False
+        if new.local_root is not None and new.counts is not None and new.counts != old.counts:
+            known = self.local_roots.get(new.local_root)
+            assert known is not None
+            self._settle(new.local_root, known, _merge_counts(known, new.counts))
+        counted = one.carries & ~one.below
+        self._count(one, counted, -1)
+        self._amounts(one, row, old, new)
+        gained = one.carries & ~(make_node(row, old).carries)
+        self._count(one, counted | (gained & ~one.below), 1)
+        self._sums_again(row, old, new)
+        if gained := gained & ~one.below:
+            self._carry(one, gained, spans)
+        spans.facts[row] = new
+        if self.totals.root_row == row:
+            self.totals.root = new
+        return True
+
+    def _can_replace(self, old: Fact, new: Fact) -> bool:
+        totals = self.totals
+        if (
+            any(getattr(old, name) != getattr(new, name) for name in _UNCHANGEABLE_FIELDS)
+            or old.said.judgement > new.said.judgement
+        ):
+            return False
+        if any(getattr(old, name) not in (None, getattr(new, name)) for name in (*FIRST_VALUE_FIELDS, "model")):
+            return False
+        if any(getattr(old, name) is not None and getattr(new, name) is None for name in ("input_tokens", "cost")):
+            return False
+        if old.counts is not None and (new.counts is None or counts_sort_key(new.counts) < counts_sort_key(old.counts)):
+            return False
+        listed = max(len(totals.tags) + len(new.tags), len(totals.models) + 1)
+        return set(old.tags) <= set(new.tags) and listed < MAX_LISTED and new.end_ns >= old.end_ns
+
+    def _amounts(self, one: SpanNode, row: int, old: Fact, new: Fact) -> None:
+        """Have the span's node, and who is first of those that carry, say what the new one does."""
+        totals = self.totals
+        one.model, one.cost = new.model, new.cost
+        one.input_tokens, one.output_tokens = new.input_tokens, new.output_tokens
+        if old.model is None and new.model is not None:
+            self._call(new.model)
+        if new.input_tokens is not None and (totals.first_tokens is None or row <= totals.first_tokens.row):
+            totals.first_tokens = FirstAmount(row, new.model, (new.input_tokens, new.output_tokens or 0))
+        if new.cost is not None and (totals.first_cost is None or row <= totals.first_cost.row):
+            totals.first_cost = FirstAmount(row, new.model, (to_pico(new.cost),))
+
+    def _sums_again(self, row: int, old: Fact, new: Fact) -> None:
+        totals = self.totals
+        totals.errors += (new.status == "error") - (old.status == "error")
+        totals.size += new.size - old.size
+        totals.end_ns = max(totals.end_ns, new.end_ns)
+        totals.marked = totals.marked or new.said.judgement
+        self._tag(new)
+        for name in FIRST_VALUE_FIELDS:
+            self._first(name, row, getattr(new, name))
+
+    def _carry(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
+        """Tell those above a span that is here what it has got."""
+        if one.parent_id is None:
+            return
+        parent = spans.get(one.parent_id)
+        if parent is not None:
+            self._mark(parent, flags, spans)
+        elif children := self.orphans.get(one.parent_id):
+            self.orphans.put(one.parent_id, children._replace(below=children.below | flags))
+
+    def root_row(self) -> int:
+        """The row of the root: the earliest without a parent, else whose parent is not here, else of all."""
+        totals = self.totals
+        if totals.top is None and totals.missing and totals.orphan is None:
+            totals.orphan = self.orphans.earliest()
+        found = totals.top or (totals.orphan if totals.missing else totals.first)
+        assert found is not None
+        return found[2]
+
+    def rolled(self, spans: TraceNodes) -> SummaryRow:
+        """What a list shows of the trace."""
+        totals, row = self.totals, self.root_row()
+        if totals.root is None or totals.root_row != row:
+            totals.root, totals.root_row = spans.fact(row), row
+        root = totals.root
+        experiment_id = self._root_or_first("experiment_id", root)
+        tokens, cost = totals.shown_tokens(), totals.shown_cost()
+        return SummaryRow(
+            span_count=totals.count,
+            error_count=totals.errors,
+            project=root.project,
+            environment=root.environment,
+            name=root.name,
+            kind=root.kind,
+            status=root.status,
+            error=root.error,
+            start_ns=totals.start_ns,
+            end_ns=totals.end_ns,
+            input_tokens=tokens[0],
+            output_tokens=tokens[1],
+            cost=cost,
+            session_id=self._root_or_first("session_id", root),
+            user_id=self._root_or_first("user_id", root),
+            experiment_id=experiment_id,
+            example_id=self._root_or_first("example_id", root),
+            repetition=root.repetition,
+            complete=totals.complete(),
+            names=dumps(list(totals.names)),
+            kinds=dumps(list(totals.kinds)),
+            models=totals.shown_models() if totals.models else None,
+            tags=dumps(list(totals.tags)) if totals.tags else None,
+            metadata=self._root_or_first("metadata", root),
+            size=totals.size,
+            probability=root.said.probability,
+            partial=root.said.partial,
+            rooted=root.parent_id is None,
+            judgement=totals.marked or (root.kind == EVALUATOR_KIND and experiment_id is None),
+            dropped=totals.dropped,
+            calls_sent=totals.calls_sent,
+        )
+
+    def _root_or_first(self, name: str, root: Fact) -> str | None:
+        first = self.totals.firsts.get(name)
+        found: str | None = getattr(root, name) or (first[1] if first else None)
+        return found
+
+
+_UNCHANGEABLE_FIELDS = ("parent_id", "name", "kind", "start_ns", "local_root")
+
+
+def _merge_counts(known: LocalRoot, counts: SpanCounts | None) -> LocalRoot:
+    """With the later of two counts."""
+    if counts is None:
+        return known
+    before = SpanCounts(known.started or 0, known.open, known.dropped, known.calls_sent)
+    if known.started is not None and counts_sort_key(counts) <= counts_sort_key(before):
+        return known
+    return LocalRoot(known.members, *counts, known.answered)
+
+
+def summarize_from_scratch(key: int, facts: Sequence[tuple[int, Fact]]) -> tuple[IncrementalSummary, TraceNodes]:
+    """The state of a trace from all of its spans, with their rows, in order of arrival; and these, with their flags."""
+    state, spans = IncrementalSummary(key), TraceNodes()
+    state.settle(state.gather(facts, spans), spans)
+    return state, spans

@@ -1,0 +1,240 @@
+"""Amendments that wait for their run, and the index of model response ids.
+
+Ids are random, and an index over all of them would cost each a page. So they stand in parts of some `PART` that came
+one after the other, a part named by the lowest row in it: what comes is written to the pages of the last part, and who
+looks for an id asks one part after the other.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.records import JSON, Amendment
+from spanwise.collector.stores import amendment_merge
+from spanwise.collector.stores.sqlite.database.bulk_statements import (
+    VALUES_PER_IN,
+    delete_many,
+    insert_many,
+    select_many,
+)
+from spanwise.collector.stores.sqlite.database.column_values import clean, dumps, hash_id, loads
+from spanwise.collector.stores.sqlite.database.connections import Reader
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.write.run_codec import Fact
+
+MAX_RESPONSES = 200_000  # some 20 bytes each; of the latest spans, as what belongs to them comes within minutes
+BLOCK_SIZE = 1_000
+MAX_CANDIDATES = 8  # of one id: a call that several instrumentations have seen
+_BLOCKS = (  # the last first; two steps into the table for each
+    "WITH RECURSIVE parts (part) AS (SELECT max(part) FROM responses UNION ALL"
+    " SELECT (SELECT max(r.part) FROM responses r WHERE r.part < parts.part) FROM parts WHERE part IS NOT NULL)"
+)
+_BLOCKS_WITH_ID = (
+    f"{_BLOCKS} SELECT part FROM parts"
+    " WHERE EXISTS (SELECT 1 FROM responses r WHERE r.part = parts.part AND r.answer = ?) LIMIT ?"
+)
+_LATEST_SPANS = (
+    "SELECT t.trace_id, s.id FROM responses r CROSS JOIN spans s ON s.id = r.span JOIN traces t ON t.id = s.trace"
+    " WHERE r.part = ? AND r.answer = ? ORDER BY r.span DESC LIMIT ?"
+)
+
+
+class ResponseIdWriter:
+    """Puts them into the file, on the writer's connection."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db, self.size = db, BLOCK_SIZE
+        # Whatever is rolled back or deleted, the last part is above all before it and below all that comes
+        self._part = self._of(2**63 - 1)
+        sql = "SELECT count(*) FROM responses WHERE part = ?"
+        self._count = int(db.execute(sql, (self._part,)).fetchone()[0])
+
+    def put(self, rows: Sequence[tuple[int, str]], new: int) -> None:
+        """Keep that spans (their rows) bear responses' ids. From `new` on they have come for the first time."""
+        first = min([row for row, _ in rows if row >= new], default=None)
+        if first is not None and (not self._part or self._count >= self.size):
+            self._part, self._count = first, 0
+        answers = [(self._part if row >= new else self._of(row), hash_id(id), row) for row, id in rows]
+        insert_many(self._db, "responses", ("part", "answer", "span"), answers, "ON CONFLICT DO NOTHING")
+        self._count += len(answers)
+
+    def _of(self, row: int) -> int:
+        """The part in which a row stands: that of 0 if it is from before all others, and has borne no id till now."""
+        sql = "SELECT coalesce(max(part), 0) FROM responses WHERE part <= ?"
+        return int(self._db.execute(sql, (row,)).fetchone()[0])
+
+
+def find_by_response_id(reader: Reader, response_id: str) -> list[tuple[str, str]]:
+    """Trace and span of those that bear an id, the latest first. Of another id with the same number none is given."""
+    number, rows = hash_id(response_id), list[tuple[str, int]]()
+    for (part,) in reader.db.execute(_BLOCKS_WITH_ID, (number, MAX_CANDIDATES)).fetchall():
+        rows += reader.db.execute(_LATEST_SPANS, (part, number, MAX_CANDIDATES - len(rows))).fetchall()
+    facts = [(trace_id, reader.stored(trace_id, row).fact) for trace_id, row in rows]
+    return [(trace_id, fact.span_id) for trace_id, fact in facts if fact.response_id == response_id]
+
+
+def remove_response_ids(db: sqlite3.Connection, traces: Iterable[int]) -> None:
+    """Remove those of traces (their keys) that go, before their spans do."""
+    spans = sorted(row[0] for row in select_many(db, "SELECT id FROM spans WHERE trace IN (%s)", traces))
+    parts = sorted(row[0] for row in db.execute(f"{_BLOCKS} SELECT part FROM parts WHERE part IS NOT NULL"))
+    for start in range(0, len(spans) if parts else 0, VALUES_PER_IN):
+        some = spans[start : start + VALUES_PER_IN]
+        among = {parts[at - 1] for at in (bisect_right(parts, span) for span in some) if at}
+        marks = ",".join("?" * len(some))
+        for part in among:
+            db.execute(f"DELETE FROM responses WHERE part = ? AND span IN ({marks})", (part, *some))
+
+
+def prune_response_ids(db: sqlite3.Connection, most: int = MAX_RESPONSES) -> None:
+    """Forget the parts before those of the latest spans that bear one."""
+    keep = f"{_BLOCKS} SELECT part FROM parts WHERE part IS NOT NULL LIMIT {most // BLOCK_SIZE + 1}"
+    db.execute(f"DELETE FROM responses WHERE part < (SELECT min(part) FROM ({keep}))")
+
+
+MAX_AMENDMENTS = 10_000  # runs for which something waits
+MAX_AMENDMENT_BYTES = 64 * 1024 * 1024  # of all that waits
+MAX_AMENDMENT_AGE_NS = 7 * 86_400 * 10**9  # a spool keeps what it could not deliver for as long
+NO_TRACE = ""  # the trace of what waits for a response of a model
+ANY_PROJECT = ""  # the project of what is for a run of any
+
+
+class AmendmentTarget(NamedTuple):
+    """What something waits for: a span, or a response (of no trace); of one project, or of any."""
+
+    trace_id: str
+    span_id: str  # or the response's id
+    project: str
+
+
+class _PendingEntry(NamedTuple):
+    place: AmendmentTarget
+    size: int
+    seen_ns: int
+
+
+def get_amendment_target(amendment: Amendment) -> AmendmentTarget:
+    """What an amendment is about, as a table can hold it."""
+    ids = (NO_TRACE, amendment.response_id) if amendment.response_id else (amendment.trace_id, amendment.span_id)
+    return AmendmentTarget(*map(clean, (*ids, amendment.project or ANY_PROJECT)))
+
+
+class PendingAmendments:
+    """What the writer remembers of its table, so that a span of which nothing was said costs one look into a dict."""
+
+    def __init__(self, db: sqlite3.Connection, clock: StoreClock) -> None:
+        self._db, self._clock = db, clock
+        self.most, self.most_bytes = MAX_AMENDMENTS, MAX_AMENDMENT_BYTES
+        self.given_up = 0  # amendments whose run did not come, or was another project's, since the start
+        self._rows: OrderedDict[int, _PendingEntry] = OrderedDict()  # the oldest first
+        self._of: dict[str, dict[str, dict[str, int]]] = {}  # trace → span → project → row
+        self.forget()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def concerns(self, trace_id: str, facts: Iterable[Fact]) -> bool:
+        """Whether anything may have been said of a run of a trace, or of a response of these."""
+        return trace_id in self._of or (NO_TRACE in self._of and any(fact.response_id for fact in facts))
+
+    def forget(self) -> None:
+        """Read the table again: after a rollback what is remembered may be wrong."""
+        self._rows.clear()
+        self._of.clear()
+        self.bytes = 0
+        sql = "SELECT id, trace_id, span_id, project, size, seen_ns FROM amendments ORDER BY id"
+        for row, trace_id, span_id, project, size, seen_ns in self._db.execute(sql):
+            self._remember(row, _PendingEntry(AmendmentTarget(trace_id, span_id, project), size, seen_ns))
+
+    def add(self, place: AmendmentTarget, fields: Mapping[str, JSON], most: int) -> None:
+        """Keep fields for a run that is not here; with what waits for it already they are one.
+
+        Raises `Refused` where that is more than `most` bytes: each that comes costs as much as all before it.
+        """
+        row = self._of.get(place.trace_id, {}).get(place.span_id, {}).get(place.project)
+        seen = self._clock.now()
+        if row is not None:
+            fields, seen = amendment_merge.merge_fields(self._fields(row), fields), self._rows[row].seen_ns
+        data = dumps(fields)
+        size = len(data.encode())
+        if size > most:
+            raise Refused(f"{size:,} bytes would wait for span {place.span_id!r} then, at most {most:,}")
+        values = (*place, data, size, seen)
+        if row is None:
+            sql = "INSERT INTO amendments (trace_id, span_id, project, fields, size, seen_ns) VALUES (?, ?, ?, ?, ?, ?)"
+            row = int(self._db.execute(sql, values).lastrowid or 0)
+        else:
+            sql = "UPDATE amendments SET fields = ?, size = ? WHERE id = ?"
+            self._db.execute(sql, (data, size, row))
+            self.bytes -= self._rows[row].size
+        self._remember(row, _PendingEntry(place, size, int(seen)))
+        self.trim()
+
+    def take(self, trace_id: str, span_id: str, project: str) -> list[dict[str, JSON]]:
+        """What was said of a run that has come now, the earlier first; of other projects' it is given up."""
+        rows = self._of.get(trace_id, {}).get(span_id)
+        if rows is None:
+            return []
+        said = [
+            self._fields(row)
+            for name, row in sorted(rows.items(), key=lambda one: one[1])
+            if name in (ANY_PROJECT, project)
+        ]
+        self.given_up += len(rows) - len(said)
+        self._remove(list(rows.values()))
+        return said
+
+    def evict(self, trace_ids: Iterable[str]) -> None:
+        """Remove what waits for runs of traces that went."""
+        for trace_id in trace_ids:
+            self._remove([row for rows in self._of.get(trace_id, {}).values() for row in rows.values()])
+
+    def expire(self, before_ns: int, project: str | None) -> None:
+        """Give up what came before a time."""
+        self._give_up([row for row, entry in self._rows.items() if _is_expired(entry, before_ns, project)])
+
+    def trim(self) -> bool:
+        """Give up what is too old, and the oldest of what is too much; whether there was any."""
+        before, old = self.given_up, self._clock.now() - MAX_AMENDMENT_AGE_NS
+        while self._rows:
+            row, entry = next(iter(self._rows.items()))
+            if len(self._rows) <= self.most and self.bytes <= self.most_bytes and entry.seen_ns >= old:
+                break
+            self._give_up([row])
+        return self.given_up > before
+
+    def _give_up(self, rows: list[int]) -> None:
+        self.given_up += len(rows)
+        self._remove(rows)
+
+    def _fields(self, row: int) -> dict[str, JSON]:
+        fields: dict[str, JSON] = loads(
+            self._db.execute("SELECT fields FROM amendments WHERE id = ?", (row,)).fetchone()[0]
+        )
+        return fields
+
+    def _remember(self, row: int, entry: _PendingEntry) -> None:
+        self._rows[row] = entry
+        self.bytes += entry.size
+        of_trace = self._of.setdefault(entry.place.trace_id, {})
+        of_trace.setdefault(entry.place.span_id, {})[entry.place.project] = row
+
+    def _remove(self, rows: list[int]) -> None:
+        delete_many(self._db, "amendments", "id", rows)
+        for row in rows:
+            place, size, _ = self._rows.pop(row)
+            self.bytes -= size
+            of_trace = self._of[place.trace_id]
+            del of_trace[place.span_id][place.project]
+            if not of_trace[place.span_id]:
+                del of_trace[place.span_id]
+            if not of_trace:
+                del self._of[place.trace_id]
+
+
+def _is_expired(entry: _PendingEntry, before_ns: int, project: str | None) -> bool:
+    return entry.seen_ns < before_ns and project in (None, entry.place.project)

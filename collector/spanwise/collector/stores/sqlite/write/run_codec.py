@@ -1,0 +1,524 @@
+"""Encoding of runs as compressed rows and back, with sampling probability and monitor mark of a span.
+
+Encoding needs no database. It may run in any thread or process; a `Batch` is plain tuples, lists and bytes.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from math import isfinite
+from typing import Any, NamedTuple
+
+import orjson
+import zstandard
+
+from spanwise.collector.former_names import FORMER, PRESENT
+from spanwise.collector.records import JSON, Document, Event, Link, Run, Usage
+from spanwise.collector.stores.sqlite.database.column_values import INT_MAX, clean, dumps, loads
+from spanwise.collector.stores.sqlite.search.searchable_text import add_leaves, join_leaves
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.propagation_targets import get_destination
+
+TRACE_STATE = "otel.trace_state"  # an attribute: the tracestate as it arrived
+SAMPLE_RATE = "spanwise.sample_rate"  # what earlier versions of our tracer say in place of a threshold
+# Of a probability that a sender states; below it counts as unknown, because one such trace would be the whole mean
+MIN_PROBABILITY = 1e-4
+MONITOR_FLAG = 2  # bit of the flags in our tracestate entry, `trace id-span id-flags`, and `-ot` in a foreign trace
+
+
+class SamplingInfo(NamedTuple):
+    """`probability` of having been kept, None where that is unknown or below `LEAST_PROBABILITY`; `partial` where
+    only an error in it kept a trace;
+    `judgement` where a monitor made it, or called who did.
+    """
+
+    probability: float | None
+    partial: bool
+    judgement: bool
+
+
+ALWAYS_SAMPLED = SamplingInfo(1.0, False, False)
+_UNKNOWN_SAMPLING = SamplingInfo(None, False, False)
+_SAMPLING_ATTRIBUTES = (SAMPLE_RATE, names.PARTIAL, names.MONITOR, TRACE_STATE)
+
+
+def read_sampling_info(attributes: Mapping[str, JSON], resource: Mapping[str, JSON]) -> SamplingInfo:
+    """Of a span with these attributes and this resource."""
+    ours = names.LOCAL_ROOT in attributes
+    if names.MONITOR not in resource and attributes.keys().isdisjoint(
+        _SAMPLING_ATTRIBUTES
+    ):  # looks these few up, not all of theirs
+        return ALWAYS_SAMPLED if ours else _UNKNOWN_SAMPLING
+    state = attributes.get(TRACE_STATE)
+    entries = _parse_tracestate(state) if isinstance(state, str) else {}
+    partial = attributes.get(names.PARTIAL) is True
+    marked = resource.get(names.MONITOR) is True or attributes.get(names.MONITOR) is True or _has_monitor_flag(entries)
+    return SamplingInfo(_read_probability(attributes, entries, 1.0 if ours else None), partial, marked)
+
+
+def _read_probability(
+    attributes: Mapping[str, JSON], entries: Mapping[str, str], otherwise: float | None
+) -> float | None:
+    """The rate that our tracer states, else what follows from OpenTelemetry's threshold."""
+    rate = attributes.get(SAMPLE_RATE)
+    if isinstance(rate, (int, float)) and isfinite(rate) and 0 < rate <= 1:
+        stated: float | None = float(rate)
+    else:
+        stated = _threshold_probability(entries["ot"]) if "ot" in entries else otherwise
+    return None if stated is not None and stated < MIN_PROBABILITY else stated
+
+
+def _threshold_probability(entry: str) -> float | None:
+    """1 − th/2⁵⁶ of `th:…`, hex digits without the zeros at their end; None if there is none (OTEP 235)."""
+    fields = dict(field.partition(":")[::2] for field in entry.split(";"))
+    try:
+        threshold = int(fields["th"].ljust(14, "0"), 16)
+    except (KeyError, ValueError):
+        return None
+    return 1 - threshold / 2**56 if 0 <= threshold < 2**56 else None
+
+
+def _has_monitor_flag(entries: Mapping[str, str]) -> bool:
+    try:
+        entry = entries.get(PRESENT) or entries.get(FORMER, "")
+        return bool(int(entry.split("-", 3)[2], 16) & MONITOR_FLAG)
+    except (IndexError, ValueError):
+        return False
+
+
+def _parse_tracestate(state: str) -> dict[str, str]:
+    """The members of a W3C tracestate."""
+    members = (member.strip().partition("=") for member in state.split(","))
+    return {key: value for key, _, value in members}
+
+
+COMPRESSION_LEVEL = (
+    3  # measured with a dictionary: a sixth smaller than level 1, 2 us a span dearer; 4 and 5 gain nothing
+)
+# Of the tables of a dictionary, as a power of two: half as large as the level has them for a large one, they leave the
+# processor's cache (1 MB) to the rest of decoding. Measured there: 2 us a span less, of 13, and 6 bytes more, of 334
+HASH_LOG = 16
+TOKENS_MAX = 2**40  # of one run; no model has it, and sums over many traces still fit into 64 bits
+COUNT_MAX = 2**31
+SPAN_KIND = "otel.span.kind"  # see `dialects/_read.py`
+MAX_RESPONSE_ID_CHARACTERS = 200  # characters of a response's id
+ZSTD_FRAME_HEADER = zstandard.FRAME_HEADER  # with which what is compressed begins, and no JSON
+
+
+class SpanCounts(NamedTuple):
+    """What was under a local root as of the end of one of its spans."""
+
+    started: int
+    open: int
+    dropped: int = 0
+    calls_sent: int = 0
+
+
+class Fact(NamedTuple):
+    """A run without its payload: the columns of `spans`, then what only the roll-up of the trace needs."""
+
+    span_id: str
+    parent_id: str | None
+    name: str
+    kind: str
+    status: str
+    error: str | None
+    start_ns: int
+    end_ns: int
+    model: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cost: float | None
+    session_id: str | None
+    user_id: str | None
+    size: int  # bytes of the payload before compression
+    project: str
+    environment: str
+    experiment_id: str | None
+    example_id: str | None
+    repetition: int
+    tags: tuple[str, ...]
+    metadata: str | None  # JSON object of its plain values
+    local_root: str | None
+    counts: SpanCounts | None  # what its process said at this span's end
+    said: SamplingInfo  # of head sampling, and whether a monitor made it
+    sent: int | None = None  # of a run that was amended: `size` as it was sent
+    response_id: str | None = None  # that the model gave its answer
+    route: str | None = None  # of a call, where it goes; "" of a span that continues a call in another process
+
+
+MIN_COLUMNAR_FACTS = 10  # facts, from which on they are pickled together
+SPAN_COLUMN_COUNT = 15  # of a Fact, how many are columns of `spans`
+# Of all fields in a tuple: what a call with so many arguments costs twice
+_make_fact: Callable[[Iterable[Any]], Fact] = partial(tuple.__new__, Fact)
+
+
+class Batch(NamedTuple):
+    """Runs, and feedback, ready to be written, by trace. Pickles, for the same version of Python."""
+
+    traces: dict[str, list[int]]  # trace id: positions in what follows
+    facts: list[Fact]
+    payloads: list[bytes]  # as JSON, or compressed, as `FRAME` in front says
+    resources: list[int]  # position in `resource_blobs`
+    resource_blobs: list[str]
+    feedback: Sequence[list[Any]] = ()  # rows, as `_feedback.rows` makes them
+    texts: Mapping[str, str] = {}  # by trace, for the text index, as `_texts.joined` makes them
+
+    def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
+        """As plain values in columns, which take half of the time that pickling each fact takes, if there are many."""
+        if len(self.facts) < MIN_COLUMNAR_FACTS:
+            return Batch, tuple(self)
+        parts: Any = (_facts_to_columns(self.facts), *self[:1], *self[2:])
+        try:
+            return _unpickle_batch, (marshal.dumps(parts),)
+        except ValueError:  # something is of a class of its own
+            return Batch, tuple(self)
+
+
+def _facts_to_columns(facts: Sequence[Fact]) -> list[Any]:
+    """Facts by field; of one that is the same in all of them a tuple with that alone."""
+    fields = zip(*facts, strict=True)
+    columns: list[Any] = [one[:1] if one.count(one[0]) == len(one) else [*one] for one in fields]
+    for at in _NAMED_TUPLE_FIELDS:
+        columns[at] = type(columns[at])([one and tuple(one) for one in columns[at]])
+    return columns
+
+
+def _unpickle_batch(packed: bytes) -> Batch:
+    columns, traces, *others = marshal.loads(packed)
+    for at, kind in _NAMED_TUPLE_FIELDS.items():
+        columns[at] = type(columns[at])([one and kind(one) for one in columns[at]])
+    count = len(others[0])
+    facts = zip(*[repeat(one[0], count) if type(one) is tuple else one for one in columns], strict=True)
+    return Batch(traces, list(map(_make_fact, facts)), *others)
+
+
+# Fields of a `Fact` that are tuples with names, by place
+_NAMED_TUPLE_FIELDS: Mapping[int, Callable[..., Any]] = {
+    Fact._fields.index("counts"): partial(tuple.__new__, SpanCounts),
+    Fact._fields.index("said"): partial(tuple.__new__, SamplingInfo),
+}
+
+
+def encode(runs: Sequence[Run]) -> Batch:
+    """The rows of these runs. Never raises for what a run holds: what SQLite or JSON cannot hold is mended."""
+    traces: dict[str, list[int]] = {}
+    facts, payloads, resources, blobs = list[Fact](), list[bytes](), list[int](), list[str]()
+    seen: dict[int, int] = {}
+    words: dict[str, dict[str, None]] = {}
+    last, positions, found = None, list[int](), dict[str, None]()  # spans of a trace come together
+    for position, run in enumerate(runs):
+        stored, (fact, payload) = _encode_or_repair(run)
+        trace_id = run.trace_id
+        if trace_id != last:
+            last, trace_id = trace_id, clean(trace_id)
+            positions, found = traces.setdefault(trace_id, []), words.setdefault(trace_id, {})
+        positions.append(position)
+        add_leaves(found, stored.inputs, stored.outputs, payload)
+        facts.append(fact)
+        payloads.append(payload)
+        resource = seen.get(id(run.resource))
+        resources.append(_add_resource(run.resource, seen, blobs) if resource is None else resource)
+    texts = {trace_id: join_leaves(found) for trace_id, found in words.items()}
+    return Batch(traces, facts, payloads, resources, blobs, (), texts)
+
+
+class PayloadCompressor:
+    """Compresses payloads, with a dictionary if there is one. For one thread."""
+
+    def __init__(self, dictionary: bytes | None = None) -> None:
+        data = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
+        if data is not None:
+            tables = zstandard.ZstdCompressionParameters.from_level(
+                COMPRESSION_LEVEL, dict_size=len(data), hash_log=HASH_LOG
+            )
+            data.precompute_compress(compression_params=tables)
+        self._compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, dict_data=data)
+
+    def all(self, payloads: Sequence[bytes]) -> list[bytes]:
+        """One call into C for all, so that the interpreter's lock is given up once and not per payload. What is
+        compressed stays as it is.
+        """
+        plain = [payload for payload in payloads if not payload.startswith(ZSTD_FRAME_HEADER)]
+        if len(plain) == len(payloads):
+            return self._all(plain)
+        compressed = iter(self._all(plain))
+        return [payload if payload.startswith(ZSTD_FRAME_HEADER) else next(compressed) for payload in payloads]
+
+    def _all(self, payloads: list[bytes]) -> list[bytes]:
+        if len(payloads) < 4:
+            return [self._compressor.compress(payload) for payload in payloads]
+        compressed = self._compressor.multi_compress_to_buffer(list[bytes | bytearray | memoryview](payloads))
+        return [compressed[i].tobytes() for i in range(len(compressed))]
+
+
+class RunEncoder:
+    """As `encode`, with payloads compressed by a dictionary, if there is one. Pickles; for one thread."""
+
+    def __init__(self, dictionary: bytes | None = None) -> None:
+        self._dictionary = dictionary
+        self._compressor: PayloadCompressor | None = None  # made where it is used, which is elsewhere
+
+    def __call__(self, runs: Sequence[Run]) -> Batch:
+        """The rows of these runs."""
+        if self._compressor is None:
+            self._compressor = PayloadCompressor(self._dictionary)
+        batch = encode(runs)
+        return batch._replace(payloads=self._compressor.all(batch.payloads))
+
+    def __reduce__(self) -> tuple[type[RunEncoder], tuple[bytes | None]]:
+        return RunEncoder, (self._dictionary,)
+
+
+def read_dictionary_id(payloads: Sequence[bytes]) -> int:
+    """The number of the dictionary by which payloads of one batch are compressed; 0 if they are not, or by none."""
+    frame = next((payload for payload in payloads if payload.startswith(ZSTD_FRAME_HEADER)), None)
+    return 0 if frame is None else zstandard.get_frame_parameters(frame).dict_id
+
+
+def extract_fact(run: Run) -> Fact:
+    """What columns and roll-ups need of a run."""
+    return _encode_or_repair(run)[1][0]
+
+
+def encode_amended_run(run: Run, fields: Mapping[str, JSON], sent: int) -> tuple[Fact, bytes]:
+    """The row of a run with what was amended, which its payload keeps apart, too; `sent` is the size without it."""
+    _, (fact, payload) = _encode_or_repair(run)
+    whole = payload[:-1] + b',"amended":' + dumps([sent, fields]).encode() + b"}"
+    return fact._replace(size=len(whole), sent=sent), whole
+
+
+def _encode_or_repair(run: Run) -> tuple[Run, tuple[Fact, bytes]]:
+    """With the run as it is stored."""
+    try:
+        return run, _encode_run(run)
+    except (TypeError, ValueError, OverflowError, RecursionError, AttributeError):
+        mended = _repair_run(run)
+        return mended, _encode_run(mended)
+
+
+def _encode_run(run: Run) -> tuple[Fact, bytes]:
+    payload = _dump_payload(_build_payload(run))
+    usage, attributes, start_ns, end_ns = run.usage, run.attributes, run.start_ns, run.end_ns
+    _check_columns(run)
+    fact = (
+        run.span_id,
+        run.parent_id,
+        run.name,
+        run.kind,
+        run.status,
+        run.error,
+        start_ns if 0 <= start_ns <= INT_MAX else max(0, min(start_ns, INT_MAX)),
+        end_ns if 0 <= end_ns <= INT_MAX else max(0, min(end_ns, INT_MAX)),
+        run.model,
+        max(0, min(usage.input_tokens, TOKENS_MAX)) if usage else None,
+        max(0, min(usage.output_tokens, TOKENS_MAX)) if usage else None,
+        run.cost,
+        run.session_id,
+        run.user_id,
+        len(payload),
+        run.project,
+        run.environment,
+        run.experiment_id,
+        run.example_id,
+        run.repetition,
+        run.tags,
+        _comparable_metadata(run.metadata) if run.metadata else None,
+        *(_read_counts(attributes) if names.LOCAL_ROOT in attributes else _NO_COUNTS),
+        read_sampling_info(attributes, run.resource),
+        None,
+        read_response_id(attributes) if names.RESPONSE_ID in attributes else None,
+        _read_route(run) if SPAN_KIND in attributes or (run.parent_id and names.LOCAL_ROOT in attributes) else None,
+    )
+    return _make_fact(fact), payload
+
+
+def _dump_payload(payload: dict[str, JSON]) -> bytes:
+    """JSON. Keys that are no texts are looked for only where there are some."""
+    try:
+        return orjson.dumps(payload)
+    except TypeError:
+        return orjson.dumps(payload, option=orjson.OPT_NON_STR_KEYS)
+
+
+_NO_COUNTS = (None, None)
+
+
+def read_response_id(attributes: Mapping[str, JSON]) -> str | None:
+    """The id that a model gave its answer, as long as ids are."""
+    given = attributes.get(names.RESPONSE_ID)
+    return (
+        given if isinstance(given, str) and 0 < len(given) <= MAX_RESPONSE_ID_CHARACTERS and given.isascii() else None
+    )
+
+
+def _read_route(run: Run) -> str | None:
+    attributes = run.attributes
+    kind = attributes.get(SPAN_KIND)
+    if kind in ("client", "producer"):
+        return get_destination(attributes)
+    continues = kind in ("server", "consumer") or attributes.get(names.LOCAL_ROOT) == run.span_id
+    return "" if continues and run.parent_id is not None else None
+
+
+def _check_columns(run: Run) -> None:
+    """Raises `TypeError` if a column cannot hold its text; the payload's texts have been seen to by then."""
+    names = (run.name, run.kind, run.error, run.model, run.session_id, run.user_id, run.project, run.environment)
+    orjson.dumps((run.trace_id, run.span_id, run.parent_id, names, run.experiment_id, run.example_id))
+
+
+def _read_counts(attributes: Mapping[str, JSON]) -> tuple[str | None, SpanCounts | None]:
+    root = attributes.get(names.LOCAL_ROOT)
+    if not isinstance(root, str):
+        return None, None
+    started, still_open = attributes.get(names.SPANS_STARTED), attributes.get(names.SPANS_OPEN)
+    if not isinstance(started, int) or not isinstance(still_open, int):
+        return root, None
+    return root, SpanCounts(
+        started if -COUNT_MAX < started < COUNT_MAX else COUNT_MAX,
+        still_open if -COUNT_MAX < still_open < COUNT_MAX else COUNT_MAX,
+        _read_count(attributes, names.SPANS_DROPPED),
+        _read_count(attributes, names.CALLS_SENT),
+    )
+
+
+def _read_count(attributes: Mapping[str, JSON], name: str) -> int:
+    """A count that is left out where it is 0, within what columns and their sums can hold."""
+    value = attributes.get(name)
+    return max(0, min(value, COUNT_MAX)) if isinstance(value, int) else 0
+
+
+def _comparable_metadata(metadata: Mapping[str, JSON]) -> str | None:
+    """What a filter can compare: short plain values, as text."""
+    plain = {str(key): value for key, value in metadata.items() if isinstance(value, (str, int, float, bool))}
+    return dumps({key: value for key, value in plain.items() if len(str(value)) <= 200}) if plain else None
+
+
+def _build_payload(run: Run) -> dict[str, JSON]:
+    """What no column holds, without what is empty."""
+    payload: dict[str, JSON] = {"inputs": run.inputs, "outputs": run.outputs}
+    if run.documents:
+        payload["documents"] = [(d.content, d.id, d.score, d.metadata) for d in run.documents]
+    if run.attributes:
+        payload["attributes"] = run.attributes
+    if run.events:
+        payload["events"] = [(e.name, min(e.time_ns, INT_MAX), e.attributes) for e in run.events]
+    if run.links:
+        payload["links"] = [(link.trace_id, link.span_id, link.attributes) for link in run.links]
+    if run.metadata:
+        payload["metadata"] = run.metadata
+    if run.tags:
+        payload["tags"] = run.tags
+    if run.usage and run.usage.details:
+        payload["usage"] = run.usage.details
+    if run.experiment_id is not None:
+        payload["experiment"] = (run.experiment_id, run.example_id, run.repetition)
+    if run.project != "default":
+        payload["project"] = run.project
+    if run.environment != "default":
+        payload["environment"] = run.environment
+    return payload
+
+
+def _repair_run(run: Run) -> Run:
+    """The same run with lone surrogates, huge integers, too deep nesting and foreign objects replaced."""
+    fields = {name: clean(getattr(run, name)) for name in Run.__slots__}
+    fields.update({name: getattr(run, name) for name in ("start_ns", "end_ns", "repetition", "usage")})
+    fields["documents"] = tuple(Document(*map(clean, (d.content, d.id, d.score, d.metadata))) for d in run.documents)
+    fields["events"] = tuple(
+        Event(clean(e.name), max(-INT_MAX, min(e.time_ns, INT_MAX)), clean(e.attributes)) for e in run.events
+    )
+    fields["links"] = tuple(Link(*map(clean, (x.trace_id, x.span_id, x.attributes))) for x in run.links)
+    fields["tags"] = tuple(fields["tags"])
+    return Run(**fields)
+
+
+def _add_resource(resource: Mapping[str, JSON], seen: dict[int, int], blobs: list[str]) -> int:
+    """Runs of one request share their resource object; equal ones become one row when they are written."""
+    position = seen[id(resource)] = len(blobs)
+    blobs.append(dumps(resource))
+    return position
+
+
+def decode_run(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON], resource: Mapping[str, JSON]) -> Run:
+    """The run of a row: `columns` are the first `COLUMNS` fields of its `Fact`."""
+    experiment_id, example_id, repetition = payload.get("experiment", (None, None, 0))
+    tokens_in, tokens_out = columns[9], columns[10]
+    usage = None if tokens_in is None else Usage(tokens_in, tokens_out, payload.get("usage", {}))
+    return Run(
+        trace_id=trace_id,
+        span_id=columns[0],
+        parent_id=columns[1],
+        name=columns[2],
+        kind=columns[3],
+        status=columns[4],
+        error=columns[5],
+        start_ns=columns[6],
+        end_ns=columns[7],
+        model=columns[8],
+        usage=usage,
+        cost=columns[11],
+        session_id=columns[12],
+        user_id=columns[13],
+        inputs=payload.get("inputs"),
+        outputs=payload.get("outputs"),
+        documents=tuple(Document(*d) for d in payload.get("documents", ())),
+        attributes=payload.get("attributes", {}),
+        events=tuple(Event(*e) for e in payload.get("events", ())),
+        links=tuple(Link(*link) for link in payload.get("links", ())),
+        metadata=payload.get("metadata", {}),
+        tags=tuple(payload.get("tags", ())),
+        project=payload.get("project", "default"),
+        environment=payload.get("environment", "default"),
+        experiment_id=experiment_id,
+        example_id=example_id,
+        repetition=repetition,
+        resource=resource,
+    )
+
+
+class PayloadDecoder:
+    """Reads payloads; knows the dictionaries by the id that stands in each compressed frame. One thread at a time."""
+
+    def __init__(self, dictionaries: Mapping[int, bytes]) -> None:
+        self._known = {number: zstandard.ZstdCompressionDict(data) for number, data in dictionaries.items()}
+        self._by_id: dict[int, zstandard.ZstdDecompressor] = {0: zstandard.ZstdDecompressor()}
+
+    def knows_frame(self, blob: bytes) -> bool:
+        """Whether this payload's dictionary is here."""
+        number = zstandard.get_frame_parameters(blob).dict_id
+        return number == 0 or number in self._known
+
+    def raw(self, blob: bytes) -> bytes:
+        """The JSON text of a payload."""
+        return self._of(zstandard.get_frame_parameters(blob).dict_id).decompress(blob)
+
+    def payload(self, blob: bytes) -> dict[str, JSON]:
+        """The JSON object of a payload."""
+        payload: dict[str, JSON] = loads(self.raw(blob))
+        return payload
+
+    def _of(self, number: int) -> zstandard.ZstdDecompressor:
+        if number not in self._by_id:
+            self._by_id[number] = zstandard.ZstdDecompressor(dict_data=self._known[number])
+        return self._by_id[number]
+
+
+__all__ = [
+    "SPAN_COLUMN_COUNT",
+    "ZSTD_FRAME_HEADER",
+    "Batch",
+    "Fact",
+    "PayloadCompressor",
+    "PayloadDecoder",
+    "RunEncoder",
+    "SpanCounts",
+    "decode_run",
+    "encode",
+    "encode_amended_run",
+    "extract_fact",
+    "read_dictionary_id",
+]

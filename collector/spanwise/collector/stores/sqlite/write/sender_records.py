@@ -1,0 +1,319 @@
+"""Records about senders: open runs, process reports, and destinations that take part in traces.
+
+A destination takes part in a project once a span of that project has continued a call of the same project to it. The
+project of a sender with a project's key is that of the key, so no sender can name destinations for another project.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from spanwise.collector.records import JSON, OpenRun, Process, ProcessReport
+from spanwise.collector.stores.sqlite.database.bulk_statements import build_upsert_clause, insert_many, select_many
+from spanwise.collector.stores.sqlite.database.column_values import INT_MAX, clean, dumps, loads
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.write.run_codec import Fact
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.propagation_targets import MAX_DESTINATIONS
+
+MAX_OPEN_RUNS = 10_000  # are kept
+MAX_OPEN_RUN_AGE_NS = 7 * 86_400 * 10**9  # since it was said: by then its process has died
+MAX_TEXT_CHARACTERS = 1000  # characters of a text
+OPEN_RUN_COLUMNS = tuple(field.name for field in fields(OpenRun))
+_WITHOUT_SPANS = "NOT EXISTS (SELECT 1 FROM traces t WHERE t.trace_id = o.trace_id AND t.span_count > 0)"
+_SELECT_OPEN_RUNS = f"SELECT {','.join(f'o.{name}' for name in OPEN_RUN_COLUMNS)} FROM open_runs o"
+
+
+class OpenRunTable:
+    """What the writer remembers of its table, so that a trace without open runs costs one look into a dict."""
+
+    def __init__(self, db: sqlite3.Connection, clock: StoreClock) -> None:
+        self._db, self._clock, self.most = db, clock, MAX_OPEN_RUNS
+        self._of: dict[str, dict[str, str | None]] = {}  # trace → span → local root
+        self._next_look = 0.0  # for old ones
+        self.forget()
+
+    def __bool__(self) -> bool:
+        """Whether any is open."""
+        return bool(self._of)
+
+    def forget(self) -> None:
+        """Read the table again: after a rollback what is remembered may be wrong."""
+        self._of.clear()
+        for trace, span, local_root in self._db.execute("SELECT trace_id, span_id, local_root FROM open_runs"):
+            self._of.setdefault(trace, {})[span] = local_root
+
+    def evict(self, trace_ids: Iterable[str]) -> None:
+        """Drop what is remembered of traces that went."""
+        for trace_id in trace_ids:
+            self._of.pop(trace_id, None)
+
+    def left(self, trace_id: str, key: int, new: Iterable[str], *, settled: bool) -> int:
+        """How many runs of a trace are open, now that these spans have come; those that have ended are removed.
+
+        Where a trace is settled, a run below a local root that has arrived has been dropped by its process.
+        """
+        still_open = self._of.get(trace_id)
+        if still_open is None:
+            return 0
+        ended = {span for span in new if span in still_open}
+        if settled:
+            roots = {root for root in still_open.values() if root is not None}
+            sql = "SELECT span_id FROM spans WHERE trace = ? AND span_id IN (%s)"
+            here = {row[0] for row in select_many(self._db, sql, roots, (key,))}
+            ended |= {span for span, root in still_open.items() if root in here}
+        self._remove([(trace_id, span) for span in ended])
+        return len(still_open)
+
+    def add(self, runs: Sequence[OpenRun]) -> tuple[set[str], set[str]]:
+        """Keep those that are news. Returns their traces, and those that must be rolled up again, as old runs of theirs
+        went.
+        """
+        news = {(run.trace_id, run.span_id): run for run in map(_truncate_open_run, runs) if self._is_news(run)}
+        now = self._clock.now()
+        insert_many(
+            self._db, "open_runs", (*OPEN_RUN_COLUMNS, "seen_ns"), [(*_open_run_row(run), now) for run in news.values()]
+        )
+        for run in news.values():
+            self._of.setdefault(run.trace_id, {})[run.span_id] = run.local_root
+        mark = "UPDATE traces SET running = running + 1, complete = 0, updated_ns = ? WHERE trace_id = ?"
+        self._db.executemany(mark, [(now, trace_id) for trace_id, _ in news])
+        return {trace_id for trace_id, _ in news}, self._trim()
+
+    def expire(self, before_ns: int, project: str | None) -> None:
+        """Remove those that began before a time, of traces that have nothing else; others go with their traces."""
+        sql = f"SELECT o.trace_id, o.span_id FROM open_runs o WHERE {_WITHOUT_SPANS} AND o.start_ns < ?"
+        asked = "" if project is None else " AND o.project = ?"
+        self._remove(self._db.execute(sql + asked, (before_ns, *([project] if asked else ()))).fetchall())
+
+    def _is_news(self, run: OpenRun) -> bool:
+        if run.span_id in self._of.get(run.trace_id, ()):
+            return False
+        here = "EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.span_id = ?)"
+        sql = f"SELECT {here} OR (t.complete IS 1 AND {here}) FROM traces t WHERE t.trace_id = ?"
+        row = self._db.execute(sql, (run.span_id, run.local_root, run.trace_id)).fetchone()
+        return row is None or not row[0]
+
+    def _trim(self) -> set[str]:
+        """Remove what is too old, and a tenth more than is too much, as looking for it takes a walk over the table."""
+        count = sum(map(len, self._of.values()))
+        beyond = count - self.most + self.most // 10 if count > self.most else 0
+        if not beyond and time.monotonic() < self._next_look:
+            return set()
+        self._next_look = time.monotonic() + 60
+        sql = "SELECT trace_id, span_id, seen_ns < ? FROM open_runs ORDER BY seen_ns, start_ns"
+        oldest = self._db.execute(sql, (self._clock.now() - MAX_OPEN_RUN_AGE_NS,)).fetchall()
+        going = [(trace, span) for place, (trace, span, old) in enumerate(oldest) if old or place < beyond]
+        self._remove(going)
+        return {trace for trace, _ in going}
+
+    def _remove(self, keys: Sequence[tuple[str, str]]) -> None:
+        self._db.executemany("DELETE FROM open_runs WHERE trace_id = ? AND span_id = ?", keys)
+        for trace_id, span_id in keys:
+            del self._of[trace_id][span_id]
+            if not self._of[trace_id]:
+                del self._of[trace_id]
+
+
+def _truncate_open_run(run: OpenRun) -> OpenRun:
+    """As a table can hold it."""
+    given = {name: clean(getattr(run, name)) for name in OPEN_RUN_COLUMNS}
+    texts = {name: value[:MAX_TEXT_CHARACTERS] for name, value in given.items() if isinstance(value, str)}
+    return OpenRun(**{**given, **texts, "start_ns": max(0, min(run.start_ns, INT_MAX))})
+
+
+def _open_run_row(run: OpenRun) -> tuple[Any, ...]:
+    return tuple(getattr(run, name) for name in OPEN_RUN_COLUMNS)
+
+
+def list_open_runs(
+    db: sqlite3.Connection, trace_id: str | None, project: str | None, environment: str | None, limit: int
+) -> list[OpenRun]:
+    """Open runs, latest start first."""
+    asked = {"trace_id": trace_id, "project": project, "environment": environment}
+    given = {name: value for name, value in asked.items() if value is not None}
+    where = [f"o.{name} = ?" for name in given]
+    sql = f"{_SELECT_OPEN_RUNS} WHERE {' AND '.join(where) or '1'} ORDER BY o.start_ns DESC, o.span_id LIMIT ?"
+    return [_open_run_from_row(row) for row in db.execute(sql, (*given.values(), limit))]
+
+
+def read_open_runs(db: sqlite3.Connection, trace_ids: Iterable[str]) -> dict[str, list[OpenRun]]:
+    """Open runs by trace, by start time."""
+    by_trace: dict[str, list[OpenRun]] = {}
+    for row in select_many(db, f"{_SELECT_OPEN_RUNS} WHERE o.trace_id IN (%s) ORDER BY o.start_ns", trace_ids):
+        by_trace.setdefault(row[0], []).append(_open_run_from_row(row))
+    return by_trace
+
+
+def _open_run_from_row(row: Sequence[Any]) -> OpenRun:
+    return OpenRun(**dict(zip(OPEN_RUN_COLUMNS, row, strict=True)))
+
+
+MAX_PROCESSES = 10_000
+MAX_DROP_REASONS = 50  # of a report, for dropping spans
+MAX_INSTANCE_CHARACTERS = 200  # characters of an instance's name
+_COUNT_FIELDS = ("started", "open", "delivered", "spilled", "pending")
+_PROCESS_FIELDS = ("service", "project", "environment", "pid")
+_REPORT_COLUMNS = ("instance", "seen_ns", *_PROCESS_FIELDS, "reported_ns", "progress", "report")
+_ADD_STORED_COUNT = (
+    f"INSERT INTO processes (instance, stored, seen_ns, {','.join(_PROCESS_FIELDS)}) VALUES (?,?,?,?,?,?,?)"
+    " ON CONFLICT (instance) DO UPDATE SET stored = stored + excluded.stored, seen_ns = excluded.seen_ns"
+)
+_PUT_REPORT = (
+    f"INSERT INTO processes ({','.join(_REPORT_COLUMNS)}) VALUES (?,?,?,?,?,?,?,?,?) {build_upsert_clause(_REPORT_COLUMNS)}"
+    " WHERE excluded.progress >= coalesce(processes.progress, 0)"
+)
+_LEAST_RECENT = "instance IN (SELECT instance FROM processes ORDER BY seen_ns DESC LIMIT -1 OFFSET ?)"
+
+
+class SenderProcess(NamedTuple):
+    """The process that a resource names."""
+
+    instance: str
+    service: str | None
+    pid: int | None
+
+
+def read_sender_process(resource: Mapping[str, JSON]) -> SenderProcess | None:
+    """The process of a resource; None for one that names none."""
+    instance, service, pid = (resource.get(name) for name in (names.INSTANCE, "service.name", names.REPORT_PID))
+    if not isinstance(instance, str) or not 0 < len(instance) <= MAX_INSTANCE_CHARACTERS:
+        return None
+    return SenderProcess(instance, service if isinstance(service, str) else None, pid if isinstance(pid, int) else None)
+
+
+class ProcessTable:
+    """The writer's hand on its table."""
+
+    def __init__(self, db: sqlite3.Connection, clock: StoreClock) -> None:
+        self._db, self._clock, self.most = db, clock, MAX_PROCESSES
+        self._untrimmed = MAX_PROCESSES
+
+    def count(self, arrived: Counter[tuple[SenderProcess, str, str]]) -> None:
+        """Count spans that are new here, by process, project and environment."""
+        now = self._clock.now()
+        rows = [
+            (whose.instance, count, now, whose.service, project, environment, whose.pid)
+            for (whose, project, environment), count in arrived.items()
+        ]
+        self._db.executemany(_ADD_STORED_COUNT, rows)
+        self._trim(len(rows))
+
+    def report(self, reports: Sequence[ProcessReport]) -> None:
+        """Keep reports that are newer than what is here."""
+        now = self._clock.now()
+        self._db.executemany(_PUT_REPORT, [_report_row(report, now) for report in reports])
+        self._trim(len(reports))
+
+    def _trim(self, written: int) -> None:
+        self._untrimmed += written
+        if self._untrimmed > self.most // 10:
+            self._untrimmed = 0
+            self._db.execute(f"DELETE FROM processes WHERE {_LEAST_RECENT}", (self.most,))
+
+
+def _report_row(report: ProcessReport, now: int) -> tuple[Any, ...]:
+    counts: dict[str, JSON] = {name: _bounded_count(getattr(report, name)) for name in _COUNT_FIELDS}
+    dropped = {
+        str(reason)[:64]: _bounded_count(count) for reason, count in islice(report.dropped.items(), MAX_DROP_REASONS)
+    }
+    whose = (clean(getattr(report, name)) for name in _PROCESS_FIELDS)
+    # A process's clock may be set back; these never fall, so that they tell which of two reports is the later one
+    progress = _bounded_count(report.started + report.delivered + sum(report.dropped.values()))
+    said = dumps({**counts, "dropped": dropped})
+    return (clean(report.instance), now, *whose, _bounded_count(report.reported_ns), progress, said)
+
+
+def _bounded_count(value: int) -> int:
+    return max(0, min(value, INT_MAX))
+
+
+def list_processes(db: sqlite3.Connection, since_ns: int | None, limit: int) -> list[Process]:
+    """Processes, latest first."""
+    columns = f"instance, stored, seen_ns, {','.join(_PROCESS_FIELDS)}, reported_ns, report"
+    sql = f"SELECT {columns} FROM processes WHERE seen_ns >= ? ORDER BY seen_ns DESC, instance LIMIT ?"
+    return [_process_from_row(row) for row in db.execute(sql, (since_ns or 0, limit))]
+
+
+def _process_from_row(row: Sequence[Any]) -> Process:
+    instance, count, seen_ns = row[:3]
+    whose: dict[str, Any] = dict(zip(_PROCESS_FIELDS, row[3:7], strict=True))
+    said = None
+    if row[8] is not None:
+        said = ProcessReport(instance=instance, reported_ns=row[7], **whose, **loads(row[8]))
+    return Process(instance=instance, stored=count, seen_ns=seen_ns, **whose, report=said)
+
+
+T = TypeVar("T")
+DESTINATION_FIELD = "destination"  # in the table `known`: project and destination in one line each
+MAX_PROJECTS = 1_000
+MAX_PENDING_CALLS = 20_000  # calls, and continuations, whose other half has not arrived
+
+
+class DestinationTable:
+    """The writer's record of destinations. Reading a project's is safe in any thread."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._by_project: dict[str, tuple[str, ...]] = {}
+        self._calls: OrderedDict[tuple[int, str], tuple[str, str]] = OrderedDict()  # by trace and span
+        self._continued: OrderedDict[tuple[int, str], str] = OrderedDict()  # by trace and parent: the project
+        self.forget()
+
+    def forget(self) -> None:
+        """Read again what the file has: after a rollback, memory may be ahead of it."""
+        self._calls.clear()
+        self._continued.clear()
+        by_project: dict[str, tuple[str, ...]] = {}
+        for (value,) in self._db.execute("SELECT value FROM known WHERE field = ?", (DESTINATION_FIELD,)):
+            project, _, name = value.rpartition("\n")
+            by_project[project] = (*by_project.get(project, ()), name)
+        self._by_project = by_project
+
+    def of(self, project: str) -> Sequence[str]:
+        """The destinations of a project."""
+        return self._by_project.get(project, ())
+
+    def note(self, traces: Iterable[int], facts: Iterable[Fact]) -> None:
+        """Look through spans that are being written, and keep the destinations that have answered."""
+        for trace, fact in zip(traces, facts, strict=True):
+            if fact.route:
+                self._call(trace, fact)
+            elif fact.route is not None and fact.parent_id is not None:
+                self._continue(trace, fact.parent_id, fact.project)
+
+    def _call(self, trace: int, fact: Fact) -> None:
+        if self._continued.pop((trace, fact.span_id), None) == fact.project:
+            self._add(fact.project, fact.route or "")
+        else:
+            _remember_bounded(self._calls, (trace, fact.span_id), (fact.project, fact.route or ""))
+
+    def _continue(self, trace: int, caller: str, project: str) -> None:
+        call = self._calls.get((trace, caller))
+        if call is None:
+            _remember_bounded(self._continued, (trace, caller), project)
+        elif call[0] == project:
+            del self._calls[trace, caller]
+            self._add(*call)
+
+    def _add(self, project: str, name: str) -> None:
+        known = self._by_project.get(project, ())
+        if name in known or (not known and len(self._by_project) >= MAX_PROJECTS):
+            return
+        dropped = known[: len(known) + 1 - MAX_DESTINATIONS]
+        self._by_project[project] = (*known[len(dropped) :], name)
+        rows = [(DESTINATION_FIELD, f"{project}\n{one}") for one in dropped]
+        self._db.executemany("DELETE FROM known WHERE field = ? AND value = ?", rows)
+        self._db.execute("INSERT OR IGNORE INTO known VALUES (?, ?)", (DESTINATION_FIELD, f"{project}\n{name}"))
+
+
+def _remember_bounded(some: OrderedDict[tuple[int, str], T], key: tuple[int, str], value: T) -> None:
+    some[key] = value
+    if len(some) > MAX_PENDING_CALLS:
+        some.popitem(last=False)

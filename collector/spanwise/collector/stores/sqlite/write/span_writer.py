@@ -1,0 +1,711 @@
+"""Span writer: inserts batches, merges duplicate and amended spans, and assigns integer keys."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import NamedTuple
+
+from spanwise.collector.errors import Refused, StoreError, Unavailable
+from spanwise.collector.records import JSON, OpenRun
+from spanwise.collector.stores import amendment_merge
+from spanwise.collector.stores.sqlite.database.bulk_statements import build_upsert_clause, insert_many, select_many
+from spanwise.collector.stores.sqlite.database.column_values import loads
+from spanwise.collector.stores.sqlite.database.connections import Reader
+from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
+from spanwise.collector.stores.sqlite.rollups.hourly_rollups import HourlyRollups
+from spanwise.collector.stores.sqlite.rollups.rollup_delta import TraceContribution, make_contribution
+from spanwise.collector.stores.sqlite.search import fulltext_index
+from spanwise.collector.stores.sqlite.search.searchable_text import TextBuffer
+from spanwise.collector.stores.sqlite.write import pending_amendments
+from spanwise.collector.stores.sqlite.write.incremental_summary import IncrementalSummary, summarize_from_scratch
+from spanwise.collector.stores.sqlite.write.pending_amendments import (
+    ANY_PROJECT,
+    NO_TRACE,
+    AmendmentTarget,
+    PendingAmendments,
+)
+from spanwise.collector.stores.sqlite.write.run_codec import (
+    SPAN_COLUMN_COUNT,
+    ZSTD_FRAME_HEADER,
+    Batch,
+    Fact,
+    PayloadCompressor,
+    RunEncoder,
+    decode_run,
+    encode_amended_run,
+    read_dictionary_id,
+)
+from spanwise.collector.stores.sqlite.write.sender_records import (
+    DestinationTable,
+    OpenRunTable,
+    ProcessTable,
+    SenderProcess,
+    read_sender_process,
+)
+from spanwise.collector.stores.sqlite.write.span_nodes import StepLimitExceeded, TraceNodes
+from spanwise.collector.stores.sqlite.write.tombstones import Tombstones
+from spanwise.collector.stores.sqlite.write.trace_cache import (
+    FLAG_COLUMNS,
+    FLAG_VALUES,
+    CachedTrace,
+    DeferredSummary,
+    NewTrace,
+    SummaryStorage,
+)
+from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow
+
+CACHED_SPANS = 20_000  # remembered at most, or states of traces that take as much memory
+MAX_NOTED_SPANS = 500  # spans that may come while their trace is summed up anew
+# Resources, and values of menus, that are remembered, and characters of one: whoever sends may make up others for ever
+CACHED_RESOURCES, CACHED_VALUES, MAX_CACHED_CHARACTERS = 2_000, 5_000, 4_000
+MAX_AMENDED_BYTES = 32 * 1024 * 1024  # of a run, beyond which nothing more is said of it
+
+SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:SPAN_COLUMN_COUNT], *FLAG_COLUMNS)
+TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change", "changed_ns", *SummaryRow._fields)
+
+
+_SELECT_KEYS = "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)"
+_SELECT_COUNTS = "SELECT trace_id, id, span_count FROM traces WHERE trace_id IN (%s)"
+_SELECT_ROW = "SELECT id FROM spans WHERE trace = ? AND span_id = ?"
+_OVERWRITE_SPAN = build_upsert_clause(SPAN_COLUMNS)
+_OVERWRITE_TRACE = build_upsert_clause(TRACE_COLUMNS)
+
+
+_NO_IDS: Mapping[str, Iterable[str]] = MappingProxyType({})
+
+
+class _SpanRows:
+    """Spans on their way into the file, as columns."""
+
+    __slots__ = ("facts", "flags", "ids", "payloads", "resources", "traces")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.traces: list[int] = []
+        self.resources: list[int] = []
+        self.facts: list[Fact] = []
+        self.payloads: list[bytes] = []  # as JSON, or compressed
+        self.flags: list[tuple[int, int]] = []
+
+    def add(self, id: int, trace: int, came: _IncomingSpan, below: int) -> None:
+        """Add one."""
+        self.ids.append(id)
+        self.traces.append(trace)
+        self.facts.append(came.fact)
+        self.payloads.append(came.payload)
+        self.resources.append(came.resource)
+        self.flags.append(FLAG_VALUES[below])
+
+
+class _IncomingSpan(NamedTuple):
+    """A span on its way to its trace."""
+
+    fact: Fact
+    payload: bytes
+    resource: int
+
+
+class _TraceSlice(NamedTuple):
+    """What of a batch is of one trace."""
+
+    batch: Batch
+    positions: Sequence[int]
+    resources: Sequence[int]  # rows, by position in the batch's
+
+
+class _SpanChange(NamedTuple):
+    """A span that is new to its trace, or takes the place of an old one, in a row."""
+
+    row: int
+    came: _IncomingSpan
+    old: Fact | None
+
+
+class WriteResult(NamedTuple):
+    """What a write has changed: keys of traces."""
+
+    new: dict[str, int]  # by id, those of which the file has had nothing before
+    changed: set[int]  # those with a new place in the feed
+
+
+class Appender:
+    """Writes batches for the one writer, on whose connection `reader` is.
+
+    Remembers the traces that were written last, so that a late span is cheap.
+    """
+
+    def __init__(self, reader: Reader, clock: StoreClock) -> None:
+        self.reader, self.db, self._clock = reader, reader.db, clock
+        self.tombstones = Tombstones(reader.db, clock)
+        self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
+        self.held = TextBuffer(find_database_folder(reader.db))
+        newest = read_newest_dictionary(reader.db)
+        self._compressor, self.encoder = PayloadCompressor(newest), RunEncoder(newest)
+        self._dictionaries = {0, *(number for (number,) in reader.db.execute("SELECT id FROM dictionaries"))}
+        self._cache: OrderedDict[str, CachedTrace] = OrderedDict()
+        self._weights: dict[str, int] = {}  # of these
+        self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, MAX_AMENDED_BYTES
+        self.keeper = SummaryStorage(reader)
+        self.noted: dict[str, set[int] | None] = {}  # by trace that is summed up anew: rows since then, or too many
+        self._resources: dict[str, int] = {}
+        self._origins: dict[int, SenderProcess | None] = {}  # by key of the resource
+        self.running, self.processes = OpenRunTable(self.db, clock), ProcessTable(self.db, clock)
+        self.waiting = PendingAmendments(self.db, clock)
+        self.destinations = DestinationTable(self.db)
+        self.sums, self.responses = HourlyRollups(self.db), pending_amendments.ResponseIdWriter(self.db)
+        self._values: set[tuple[str, str]] = set()
+        self._next_trace = self._next_span = 1
+        self.forget()
+
+    def numbers(self, count: int) -> tuple[range, int]:
+        """So many numbers that come after all that were given out before, and the time."""
+        return self._clock.take(self.db, count)
+
+    def forget(self) -> None:
+        """Drop what is remembered: after a rollback or a deletion it may be wrong."""
+        self._cache.clear()
+        self._weights.clear()
+        self._cached_spans = 0
+        self.noted.update(dict.fromkeys(self.noted))
+        self._resources.clear()
+        self._origins.clear()
+        self.running.forget()
+        self.waiting.forget()
+        self.held.undo()
+        self.sums.forget()
+        self._values.clear()
+        self.tombstones.forget()
+        self.destinations.forget()
+        # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
+        self._next_trace = max(self._next_trace, self._highest("traces") + 1)
+        self._next_span = max(self._next_span, self._highest("spans") + 1)
+
+    def adopt(self, number: int, dictionary: bytes) -> None:
+        """Compress with this dictionary, which the file has by now, from now on. From any thread."""
+        self._dictionaries.add(number)
+        self._compressor, self.encoder = PayloadCompressor(dictionary), RunEncoder(dictionary)
+
+    def check(self, batch: Batch) -> None:
+        """Raises `Unavailable` if the file could not read what another encoder has compressed. From any thread."""
+        if (number := read_dictionary_id(batch.payloads)) not in self._dictionaries:
+            raise Unavailable(f"rows are compressed by dictionary {number}, which the file does not have; send again")
+
+    def _highest(self, table: str) -> int:
+        return int(self.db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
+
+    def keys(self, trace_ids: Iterable[str]) -> dict[str, int]:
+        """Integer keys of traces; those that are new get a row without spans, which no list shows. Those that were
+        deleted get none.
+        """
+        wanted = list(dict.fromkeys(trace_ids))
+        stored = dict(select_many(self.db, _SELECT_KEYS, wanted))
+        unknown = [trace_id for trace_id in wanted if trace_id not in stored]
+        gone = self.tombstones.among(unknown)
+        new = [(trace_id, self._take_trace()) for trace_id in unknown if trace_id not in gone]
+        insert_many(self.db, "traces", ("trace_id", "id"), new)
+        return {**stored, **dict(new)}
+
+    def _take_trace(self) -> int:
+        self._next_trace += 1
+        return self._next_trace - 1
+
+    def evict(self, trace_ids: Iterable[str]) -> None:
+        """Drop what is remembered of traces that went."""
+        trace_ids = list(trace_ids)
+        self.running.evict(trace_ids)
+        self.waiting.evict(trace_ids)
+        for trace_id in trace_ids:
+            self._drop(trace_id)
+            self.noted.pop(trace_id, None)
+
+    def write(self, batches: Sequence[Batch]) -> WriteResult:
+        """Insert or merge the runs of batches, all of them by the same few statements."""
+        before, first = self._next_trace, self._next_span
+        parts = self._parts(batches)
+        known = self._known(parts)
+        late = [some for trace_id, some in parts.items() if trace_id not in known]
+        self.tombstones.late += sum(len(part.positions) for some in late for part in some)
+        spans = _SpanRows()
+        touched: dict[str, CachedTrace] = {}
+        others: dict[str, dict[str, _IncomingSpan]] = {}
+        for trace_id, state in known.items():
+            if self._whole(trace_id, state, parts[trace_id], spans, new=state.key >= before):
+                touched[trace_id] = state
+            else:
+                others[trace_id] = _latest_versions(parts[trace_id])
+        here = self._look_up(known, others)
+        for trace_id, came in others.items():
+            begin = len(spans.ids)
+            if self._merge(trace_id, known[trace_id], came, here, spans):
+                state = touched[trace_id] = self._cache[trace_id]
+                self._keep_text(trace_id, state.key, parts[trace_id], spans, begin, new=state.key >= before)
+        self._insert_spans(spans)
+        for one in here.values():
+            self.keeper.mark(one, first)
+        new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
+        self._insert_traces(touched, here, _span_ids_by_trace(parts) if self.running else _NO_IDS, new.values())
+        self._keep_values(spans.facts)
+        self._count(spans, first)
+        self.destinations.note(spans.traces, spans.facts)
+        answers = zip(spans.ids, spans.facts, strict=True)
+        self.responses.put([(row, fact.response_id) for row, fact in answers if fact.response_id], first)
+        self._trim()
+        return WriteResult(new, {state.key for state in touched.values()})
+
+    def _parts(self, batches: Sequence[Batch]) -> dict[str, list[_TraceSlice]]:
+        """What has come, by trace."""
+        if len(self._origins) > CACHED_RESOURCES:
+            self._resources.clear()
+            self._origins.clear()
+        parts: dict[str, list[_TraceSlice]] = {}
+        for batch in batches:
+            resources = [self._resource(blob) for blob in batch.resource_blobs]
+            for trace_id, positions in batch.traces.items():
+                parts.setdefault(trace_id, []).append(_TraceSlice(batch, positions, resources))
+        return parts
+
+    def _whole(
+        self, trace_id: str, state: CachedTrace, parts: Sequence[_TraceSlice], out: _SpanRows, *, new: bool
+    ) -> bool:
+        """Take all that has come of a trace that is new, if it came in one piece, as most do; whether it did."""
+        [(batch, positions, resources), *more] = parts
+        if more or not isinstance(state, NewTrace) or state.facts or len(positions) > self.keeper.small:
+            return False
+        facts = [batch.facts[position] for position in positions]
+        if len({fact.span_id for fact in facts}) < len(facts) or self.waiting.concerns(trace_id, facts):
+            return False
+        rows = range(self._next_span, self._next_span + len(facts))
+        self._next_span = rows.stop
+        out.flags += state.take(rows, facts)
+        self._remember(trace_id, state)
+        out.ids += rows
+        out.traces += [state.key] * len(facts)
+        out.facts += facts
+        out.payloads += [batch.payloads[position] for position in positions]
+        out.resources += [resources[batch.resources[position]] for position in positions]
+        self.held.add(state.key, batch.texts.get(trace_id), rows[-1], state.rolled.size, new=new)
+        return True
+
+    def _keep_text(
+        self, trace_id: str, key: int, parts: Sequence[_TraceSlice], rows: _SpanRows, begin: int, *, new: bool
+    ) -> None:
+        """Have the text index know what was written of a trace that did not come whole, if it is all that was sent, as
+        it was sent.
+        """
+        facts, texts = rows.facts[begin:], [part.batch.texts.get(trace_id) for part in parts]
+        known = [text for text in texts if text is not None]
+        sent = sum(len(part.positions) for part in parts)
+        as_sent = len(facts) == sent and len(known) == len(texts) and key not in self.disturbed
+        self.held.add(key, "\n".join(known) if as_sent else None, rows.ids[-1], sum(f.size for f in facts), new=new)
+
+    def _look_up(
+        self, known: dict[str, CachedTrace], incoming: Mapping[str, Mapping[str, _IncomingSpan]]
+    ) -> dict[int, TraceNodes]:
+        """The spans that are here of those that have come, and of their parents."""
+        wanted: dict[int, set[str]] = {}
+        here: dict[int, TraceNodes] = {}
+        for trace_id in incoming:
+            state = known[trace_id]
+            if isinstance(state, NewTrace) and state.facts:
+                state, here[state.key] = summarize_from_scratch(
+                    state.key, list(zip(state.rows, state.facts, strict=True))
+                )
+                here[state.key].marked = []
+                self._remember(trace_id, state)
+                known[trace_id] = state
+            elif not isinstance(state, NewTrace):
+                came = incoming[trace_id]
+                parents = {one.fact.parent_id for one in came.values() if one.fact.parent_id is not None}
+                wanted[state.key] = parents.union(came)
+        return {**here, **self.keeper.look_up(wanted)} if wanted else here
+
+    def move(self, keys: Iterable[int]) -> None:
+        """Put traces at the end of the feed, as something but their runs has changed; those without runs stay out."""
+        moved = sorted(keys)
+        if moved:
+            self.put_at(moved, *self.numbers(len(moved)))
+
+    def put_at(self, moved: Sequence[int], numbers: Sequence[int], now: int) -> None:
+        """Have traces, as `move` does, stand at these places of the feed."""
+        rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
+        self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
+
+    def amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
+        """Fill in fields of a stored run (see `_amend`); whether it is here, or was deleted. Else they wait for it."""
+        if place.trace_id == NO_TRACE:
+            found = pending_amendments.find_by_response_id(self.reader, place.span_id)
+            places = [AmendmentTarget(trace_id, span_id, place.project) for trace_id, span_id in found]
+            return any(self._amend(there, fields) for there in places) or self._wait(place, fields)
+        if not select_many(self.db, _SELECT_KEYS, [place.trace_id]) and self.tombstones.among([place.trace_id]):
+            self.tombstones.late += 1
+            return True
+        return self._amend(place, fields) or self._wait(place, fields)
+
+    def _wait(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
+        self.waiting.add(place, fields, self.grown)
+        return False
+
+    def _amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
+        """Fill in fields of a run if it is here, and of the project; whether it is."""
+        found = select_many(self.db, _SELECT_KEYS, [place.trace_id])
+        here = self.db.execute(_SELECT_ROW, (found[0][1], place.span_id)).fetchone() if found else None
+        if here is None:
+            return False
+        [row], key = here, found[0][1]
+        try:
+            stored = self.reader.stored(place.trace_id, row)
+        except StoreError as error:  # of this one alone, not of all that it was said with
+            raise Refused(f"span {place.span_id!r} cannot be amended: {error}") from error
+        if place.project not in (ANY_PROJECT, stored.fact.project):
+            return False
+        run = amendment_merge.apply_amendment(stored.run, fields, stored.amended)
+        every = amendment_merge.merge_fields(stored.amended, fields)
+        if (run, every) != (stored.run, stored.amended):
+            old = stored.fact
+            fact, payload = encode_amended_run(run, every, old.size if old.sent is None else old.sent)
+            if len(payload) > self.grown:
+                raise Refused(f"span {place.span_id!r} holds {len(payload):,} bytes then, at most {self.grown:,}")
+            self._disturb(key, row)
+            self._amended(place, _SpanChange(row, _IncomingSpan(fact, payload, stored.resource), old))
+            self._keep_values([fact])
+        self._trim()
+        return True
+
+    def _amended(self, place: AmendmentTarget, change: _SpanChange) -> None:
+        came = {place.trace_id: {place.span_id: change.came}}
+        known = self._known(came)
+        here = self._look_up(known, came)
+        rows = _SpanRows()
+        self._take(place.trace_id, known[place.trace_id], [change], here, rows)
+        self._insert_spans(rows)
+        for one in here.values():
+            self.keeper.mark(one)
+        self._insert_traces({place.trace_id: self._cache[place.trace_id]}, here)
+
+    def sum_up(self, trace_ids: Sequence[str]) -> None:
+        """Sum traces up anew from the runs that are stored."""
+        for trace_id, key in select_many(self.db, _SELECT_KEYS, trace_ids):
+            state, here = self.keeper.again(trace_id, key, {})
+            self._insert_traces({trace_id: state}, {key: here}, {trace_id: here.known})
+
+    def start(self, runs: Sequence[OpenRun]) -> None:
+        """Keep that runs have started."""
+        gone = self.tombstones.among({run.trace_id for run in runs})
+        begun, freed = self.running.add([run for run in runs if run.trace_id not in gone])
+        self.tombstones.late += sum(run.trace_id in gone for run in runs)
+        stored = dict(select_many(self.db, _SELECT_KEYS + " AND span_count > 0", begun | freed))
+        self.move(stored[trace_id] for trace_id in begun - freed if trace_id in stored)
+        self._insert_traces(self._known([trace_id for trace_id in freed if trace_id in stored]), {})
+        self._trim()
+
+    def _insert_spans(self, rows: _SpanRows) -> None:
+        payloads = self._compressor.all(rows.payloads)
+        columns = zip(rows.ids, rows.traces, rows.resources, payloads, rows.facts, rows.flags, strict=True)
+        values = [
+            (row, trace, resource, payload, *fact[:SPAN_COLUMN_COUNT], *flags)
+            for row, trace, resource, payload, fact, flags in columns
+        ]
+        insert_many(self.db, "spans", SPAN_COLUMNS, values, _OVERWRITE_SPAN)
+
+    def _insert_traces(
+        self,
+        touched: Mapping[str, CachedTrace],
+        here: dict[int, TraceNodes],
+        came: Mapping[str, Iterable[str]] = _NO_IDS,
+        new: Iterable[int] = (),
+    ) -> None:
+        if not touched:
+            return
+        rows, is_new, counts, open_runs = [], set(new), dict[int, TraceContribution](), bool(self.running)
+        numbers, now = self._clock.take(self.db, len(touched))
+        for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
+            rolled, root = self._rolled(state, here)
+            if open_runs:
+                rolled = self._with_open_runs(trace_id, state.key, rolled, came.get(trace_id, ()))
+            change = (number, number, now)
+            rows.append((state.key, trace_id, now, root, *change, *rolled))
+            if state.key in is_new:
+                counts[state.key] = make_contribution(rolled)
+        with self.sums.of_traces([row[0] for row in rows], counts):
+            insert_many(self.db, "traces", TRACE_COLUMNS, rows, _OVERWRITE_TRACE)
+        self.keeper.keep(touched.values())
+        waiting = [(row[0], now) for row in rows]
+        insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
+
+    def _with_open_runs(self, trace_id: str, key: int, rolled: SummaryRow, came: Iterable[str]) -> SummaryRow:
+        running = self.running.left(trace_id, key, came, settled=rolled.complete == 1)
+        return rolled._replace(running=running, complete=0) if running else rolled
+
+    def _rolled(self, state: CachedTrace, here: dict[int, TraceNodes]) -> tuple[SummaryRow, int]:
+        """What a trace sums up to, and the row of its root."""
+        if isinstance(state, IncrementalSummary):
+            spans = here.get(state.key) or self.keeper.spans(state.key)
+            return state.rolled(spans), state.totals.root_row
+        return state.rolled, state.root
+
+    def _merge(
+        self,
+        trace_id: str,
+        state: CachedTrace,
+        came: Mapping[str, _IncomingSpan],
+        here: dict[int, TraceNodes],
+        out: _SpanRows,
+    ) -> bool:
+        """Add rows for the runs that are new or fuller than what is known; whether there are any."""
+        changes: list[_SpanChange] = []
+        for span_id, one in came.items():
+            stored = None if isinstance(state, NewTrace) else here[state.key].get(span_id)
+            if stored is None:
+                row, self._next_span = self._next_span, self._next_span + 1
+                if self.waiting:
+                    one, as_it_came = self._awaited(trace_id, one), one
+                    if one is not as_it_came:
+                        self.disturbed.add(state.key)  # its words are others than the batch says
+                changes.append(_SpanChange(row, one, None))
+            elif change := self._fuller(stored.row, one):
+                changes.append(change)
+        for change in changes:
+            if change.old:
+                self._disturb(state.key, change.row)
+        if changes:
+            self._take(trace_id, state, changes, here, out)
+        return bool(changes)
+
+    def _fuller(self, row: int, came: _IncomingSpan) -> _SpanChange | None:
+        """A run that came before, in place of what is in its row; None if that is as full, or damaged."""
+        try:
+            old = self.reader.stored("", row).fact
+        except StoreError:
+            return None
+        if not _supersedes(came.fact, old):
+            return None
+        if old.sent is not None:
+            fact, payload = self._still_amended(row, came.fact, came.payload)
+            came = came._replace(fact=fact, payload=payload)
+        return _SpanChange(row, came, old)
+
+    def _take(
+        self,
+        trace_id: str,
+        state: CachedTrace,
+        changes: Sequence[_SpanChange],
+        here: dict[int, TraceNodes],
+        out: _SpanRows,
+    ) -> None:
+        """Have a trace know of changes, and add their rows."""
+        if isinstance(state, NewTrace):
+            state, here[state.key] = IncrementalSummary(state.key, whole=self.keeper.whole), TraceNodes()
+        state = self._told(trace_id, state, changes, here)
+        self._remember(trace_id, state)
+        known = here[state.key].known
+        for row, came, _ in changes:
+            one = known.get(came.fact.span_id)
+            out.add(row, state.key, came, one.below if one else 0)
+
+    def _told(
+        self,
+        trace_id: str,
+        state: IncrementalSummary | DeferredSummary,
+        changes: Sequence[_SpanChange],
+        here: dict[int, TraceNodes],
+    ) -> IncrementalSummary | DeferredSummary:
+        """The state after changes: the same, or another where these are not such as it can take in."""
+        if isinstance(state, IncrementalSummary):
+            before = state.totals.count
+            if _try_advance(state, changes, here[state.key]):
+                return state
+            if before <= self.keeper.small:
+                facts = {change.row: change.came.fact for change in changes}
+                with suppress(StoreError):  # a span of it is damaged
+                    state, here[state.key] = self.keeper.again(trace_id, state.key, facts)
+                    return state
+            here[state.key].marked = []
+        drift = state if isinstance(state, DeferredSummary) else self.keeper.drift(state.key)
+        for row, came, old in changes:
+            if old is None:
+                drift.add(came.fact)
+            else:
+                drift.replace(row, old, came.fact)
+        if (noted := self.noted.get(trace_id)) is not None:
+            noted.update(change.row if change.old is None else -change.row for change in changes)
+            if len(noted) > MAX_NOTED_SPANS:
+                self.noted[trace_id] = None
+        return drift
+
+    def install(self, trace_id: str, state: IncrementalSummary, rows: Sequence[int]) -> bool:
+        """Go on from a state that was found out behind, and kept but for its totals; rows have come since. False where
+        it cannot be: the trace has gone, or changed otherwise.
+        """
+        counted = self.db.execute("SELECT span_count FROM traces WHERE id = ?", (state.key,)).fetchone()
+        new = self.reader.in_rows(trace_id, rows)
+        if counted != (state.totals.count + len(new),):
+            return False
+        state.kept = True
+        state.orphans.adopt(self.db, state.key)
+        state.local_roots.adopt(self.db, state.key)
+        ids = {id for one in new for id in (one.fact.span_id, one.fact.parent_id) if id is not None}
+        here = self.keeper.look_up({state.key: ids})
+        spans = here[state.key]
+        spans.known.update(dict.fromkeys(one.fact.span_id for one in new))
+        try:
+            state.advance([(one.row, one.fact) for one in new], spans)
+        except StepLimitExceeded:
+            return False
+        spans.marked += [one for fact in new if (one := spans.known[fact.fact.span_id])]
+        self.keeper.mark(spans)
+        self._remember(trace_id, state)
+        self._insert_traces({trace_id: state}, here)
+        self._trim()
+        return True
+
+    def _disturb(self, key: int, row: int) -> None:
+        """What must be done before a run of a trace is overwritten: its words are found by the old payload."""
+        fulltext_index.keep_replaced_payload(self.db, row)
+        self.held.drop(key)
+        self.disturbed.add(key)
+
+    def _awaited(self, trace_id: str, came: _IncomingSpan) -> _IncomingSpan:
+        """A run that has come for the first time, with what was said of it before."""
+        fact = came.fact
+        said = self.waiting.take(trace_id, fact.span_id, fact.project)
+        if fact.response_id:
+            said += self.waiting.take(NO_TRACE, fact.response_id, fact.project)
+        if not said:
+            return came
+        run, every = decode_run("", fact, self._read(came.payload), {}), dict[str, JSON]()
+        for fields in said:
+            run, every = (
+                amendment_merge.apply_amendment(run, fields, every),
+                amendment_merge.merge_fields(every, fields),
+            )
+        return _IncomingSpan(*encode_amended_run(run, every, fact.size), came.resource)
+
+    def _still_amended(self, row: int, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
+        """A later version of a run that was amended, with what it does not bring itself."""
+        fields = self.reader.stored("", row).amended
+        run = amendment_merge.reapply_amendments(decode_run("", fact, self._read(payload), {}), fields)
+        return encode_amended_run(run, fields, fact.size)
+
+    def _read(self, payload: bytes) -> dict[str, JSON]:
+        return self.reader.payload(payload) if payload.startswith(ZSTD_FRAME_HEADER) else loads(payload)
+
+    def _known(self, trace_ids: Iterable[str]) -> dict[str, CachedTrace]:
+        """What is known of these traces: remembered, read from the file, or new; nothing of those that were deleted."""
+        known = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
+        for trace_id in known:
+            self._cache.move_to_end(trace_id)
+        missing = [trace_id for trace_id in trace_ids if trace_id not in known]
+        stored = {trace_id: (key, count) for trace_id, key, count in select_many(self.db, _SELECT_COUNTS, missing)}
+        gone = self.tombstones.among(trace_id for trace_id in missing if trace_id not in stored)
+        for trace_id in missing:
+            if trace_id in gone:
+                continue
+            if trace_id in stored:
+                known[trace_id] = self.keeper.load(trace_id, *stored[trace_id])
+                self._remember(trace_id, known[trace_id])
+            else:
+                known[trace_id] = NewTrace(self._take_trace())
+        return known
+
+    def _remember(self, trace_id: str, state: CachedTrace) -> None:
+        """Have a trace, or what it weighs now, in memory."""
+        weight = state.weight
+        self._cached_spans += weight - self._weights.get(trace_id, 0)
+        self._cache[trace_id], self._weights[trace_id] = state, weight
+
+    def _drop(self, trace_id: str) -> None:
+        self._cache.pop(trace_id, None)
+        self._cached_spans -= self._weights.pop(trace_id, 0)
+
+    def _keep_values(self, facts: Sequence[Fact]) -> None:
+        """Note values that menus offer and no index can list."""
+        values = {("kind", fact.kind) for fact in facts} | {("environment", fact.environment) for fact in facts}
+        values |= {("model", fact.model) for fact in facts if fact.model is not None}
+        values |= {("tag", tag) for fact in facts for tag in fact.tags}
+        if new := values - self._values:
+            insert_many(self.db, "known", ("field", "value"), sorted(new), "ON CONFLICT DO NOTHING")
+            if len(self._values) + len(new) > CACHED_VALUES:
+                self._values.clear()
+            self._values |= new if len(new) <= CACHED_VALUES else set()
+
+    def _count(self, rows: _SpanRows, new: int) -> None:
+        """Count spans that have come for the first time (their rows are not below `new`) with the processes that they
+        are of.
+        """
+        came = [(rows.resources[at], rows.facts[at]) for at, row in enumerate(rows.ids) if row >= new]
+        first = dict(reversed(came))  # a process is of one project
+        arrived: Counter[tuple[SenderProcess, str, str]] = Counter()
+        for resource, count in Counter([resource for resource, _ in came]).items():
+            if whose := self._origins.get(resource):
+                arrived[whose, first[resource].project, first[resource].environment] += count
+        if arrived:
+            self.processes.count(arrived)
+
+    def _trim(self) -> None:
+        while self._cached_spans > self.bound and len(self._cache) > 1:
+            trace_id, _ = self._cache.popitem(last=False)
+            self._cached_spans -= self._weights.pop(trace_id)
+
+    def _resource(self, blob: str) -> int:
+        key = self._resources.get(blob)
+        if key is None:
+            self.db.execute("INSERT OR IGNORE INTO resources (data) VALUES (?)", (blob,))
+            key = int(self.db.execute("SELECT id FROM resources WHERE data = ?", (blob,)).fetchone()[0])
+            self._origins[key] = read_sender_process(loads(blob))
+            if len(blob) <= MAX_CACHED_CHARACTERS:
+                self._resources[blob] = key
+        return key
+
+
+def find_database_folder(db: sqlite3.Connection) -> str:
+    """Where the database's file is."""
+    return os.path.dirname(db.execute("PRAGMA database_list").fetchone()[2]) or "."
+
+
+def read_newest_dictionary(db: sqlite3.Connection) -> bytes | None:
+    """The dictionary that payloads are compressed with now."""
+    row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
+    return row[0] if row else None
+
+
+def _latest_versions(parts: Sequence[_TraceSlice]) -> dict[str, _IncomingSpan]:
+    """What has come of a trace, by span; of one that came several times the last and fullest."""
+    came: dict[str, _IncomingSpan] = {}
+    for batch, positions, resources in parts:
+        for position in positions:
+            fact = batch.facts[position]
+            earlier = came.get(fact.span_id)
+            if earlier is None or _supersedes(fact, earlier.fact):
+                came[fact.span_id] = _IncomingSpan(fact, batch.payloads[position], resources[batch.resources[position]])
+    return came
+
+
+def _span_ids_by_trace(parts: Mapping[str, Sequence[_TraceSlice]]) -> dict[str, list[str]]:
+    """The spans that have come, by trace."""
+    return {
+        trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
+        for trace_id, some in parts.items()
+    }
+
+
+def _try_advance(state: IncrementalSummary, changes: Sequence[_SpanChange], spans: TraceNodes) -> bool:
+    """Have a state take in changes; False where it cannot, and is of no use."""
+    try:
+        state.advance([(change.row, change.came.fact) for change in changes if change.old is None], spans)
+        replaced = [(change.row, change.old, change.came.fact) for change in changes if change.old is not None]
+        return all(state.replace(row, old, new, spans) for row, old, new in replaced)
+    except StepLimitExceeded:
+        return False
+
+
+def _supersedes(new: Fact, old: Fact) -> bool:
+    """Later and fuller wins; the same run sent twice changes nothing, nor does it undo what was amended since."""
+    if old.sent is not None:
+        return (new.end_ns, new.size) > (old.end_ns, old.sent)
+    rank_new, rank_old = (new.end_ns, new.size), (old.end_ns, old.size)
+    return rank_new > rank_old or (rank_new == rank_old and new != old)

@@ -1,0 +1,279 @@
+"""Trace summary: definition of a trace's totals (root, tokens, cost, completeness) over all of its spans.
+
+- Root: the earliest span without a parent, else the earliest whose parent has not arrived.
+- Tokens and cost are counted once: those of a span count unless a span below it carries its own. A chain that repeats
+  the sum of its model calls, or a framework's span around a client's span of the same call, so adds nothing.
+- Start and end span the whole trace; session, user and metadata are the root's, else the first that any span has.
+- Complete (`1`, `0`, or None where only a quiet period can tell), dropped, calls sent: see `_counted`. What was dropped
+  counts as arrived there: such a trace is settled, and no list calls it complete.
+- Names, kinds, models and tags are listed in order of arrival, the first `LISTED` of each.
+
+This is the definition. `_state.State` reaches the same from the spans that are new alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from spanwise.collector.filters import EVALUATOR_KIND
+from spanwise.collector.stores.sqlite.database.column_values import dumps
+from spanwise.collector.stores.sqlite.write.run_codec import ALWAYS_SAMPLED, Fact, SpanCounts
+
+MAX_LISTED = 256  # names, kinds, models and tags of a trace, each: their lists are written anew with every batch
+PICO = 10**12  # costs are added up as whole trillionths, so that the sum is the same in any order
+MAX_COST = 1e12  # of a run; what claims more (or is no number) counts as 0
+
+
+class SummaryRow(NamedTuple):
+    """Columns of `traces`, under their names."""
+
+    span_count: int
+    error_count: int
+    project: str
+    environment: str
+    name: str
+    kind: str
+    status: str
+    error: str | None
+    start_ns: int
+    end_ns: int
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
+    session_id: str | None
+    user_id: str | None
+    experiment_id: str | None
+    example_id: str | None
+    repetition: int
+    complete: int | None
+    names: str
+    kinds: str
+    models: str | None
+    tags: str | None
+    metadata: str | None
+    size: int  # bytes of all payloads before compression
+    probability: float | None  # of having been kept by head sampling, as the root says
+    partial: bool
+    rooted: bool  # a span without a parent is here
+    judgement: bool  # an evaluator's own, or marked as a monitor's anywhere
+    dropped: int  # spans that their sender has dropped, as far as it could say so
+    calls_sent: int  # with the trace's context in them
+    running: int = 0  # open runs: no facts of theirs are here, see `_running`
+
+
+class AncestorIds(NamedTuple):
+    """Ids of spans with tokens, or a cost, somewhere below them."""
+
+    tokens: set[str]
+    cost: set[str]
+
+
+def to_pico(cost: float) -> int:
+    """A cost in trillionths."""
+    return round(cost * PICO) if -MAX_COST < cost < MAX_COST else 0
+
+
+def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds]:
+    """The roll-up of a trace, the position of its root in `facts` (at least one, in order of arrival), and whose
+    tokens and cost are not to be counted.
+
+    Once per trace and request: one loop over the facts, and nothing looked into that no fact has.
+    """
+    by_id: dict[str, Fact] = {}
+    names: dict[str, None] = {}
+    kinds: dict[str, None] = {}
+    with_tokens: list[Fact] = []
+    with_cost: list[Fact] = []
+    with_model: list[Fact] = []
+    errors = size = 0
+    start_ns, end_ns = facts[0].start_ns, facts[0].end_ns
+    tagged = counted = marked = tried = False
+    for fact in facts:
+        by_id[fact.span_id] = fact
+        names[fact.name] = kinds[fact.kind] = None
+        size += fact.size
+        if fact.status == "error":
+            errors += 1
+        if fact.start_ns < start_ns:  # `min` would take thrice as long
+            start_ns = fact.start_ns
+        if fact.end_ns > end_ns:
+            end_ns = fact.end_ns
+        if fact.input_tokens is not None:
+            with_tokens.append(fact)
+        if fact.cost is not None:
+            with_cost.append(fact)
+        if fact.model is not None:
+            with_model.append(fact)
+        if fact.tags:
+            tagged = True
+        if fact.local_root is not None:
+            counted = True
+        if fact.experiment_id or fact.example_id:
+            tried = True
+        if fact.said is not ALWAYS_SAMPLED and fact.said.judgement:
+            marked = True
+    position = _find_root(facts, by_id)
+    root = facts[position]
+    experiment_id, example_id = _experiment_and_example(root, facts) if tried else (root.experiment_id, root.example_id)
+    above = AncestorIds(_ancestor_ids(with_tokens, by_id), _ancestor_ids(with_cost, by_id))
+    tokens, costs = _without_ancestors(with_tokens, above.tokens), _without_ancestors(with_cost, above.cost)
+    complete, dropped, calls_sent = _check_completeness(facts, by_id) if counted else (None, 0, 0)
+    rolled = SummaryRow(
+        span_count=len(facts),
+        error_count=errors,
+        project=root.project,
+        environment=root.environment,
+        name=root.name,
+        kind=root.kind,
+        status=root.status,
+        error=root.error,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        input_tokens=sum([fact.input_tokens or 0 for fact in tokens]),
+        output_tokens=sum([fact.output_tokens or 0 for fact in tokens]),
+        cost=sum([to_pico(fact.cost or 0.0) for fact in costs]) / PICO if costs else None,
+        session_id=root.session_id or next((fact.session_id for fact in facts if fact.session_id), None),
+        user_id=root.user_id or next((fact.user_id for fact in facts if fact.user_id), None),
+        experiment_id=experiment_id,
+        example_id=example_id,
+        repetition=root.repetition,
+        complete=complete,
+        names=dumps(list(names)[:MAX_LISTED]),
+        kinds=dumps(list(kinds)[:MAX_LISTED]),
+        models=_sum_models(with_model, tokens, costs) if with_model else None,
+        tags=dumps(list(dict.fromkeys(tag for fact in facts for tag in fact.tags))[:MAX_LISTED]) if tagged else None,
+        metadata=root.metadata or next((fact.metadata for fact in facts if fact.metadata), None),
+        size=size,
+        probability=root.said.probability,
+        partial=root.said.partial,
+        rooted=root.parent_id is None,  # else it would not be the root
+        judgement=marked or (root.kind == EVALUATOR_KIND and experiment_id is None),
+        dropped=dropped,
+        calls_sent=calls_sent,
+    )
+    return rolled, position, above
+
+
+def _experiment_and_example(root: Fact, facts: Sequence[Fact]) -> tuple[str | None, str | None]:
+    """Of which experiment and example a trace is."""
+    return (
+        root.experiment_id or next((fact.experiment_id for fact in facts if fact.experiment_id), None),
+        root.example_id or next((fact.example_id for fact in facts if fact.example_id), None),
+    )
+
+
+def _find_root(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int:
+    tops = [i for i, fact in enumerate(facts) if fact.parent_id is None]
+    if len(tops) == 1:
+        return tops[0]
+    tops = tops or [i for i, fact in enumerate(facts) if fact.parent_id not in by_id]
+    return min(tops or range(len(facts)), key=lambda i: (facts[i].start_ns, facts[i].span_id))
+
+
+def _ancestor_ids(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> set[str]:
+    """Ids of the spans above these."""
+    above: set[str] = set()
+    for fact in facts:
+        parent = fact.parent_id
+        while parent is not None and parent not in above and parent in by_id:
+            above.add(parent)
+            parent = by_id[parent].parent_id
+    return above
+
+
+def _without_ancestors(facts: list[Fact], above: set[str]) -> list[Fact]:
+    """Those of the facts that have none of the others below them; the first where parents go in a circle."""
+    return ([fact for fact in facts if fact.span_id not in above] or facts[:1]) if above else facts
+
+
+def _sum_models(facts: Sequence[Fact], tokens: Sequence[Fact], costs: Sequence[Fact]) -> str:
+    """`{model: [calls, input tokens, output tokens, cost]}`; tokens and cost that were counted, under their model."""
+    by_model: dict[str | None, list[int]] = {}
+    for fact in facts:
+        if fact.model in by_model or len(by_model) < MAX_LISTED:
+            by_model.setdefault(fact.model, [0, 0, 0, 0])[0] += 1
+    for fact in tokens:
+        if fact.model in by_model:
+            by_model[fact.model][1] += fact.input_tokens or 0
+            by_model[fact.model][2] += fact.output_tokens or 0
+    for fact in costs:
+        if fact.model in by_model:
+            by_model[fact.model][3] += to_pico(fact.cost or 0.0)
+    return encode_models(by_model)
+
+
+def encode_models(by_model: Mapping[str | None, Sequence[int]]) -> str:
+    """The column: cost, which is in trillionths here, as it was said."""
+    return dumps({model: [calls, sent, got, cost / PICO] for model, (calls, sent, got, cost) in by_model.items()})
+
+
+def _check_completeness(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> tuple[int | None, int, int]:
+    """Whether every span that was started has arrived or was dropped; how many were dropped; how many calls went out.
+
+    Every local root says how many spans were started below it and are still open; a span that ends after its local
+    root says it anew, and names it. 1: for each local root the latest counts have arrived, nothing is open and as many
+    spans are here that name it, or name none and are below it. 0: some are known to be missing. None: no counts tell,
+    as in foreign traces, below a parent that has not arrived, or where calls went out of which nothing has come (a
+    service that traces nothing, or one that is on its way); then only a quiet period can.
+    """
+    named: dict[str, list[Fact]] = {}
+    for fact in facts:
+        if fact.local_root is not None:
+            named.setdefault(fact.local_root, []).append(fact)
+    nearest = _nearest_local_roots(facts, by_id, named)
+    members = Counter([fact.local_root or nearest[fact.span_id] for fact in facts])
+    latest = {root: _latest_counts(those) for root, those in named.items()}
+    dropped = sum([counts.dropped for counts in latest.values()])
+    calls_sent = sum([counts.calls_sent for counts in latest.values()])
+    if not all(_has_arrived(members[root], counts) for root, counts in latest.items()):
+        return 0, dropped, calls_sent
+    untold = None in members or any(f.parent_id is not None and f.parent_id not in by_id for f in facts)
+    untold = untold or (calls_sent > 0 and _has_unanswered_calls(facts, nearest, latest))
+    return None if untold else 1, dropped, calls_sent
+
+
+def _nearest_local_roots(
+    facts: Sequence[Fact], by_id: Mapping[str, Fact], named: Collection[str]
+) -> dict[str | None, str | None]:
+    """Of each span the nearest local root from it on upwards, None where there is none."""
+    found: dict[str | None, str | None] = {root: root for root in named if root in by_id}
+    for fact in facts:
+        path: list[str] = []
+        current: str | None = fact.span_id
+        while current is not None and current in by_id and current not in found:
+            path.append(current)
+            found[current] = None
+            current = by_id[current].parent_id
+        found.update(dict.fromkeys(path, found.get(current)))
+    return found
+
+
+UNKNOWN_COUNTS = SpanCounts(started=0, open=1)
+
+
+def _latest_counts(members: Sequence[Fact]) -> SpanCounts:
+    """What was said last; counts never fall, but for that of the open ones."""
+    counts = [fact.counts for fact in members if fact.counts is not None]
+    if len(counts) == 1:
+        return counts[0]
+    return max(counts, key=counts_sort_key) if counts else UNKNOWN_COUNTS
+
+
+def counts_sort_key(counts: SpanCounts) -> tuple[int, int, int, int]:
+    """By what of two counts the later is told."""
+    return counts.started, -counts.open, counts.dropped, counts.calls_sent
+
+
+def _has_arrived(members: int, counts: SpanCounts) -> bool:
+    return counts.open == 0 and members + counts.dropped >= counts.started
+
+
+def _has_unanswered_calls(
+    facts: Sequence[Fact], nearest: Mapping[str | None, str | None], latest: Mapping[str, SpanCounts]
+) -> bool:
+    """Whether some local root has sent out more calls than local roots of other processes have arrived below it."""
+    callers = [fact.parent_id for fact in facts if fact.local_root == fact.span_id and fact.parent_id is not None]
+    answered = Counter([nearest.get(caller) for caller in callers])
+    return any(answered[root] < counts.calls_sent for root, counts in latest.items())

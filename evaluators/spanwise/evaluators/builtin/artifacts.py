@@ -1,0 +1,323 @@
+"""Artifacts of an agent: expectations, and file access confined to a directory.
+
+Links are resolved first, and what they lead to must lie below the directory. Then every step of that path is opened
+from the one before it, following no link: whatever is exchanged in the meantime cannot lead out. What was opened is
+looked at before it is read, so that a FIFO, a device or a socket is never read from.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any
+
+from spanwise.evaluators.builtin.json import InvalidJSON, load_strict_json
+
+MAX_PATH_LENGTH = 4096  # characters: longer paths are opened by no system
+MAX_PROBLEMS = 20  # told of one artifact: a file of lines may have a million
+_PDF_PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A name, and the content that was handed over with it; None: it is on the disk, if anywhere."""
+
+    path: str
+    content: bytes | None = None
+
+
+def find_artifacts(outputs: Any) -> list[Artifact]:
+    """What outputs name or hold: a list of artifacts, one alone, or contents by name. Raises `ValueError`."""
+    named = outputs.get("artifacts") if isinstance(outputs, Mapping) else outputs
+    if named is None or (named is outputs and not isinstance(named, list | tuple)):
+        return []
+    if isinstance(named, Mapping) and not isinstance(named.get("path"), str):
+        return [_make_artifact({"path": path, "content": content}) for path, content in named.items()]
+    return [_make_artifact(item) for item in (named if isinstance(named, list | tuple) else [named])]
+
+
+def check_artifact(artifact: Artifact, expected: Mapping[str, Any], below: ArtifactDirectory) -> list[str]:
+    """What is wrong with an artifact, in words, the first of it; empty when it is sound.
+
+    Raises `ValueError` for more than may be read.
+    """
+    try:
+        held = below.read(artifact.path) if artifact.content is None else artifact.content
+    except FileNotFoundError:
+        return ["is missing"]
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
+    if artifact.content is not None:
+        below.take(len(artifact.content), artifact.path)
+    kind = expected.get("kind")
+    if kind is not None and (kind == "dir") != isinstance(held, frozenset):
+        return [f"is no {kind}"]
+    problems = (
+        _check_folder(held, expected) if isinstance(held, frozenset) else _check_file(artifact.path, held, expected)
+    )
+    return list(islice(problems, MAX_PROBLEMS))
+
+
+def check_expectations(expectations: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for an expectation that does not exist, or that nothing could meet."""
+    for path, expected in expectations.items():
+        if not isinstance(expected, Mapping):
+            raise ValueError(
+                f"what is expected of {path!r} is a dict such as {{'min_bytes': 1}}, not {expected!r:.200}"
+            )
+        for name, value in expected.items():
+            if name not in EXPECTATIONS:
+                raise ValueError(f"expectation {name!r} of {path!r} is none of {', '.join(EXPECTATIONS)}")
+            words, holds = EXPECTATIONS[name]
+            if not holds(value):
+                raise ValueError(f"expectation {name!r} of {path!r} is {words}, not {value!r:.200}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+
+
+EXPECTATIONS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "kind": ("'file' or 'dir'", lambda value: value in ("file", "dir")),
+    "min_bytes": ("a whole number, 0 or more", _is_count),
+    "contains": ("a list of texts", _are_texts),
+    "fields": ("a dict of paths and values", lambda value: isinstance(value, Mapping)),
+    "entries": ("a list of names", _are_texts),
+    "pages": ("a whole number, 0 or more", _is_count),
+}
+
+
+def _check_folder(entries: frozenset[str], expected: Mapping[str, Any]) -> Iterator[str]:
+    if not entries:
+        yield "is empty"
+    yield from (f"has no {name}" for name in expected.get("entries", ()) if name not in entries)
+
+
+def _check_file(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
+    if not data.strip():
+        yield "is empty"
+        return
+    for problems in (_check_size, _check_texts, _check_json, _check_pages):
+        yield from problems(path, data, expected)
+
+
+def _check_size(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
+    least = expected.get("min_bytes", 0)
+    if len(data) < least:
+        yield f"has {len(data)} bytes, fewer than {least}"
+
+
+def _check_texts(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
+    wanted = expected.get("contains", ())
+    text = data.decode("utf-8", "replace") if wanted else ""
+    yield from (f"does not contain {part!r}" for part in wanted if part not in text)
+
+
+def _check_json(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
+    suffix = PurePosixPath(path).suffix.lower()
+    if suffix not in (".json", ".jsonl") and "fields" not in expected:
+        return
+    try:
+        for row in _json_rows(data, by_line=suffix == ".jsonl"):
+            fields = expected.get("fields", {}).items()
+            yield from (problem for steps, value in fields if (problem := _check_field(row, steps, value)))
+    except (InvalidJSON, UnicodeDecodeError) as error:
+        yield f"is no JSON: {error}"
+
+
+def _json_rows(data: bytes, *, by_line: bool) -> Iterator[Any]:
+    if not by_line:
+        yield load_strict_json(data.decode("utf-8"))
+        return
+    for line in data.split(b"\n"):
+        if line.strip():
+            yield load_strict_json(line.decode("utf-8"))
+
+
+def _check_field(row: Any, path: str, value: Any) -> str | None:
+    inner = row
+    for step in path.split("."):
+        if not isinstance(inner, Mapping) or step not in inner:
+            return f"has no field {path!r}"
+        inner = inner[step]
+    return None if inner == value else f"has {path!r} {inner!r:.100}, not {value!r:.100}"
+
+
+def _check_pages(path: str, data: bytes, expected: Mapping[str, Any]) -> Iterator[str]:
+    if "pages" not in expected:
+        return
+    if not data.startswith(b"%PDF-"):
+        yield "is no PDF"
+        return
+    count = len(_PDF_PAGE.findall(data))
+    if count < expected["pages"]:
+        yield f"has {count} pages, fewer than {expected['pages']}"
+
+
+def _make_artifact(item: Any) -> Artifact:
+    path = item.get("path") if isinstance(item, Mapping) else item
+    if not isinstance(path, str):
+        raise ValueError(f"an artifact is a path or {{'path': …, 'content': …}}, not {item!r:.200}")
+    if len(path) > MAX_PATH_LENGTH:
+        raise ValueError(
+            f"an artifact's path has {len(path):,} characters, more than {MAX_PATH_LENGTH:,}: {path!r:.200}"
+        )
+    content = item.get("content") if isinstance(item, Mapping) else None
+    return Artifact(path, None if content is None else _content_bytes(content))
+
+
+def _content_bytes(content: Any) -> bytes:
+    """Content that was handed over, as it would be in a file: texts as they are, values as JSON."""
+    if isinstance(content, bytes):
+        return content
+    try:
+        text = content if isinstance(content, str) else json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError):
+        text = str(content)
+    return text.encode("utf-8", "surrogatepass")
+
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC  # a FIFO would wait for a writer
+
+
+@dataclass(slots=True)
+class ArtifactDirectory:
+    """A directory if there is one, how many of its entries are looked at, and how many bytes may still be read."""
+
+    directory: str | None
+    most: int
+    left: int
+
+    def files(self) -> list[str]:
+        """Names of all files and links below the directory, sorted, and of folders that cannot be listed.
+
+        Raises `ValueError` when there are more than `most` entries, or no such directory.
+        """
+        names: list[str] = []
+        waiting, seen = [""] if self.directory is not None else [], 0
+        while waiting:
+            folder = waiting.pop()
+            for entry in self._entries(folder, names):
+                seen += 1
+                self._check_count(seen)
+                name = os.path.join(folder, entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(name)
+                elif entry.is_symlink() or entry.is_file(follow_symlinks=False):
+                    names.append(name)
+        return sorted(names)
+
+    def normal(self, name: str) -> str:
+        """One name for what may be named in several ways: relative to the directory, without `./`."""
+        whole = os.path.abspath(os.path.join(self.directory or ".", name))
+        return os.path.relpath(whole, os.path.abspath(self.directory or "."))
+
+    def read(self, name: str) -> bytes | frozenset[str]:
+        """The bytes of a file, or the names in a folder. Raises `OSError`, or `ValueError` for too much."""
+        if self.directory is None:
+            raise _permission_error("it is not handed over, and there is no directory to look in")
+        with _open_inside(self.directory, name) as (descriptor, found):
+            if stat.S_ISDIR(found.st_mode):
+                return self._listed(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise _permission_error("it is no regular file")
+            self.take(found.st_size, name)
+            return _read_bytes(descriptor, found.st_size)
+
+    def take(self, size: int, name: str) -> None:
+        """Counts bytes that are to be looked at. Raises `ValueError` when they are more than may be read."""
+        if size > self.left:
+            raise ValueError(
+                f"artifact {name!r:.200} has {size:,} bytes, and of all artifacts together no more than max_bytes are "
+                f"read, of which {self.left:,} are left: give a larger max_bytes"
+            )
+        self.left -= size
+
+    def _entries(self, folder: str, unlisted: list[str]) -> Iterator[os.DirEntry[str]]:
+        try:
+            with os.scandir(os.path.join(self.directory or ".", folder)) as entries:
+                yield from entries
+        except OSError as error:
+            if not folder:
+                raise ValueError(f"directory {self.directory!r} cannot be listed: {error.strerror}") from error
+            unlisted.append(folder)
+
+    def _listed(self, descriptor: int) -> frozenset[str]:
+        with os.scandir(descriptor) as entries:
+            names = frozenset(entry.name for entry in islice(entries, self.most + 1))
+        self._check_count(len(names))
+        return names
+
+    def _check_count(self, count: int) -> None:
+        if count > self.most:
+            raise ValueError(
+                f"directory {self.directory!r} holds more than {self.most:,} entries: give a larger max_artifacts"
+            )
+
+
+def _permission_error(why: str) -> PermissionError:
+    return PermissionError(errno.EACCES, why)
+
+
+@contextmanager
+def _open_inside(directory: str, name: str) -> Iterator[tuple[int, os.stat_result]]:
+    """A descriptor of what stands at a name below a directory, and what it is. Raises `OSError`."""
+    root = os.path.realpath(directory)
+    *steps, last = os.path.relpath(_resolve_path(directory, root, name), root).split(os.sep)
+    descriptor = os.open(root, _FOLDER_FLAGS)
+    try:
+        for step in steps:
+            descriptor = _open_step(descriptor, step, _FOLDER_FLAGS)
+        descriptor = _open_step(descriptor, last, _FILE_FLAGS)
+        yield descriptor, os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_step(descriptor: int, step: str, flags: int) -> int:
+    """The descriptor one step further on, in place of the one before it."""
+    further = os.open(step, flags, dir_fd=descriptor)
+    os.close(descriptor)
+    return further
+
+
+def _resolve_path(directory: str, root: str, name: str) -> str:
+    """The path at which a name ends. One that leads out in so many words is not even looked for on the disk."""
+    if "\0" in name:
+        raise _permission_error("no file can have a NUL in its name")
+    whole = os.path.abspath(os.path.join(directory, name))
+    if not _is_inside(whole, os.path.abspath(directory)) and not _is_inside(whole, root):
+        raise _permission_error("it lies outside of the directory")
+    try:
+        real = os.path.realpath(whole)
+    except UnicodeEncodeError:
+        raise _permission_error("no file can have its name") from None
+    if not _is_inside(real, root):
+        raise _permission_error("it leads outside of the directory")
+    return real
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(os.path.join(directory, ""))
+
+
+def _read_bytes(descriptor: int, size: int) -> bytes:
+    """As many bytes as the file had when it was opened: one that grows is not followed."""
+    chunks = []
+    while size and (chunk := os.read(descriptor, min(size, 1 << 20))):
+        chunks.append(chunk)
+        size -= len(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,85 @@
+"""Text of inputs and outputs: fields of dicts, chat messages, completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ANSWER_FIELDS = (
+    "answer",
+    "output",
+    "response",
+    "text",
+    "content",
+    "result",
+    "completion",
+    "expected_response",
+    "expected",
+)
+QUESTION_FIELDS = ("question", "query", "request", "prompt", "input", "text", "content")
+
+
+def extract_text(value: Any, fields: tuple[str, ...] = ANSWER_FIELDS) -> str:
+    """The text of outputs or of a reference.
+
+    A dict is its only field, or its first field with a usual name; a list of chat messages is its last message; None,
+    which a task has returned, says nothing: "".
+    Raises `ValueError` when there is no one text.
+    """
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return _extract_from_mapping(value, fields)
+    if isinstance(value, list | tuple) and value and isinstance(value[-1], Mapping) and "content" in value[-1]:
+        return extract_text(value[-1]["content"], fields)
+    if (
+        isinstance(value, list | tuple)
+        and value
+        and all(isinstance(part, Mapping) and "text" in part for part in value)
+    ):
+        return "".join(str(part["text"]) for part in value)  # content parts of a message
+    if isinstance(value, bool | int | float):
+        return str(value)
+    raise ValueError(f"there is no one text in {value!r:.200}: say where it is with map=")
+
+
+def extract_all_text(value: Any) -> str:
+    """Every text and number in a value, one per line with the name of its field: for what must stand in none.
+
+    Of a list of chat messages it is the last one alone, for those before it are no answer.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and isinstance(value[-1], Mapping) and "content" in value[-1]:
+        value = value[-1]
+    lines, waiting = [], [("", value)]
+    while waiting:
+        name, inner = waiting.pop()
+        if isinstance(inner, Mapping):
+            waiting += [(f"{key}: ", member) for key, member in list(inner.items())[::-1]]
+        elif isinstance(inner, list | tuple):
+            waiting += [(name, member) for member in reversed(inner)]
+        else:
+            lines.append(f"{name}{inner}")
+    return "\n".join(lines)
+
+
+def extract_question(inputs: Any) -> str:
+    """The text of inputs: as `text_of`, with the usual names of questions."""
+    return extract_text(inputs, QUESTION_FIELDS)
+
+
+def _extract_from_mapping(value: Mapping[str, Any], fields: tuple[str, ...]) -> str:
+    for name in fields:
+        if value.get(name) is not None:
+            return extract_text(value[name], fields)
+    if isinstance(value.get("messages"), list):
+        return extract_text(value["messages"], fields)
+    if isinstance(value.get("choices"), list) and value["choices"]:  # a chat completion as the model gave it
+        return extract_text(value["choices"][0].get("message", {}), fields)
+    if len(value) == 1:
+        return extract_text(next(iter(value.values())), fields)
+    known = ", ".join(map(repr, value))
+    raise ValueError(f"which of the fields {known} is the text? say so with map=, as in map={{'outputs': 'outputs.x'}}")

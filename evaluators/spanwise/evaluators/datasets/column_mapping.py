@@ -1,0 +1,365 @@
+"""Column mapping: names and layouts of other products to the fields of an example; splits.
+
+That is where LangSmith keeps them, which lets an example be in several; `split` is the first of them but "base", in
+which LangSmith has all.
+
+MLflow: expectations, a search's traces with assessments. DeepEval: context is what should have been retrieved,
+retrieval_context what was; turns of a conversation. OpenAI's chat lines: messages, the last of which is the reference.
+Phoenix: input_question and so on in CSV; spans with attributes.input.value.
+
+Databricks: request, response, expected_response, retrieved_context, expected_retrieved_context, guidelines, also under
+MLflow's expectations. LangSmith: inputs, outputs (the reference). Langfuse: input, expectedOutput. Phoenix: input,
+output (the reference). What names alone do not tell is in `_layouts`. Everything that is no field becomes an input,
+unless there is a column `inputs`: then what has a value becomes metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import orjson
+
+from spanwise.collector.errors import SpanwiseError
+from spanwise.collector.records import JSON, Document, Example
+from spanwise.evaluators.interface import to_documents, to_plain
+
+Split: TypeAlias = str | Sequence[str] | None
+SPLITS_KEY = "dataset_split"
+
+
+def in_split(example: Example, split: Split) -> bool:
+    """Whether an example is in a split, or in one of several; None is all."""
+    if split is None:
+        return True
+    wanted = {split} if isinstance(split, str) else set(split)
+    several = example.metadata.get(SPLITS_KEY)
+    of_it = several if isinstance(several, list | tuple) else [several]
+    return example.split in wanted or any(isinstance(name, str) and name in wanted for name in of_it)
+
+
+def has_splits(source: Any) -> bool:
+    """Whether a source is several datasets by name, as Hugging Face's `DatasetDict` and `IterableDatasetDict` are."""
+    return (
+        isinstance(source, Mapping) and bool(source) and all(hasattr(part, "column_names") for part in source.values())
+    )
+
+
+def read_split_rows(source: Mapping[str, Any], split: Split) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Rows of the splits that are asked for, each with its name. Raises `ValueError`, which names those there are."""
+    for name in _choose_splits(source, split):
+        for number, row in enumerate(source[name], 1):
+            own = {"metadata.split" if column == "split" else column: value for column, value in row.items()}
+            yield f"split {name!r}, example {number}", {**own, "split": name}
+
+
+def _choose_splits(source: Mapping[str, Any], split: Split) -> Sequence[str]:
+    there = ", ".join(f"{name!r}{_describe_size(part)}" for name, part in source.items())
+    if split is None and len(source) > 1:
+        first = next(iter(source))
+        raise ValueError(
+            f"a {type(source).__name__} has several splits: say split={first!r}, or a list; it has {there}"
+        )
+    names = list(source) if split is None else [split] if isinstance(split, str) else list(split)
+    if absent := [name for name in names if name not in source]:
+        raise ValueError(f"there is no split {absent[0]!r}: the {type(source).__name__} has {there}")
+    return names
+
+
+def _describe_size(part: Any) -> str:
+    return f" ({len(part):,})" if hasattr(part, "__len__") else ""
+
+
+Columns: TypeAlias = dict[str, JSON]
+
+# Empty columns that are kept nevertheless where a row is read, as it is they that tell the layout.
+MARKER_COLUMNS = frozenset({"retrieval_context", "additional_metadata"})
+_PHOENIX_PREFIXES = {"input": "inputs", "output": "reference_outputs", "metadata": "metadata"}
+_DEEPEVAL_COLUMNS = frozenset({"context", *MARKER_COLUMNS})
+_MLFLOW_TRACE_COLUMNS = frozenset({"trace_id", "request", "response", "assessments"})
+_MLFLOW_COLUMNS = frozenset({"expectations", "dataset_record_id"})
+_SPAN_PREFIX = "attributes."  # begins most columns of a DataFrame of Phoenix's spans
+_SPAN_INPUTS = "attributes.input.value"
+
+
+def normalize_layout(row: Columns) -> Columns:
+    """The row, in columns whose names say what they are."""
+    if row.keys() >= _MLFLOW_TRACE_COLUMNS:
+        row = _from_mlflow_trace(row)
+    if isinstance(expected := row.get("expectations"), Mapping):
+        row = {name: value for name, value in row.items() if name != "expectations"} | dict(expected)
+        row = {
+            name: value for name, value in row.items() if name != "outputs" or value != {}
+        }  # what MLflow has of none
+    if "retrieval_context" in row and "context" in row:
+        row = _from_deepeval(row)
+    if _SPAN_INPUTS in row:
+        return _from_span(row)
+    if not (row.keys() & {"inputs", "input", "request"}):
+        if "messages" in row:
+            return _from_messages(row)
+        if "scenario" in row or "turns" in row:
+            return _from_turns(row)
+    return _from_prefixes(row) if "example_id" in row else row
+
+
+def _from_mlflow_trace(row: Columns) -> Columns:
+    """A row of `mlflow.search_traces()`: what was asked and answered, and what people expected."""
+    assessments = row["assessments"] if isinstance(row["assessments"], list) else []
+    said = [one for one in assessments if isinstance(one, Mapping) and "expectation" in one]
+    expected = {str(one.get("assessment_name")): _expectation_value(one["expectation"]) for one in said}
+    named = {name: row[name] for name in ("request", "response")}
+    return {**named, "expectations": expected, "metadata": {"trace_id": row["trace_id"]}}
+
+
+def _expectation_value(expectation: JSON) -> JSON:
+    return expectation.get("value") if isinstance(expectation, Mapping) else expectation
+
+
+def _from_deepeval(row: Columns) -> Columns:
+    """Its saved goldens join the texts of a context by bars."""
+    named = {"expected_documents" if name == "context" else name: value for name, value in row.items()}
+    for name in ("expected_documents", "retrieval_context") if row.keys() >= _DEEPEVAL_COLUMNS else ():
+        if isinstance(joined := named[name], str):
+            named[name] = joined.split("|")
+    return named
+
+
+def _from_turns(row: Columns) -> Columns:
+    """A conversation of DeepEval: what the assistant says last is what was answered; without turns, a scenario."""
+    turns = row.get("turns")
+    rest = {"reference_outputs" if name == "expected_outcome" else name: value for name, value in row.items()}
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, Mapping) for turn in turns):
+        return {"inputs.scenario" if name == "scenario" else name: value for name, value in rest.items()}
+    del rest["turns"]
+    said = [{"role": turn.get("role"), "content": turn.get("content")} for turn in turns]
+    if said[-1]["role"] != "assistant":
+        return {"inputs": {"input": said}, **rest}
+    return {"inputs": {"input": said[:-1]}, "outputs": {"output": said[-1]}, **rest}
+
+
+def _from_span(row: Columns) -> Columns:
+    """A span of Phoenix's or Arize's, whose attributes are OpenInference's."""
+    retrieved = row.get("attributes.retrieval.documents")
+    named: Columns = {"inputs": _parse_mime_value(row, "input"), "outputs": _parse_mime_value(row, "output")}
+    if isinstance(retrieved, list):
+        named["documents"] = [
+            {name.removeprefix("document."): value for name, value in one.items()}
+            for one in retrieved
+            if isinstance(one, Mapping)
+        ]
+    others = {name: value for name, value in row.items() if not name.startswith(_SPAN_PREFIX) and name != "parent_id"}
+    return {**others, **named}
+
+
+def _parse_mime_value(row: Columns, side: str) -> JSON:
+    value = row.get(f"{_SPAN_PREFIX}{side}.value")
+    if isinstance(value, str) and row.get(f"{_SPAN_PREFIX}{side}.mime_type") == "application/json":
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+    return value
+
+
+def _from_messages(row: Columns) -> Columns:
+    """A line for fine-tuning: what the assistant says last is the reference, everything before is what it is given."""
+    turns = row["messages"]
+    if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
+        return row
+    rest = {name: value for name, value in row.items() if name != "messages"}
+    if turns[-1].get("role") != "assistant":
+        return {"inputs": {"input": turns}, **rest}
+    return {"inputs": {"input": turns[:-1]}, "reference_outputs": {"output": turns[-1]}, **rest}
+
+
+def _from_prefixes(row: Columns) -> Columns:
+    """Phoenix's CSV, where every other column says by its beginning what it is."""
+    split = {name: name.partition("_") for name in row if name != "example_id"}
+    if not split or not {head for head, _, part in split.values() if part} <= _PHOENIX_PREFIXES.keys():
+        return row
+    if not all(part for _, _, part in split.values()):
+        return row
+    named = {name: f"{_PHOENIX_PREFIXES[head]}.{part}" for name, (head, _, part) in split.items()}
+    return {named.get(name, name): value for name, value in row.items()}
+
+
+Row = Mapping[str, JSON]
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "inputs": ("inputs", "input", "request"),
+    "outputs": ("outputs", "output", "response", "actual", "actual_output", "actual_answer", "prediction"),
+    "reference_outputs": (
+        "reference_outputs",
+        "reference",
+        "reference_output",
+        "expected",
+        "expected_output",
+        "expected_outputs",
+        "expected_response",
+        "expected_answer",
+        "expectedOutput",
+        "ground_truth",
+        "target",
+    ),
+    "documents": ("documents", "retrieved_context", "retrieved_contexts", "retrieval_context", "contexts", "context"),
+    "expected_documents": ("expected_documents", "expected_retrieved_context", "reference_contexts"),
+    "conditions": ("conditions", "condition"),
+    "guidelines": ("guidelines",),
+    "categories": ("categories", "category"),
+    "history": ("history",),
+    "base_id": ("base_id",),
+    "metadata": ("metadata", "additional_metadata"),
+    "split": ("split", "splits"),
+    "id": ("id", "example_id", "request_id", "dataset_record_id"),
+}
+_FIELD_OF = {name: field for field, names in FIELDS.items() for name in names}
+_REFERENCE_IS_OUTPUT = frozenset({"dataset_id", "source_run_id", "datasetId"})  # columns that only such exports have
+_WITH_PARTS = ("inputs", "outputs", "reference_outputs", "metadata")
+_SCALARS = ("base_id", "split", "id")
+_PLAIN_FIELDS = ("reference_outputs", "outputs", "conditions", "guidelines", "history", "metadata")
+_UNCONVERTED_FIELDS = frozenset(
+    {"inputs", "documents", "expected_documents"}
+)  # what a task takes; what `documents_of` reads
+_MISSING_TYPES = frozenset({"NAType", "NaTType"})  # pandas' words for it
+
+
+class BadRow(SpanwiseError, ValueError):
+    """A row of a dataset that cannot become an example; says which, what, and the way out."""
+
+
+def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | None = None) -> Example:
+    """The example in a row. `columns` renames columns first: {"gold": "reference_outputs", "q": "inputs.question"}.
+
+    What is missing (NaN, `pandas.NA`) is left out. All but the inputs, which a task may want as they are, becomes plain
+    values: evaluators see what a store would keep. Raises `BadRow`.
+    """
+    row = {name: value for name, value in row.items() if not _is_missing(value) or name in MARKER_COLUMNS}
+    if not columns and "inputs" in row and row.keys() <= FIELDS.keys():
+        return _build_example(row, where)  # our own names throughout: nothing has to be told
+    draft, rest = _split_fields(normalize_layout(_rename_columns(row, columns or {})))
+    _assign_references(draft, rest, row)
+    if "inputs" in draft:
+        known = {name: value for name, value in rest.items() if value is not None}
+        draft["metadata"] = {**known, **_require_mapping(draft.get("metadata"), "metadata", where)}
+    elif rest:
+        draft["inputs"] = rest
+    else:
+        raise BadRow(f"{where} has no inputs, only {sorted(row)!r}: name them with columns={{'…': 'inputs'}}")
+    return _build_example(draft, where)
+
+
+def normalize_example(example: Example) -> Example:
+    """An example made by hand with its reference and so on as plain values; the same one where they are."""
+    values = ((name, getattr(example, name)) for name in _PLAIN_FIELDS)
+    changed = {name: seen for name, value in values if not _is_empty(value) and (seen := to_plain(value)) is not value}
+    return replace(example, **changed) if changed else example
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (type(value) is dict and not value)
+
+
+def _rename_columns(row: Row, columns: Mapping[str, str]) -> dict[str, JSON]:
+    return {columns.get(name, str(name)): value for name, value in row.items()}
+
+
+def _split_fields(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
+    """The fields of an example that a row has, and its other columns; `inputs.question` is a part of a field.
+
+    Of two columns for one field the first counts, the other stays a column of its own: nothing is lost.
+    """
+    draft: dict[str, JSON] = {}
+    rest: dict[str, JSON] = {}
+    for name, value in sorted(row.items(), key=_is_part):  # a field before its parts
+        head, _, part = name.partition(".")
+        field = _FIELD_OF.get(head, "")
+        if part and field in _WITH_PARTS and isinstance(draft.get(field) or {}, Mapping):
+            draft[field] = {**(draft.get(field) or {}), part: value}
+        elif not part and field and draft.get(field) is None:
+            draft[field] = value
+        else:
+            rest[name] = value
+    return draft, rest
+
+
+def _is_part(column: tuple[str, JSON]) -> bool:
+    head, dot, _ = column[0].partition(".")
+    return bool(dot) and _FIELD_OF.get(head) in _WITH_PARTS
+
+
+def _assign_references(draft: dict[str, JSON], rest: dict[str, JSON], row: Row) -> None:
+    """Move outputs to where they belong, when an export calls the reference "outputs"."""
+    if draft.get("reference_outputs") is None and _outputs_are_references(row):
+        draft["reference_outputs"] = draft.pop("outputs", None)
+    elif "answer" in rest and "inputs" not in draft:
+        field = "outputs" if draft.get("reference_outputs") is not None else "reference_outputs"
+        draft.setdefault(field, rest.pop("answer"))
+
+
+def _outputs_are_references(row: Row) -> bool:
+    both_spread = isinstance(row.get("input"), Mapping) and isinstance(row.get("output"), Mapping)
+    of_phoenix = "node_id" in row and row["node_id"] == row.get("id")  # in its CSV, with input.question and so on
+    return both_spread or of_phoenix or any(name in row for name in _REFERENCE_IS_OUTPUT)
+
+
+def _build_example(draft: dict[str, Any], where: str) -> Example:
+    seen = {name: value if name in _UNCONVERTED_FIELDS else to_plain(value) for name, value in draft.items()}
+    known: dict[str, Any] = {name: value for name, value in seen.items() if value is not None}
+    for name in ("documents", "expected_documents"):
+        if name in known:
+            known[name] = _parse_documents(known[name], name, where)
+    if "categories" in known:
+        known["categories"] = _parse_texts(known["categories"])
+    if "metadata" in known:
+        known["metadata"] = _require_mapping(known["metadata"], "metadata", where)
+    _assign_split(known)
+    for name in _SCALARS:
+        if name in known:
+            known[name] = _scalar_text(known[name])
+    return Example(inputs=known.pop("inputs", None), **known)
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, float):
+        return value != value
+    return type(value).__name__ in _MISSING_TYPES and type(value).__module__.startswith("pandas.")
+
+
+def _scalar_text(value: JSON) -> str:
+    """As text that a store can hold; 7.0 as "7", for a column of whole numbers with gaps comes as floats."""
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _assign_split(known: dict[str, Any]) -> None:
+    """An example in several splits has them all in its metadata (see `_splits`), and one of them as its split."""
+    split, metadata = known.get("split"), known.get("metadata", {})
+    if isinstance(split, list | tuple):
+        known["metadata"] = metadata = {SPLITS_KEY: list(split), **metadata}
+        known.pop("split")
+    several = metadata.get(SPLITS_KEY)
+    names = several if isinstance(several, list) else [several] if several else []
+    if names and "split" not in known:
+        known["split"] = next((name for name in names if name != "base"), names[0])
+
+
+def _parse_documents(value: JSON, name: str, where: str) -> tuple[Document, ...]:
+    try:
+        return to_documents([value] if isinstance(value, str | Mapping) else value)
+    except (TypeError, ValueError) as error:
+        raise BadRow(f"{where}, {name}: {error}") from None
+
+
+def _parse_texts(value: JSON) -> tuple[str, ...]:
+    values = value.split(",") if isinstance(value, str) else value
+    return tuple(str(text).strip() for text in (values if isinstance(values, list | tuple) else [values]))
+
+
+def _require_mapping(value: JSON, name: str, where: str) -> dict[str, JSON]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadRow(f"{where}: {name} is {value!r:.120}, not an object")
+    return dict(value)

@@ -1,0 +1,247 @@
+"""Reader of examples: files, DataFrames, objects of other products, stored traces."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import JSON, Example, ExampleNumbering, Trace, canonical_json, number_duplicates
+from spanwise.collector.stores import TraceStore
+from spanwise.evaluators.datasets.column_mapping import (
+    BadRow,
+    Split,
+    has_splits,
+    in_split,
+    normalize_example,
+    read_split_rows,
+    to_example,
+)
+from spanwise.evaluators.datasets.file_formats import READABLE_SUFFIXES, read_file_rows, read_frame
+from spanwise.evaluators.interface import StoreLocation, open_store_location
+
+_FRAME_METHODS = ("to_df", "to_dataframe")  # of MLflow's EvaluationDataset, of Phoenix's Dataset
+_LIST_ATTRIBUTES = (
+    "goldens",
+    "test_cases",
+    "items",
+    "examples",
+)  # of DeepEval's EvaluationDataset (the first two), of Langfuse's
+
+
+def unwrap_dataset(source: Any) -> Any:
+    """What a product's dataset holds: a list of rows, or a DataFrame; anything else as it is."""
+    if isinstance(source, Iterable) and not hasattr(source, "to_df"):
+        return source
+    lists = [getattr(source, name, None) for name in _LIST_ATTRIBUTES]
+    if any(isinstance(rows, list) for rows in lists):
+        return [row for rows in lists if isinstance(rows, list) for row in rows]
+    make = next((getattr(source, name) for name in _FRAME_METHODS if callable(getattr(source, name, None))), None)
+    return source if make is None else make()
+
+
+def object_fields(item: Any, where: str) -> Mapping[str, Any]:
+    """A row that is an object: a pydantic model, a dataclass, or what turns itself into a dict. Raises `BadRow`."""
+    for name in ("model_dump", "to_dict", "dict"):
+        dump = getattr(item, name, None)
+        if callable(dump) and not isinstance(item, type):
+            row = _dump_plain(dump) if name == "model_dump" else dump()
+            if isinstance(row, Mapping):
+                return row
+    if is_dataclass(item) and not isinstance(item, type):
+        return asdict(item)
+    raise BadRow(f"{where} is {item!r:.120}, neither a dict nor an example")
+
+
+def _dump_plain(dump: Any) -> Any:
+    """JSON's own types where all has one: ids, times and enumerations are texts then, as in files."""
+    try:
+        return dump(mode="json")
+    except (TypeError, ValueError):
+        return dump()
+
+
+PAGE_TRACES = 200
+
+
+def from_traces(
+    store: TraceStore | StoreLocation,
+    trace_ids: Iterable[str] | None = None,
+    *,
+    corrections: Mapping[str, JSON] | None = None,
+    outputs_are_references: bool = False,
+    limit: int = 1000,
+    filter: Filter | None = None,
+    **conditions: object,
+) -> list[Example]:
+    """Examples from stored traces: those named, or those that pass a filter, latest first.
+
+    `corrections` maps trace ids to reference outputs; with `outputs_are_references` what was answered is the reference
+    of the others. What was answered and retrieved is kept as the example's given outputs and documents. Traces with
+    equal inputs become one example: that of the corrected trace, or of the first.
+
+    `store` may be a path or URL. Raises `ValueError` for a correction of a trace that was not picked.
+    """
+    left = dict(corrections or {})
+    with open_store_location(cast(StoreLocation, store)) as found:
+        traces = read_traces(found, trace_ids, limit=limit, filter=filter, **conditions)
+        examples = [
+            make_trace_example(trace, left.pop(trace.trace_id, None), outputs_are_references) for trace in traces
+        ]
+    if left:
+        named = ", ".join(repr(id) for id in list(left)[:3])
+        raise ValueError(
+            f"{len(left)} corrections are of traces that were not picked, as {named}: name these traces, or let the "
+            "filter and limit take them in"
+        )
+    return deduplicate_inputs(examples, corrections or {})
+
+
+def deduplicate_inputs(examples: Iterable[Example], corrected: Container[str] = ()) -> list[Example]:
+    """Return one example for each of the inputs: the first, or those whose trace ids are among the corrected ones.
+
+    Corrections that contradict each other stay: one is wrong, and only a person knows which.
+    """
+    kept: dict[bytes, list[Example]] = {}
+    for example in examples:
+        same = kept.setdefault(canonical_json(example.inputs), [])
+        if not same:
+            same.append(example)
+        elif example.id in corrected:
+            others = [one for one in same if one.id in corrected]
+            if all(one.reference_outputs != example.reference_outputs for one in others):
+                same[:] = [*others, example]
+    return [example for same in kept.values() for example in same]
+
+
+def read_traces(
+    store: TraceStore,
+    trace_ids: Iterable[str] | None = None,
+    *,
+    limit: int = 1000,
+    filter: Filter | None = None,
+    **conditions: object,
+) -> Iterator[Trace]:
+    """Whole traces, a page at a time: those named, in that order, or those that pass, latest first."""
+    if trace_ids is not None:
+        named = list(trace_ids)
+        for start in range(0, len(named), PAGE_TRACES):
+            yield from store.many(named[start : start + PAGE_TRACES])
+        return
+    cursor: str | None = None
+    while limit > 0:
+        page = store.traces(filter, limit=min(PAGE_TRACES, limit), cursor=cursor, **conditions)
+        yield from store.many([summary.trace_id for summary in page])
+        limit, cursor = limit - len(page), page.next
+        if cursor is None:
+            return
+
+
+def make_trace_example(trace: Trace, correction: JSON = None, outputs_are_references: bool = False) -> Example:
+    """The example that a trace is; its id is the trace's."""
+    root = trace.root
+    reference = root.outputs if correction is None and outputs_are_references else correction
+    details: dict[str, Any] = {"trace_id": trace.trace_id, "name": root.name, "project": root.project}
+    return Example(
+        id=trace.trace_id,
+        inputs=root.inputs,
+        reference_outputs=reference,
+        outputs=root.outputs,
+        documents=trace.documents or None,
+        metadata={**root.metadata, **details},
+    )
+
+
+def read(
+    source: Any,
+    *,
+    columns: Mapping[str, str] | None = None,
+    split: Split = None,
+    encoding: str | None = None,
+    outputs_are_references: bool = False,
+) -> list[Example]:
+    """All examples of a file (by its ending), a DataFrame, another product's dataset, or a list of rows.
+
+    A row is a dict, an `Example`, a trace, or an object of another product. `columns` renames columns first, as in
+    {"gold": "reference_outputs", "q": "inputs.question"}. `split` takes the examples of one split or several, and is
+    needed where a source has several, such as a Hugging Face `DatasetDict`. `encoding` is that of a text file, where
+    neither UTF-8 nor a mark at its beginning tells it. With `outputs_are_references` the outputs of a row that
+    has no reference are its reference, as in LangSmith's rows. Ids: see `distinct`. Raises
+    `BadRow`, which names file and line.
+    """
+    return number_duplicates(_read_examples(source, columns, split, encoding, outputs_are_references))
+
+
+def iterate(
+    source: Any,
+    *,
+    columns: Mapping[str, str] | None = None,
+    split: Split = None,
+    encoding: str | None = None,
+    outputs_are_references: bool = False,
+) -> Iterator[Example]:
+    """The same, one by one: JSON lines, CSV, Parquet and generators are never held as a whole.
+
+    An id that is given further down than a row without one whose inputs make the same id gets a number.
+    """
+    numbering = ExampleNumbering()
+    examples = _read_examples(source, columns, split, encoding, outputs_are_references)
+    return (numbering.of(example) for example in examples)
+
+
+def is_file(source: Any) -> bool:
+    """Whether a dataset is named by a path: a `Path`, a text that ends like a file of examples, or names a file."""
+    if not isinstance(source, str):
+        return isinstance(source, Path)
+    return source.lower().endswith(READABLE_SUFFIXES) or (
+        "." in source and "\0" not in source and Path(source).is_file()
+    )
+
+
+def _read_examples(
+    source: Any, columns: Mapping[str, str] | None, split: Split, encoding: str | None, outputs_are_references: bool
+) -> Iterator[Example]:
+    if encoding is not None and not is_file(source):
+        raise ValueError(f"encoding={encoding!r} is of text files, not of {source!r:.80}")
+    for where, row in _source_rows(source, split, encoding):
+        example = _row_example(row, where, columns)
+        if outputs_are_references and example is not None and not isinstance(row, Example | Trace):
+            example = use_outputs_as_reference(example)
+        if example is not None and in_split(example, split):
+            yield example
+
+
+def _source_rows(source: Any, split: Split, encoding: str | None) -> Iterable[tuple[str, Any]]:
+    if is_file(source):
+        return read_file_rows(Path(source), encoding)
+    if has_splits(source):
+        return read_split_rows(source, split)
+    source = unwrap_dataset(source)
+    if hasattr(source, "itertuples") and hasattr(source, "columns"):
+        return read_frame(source)
+    if hasattr(source, "iter_rows") and hasattr(source, "columns"):  # polars
+        source = source.iter_rows(named=True)
+    if isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
+        return ((f"example {number}", row) for number, row in enumerate(source, 1))
+    raise ValueError(
+        f"a dataset is a name, a path ({', '.join(READABLE_SUFFIXES)}), a DataFrame or a list of examples, not {source!r:.120}"
+    )
+
+
+def use_outputs_as_reference(example: Example) -> Example:
+    """Return the example with its outputs as its reference, if it has none."""
+    if example.reference_outputs is not None or example.outputs is None:
+        return example
+    return replace(example, reference_outputs=example.outputs, outputs=None)
+
+
+def _row_example(row: Any, where: str, columns: Mapping[str, str] | None) -> Example | None:
+    if isinstance(row, Example):
+        return normalize_example(row)
+    if isinstance(row, Trace):
+        return make_trace_example(row)
+    if not isinstance(row, Mapping):
+        row = object_fields(row, where)
+    return None if row.get("status") == "ARCHIVED" else to_example(row, where=where, columns=columns)

@@ -1,0 +1,551 @@
+"""File formats of datasets: reading and writing JSON Lines, JSON, CSV, YAML; reading Parquet, Excel."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
+
+import orjson
+
+from spanwise.collector.errors import require_extra
+from spanwise.collector.records import JSON, Document, Example
+from spanwise.evaluators.datasets.column_mapping import FIELDS, MARKER_COLUMNS, BadRow
+from spanwise.evaluators.interface import to_messages, unwrap_single_value
+from spanwise.tracer.suggestions import find_nearest
+
+if TYPE_CHECKING:
+    import pandas
+
+
+_PYTHON_CONSTANT = re.compile(r"NaN|Infinity")
+_LONG_INTEGER = re.compile(r"\d{19}")  # perhaps an integer beyond 64 bits, of which orjson makes a float
+_LONG_INTEGER_BYTES = re.compile(_LONG_INTEGER.pattern.encode())
+
+
+class _IntegerTooLarge(ValueError):
+    """An integer that 64 bits do not hold."""
+
+
+def load_json(text: bytes | str, where: str) -> JSON:
+    """The value of a JSON text; NaN, Infinity and -Infinity, which Python writes, are null, as a store keeps them.
+
+    Raises `BadRow` for what is no JSON, and for an integer beyond 64 bits; `UnicodeDecodeError` for what is not UTF-8.
+    """
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        said = text if isinstance(text, str) else text.decode()
+        if _PYTHON_CONSTANT.search(said) or _LONG_INTEGER.search(said):
+            return _load_python_json(said, where, error)
+        raise BadRow(f"{where} is not JSON: {error}") from None
+    if not (_LONG_INTEGER.search(text) if isinstance(text, str) else _LONG_INTEGER_BYTES.search(text)):
+        return value
+    return _load_python_json(text if isinstance(text, str) else text.decode(), where, None)
+
+
+def _load_python_json(text: str, where: str, error: orjson.JSONDecodeError | None) -> JSON:
+    try:
+        return json.loads(text, parse_constant=lambda name: None, parse_int=_parse_integer)
+    except _IntegerTooLarge as large:
+        raise BadRow(f"{where} holds the integer {large}, beyond 64 bits: write it as a text, in quotes") from None
+    except (ValueError, RecursionError) as another:
+        raise BadRow(f"{where} is not JSON: {error or another}") from None
+
+
+def _parse_integer(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (value := int(digits)) < 2**64:
+        raise _IntegerTooLarge(digits if len(digits) <= 40 else f"{digits[:40]}…")
+    return value
+
+
+_BYTE_ORDER_MARKS = (  # the longer first: UTF-32's begins with UTF-16's
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+UTF_8 = "utf-8-sig"  # with or without its mark
+
+
+def detect_encoding(path: Path, said: str | None) -> str:
+    """What to read a file with: what is said, else what its mark says, else UTF-8. Raises `ValueError`, `BadRow`."""
+    if said is not None:
+        return _check_encoding(said)
+    with path.open("rb") as file:
+        head = file.read(4)
+    marked = next((name for mark, name in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
+    if marked is None and b"\0" in head:
+        raise BadRow(f"{path.name} looks like UTF-16: say encoding='utf-16-le' or 'utf-16-be'")
+    return marked or UTF_8
+
+
+@contextmanager
+def open_text(path: Path, encoding: str, newline: str | None = None) -> Iterator[TextIO]:
+    """An open text file. What is not of its encoding raises `BadRow`, which says what to say instead."""
+    try:
+        with path.open(encoding=encoding, newline=newline) as text:
+            yield text
+    except UnicodeError as error:
+        raise encoding_error(path.name, encoding, error) from None
+
+
+def encoding_error(where: str, encoding: str, error: UnicodeError) -> BadRow:
+    """That a file is of another encoding than it was read with, and the way out."""
+    name = "UTF-8" if encoding == UTF_8 else encoding
+    bad = f" (byte {error.object[error.start]:#04x})" if isinstance(error, UnicodeDecodeError) else ""
+    others = " or ".join(repr(other) for other in ("cp1252", "latin-1", "utf-16") if other != encoding)
+    return BadRow(f"{where} is not {name}{bad}: say which it is, as in encoding={others}")
+
+
+def _check_encoding(said: str) -> str:
+    try:
+        name = codecs.lookup(said).name
+        "".encode(name)
+    except LookupError:
+        raise ValueError(
+            f"encoding {said!r} is unknown: say 'utf-8', 'utf-16', 'cp1252' or another of Python's"
+        ) from None
+    return UTF_8 if name == "utf-8" else name
+
+
+PARQUET_BATCH_ROWS = 1000  # rows of a Parquet file in memory at once
+
+
+def read_frame(table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of a pandas DataFrame; an index that is named like an id is one."""
+    names = [str(name) for name in table.columns]
+    check_distinct_names(names, "the DataFrame")
+    named = str(table.index.name)
+    whole = {place for place, name in enumerate(names) if _holds_integers(table.iloc[:, place])}
+    ids = table.index if named in FIELDS["id"] and named not in names else None
+    for number, cells in enumerate(table.itertuples(index=False, name=None), 1):
+        if whole:
+            cells = [_to_integer(cell) if place in whole else cell for place, cell in enumerate(cells)]
+        row = _table_row(names, cells)
+        yield f"row {number}", row if ids is None else {named: to_python_value(ids[number - 1]), **row}
+
+
+def read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+    """Rows of a Parquet file, a batch at a time."""
+    with require_extra("files", f"reading {path.name!r}"):
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    try:
+        with ParquetFile(path) as file:
+            names = [str(name) for name in file.schema_arrow.names]
+            check_distinct_names(names, path.name)
+            rows = (row for batch in file.iter_batches(PARQUET_BATCH_ROWS) for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                kept = {name: value for name, value in row.items() if not name.startswith("__index_level_")}
+                yield f"{path.name}, row {number}", _table_row(kept, kept.values())
+    except (ArrowException, OSError) as error:
+        raise BadRow(f"{path.name} is not Parquet: {' '.join(str(error).split())}") from None
+
+
+def read_xlsx(path: Path, cell: Callable[[str], JSON]) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+    """Rows of the first sheet of an Excel file, whose first row names the columns; texts are read as those of CSV."""
+    with require_extra("files", f"reading {path.name!r}"):
+        from openpyxl import load_workbook
+    try:
+        book = load_workbook(path, read_only=True, data_only=True)
+    except Exception as error:  # of a broken archive: zipfile's, zlib's, XML's, KeyError
+        raise BadRow(f"{path.name} is not an Excel file: {error!r:.200}") from None
+    try:
+        rows = iter(book.worksheets[0].iter_rows(values_only=True))
+        names = _header_names(next(rows, ()), path.name)
+        for number, cells in enumerate(rows, 2):
+            where = f"{path.name}:{number}"
+            if more := [value for value in cells[len(names) :] if value is not None]:
+                raise BadRow(f"{where} has more cells than the header has columns: {more!r:.120}")
+            row = {name: _excel_value(value, cell) for name, value in _table_row(names, cells[: len(names)]).items()}
+            if row:
+                yield where, row
+    finally:
+        book.close()
+
+
+def to_python_value(value: Any) -> Any:
+    """Python's own types for numpy's; missing values (NaN, NaT, NA) are None."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple | dict | str):
+        return value
+    if callable(to_dict := getattr(value, "to_dict", None)) and not isinstance(value, type):  # a product's object
+        return to_dict()
+    try:
+        return None if value != value else value
+    except TypeError:  # pandas.NA refuses to be true or false
+        return None
+
+
+def _holds_integers(column: Any) -> bool:
+    """Whether a column of floats has whole numbers and gaps alone: pandas made floats of them for the gaps."""
+    if getattr(column.dtype, "kind", "") != "f":
+        return False
+    there = column.dropna()
+    return 0 < len(there) < len(column) and bool((there % 1 == 0).all())
+
+
+def _to_integer(cell: Any) -> Any:
+    return int(cell) if cell == cell else cell
+
+
+def _table_row(names: Any, cells: Any) -> dict[str, Any]:
+    """What a row has."""
+    values = zip(names, map(to_python_value, cells), strict=False)
+    return {name: value for name, value in values if value is not None or name in MARKER_COLUMNS}
+
+
+def _header_names(head: Sequence[object], where: str) -> list[str]:
+    names = ["" if name is None else str(name) for name in head]
+    while names and not names[-1]:
+        names.pop()
+    check_distinct_names(names, where)
+    return names
+
+
+def _excel_value(value: Any, cell: Callable[[str], JSON]) -> JSON:
+    if isinstance(value, str):
+        return cell(value)
+    return value.isoformat() if hasattr(value, "isoformat") else value
+
+
+def check_distinct_names(names: Sequence[str], where: str) -> None:
+    """Raise `BadRow` for two columns of one name, of which one would be lost."""
+    double = next((name for name, count in Counter(names).items() if count > 1), None)
+    if double is not None:
+        raise BadRow(f"{where} has two columns named {double!r}")
+
+
+Rows: TypeAlias = Iterator[tuple[str, Mapping[str, JSON]]]
+_LIST_KEYS = ("examples", "items", "rows", "data")  # keys under which exports keep their rows
+
+
+def read_file_rows(path: Path, encoding: str | None = None) -> Rows:
+    """(where, row) pairs of a file. Raises `BadRow` with file and line, `ValueError` for an unknown kind of file."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {str(path)!r}{_suggest_file(path)}")
+    suffix = path.suffix.lower()
+    if suffix in _TABLE_READERS:
+        if encoding is not None:
+            raise ValueError(f"{path.name!r} is no text file: leave encoding={encoding!r} away")
+        return _TABLE_READERS[suffix](path)
+    if suffix in _TEXT_READERS:
+        return _TEXT_READERS[suffix](path, detect_encoding(path, encoding))
+    raise ValueError(f"cannot read {path.name!r}: known endings are {', '.join(READABLE_SUFFIXES)}")
+
+
+def _suggest_file(path: Path) -> str:
+    """A hint at a file beside it that is called alike, with its folder: so that it can be copied."""
+    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    return "".join(f"; did you mean {str(path.with_name(name))!r}?" for name in find_nearest(path.name, beside))
+
+
+def _read_json_lines(path: Path, encoding: str) -> Rows:
+    if encoding == UTF_8:  # read as bytes, which is faster
+        with path.open("rb") as lines:
+            yield from _parse_lines(path.name, (line.removeprefix(b"\xef\xbb\xbf") for line in lines))
+    else:
+        with open_text(path, encoding) as text:
+            yield from _parse_lines(path.name, text)
+
+
+def _parse_lines(name: str, lines: Iterable[bytes | str]) -> Rows:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            where = f"{name}:{number}"
+            yield where, _require_object(_load_utf8_json(line, where), where)
+
+
+def _read_csv(path: Path, encoding: str, delimiter: str = ",") -> Rows:
+    csv.field_size_limit(2**31 - 1)  # documents in cells pass the module's 128 KiB
+    with path.open(newline="", encoding=encoding) as lines:
+        reader = csv.reader(lines, delimiter=_detect_delimiter(lines, delimiter), strict=True)
+        try:
+            head = next(reader, [])
+            check_distinct_names(head, path.name)
+            for cells in reader:
+                if len(cells) > len(head):
+                    more = cells[len(head) :]
+                    raise BadRow(
+                        f"{path.name}:{reader.line_num} has more cells than the header has columns: {more!r:.120}"
+                    )
+                if any(text.strip() for text in cells):
+                    pairs = zip(head, cells, strict=False)
+                    yield (
+                        f"{path.name}:{reader.line_num}",
+                        {
+                            name: parse_cell(text) if text else None
+                            for name, text in pairs
+                            if text or name in MARKER_COLUMNS
+                        },
+                    )
+        except csv.Error as error:
+            raise BadRow(f"{path.name}, after line {reader.line_num}: {error}") from None
+        except UnicodeError as error:
+            raise encoding_error(f"{path.name}, after line {reader.line_num},", encoding, error) from None
+
+
+def _read_tsv(path: Path, encoding: str) -> Rows:
+    return _read_csv(path, encoding, "\t")
+
+
+def _detect_delimiter(lines: TextIO, usual: str) -> str:
+    """The usual one, unless the header has none of it: spreadsheets of some countries write semicolons."""
+    try:
+        head = lines.readline()
+    except UnicodeDecodeError:  # told when the rows are read
+        head = ""
+    lines.seek(0)
+    return next((mark for mark in (usual, ";", "\t") if mark in head), usual)
+
+
+def parse_cell(text: str) -> JSON:
+    """JSON objects, lists and quoted texts in a cell are read; everything else is the text that it is."""
+    if text[:1] not in ("{", "[", '"'):
+        return text
+    try:
+        return load_json(text, "the cell")
+    except BadRow:
+        return text
+
+
+def _read_json(path: Path, encoding: str) -> Rows:
+    if encoding == UTF_8:
+        return _iterate_list(path, _load_utf8_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), path.name))
+    with open_text(path, encoding) as text:
+        return _iterate_list(path, _load_utf8_json(text.read(), path.name))
+
+
+def _read_yaml(path: Path, encoding: str) -> Rows:
+    import yaml
+
+    from spanwise.evaluators.datasets import yaml_format
+
+    try:
+        with open_text(path, encoding) as text:
+            return _iterate_list(path, yaml_format.load(text.read()))
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise BadRow(f"{path.name}{line} is not YAML: {error.problem or error.context}") from None
+    except BadRow:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
+        raise BadRow(f"{path.name} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def _iterate_list(path: Path, content: Any) -> Iterator[tuple[str, Mapping[str, JSON]]]:
+    if isinstance(content, Mapping):
+        content = next((content[key] for key in _LIST_KEYS if isinstance(content.get(key), list)), content)
+    if not isinstance(content, list):
+        raise BadRow(f"{path.name} holds no list of examples (nor one under any of {', '.join(_LIST_KEYS)})")
+    for number, row in enumerate(content, 1):
+        where = f"{path.name}, example {number}"
+        yield where, _require_object(row, where)
+
+
+def _require_object(value: JSON, where: str) -> Mapping[str, JSON]:
+    if not isinstance(value, Mapping):
+        raise BadRow(f"{where} is {value!r:.80}, not an object")
+    return value
+
+
+def _load_utf8_json(text: bytes | str, where: str) -> JSON:
+    try:
+        return load_json(text, where)
+    except UnicodeError as error:
+        raise encoding_error(where, UTF_8, error) from None
+
+
+_TEXT_READERS: Mapping[str, Callable[[Path, str], Rows]] = {
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".yaml": _read_yaml,
+    ".yml": _read_yaml,
+}
+_TABLE_READERS: Mapping[str, Callable[[Path], Rows]] = {
+    ".parquet": read_parquet,
+    ".xlsx": lambda path: read_xlsx(path, parse_cell),
+}
+READABLE_SUFFIXES = (*_TEXT_READERS, *_TABLE_READERS)
+
+
+ExampleFormat = Literal["spanwise", "openai", "databricks"]
+_FIELD_ORDER = (
+    "id",
+    "inputs",
+    "reference_outputs",
+    "outputs",
+    "documents",
+    "expected_documents",
+    "conditions",
+    "guidelines",
+    "categories",
+    "history",
+    "base_id",
+    "split",
+    "metadata",
+)
+_OPTIONAL_FIELDS = ("categories", "metadata")
+
+
+def write(examples: Iterable[Example], path: str | Path, *, format: ExampleFormat = "spanwise") -> int:
+    """Write examples to a file by its ending (JSONL, JSON, CSV, TSV, YAML); returns how many there were.
+
+    `format="openai"` is chat JSONL for fine-tuning, `format="databricks"` uses the columns of its evaluation sets.
+    CSV keeps texts: numbers and truth values come back as texts, lists and objects as they were.
+    """
+    path = Path(path)
+    if format not in ROW_FORMATS:
+        raise ValueError(f"there is no format {format!r}: known are {', '.join(ROW_FORMATS)}")
+    return write_rows([ROW_FORMATS[format](example) for example in examples], path)
+
+
+def write_rows(rows: list[dict[str, JSON]], path: Path) -> int:
+    """Write plain dicts to a file by its ending; in CSV what is no text is JSON. Returns how many there were."""
+    writer = _WRITERS.get(path.suffix.lower())
+    if writer is None:
+        raise ValueError(f"cannot write {path.name!r}: known are {', '.join(_WRITERS)}")
+    path.write_bytes(writer(rows))
+    return len(rows)
+
+
+def to_row(example: Example) -> dict[str, JSON]:
+    """An example as one plain dict without what it has not; `read` understands it."""
+    filled = {
+        name: getattr(example, name) for name in _FIELD_ORDER if name not in _OPTIONAL_FIELDS or getattr(example, name)
+    }
+    return {name: _json_value(value) for name, value in filled.items() if value is not None or name == "inputs"}
+
+
+def to_openai(example: Example) -> dict[str, JSON]:
+    """One line of OpenAI's chat fine-tuning format: the conversation, then the reference as the assistant's turn.
+
+    Raises `ValueError` when there is no reference, or inputs are neither a text nor messages.
+    """
+    if example.reference_outputs is None:
+        raise ValueError(f"example {example.id[:12]} has no reference outputs to train on")
+    return {"messages": _conversation(example) + _answer_turns(example)}
+
+
+def to_databricks(example: Example) -> dict[str, JSON]:
+    """One row of a Databricks evaluation set."""
+    row = {
+        "request_id": example.id,
+        "request": example.inputs,
+        "response": example.outputs,
+        "expected_response": example.reference_outputs,
+        "retrieved_context": _document_uris(example.documents),
+        "expected_retrieved_context": _document_uris(example.expected_documents),
+        "guidelines": example.guidelines,
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def to_pandas(examples: Iterable[Example]) -> pandas.DataFrame:
+    """One row per example, dicts and lists in their cells."""
+    import pandas
+
+    return pandas.DataFrame([to_row(example) for example in examples])
+
+
+ROW_FORMATS: Mapping[str, Callable[[Example], dict[str, JSON]]] = {
+    "spanwise": to_row,
+    "openai": to_openai,
+    "databricks": to_databricks,
+}
+
+
+def _json_value(value: Any) -> JSON:
+    if isinstance(value, tuple):
+        return [_document_row(item) if isinstance(item, Document) else item for item in value]
+    return value
+
+
+def _document_row(document: Document) -> dict[str, JSON]:
+    return {name: value for name, value in asdict(document).items() if value not in (None, {}) or name == "content"}
+
+
+def _document_uris(documents: tuple[Document, ...] | None) -> list[dict[str, JSON]] | None:
+    if documents is None:
+        return None
+    return [
+        {"content": document.content, **({"doc_uri": document.id} if document.id else {})} for document in documents
+    ]
+
+
+def _conversation(example: Example) -> list[JSON]:
+    asked = unwrap_single_value(example.inputs)
+    earlier = to_messages(example.history)
+    if isinstance(asked, str):
+        return [*earlier, {"role": "user", "content": asked}]
+    if turns := to_messages(asked):
+        return [*earlier, *turns]
+    raise ValueError(f"example {example.id[:12]}: inputs {example.inputs!r:.120} are neither one text nor messages")
+
+
+def _answer_turns(example: Example) -> list[JSON]:
+    reference = unwrap_single_value(example.reference_outputs)
+    if turns := to_messages(reference):
+        return list(turns)
+    text = reference if isinstance(reference, str) else orjson.dumps(reference).decode()
+    return [{"role": "assistant", "content": text}]
+
+
+def _encode_json_lines(rows: list[dict[str, JSON]]) -> bytes:
+    return b"".join(_dump_json(row) + b"\n" for row in rows)
+
+
+def _encode_json(rows: list[dict[str, JSON]]) -> bytes:
+    return orjson.dumps(rows, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS) + b"\n"
+
+
+def _encode_yaml(rows: list[dict[str, JSON]]) -> bytes:
+    from spanwise.evaluators.datasets import yaml_format
+
+    return yaml_format.dump(orjson.loads(_encode_json(rows))).encode()
+
+
+def _encode_csv(rows: list[dict[str, JSON]], delimiter: str = ",") -> bytes:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names, delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows({name: _encode_cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue().encode()
+
+
+def _encode_cell(value: JSON) -> str:
+    """Texts as they are, unless reading them would take them for JSON; nothing is an empty cell."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and value[:1] not in ("{", "[", '"') and value:
+        return value
+    return _dump_json(value).decode()
+
+
+def _dump_json(value: JSON) -> bytes:
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)
+
+
+_WRITERS: Mapping[str, Callable[[list[dict[str, JSON]]], bytes]] = {
+    ".jsonl": _encode_json_lines,
+    ".ndjson": _encode_json_lines,
+    ".json": _encode_json,
+    ".csv": _encode_csv,
+    ".tsv": lambda rows: _encode_csv(rows, "\t"),
+    ".yaml": _encode_yaml,
+    ".yml": _encode_yaml,
+}

@@ -1,0 +1,413 @@
+"""Datasets in a store: saving versions, kinds, JSON Schemas, matching by inputs, differences.
+
+kv: any inputs and outputs. llm: {"input": prompt} → {"output": response}. chat: {"input": messages} →
+{"output": messages}. Of an llm or chat example evaluators get the texts: the prompt and the response, or the last
+turn of the conversation, with the turns before it as `history`.
+
+Ids in a store are never changed. They may be of another making than `example_id` (given ones, those of earlier
+versions), so examples without an id of their own are matched by what they ask, the first with the first and so on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import eq
+from typing import Any, Literal, cast
+
+from spanwise.collector.errors import NotFound, SpanwiseError
+from spanwise.collector.records import (
+    JSON,
+    Dataset,
+    DatasetKind,
+    Example,
+    ExampleNumbering,
+    canonical_json,
+    derive_example_id,
+)
+from spanwise.collector.stores import ControlStore
+from spanwise.evaluators.datasets.example_reader import read
+from spanwise.evaluators.datasets.file_formats import to_row
+from spanwise.evaluators.interface import StoreLocation, open_store_location, to_messages, unwrap_single_value
+
+
+def infer_kind(examples: Iterable[Example]) -> DatasetKind:
+    """The kind of a list of examples, by what its first has."""
+    first = next(iter(examples), None)
+    if first is None or not isinstance(first.inputs, Mapping) or set(first.inputs) != {"input"}:
+        return "kv"
+    given = first.inputs["input"]
+    if isinstance(given, str):
+        return "llm"
+    return "chat" if to_messages(given) else "kv"
+
+
+def check_kind(examples: Iterable[Example], kind: DatasetKind) -> None:
+    """Raise `ValueError` for the first example that is not of the kind."""
+    for number, example in enumerate(examples, 1):
+        if kind != "kv" and infer_kind([example]) != kind:
+            wanted = "a text" if kind == "llm" else "a list of messages"
+            raise ValueError(
+                f"example {number} ({example.id[:12]}) is not of kind {kind!r}: inputs must be "
+                f"{{'input': {wanted}}}, not {example.inputs!r:.120}"
+            )
+
+
+def view_example(example: Example, kind: str) -> dict[str, JSON]:
+    """The fields of a `Case` that evaluators see of an example: `inputs`, `reference_outputs`, `history`."""
+    fields = {"inputs": example.inputs, "reference_outputs": example.reference_outputs, "history": example.history}
+    if kind == "kv":
+        return fields
+    if kind == "llm":
+        return {
+            **fields,
+            "inputs": unwrap_single_value(example.inputs),
+            "reference_outputs": unwrap_single_value(example.reference_outputs),
+        }
+    return {**fields, **_last_turn(example)}
+
+
+def view_outputs(outputs: JSON, kind: str) -> JSON:
+    """What evaluators see of a task's outputs."""
+    if kind == "kv":
+        return outputs
+    turns = to_messages(unwrap_single_value(outputs)) if kind == "chat" else []
+    return turns[-1].get("content") if turns else unwrap_single_value(outputs)
+
+
+def _last_turn(example: Example) -> dict[str, JSON]:
+    turns = to_messages(unwrap_single_value(example.inputs))
+    if not turns:
+        return {}
+    return {
+        "inputs": turns[-1].get("content"),
+        "history": example.history or turns[:-1] or None,
+        "reference_outputs": view_outputs(example.reference_outputs, "chat"),
+    }
+
+
+SCHEMA_PARTS = ("inputs", "reference_outputs")
+Schema = Mapping[str, JSON]
+
+
+class SchemaError(SpanwiseError, ValueError):
+    """An example that does not follow its dataset's schema, named with the field; or a schema that is none."""
+
+
+def infer_schema(examples: Iterable[Example]) -> dict[str, JSON]:
+    """The narrowest schema that all examples follow: the types of every field, and which of them are always there."""
+    rows = list(examples)
+    references = [row.reference_outputs for row in rows if row.reference_outputs is not None]
+    parts = {"inputs": [row.inputs for row in rows], "reference_outputs": references}
+    return {
+        part: _simplify_schema(_join_schemas([_infer_value(value) for value in values]))
+        for part, values in parts.items()
+        if values
+    }
+
+
+def check_schema(examples: Iterable[Example], schema: Schema) -> None:
+    """Raise `SchemaError` for the first example that does not follow the schema, or for a schema that is none."""
+    from jsonschema import Draft202012Validator
+
+    _validate_schema(schema)
+    checks = {part: Draft202012Validator(schema[part]) for part in SCHEMA_PARTS if schema.get(part)}
+    for number, example in enumerate(examples, 1):
+        for part, check in checks.items():
+            value = getattr(example, part)
+            if value is not None or part == "inputs":
+                _validate_value(check, value, part, f"example {number} ({example.id[:12]})")
+
+
+def _validate_schema(schema: Schema) -> None:
+    from jsonschema import Draft202012Validator
+
+    if strange := sorted(set(schema) - set(SCHEMA_PARTS)):
+        raise SchemaError(
+            f"a dataset's schema has a JSON Schema under {' and '.join(map(repr, SCHEMA_PARTS))}, not {strange[0]!r}: "
+            "put yours under one of them, as in {'inputs': {…}}"
+        )
+    meta = Draft202012Validator(Draft202012Validator.META_SCHEMA)
+    for part in SCHEMA_PARTS:
+        error = next(meta.iter_errors(schema.get(part, {})), None)
+        if error is not None:
+            raise SchemaError(
+                f"the schema is no JSON Schema at {'.'.join([part, *map(str, error.path)])}: {error.message}"
+            )
+
+
+def _validate_value(check: Any, value: JSON, part: str, where: str) -> None:
+    error = next(iter(sorted(check.iter_errors(value), key=lambda error: list(map(str, error.path)))), None)
+    if error is not None:
+        field = ".".join([part, *map(str, error.path)])
+        raise SchemaError(f"{where} does not follow the dataset's schema at {field}: {error.message}")
+
+
+def _infer_value(value: JSON) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        properties = {str(key): _infer_value(inner) for key, inner in value.items()}
+        return {"type": ["object"], "properties": properties, "required": sorted(properties)}
+    if isinstance(value, list | tuple):
+        return {
+            "type": ["array"],
+            **({"items": _join_schemas([_infer_value(inner) for inner in value])} if value else {}),
+        }
+    return {"type": [_scalar_type(value)]}
+
+
+def _scalar_type(value: JSON) -> str:
+    kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (type(None), "null"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "string")
+
+
+def _join_schemas(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    """One schema for values of several: types together, a field is required when every object has it."""
+    types = {name for schema in schemas for name in schema["type"]}
+    joined: dict[str, Any] = {"type": sorted(types - {"integer"} if "number" in types else types)}
+    objects = [schema for schema in schemas if "properties" in schema]
+    if objects:
+        names = sorted({name for schema in objects for name in schema["properties"]})
+        having = {name: [s["properties"][name] for s in objects if name in s["properties"]] for name in names}
+        joined["properties"] = {name: _join_schemas(parts) for name, parts in having.items()}
+        joined["required"] = sorted(set.intersection(*(set(schema["required"]) for schema in objects)))
+    items = [schema["items"] for schema in schemas if "items" in schema]
+    if items:
+        joined["items"] = _join_schemas(items)
+    return joined
+
+
+def _simplify_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """A single type without its list."""
+    tidy = {**schema, "type": schema["type"][0] if len(schema["type"]) == 1 else schema["type"]}
+    if "properties" in tidy:
+        tidy["properties"] = {name: _simplify_schema(part) for name, part in tidy["properties"].items()}
+    if "items" in tidy:
+        tidy["items"] = _simplify_schema(tidy["items"])
+    return tidy
+
+
+PAGE_EXAMPLES = 5000
+
+
+def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> list[Example]:
+    """The examples, those without a given id under the id of the stored example that asks the same.
+
+    Of several that ask the same those that are equal throughout find each other first, then those of one split, by
+    their ids and then in order, then others likewise. What is left over gets an id that no stored example has.
+    """
+    keys = [derive_example_id(example) for example in examples]
+    asking: dict[str, list[int]] = defaultdict(list)  # what is asked without a given id, and where
+    for place, (example, key) in enumerate(zip(examples, keys, strict=True)):
+        if is_derived_id(example.id, key):
+            asking[key].append(place)
+    if not asking:
+        return list(examples)
+    given = {example.id for example, key in zip(examples, keys, strict=True) if not is_derived_id(example.id, key)}
+    taken, known = _find_same_inputs(stored, asking)
+    found: dict[int, str] = {}
+    for key, alike in known.items():
+        old = {example.id: example for example in alike if example.id not in given}
+        found.update(_pair_examples({place: examples[place] for place in asking[key]}, old))
+    numbering = ExampleNumbering(taken | given)
+    return [
+        example
+        if example.id in given or found.get(place) == example.id
+        else replace(example, id=found[place])
+        if place in found
+        else numbering.of(replace(example, id=keys[place]))
+        for place, example in enumerate(examples)
+    ]
+
+
+def is_derived_id(id: str, key: str) -> bool:
+    """Whether an id is made of its example's inputs: the key itself, or with the number of its occurrence."""
+    return id == key or (id.startswith(f"{key}-") and id[len(key) + 1 :].isdecimal())
+
+
+def stored_examples(
+    store: ControlStore, name: str, version: int | None, *, split: str | None = None, page: int = PAGE_EXAMPLES
+) -> Iterator[Example]:
+    """The examples of a version, or of a split of it, `page` of them in memory at once."""
+    offset = 0
+    while examples := store.examples(name, version, split=split, limit=page, offset=offset):
+        yield from examples
+        offset += len(examples)
+
+
+def _find_same_inputs(stored: Iterable[Example], asking: Container[str]) -> tuple[set[str], dict[str, list[Example]]]:
+    """All ids of a dataset, and those of its examples that ask what some new one asks, by what it is."""
+    taken: set[str] = set()
+    known: dict[str, list[Example]] = defaultdict(list)
+    for example in stored:
+        taken.add(example.id)
+        if (key := derive_example_id(example)) in asking:
+            known[key].append(example)
+    return taken, known
+
+
+def _pair_examples(new: dict[int, Example], old: dict[str, Example]) -> Mapping[int, str]:
+    """The id for each place, of those that belong together. In time proportional to how many there are, even if all
+    ask the same.
+    """
+    if len(new) == len(old) == 1:
+        return dict(zip(new, old, strict=True))
+    found: dict[int, str] = {}
+    for likeness in _MATCH_LEVELS if old else ():
+        waiting: dict[object, deque[str]] = defaultdict(deque)
+        for example in old.values():
+            waiting[likeness(example)].append(example.id)
+        for place, example in list(new.items()):
+            if ids := waiting.get(likeness(example)):
+                found[place] = ids.popleft()
+                del old[found[place]], new[place]
+    return found
+
+
+def _id_and_content(example: Example) -> object:
+    return example.id, _content(example)
+
+
+def _content(example: Example) -> object:
+    return canonical_json({name: value for name, value in to_row(example).items() if name != "id"})
+
+
+def _id_and_split(example: Example) -> object:
+    return example.id, example.split
+
+
+def _split_only(example: Example) -> object:
+    return example.split
+
+
+def _id_only(example: Example) -> object:
+    return example.id
+
+
+def _match_any(example: Example) -> object:
+    return None
+
+
+_MATCH_LEVELS = (_id_and_content, _content, _id_and_split, _split_only, _id_only, _match_any)
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What changed from one list of examples to another, by id; `changed` maps an id to the names of its fields."""
+
+    added: tuple[Example, ...]
+    removed: tuple[Example, ...]
+    changed: Mapping[str, tuple[str, ...]]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+def save(
+    store: ControlStore | StoreLocation,
+    name: str,
+    source: Any,
+    *,
+    kind: DatasetKind | None = None,
+    schema: Schema | Literal["infer"] | None = None,
+    replace: bool = False,
+    description: str | None = None,
+    metadata: Mapping[str, JSON] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Dataset:
+    """Put examples into a stored dataset (see `read` for sources); a new version if anything changed.
+
+    An example without an id of its own is the stored one that asks the same, if there is one: with another reference
+    it changes that one. All examples must follow the schema: the one given, one inferred from them, or the one that
+    the dataset has already (else `SchemaError`). `replace` takes out what is not in the source. `store`
+    may be a path or URL.
+    """
+    examples = read(source, columns=columns)
+    with open_store_location(cast(StoreLocation, store)) as found:
+        return store_examples(
+            found,
+            name,
+            examples,
+            kind=kind,
+            schema=schema,
+            replace=replace,
+            description=description,
+            metadata=metadata,
+        )[0]
+
+
+def store_examples(
+    store: ControlStore,
+    name: str,
+    examples: Sequence[Example],
+    *,
+    kind: DatasetKind | None = None,
+    schema: Schema | Literal["infer"] | None = None,
+    replace: bool = False,
+    description: str | None = None,
+    metadata: Mapping[str, JSON] | None = None,
+) -> tuple[Dataset, list[Example]]:
+    """`save`, which also gives the examples back under the ids that they have in the store."""
+    known = _find_dataset(store, name)
+    if known and not _is_unchanged(examples, store, known):
+        examples = align_examples(examples, stored_examples(store, name, known.version))
+    kind = kind or (known.kind if known else infer_kind(examples))
+    check_kind(examples, kind)
+    held = infer_schema(examples) if schema == "infer" else schema or (known.schema if known else None)
+    if held:
+        check_schema(examples, held)
+    saved = store.save_examples(
+        name, examples, replace=replace, kind=kind, schema=held, description=description, metadata=metadata
+    )
+    return saved, list(examples)
+
+
+def diff(before: Iterable[Example], after: Iterable[Example]) -> Diff:
+    """What changed between two lists of examples, such as two versions of a dataset."""
+    old = {example.id: example for example in before}
+    new = {example.id: example for example in after}
+    changes = {id: _changed_fields(old[id], new[id]) for id in new if id in old}
+    return Diff(
+        added=tuple(example for id, example in new.items() if id not in old),
+        removed=tuple(example for id, example in old.items() if id not in new),
+        changed={id: names for id, names in changes.items() if names},
+    )
+
+
+def deduplicate(examples: Iterable[Example]) -> list[Example]:
+    """The first of those whose inputs are the same; case and white space of texts do not count."""
+    seen: dict[str, Example] = {}
+    for example in examples:
+        seen.setdefault(_input_fingerprint(example.inputs), example)
+    return list(seen.values())
+
+
+def _find_dataset(store: ControlStore, name: str) -> Dataset | None:
+    try:
+        return store.dataset(name)
+    except NotFound:
+        return None
+
+
+def _is_unchanged(examples: Sequence[Example], store: ControlStore, known: Dataset) -> bool:
+    """Whether a dataset consists of these very examples, as when an experiment is done again: soon told."""
+    try:
+        return known.example_count == len(examples) and all(
+            map(eq, examples, stored_examples(store, known.name, known.version))
+        )
+    except (TypeError, ValueError):  # an array among the inputs is neither equal nor unequal, nor is `pandas.NA`
+        return False
+
+
+def _changed_fields(old: Example, new: Example) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(Example) if getattr(old, field.name) != getattr(new, field.name))
+
+
+def _input_fingerprint(value: JSON) -> str:
+    if isinstance(value, str):
+        return repr(" ".join(value.casefold().split()))
+    if isinstance(value, Mapping):
+        return repr(sorted((str(key), _input_fingerprint(inner)) for key, inner in value.items()))
+    if isinstance(value, list | tuple):
+        return repr([_input_fingerprint(inner) for inner in value])
+    return repr(value)

@@ -1,0 +1,315 @@
+"""Dataset source: stored datasets, files, lists and traces as examples, and lookup of stored examples."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from spanwise.collector.errors import NotFound
+from spanwise.collector.filters import EVALUATOR_KIND, Filter
+from spanwise.collector.records import JSON, Dataset, Example, Experiment, Run, Trace, TraceSummary
+from spanwise.collector.stores import Store
+from spanwise.evaluators import datasets
+from spanwise.evaluators.datasets import to_example, to_row
+from spanwise.evaluators.experiments.experiment_plan import PlannedRun
+from spanwise.evaluators.interface import AwaitFunction
+
+SOURCE_PAGE = 500
+_END = object()
+MIN_ID_PREFIX = 6  # characters of an id that may stand for all of it
+MAX_STORED_FILE = 64 * 2**20  # bytes; a larger file is streamed, and not kept as a dataset in the store
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleSource:
+    """Where examples come from. `count` is None when nobody knows before the end; `examples` starts from the front.
+
+    `listed` holds those that are in memory anyway; `keep` says that nobody else keeps them, so that the runs have to.
+    """
+
+    name: str
+    version: int | None
+    kind: str
+    count: int | None
+    examples: Callable[[], Iterable[tuple[Example, Trace | None]]]
+    listed: Sequence[Example] | None = None
+    keep: bool = False
+    traces: bool = False  # they are traces that are there already
+
+
+def make_source(
+    given: Any,
+    store: Store,
+    default_name: str,
+    splits: Sequence[str] | None,
+    *,
+    stored: bool = False,
+    keep: bool = True,
+    outputs_are_references: bool = False,
+) -> ExampleSource:
+    """Find out what a dataset is: a name in the store (also `name@3`), a file, a DataFrame, a list, traces, a filter.
+
+    What fits into memory is kept in the store as a version of a dataset, so that experiments over it can be compared
+    and resumed, unless it is not to `keep` it; generators and very large files are streamed. With `stored` traces are
+    read anew from the store, where they have to be. `outputs_are_references`: see `datasets.read`. Raises `NotFound`,
+    `BadRow`.
+    """
+    if isinstance(given, Filter):
+        return _make_trace_source(default_name, lambda: datasets.read_traces(store, filter=given, limit=10**9))
+    if _is_trace_list(given, none=stored):
+        listed = [member for member in given if not _is_judgement(member)]
+        return _make_trace_source(default_name, lambda: _load_traces(listed, store, stored), len(listed))
+    if isinstance(given, str) and not datasets.is_file(given):
+        return _make_stored_source(store, *_parse_dataset_name(given), splits)
+    if datasets.is_file(given) and Path(given).exists() and Path(given).stat().st_size > MAX_STORED_FILE:
+        return _make_stream_source(Path(given).stem, given, splits, outputs_are_references)
+    if isinstance(given, Iterator) or (isinstance(given, Iterable) and not hasattr(given, "__len__")):
+        return _make_stream_source(default_name, given, splits, outputs_are_references)
+    examples = datasets.read(
+        given,
+        split=splits if datasets.has_splits(given) else None,
+        outputs_are_references=outputs_are_references,
+    )
+    name = Path(given).stem if datasets.is_file(given) else _name_by_content(examples)
+    if not keep:
+        return _make_list_source(Dataset(name=name, version=0), examples, splits)
+    return _make_list_source(*datasets.store_examples(store, name, examples, replace=True), splits)
+
+
+def iterate_async_rows(rows: AsyncIterable[Any], wait: AwaitFunction) -> Iterator[Any]:
+    """What an async generator gives, for the threads that read examples; `wait` lets the loop get the next one."""
+    ahead = aiter(rows)
+    while (row := wait(_get_next_row(ahead))) is not _END:
+        yield row
+
+
+async def _get_next_row(rows: AsyncIterator[Any]) -> Any:
+    return await anext(rows, _END)
+
+
+def plan_runs(
+    source: ExampleSource,
+    *,
+    repetitions: int = 1,
+    limit: int | None = None,
+    seed: int | None = None,
+    only: Sequence[str] | None = None,
+) -> tuple[Iterator[PlannedRun], int | None]:
+    """The runs to do, in order, and how many there are if that is known.
+
+    `limit` takes the first examples, or with a seed a random sample in the dataset's order; `only` those of them whose
+    id is listed, or begins like one that is. Raises `NotFound` for ids that no example has.
+    """
+    chosen = _select_examples(source, limit, seed)
+    if only is not None:
+        named = _select_by_id(chosen, only)
+        return _iterate_planned_runs(named, repetitions), len(named) * repetitions
+    count = source.count if limit is None or source.count is None else min(limit, source.count)
+    return _iterate_planned_runs(chosen, repetitions), None if count is None else count * repetitions
+
+
+def _iterate_planned_runs(chosen: Iterable[tuple[Example, Trace | None]], repetitions: int) -> Iterator[PlannedRun]:
+    for position, (example, trace) in enumerate(chosen):
+        for repetition in range(repetitions):
+            yield PlannedRun(position * repetitions + repetition, example, repetition, trace)
+
+
+def _select_by_id(
+    chosen: Iterable[tuple[Example, Trace | None]], only: Sequence[str]
+) -> list[tuple[Example, Trace | None]]:
+    found: dict[str, list[tuple[Example, Trace | None]]] = {id: [] for id in only}
+    for pair in chosen:
+        for id in found:
+            if pair[0].id == id or (len(id) >= MIN_ID_PREFIX and pair[0].id.startswith(id)):
+                found[id].append(pair)
+    if lacking := [id for id, pairs in found.items() if not pairs]:
+        raise NotFound(f"no example has the id {lacking[0]!r}, nor one that begins so (only=…)")
+    taken = {pair[0].id: pair for pairs in found.values() for pair in pairs}
+    return list(taken.values())
+
+
+def _select_examples(
+    source: ExampleSource, limit: int | None, seed: int | None
+) -> Iterator[tuple[Example, Trace | None]]:
+    if limit is None or (source.count is not None and limit >= source.count):
+        yield from source.examples()
+        return
+    if seed is None or source.count is None:
+        wanted = set(range(limit))
+    else:
+        everything = random.Random(seed).sample(range(source.count), source.count)
+        wanted = set(everything[:limit])  # so that a larger limit takes these and more
+    for position, pair in enumerate(source.examples()):
+        if position in wanted:
+            wanted.remove(position)
+            yield pair
+        if not wanted:
+            return
+
+
+def _make_stored_source(store: Store, name: str, version: int | None, splits: Sequence[str] | None) -> ExampleSource:
+    dataset: Dataset = store.dataset(name, version)
+    count = (
+        dataset.example_count if splits is None else sum(1 for _ in _iterate_stored_examples(store, dataset, splits))
+    )
+    if not count:
+        where = f"split {' or '.join(map(repr, splits))} of dataset {name!r}" if splits else f"dataset {name!r}"
+        raise NotFound(f"{where} (version {dataset.version}) has no examples")
+    return ExampleSource(
+        name, dataset.version, dataset.kind, count, lambda: _iterate_stored_examples(store, dataset, splits)
+    )
+
+
+def _name_by_content(examples: Sequence[Example]) -> str:
+    """A name for examples that have none: the same for the same examples, so that experiments over them meet."""
+    digest = hashlib.sha256("".join(example.id for example in examples).encode())
+    return f"examples-{digest.hexdigest()[:8]}"
+
+
+def _make_list_source(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str] | None) -> ExampleSource:
+    """A dataset that is in memory already, so that it need not be read back."""
+    chosen = [example for example in examples if datasets.in_split(example, splits)]
+
+    def pairs() -> Iterator[tuple[Example, Trace | None]]:
+        return ((example, None) for example in chosen)
+
+    return ExampleSource(dataset.name, dataset.version, dataset.kind, len(chosen), pairs, listed=chosen)
+
+
+def _iterate_stored_examples(
+    store: Store, dataset: Dataset, splits: Sequence[str] | None
+) -> Iterator[tuple[Example, Trace | None]]:
+    """In the dataset's order. The store knows one split at a time: of several it is asked for all examples."""
+    split = splits[0] if splits is not None and len(splits) == 1 else None
+    stored = datasets.stored_examples(store, dataset.name, dataset.version, split=split, page=SOURCE_PAGE)
+    return ((example, None) for example in stored if split is not None or datasets.in_split(example, splits))
+
+
+def _make_stream_source(
+    name: str, given: Any, splits: Sequence[str] | None, outputs_are_references: bool
+) -> ExampleSource:
+    def examples() -> Iterator[tuple[Example, Trace | None]]:
+        for example in datasets.iterate(given, outputs_are_references=outputs_are_references):
+            if datasets.in_split(example, splits):
+                yield example, None
+
+    return ExampleSource(name, None, "kv", None, examples, keep=True)
+
+
+def _make_trace_source(name: str, traces: Callable[[], Iterable[Trace]], count: int | None = None) -> ExampleSource:
+    def examples() -> Iterator[tuple[Example, Trace | None]]:
+        return ((datasets.make_trace_example(trace), trace) for trace in traces() if not _is_judgement(trace))
+
+    return ExampleSource(name, None, "kv", count, examples, traces=True)
+
+
+def _is_judgement(given: Trace | TraceSummary) -> bool:
+    """Whether it is an evaluator's own trace (see `Filter`), which nobody evaluates in turn."""
+    root = given.root if isinstance(given, Trace) else given
+    return root.kind == EVALUATOR_KIND and root.experiment_id is None
+
+
+def _load_traces(given: Sequence[Trace | TraceSummary], store: Store, all_stored: bool) -> Iterator[Trace]:
+    for start in range(0, len(given), SOURCE_PAGE):
+        page = given[start : start + SOURCE_PAGE]
+        named = [member.trace_id for member in page if all_stored or isinstance(member, TraceSummary)]
+        stored = {trace.trace_id: trace for trace in store.many(named)}
+        for member in page:
+            trace = stored.get(member.trace_id, None if all_stored else member)
+            if isinstance(trace, Trace):
+                yield trace
+            elif all_stored:
+                raise NotFound(f"trace {member.trace_id} is not in the store, where feedback could be attached to it")
+
+
+def _is_trace_list(given: Any, *, none: bool) -> bool:
+    """Whether these are traces; `none` is what is said of an empty list."""
+    if isinstance(given, str | Path | Iterator) or not isinstance(given, Iterable) or hasattr(given, "columns"):
+        return False
+    for first in given:
+        return isinstance(first, Trace | TraceSummary)
+    return none
+
+
+def _parse_dataset_name(given: str) -> tuple[str, int | None]:
+    name, at, version = given.rpartition("@")
+    return (name, int(version)) if at and version.isdigit() else (given, None)
+
+
+EXAMPLE_PAGE = 500
+EXAMPLE_ATTRIBUTE = "spanwise.example"  # attribute of a root run: its example, where no dataset in the store has it
+
+ExamplePages: TypeAlias = Callable[[], Iterator[Sequence[Example]]]
+
+
+def iterate_example_pages(store: Store, record: Experiment) -> Iterator[Sequence[Example]]:
+    """The dataset that an experiment is pinned to, page by page; nothing if it has none, or it was deleted since."""
+    if record.dataset_version is None:
+        return
+    offset = 0
+    try:
+        while page := store.examples(record.dataset, record.dataset_version, limit=EXAMPLE_PAGE, offset=offset):
+            yield page
+            offset += len(page)
+    except NotFound:  # experiments stay
+        return
+
+
+class ExampleLookup:
+    """Examples by id, asked for in about their order: pages are read when needed, and what lies behind is let go."""
+
+    def __init__(self, pages: ExamplePages) -> None:
+        self._restart = pages
+        self._pages = pages()
+        self._read: dict[str, Example] = {}  # in the dataset's order
+        self._forgets = True
+
+    def get(self, id: str) -> Example | None:
+        """The example; None if there is none of this id."""
+        example = self._find(id)
+        if example is None and self._forgets:  # perhaps it was let go: from now on nothing is
+            self._forgets = False
+            self._pages = self._restart()
+            example = self._find(id)
+        return example
+
+    def forget(self, before: str) -> None:
+        """Let go of all examples before this one."""
+        if self._forgets and before in self._read:
+            while (first := next(iter(self._read))) != before:
+                del self._read[first]
+
+    def _find(self, id: str) -> Example | None:
+        while id not in self._read:
+            page = next(self._pages, None)
+            if page is None:
+                return None
+            self._read.update((example.id, example) for example in page)
+        return self._read[id]
+
+
+def make_example_attributes(example: Example, root: Run, inputs: JSON) -> Mapping[str, JSON]:
+    """What a root run has to carry of an example that no dataset in the store has: all but given answers, and inputs
+    where they are the root's. `inputs` are the example's as the tracer lets them leave: redacted, cut, or None.
+    """
+    elsewhere = ("id", "inputs", "outputs", "documents")
+    row = {name: value for name, value in to_row(example).items() if name not in elsewhere}
+    return {EXAMPLE_ATTRIBUTE: row if root.inputs == inputs else {**row, "inputs": inputs}}
+
+
+def attach_example(runs: Sequence[Run], root: Run, example: Example, inputs: JSON) -> tuple[tuple[Run, ...], Run]:
+    """The runs of a trace, and their root, which carries the example; `inputs` as in `kept`."""
+    carrying = replace(root, attributes={**root.attributes, **make_example_attributes(example, root, inputs)})
+    return tuple(carrying if run is root else run for run in runs), carrying
+
+
+def read_attached_example(root: Run) -> Example | None:
+    """The example that a root run carries; None if it carries none."""
+    row = root.attributes.get(EXAMPLE_ATTRIBUTE)
+    if not isinstance(row, Mapping) or root.example_id is None:
+        return None
+    return to_example({"inputs": root.inputs, **row, "id": root.example_id})

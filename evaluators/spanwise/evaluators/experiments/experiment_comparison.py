@@ -1,0 +1,261 @@
+"""Comparison of experiments: means per key, significance of differences, changed examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from spanwise.collector import statistics
+from spanwise.collector.records import iterate_pages
+from spanwise.collector.statistics import TASK_OK, Contrast, PairedTest
+from spanwise.collector.stores import Store
+from spanwise.evaluators.experiments.experiment_report import (
+    KeySummary,
+    format_counts,
+    format_labels,
+    format_number,
+    make_html_table,
+    make_text_table,
+    render_text,
+)
+from spanwise.evaluators.experiments.experiment_results import Experiment
+from spanwise.evaluators.interface import StoreLocation, resolve_store
+
+if TYPE_CHECKING:
+    import pandas
+
+
+SCORE_PAGE = 5_000  # runs whose scores are read at once
+COLOURS = {"better": "bold green", "worse": "bold red", "higher": "bold", "lower": "bold"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One example under one key: its mean score over the repetitions in the first experiment and in another."""
+
+    example_id: str
+    key: str
+    before: float
+    after: float
+    better: bool  # towards the good side of the key
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Several experiments next to each other; the first is what the others are compared with."""
+
+    experiments: tuple[Experiment, ...]
+    _read: dict[int, statistics.Scores] = field(default_factory=dict, repr=False, compare=False)
+    _contrasts: dict[int, Mapping[str, Contrast]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def keys(self) -> list[str]:
+        """All feedback keys, in the order in which they first occur; `task_ok` first, where a task has failed."""
+        keys = dict.fromkeys(key for experiment in self.experiments for key in experiment.summary())
+        return [TASK_OK] * (TASK_OK in keys) + [key for key in keys if key != TASK_OK]
+
+    def changes(self, other: int = 1) -> Iterator[Change]:
+        """The examples whose score changed from the first experiment to another, by example and key."""
+        before, rising = self._scores(0), self.experiments[other].higher_is_better
+        for example_id, scores in self._scores(other).items():
+            for key, after in scores.items():
+                earlier = before.get(example_id, {}).get(key)
+                if earlier is not None and (moved := statistics.get_direction(after - earlier)):
+                    better = (moved > 0) == rising(key)
+                    yield Change(example_id=example_id, key=key, before=earlier, after=after, better=better)
+
+    def contrasts(self, other: int = 1) -> Mapping[str, Contrast]:
+        """Per key how another experiment differs from the first, example by example; in the order of `keys`."""
+        if other not in self._contrasts:
+            keys, others = self.keys, len(self.experiments) - 1
+            rising = {key: self.experiments[other].higher_is_better(key) for key in keys}
+            contrasts = statistics.compare_scores(self._scores(0), self._scores(other), rising, others=others)
+            self._contrasts[other] = {key: contrasts[key] for key in keys if key in contrasts}
+        return self._contrasts[other]
+
+    def significance(self, other: int = 1) -> Mapping[str, PairedTest]:
+        """Per key the mean difference to the first experiment over the examples that both have scores for, with its
+        95 % interval and p-value; see `spanwise.collector.statistics.paired_test`. Keys without such examples are absent.
+        """
+        return {key: contrast.test for key, contrast in self.contrasts(other).items() if contrast.test is not None}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per key and experiment; from the second on with the difference to the first."""
+        import pandas
+
+        rows = []
+        for place, experiment in enumerate(self.experiments):
+            contrasts = self.contrasts(place) if place else {}
+            for key in self.keys:
+                named = {"key": key, "experiment": experiment.name, "experiment_id": experiment.id}
+                rows.append(
+                    {
+                        **named,
+                        **_list_summary_values(experiment.summary().get(key)),
+                        **_list_contrast_values(contrasts.get(key)),
+                    }
+                )
+        return pandas.DataFrame(rows)
+
+    def _scores(self, place: int) -> statistics.Scores:
+        """Scores by example and key, read back from the store once."""
+        if place not in self._read:
+            experiment = self.experiments[place]
+            self._read[place] = read_scores_by_example(experiment.store, experiment.id, tasks=self._failing)
+        return self._read[place]
+
+    @property
+    def _failing(self) -> bool:
+        """Whether a task has failed anywhere: then the scores of those that remain are not the whole story."""
+        return any(experiment.summary().failed for experiment in self.experiments)
+
+    def to_html(self) -> str:
+        """The table as HTML."""
+        return self._repr_html_()
+
+    def __str__(self) -> str:
+        return render_text(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        head, rows = self._cells()
+        yield make_text_table(self._title, head, [_color_row(head, row) for row in rows])
+        yield from map(Text, self._notes())
+
+    def _repr_html_(self) -> str:
+        return make_html_table(self._title, *self._cells()) + "".join(
+            f"<p>{escape(note)}</p>" for note in self._notes()
+        )
+
+    @property
+    def _title(self) -> str:
+        return " | ".join(f"{experiment.name} ({experiment.id[:8]})" for experiment in self.experiments)
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        others = range(1, len(self.experiments))
+        names = _make_distinct_names([experiment.name for experiment in self.experiments])
+        head = ["key", names[0], *(text for name in names[1:] for text in (name, *CHANGE_COLUMNS))]
+        trust = [experiment.summary().trust() for experiment in self.experiments]
+        rows = [self._row(key, [self.contrasts(other).get(key) for other in others], trust) for key in self.keys]
+        return head, rows
+
+    def _row(self, key: str, contrasts: Sequence[Contrast | None], trust: Sequence[Mapping[str, str]]) -> list[str]:
+        sides = zip(self.experiments, trust, strict=True)
+        base, *others = (_format_cell(experiment.summary().get(key), said.get(key, "")) for experiment, said in sides)
+        pairs = zip(others, contrasts, strict=True)
+        return [key, base, *(text for cell, contrast in pairs for text in (cell, *_format_contrast(contrast)))]
+
+    def _notes(self) -> list[str]:
+        """What the intervals are, then per other experiment who got better and who worse."""
+        others = range(1, len(self.experiments))
+        families = {contrast.family for other in others for contrast in self.contrasts(other).values()}
+        return [_explain_intervals(max(families, default=1)), *map(self._note, others)]
+
+    def _note(self, other: int) -> str:
+        contrasts = self.contrasts(other).values()
+        better = sum(contrast.better or 0 for contrast in contrasts)
+        worse = sum(contrast.worse or 0 for contrast in contrasts)
+        name = self.experiments[other].name
+        return f"{name}: {better} scores better, {worse} worse than in {self.experiments[0].name}"
+
+
+def compare(*experiments: Experiment | str, store: StoreLocation | None = None) -> Comparison:
+    """Put experiments side by side; with a `store` (or its path or URL) they may also be named by id or name.
+
+    Raises `ValueError` with fewer than two, or for names without a store.
+    """
+    if len(experiments) < 2:
+        raise ValueError(f"compare() takes two experiments or more, not {len(experiments)}")
+    found = resolve_store(store) if store is not None else None
+    return Comparison(tuple(_load_experiment(experiment, found) for experiment in experiments))
+
+
+def read_scores_by_example(store: Store, experiment_id: str, *, tasks: bool = False) -> statistics.Scores:
+    """The mean score per example and key over its repetitions; with `tasks` also the share that ended without error.
+
+    Reads scores alone, not what the runs hold.
+    """
+    runs = iterate_pages(partial(store.scores, experiment_id, limit=SCORE_PAGE))
+    return statistics.mean_by_example(statistics.iterate_scores(runs, tasks=tasks))
+
+
+def _load_experiment(experiment: Experiment | str, store: Store | None) -> Experiment:
+    if isinstance(experiment, Experiment):
+        return experiment
+    if store is None:
+        raise ValueError(f"experiment {experiment!r} is a name: say in which store, compare(…, store=…)")
+    return Experiment.load(store, experiment)
+
+
+def _format_cell(summary: KeySummary | None, trust: str) -> str:
+    """The mean, how many scores it has, and below it how far a judge agrees with people."""
+    if summary is None:
+        return "–"
+    value = format_number(summary.mean) if summary.mean is not None else format_labels(summary.labels)
+    troubles = ((summary.failed, "failed"), (summary.skipped, "skipped"))
+    said = ", ".join(
+        [f"{value}  n={format_counts(summary)}", *(f"{count} {what}" for count, what in troubles if count)]
+    )
+    return f"{said}\n{trust.replace(' (', chr(10) + '(')}" if trust else said
+
+
+CHANGE_COLUMNS = ("change [95 %]", "verdict")
+
+
+def _format_contrast(contrast: Contrast | None) -> tuple[str, str]:
+    """The columns of `CHANGE`, two lines each: three experiments side by side fit a terminal."""
+    if contrast is None or contrast.test is None:
+        return "", ""
+    interval = "" if contrast.interval is None else "\n[{:+.2g}, {:+.2g}]".format(*contrast.interval)
+    p = "<0.001" if contrast.test.p < 0.001 else f"{contrast.test.p:.3f}"
+    pairs = f"{contrast.pairs} pair{'s' * (contrast.pairs != 1)}"
+    return f"{contrast.test.mean:+.3g} over {pairs}{interval}", f"{contrast.verdict}\np {p}"
+
+
+def _explain_intervals(family: int) -> str:
+    together = f" for all {family} differences together (Bonferroni)" if family > 1 else ""
+    return (
+        f"change: the mean over examples that both have scored, with an interval of 95 %{together}; "
+        "p: of one key alone; unclear: one of them does not rule out chance"
+    )
+
+
+def _color_cell(cell: str) -> Text:
+    """A verdict in its colour, with what stands below it in none."""
+    word, *rest = cell.splitlines() or [""]
+    return Text("\n").join([Text(word, COLOURS.get(word, "")), *map(Text, rest)])
+
+
+def _color_row(head: Sequence[str], row: Sequence[str]) -> list[str | Text]:
+    return [_color_cell(cell) if name == CHANGE_COLUMNS[-1] else cell for name, cell in zip(head, row, strict=True)]
+
+
+def _list_summary_values(summary: KeySummary | None) -> Mapping[str, Any]:
+    if summary is None:
+        return {"n": 0, "mean": None, "passed": None, "failed": 0, "skipped": 0}
+    return {name: getattr(summary, name) for name in ("n", "mean", "passed", "failed", "skipped")}
+
+
+def _list_contrast_values(contrast: Contrast | None) -> Mapping[str, Any]:
+    if contrast is None or contrast.test is None:
+        return {}
+    test = contrast.test
+    low, high = contrast.interval or (None, None)
+    moved = {
+        "pairs": contrast.pairs,
+        "verdict": contrast.verdict,
+        "better": contrast.better,
+        "worse": contrast.worse,
+        "same": contrast.same,
+    }
+    return {"change": test.mean, "low": low, "high": high, "p": test.p, **moved}
+
+
+def _make_distinct_names(names: Sequence[str]) -> list[str]:
+    """Names that differ, for the head of a table."""
+    return [f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1)]

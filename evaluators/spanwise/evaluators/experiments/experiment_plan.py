@@ -1,0 +1,158 @@
+"""Plan of an experiment: its planned and finished runs, and the conditions that stop it early."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from spanwise.collector.records import Case, Example, Feedback, Run, Target, Trace
+from spanwise.evaluators.experiments.experiment_settings import ExperimentSettings
+from spanwise.evaluators.experiments.task_call import AbandonedTasks, TaskFunction, ValueCopier
+from spanwise.evaluators.interface import Evaluator
+
+MAX_REMARKS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentPlan:
+    """One experiment: what is run, what judges it, and how."""
+
+    experiment_id: str
+    name: str
+    task: TaskFunction | None
+    evaluators: tuple[Evaluator, ...]
+    settings: ExperimentSettings
+    kind: str = "kv"
+    keep_examples: bool = False  # with the runs, as no dataset in the store has them
+    remarks: dict[str, None] = field(default_factory=dict)  # what is to be said of the whole, once
+
+    strays: AbandonedTasks = field(default_factory=AbandonedTasks)  # tasks that did not stop at their timeout
+
+    def remark(self, text: str) -> None:
+        """Say something below the summary's table, once; of very many remarks the first."""
+        if len(self.remarks) < MAX_REMARKS:
+            self.remarks[text] = None
+
+    @property
+    def copies(self) -> ValueCopier:
+        """What gives every attempt inputs of its own."""
+        return ValueCopier(self.remark)
+
+    def seed_of(self, example: Example, repetition: int) -> int | None:
+        """A seed for one run: the same in every experiment with this seed."""
+        if self.settings.seed is None:
+            return None
+        digest = hashlib.sha256(f"{self.settings.seed}|{example.id}|{repetition}".encode()).digest()
+        return int.from_bytes(digest[:4], "big")
+
+
+@dataclass(slots=True)
+class PlannedRun:
+    """One run to do: an example in one repetition. `slot` is its place in the results.
+
+    With `trace` the run is there already, and `evaluators` are those that still have to look at it; `stored` says that
+    the trace is in the store under this experiment. `replaces` are the trace ids of failed runs in whose place this one
+    comes, `errors` the ids of feedback of evaluators that failed and look again.
+    """
+
+    slot: int
+    example: Example
+    repetition: int = 0
+    trace: Trace | None = None
+    evaluators: tuple[Evaluator, ...] | None = None
+    stored: bool = False
+    known: tuple[Feedback, ...] = ()  # what was said of the trace before, and is not to be said again
+    replaces: Sequence[str] = ()
+    errors: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class FinishedRun:
+    """A finished run on its way to the store: its spans, what evaluators see of it, and what they said."""
+
+    item: PlannedRun
+    case: Case
+    target: Target
+    runs: Sequence[Run]
+    feedback: list[Feedback] = field(default_factory=list)
+    open_spans: int = 0
+    raised: BaseException | None = None  # what the task raised, where that is to pass through `evaluate()`
+
+    @property
+    def root(self) -> Run:
+        """The root run of its trace."""
+        if self.case.trace is None:
+            raise ValueError("a run without a trace")  # cannot be: every case here is built around one
+        return self.case.trace.root
+
+    @property
+    def error(self) -> str | None:
+        """Why the task failed, if it did."""
+        return self.root.error or "error" if self.root.status == "error" else None
+
+
+class StopConditions:
+    """Looks at every run that is done; once `why` is set no new one begins, and those that run are let finish."""
+
+    def __init__(self, settings: ExperimentSettings, total: int | None, remark: Callable[[str], None]) -> None:
+        """`total`: how many runs there are to do. Raises `ValueError` for a share of runs that nobody has counted."""
+        self.why = ""
+        self.raised: BaseException | None = None  # what a task raised, where it is to pass
+        self._settings = settings
+        self._remark = remark
+        self._most, self._bound = _compute_failure_limit(settings, total)
+        self._lock = threading.Lock()
+        self._failed = self._done = 0
+        self._usd = 0.0
+        self._watches = bool(self._most or settings.max_usd)
+
+    def saw(self, done: FinishedRun) -> None:
+        """Look at a run; called from any thread."""
+        if not self._watches or done.item.trace is not None:  # no task ran for it
+            return
+        with self._lock:
+            self._done += 1
+            self._count_failures(done)
+            if self._settings.max_usd is not None:
+                self._count_cost(done, self._settings.max_usd)
+
+    def _count_failures(self, done: FinishedRun) -> None:
+        self._failed += done.error is not None
+        self.raised = self.raised or done.raised
+        if self._most is not None and self._failed >= self._most:
+            self._stop(f"{self._failed} of {self._done} runs failed ({self._bound})")
+
+    def _count_cost(self, done: FinishedRun, most: float) -> None:
+        for run in done.runs:
+            known = run.cost is not None and math.isfinite(run.cost)
+            self._usd += max(0.0, run.cost or 0.0) if known else 0.0
+            if not known and (run.model or run.usage):
+                unknown = f"max_usd leaves out calls of {run.model or 'a model without a name'}: their price is unknown"
+                self._remark(f"{unknown} (set_usage(cost=…) says it)")
+        if self._usd >= most:
+            self._stop(f"{self._done} runs have cost ${self._usd:,.4f} (max_usd={most!r})")
+
+    def _stop(self, why: str) -> None:
+        self.why = self.why or why
+
+
+def _compute_failure_limit(settings: ExperimentSettings, total: int | None) -> tuple[int | None, str]:
+    """How many failed runs are the end of it, and who says so."""
+    if settings.raise_errors:
+        return 1, "raise_errors"
+    if settings.fail_fast:
+        return 1, "fail_fast"
+    most = settings.max_failures
+    told = f"max_failures={most!r}"
+    if most is None:
+        return None, ""
+    if isinstance(most, float):
+        if total is None:
+            raise ValueError(
+                f"{told} is a share of a number of runs that nobody knows beforehand: say how many, as in 5"
+            )
+        return max(1, math.ceil(most * total)), told
+    return most, told

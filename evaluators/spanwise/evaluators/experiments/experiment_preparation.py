@@ -1,0 +1,371 @@
+"""Preparation of an experiment: new, resumed, rescored, or attached to live traces."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from os import PathLike
+from typing import Any, cast
+
+from spanwise.collector.errors import NotFound, SpanwiseError
+from spanwise.collector.records import JSON, Example, Feedback, Trace
+from spanwise.collector.records import Experiment as Record
+from spanwise.collector.statistics import select_latest
+from spanwise.collector.store_connection import OnDemandStore
+from spanwise.collector.stores import Store
+from spanwise.evaluators.experiments import experiment_resume
+from spanwise.evaluators.experiments.dataset_source import ExampleSource, make_source, plan_runs
+from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, PlannedRun, StopConditions
+from spanwise.evaluators.experiments.experiment_progress import print_message
+from spanwise.evaluators.experiments.experiment_results import Experiment
+from spanwise.evaluators.experiments.experiment_resume import (
+    StoredRuns,
+    list_example_changes,
+    read_metrics,
+    read_stored_runs,
+)
+from spanwise.evaluators.experiments.experiment_settings import ExperimentSettings
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
+from spanwise.evaluators.experiments.result_writer import SpoolBatch, deliver_pending_spools
+from spanwise.evaluators.experiments.task_call import TaskFunction
+from spanwise.evaluators.interface import Evaluator, check_keys, list_untracked_state
+from spanwise.tracer.internal_api import get_runtime as tracing
+
+MAX_UNTRACKED = 5  # values that cannot be compared, of which one is told
+
+
+class CannotResume(SpanwiseError, ValueError):
+    """An experiment whose stored runs do not count any more; says what has changed."""
+
+
+@dataclass(slots=True)
+class ExperimentJob:
+    """An experiment that is ready to run."""
+
+    plan: ExperimentPlan
+    record: Record
+    store: Store
+    tally: ExperimentTally
+    items: Iterator[PlannedRun]
+    total: int | None
+    whole: tuple[Evaluator, ...]  # set-level evaluators
+    surroundings: Future[dict[str, JSON]]
+    examples: Sequence[Example] | None = None  # all of them, if they are in memory anyway
+    kept: bool = True  # False: `record` is in no store
+    rescores: bool = False  # only scores runs that are there: nothing is known of those that may be missing
+    brake: StopConditions = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for a share of runs that nobody has counted."""
+        self.brake = StopConditions(self.plan.settings, self.total, self.plan.remark)
+
+
+def prepare_experiment(
+    dataset: Any,
+    task: TaskFunction | None,
+    evaluators: tuple[Evaluator, ...],
+    whole: tuple[Evaluator, ...],
+    settings: ExperimentSettings,
+) -> ExperimentJob:
+    """Find out what is to be done and what is done already, and note the experiment in its store. Reads and writes.
+
+    `settings.store` is a store (`opened`).
+
+    Raises `ValueError` for what a caller can mend, `NotFound`, and what the store raises.
+    """
+    store = cast(Store, settings.store)
+    if isinstance(dataset, Experiment):
+        if task is not None:
+            raise ValueError("an experiment's runs are there already: score them with task=None, or name a dataset")
+        if (dataset.record.metadata.get("setup") or {}).get("attach"):
+            raise ValueError("attached feedback has no experiment: score the traces again, with attach=True")
+        return _prepare_rescoring(dataset, evaluators, whole, store, settings)
+    name = settings.name or (task.name if task else "given")
+    source = make_source(dataset, store, name, settings.splits, outputs_are_references=task is not None)
+    record, recalled, tally = _begin_or_resume(name, task, source, evaluators, store, settings)
+    items, total = plan_runs(
+        source, repetitions=settings.repetitions, limit=settings.limit, seed=settings.seed, only=settings.ids
+    )
+    plan = ExperimentPlan(
+        experiment_id=record.id,
+        name=record.name,
+        task=task,
+        evaluators=evaluators,
+        settings=settings,
+        kind=source.kind,
+        keep_examples=source.keep,
+    )
+    items = _check_first_run(items, plan, settings.splits)
+    if recalled is not None:
+        items = _iterate_remaining_runs(items, recalled, evaluators, tally, store)
+        total = None if total is None else max(0, total - len(recalled.traces))
+    job = ExperimentJob(
+        plan, record, store, tally, items, total, whole, experiment_resume.collect_environment(), source.listed
+    )
+    store.save_experiment(record)
+    return job
+
+
+def _begin_or_resume(
+    name: str,
+    task: TaskFunction | None,
+    source: ExampleSource,
+    evaluators: tuple[Evaluator, ...],
+    store: Store,
+    settings: ExperimentSettings,
+) -> tuple[Record, StoredRuns | None, ExperimentTally]:
+    """A new experiment, or one that was interrupted, with what is known of its runs."""
+    setup = experiment_resume.make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
+    described = experiment_resume.describe_evaluators(evaluators)
+    tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
+    earlier = _find_earlier(name, store, settings)
+    if earlier is None:
+        if settings.only and not name.endswith("-only"):  # the newest of a name is what others go on with and compare
+            name += "-only"
+        metadata = {**experiment_resume.to_stored_value(settings.metadata or {}), "setup": setup}
+        record = Record(
+            id=secrets.token_hex(16),
+            name=name,
+            dataset=source.name,
+            dataset_version=source.version,
+            project=_get_project(),
+            evaluators=described,
+            metadata=metadata,
+            example_count=source.count or 0,
+            seen_ns=time.time_ns(),
+        )
+        return record, None, tally
+    changed = experiment_resume.list_setup_changes(earlier, setup, settings.metadata or {})
+    if changed := changed or list_example_changes(store, earlier, source, setup):
+        raise CannotResume(
+            f"experiment {earlier.name!r} ({earlier.id[:8]}) cannot be resumed: {'; '.join(changed)}. "
+            "Its stored runs are of something else: begin a new experiment, without resume"
+        )
+    if task and settings.progress is not False and (unknown := list_untracked_state(task.function)):
+        print_message(f"spanwise: cannot tell whether this is as it was: {', '.join(unknown[:MAX_UNTRACKED])}")
+    deliver_pending_spools(earlier.id, store)
+    check_keys(evaluators, earlier.evaluators)
+    merged = experiment_resume.merge_evaluators(earlier.evaluators, described)
+    record = replace(
+        earlier,
+        dataset=source.name,
+        dataset_version=source.version,
+        status="running",
+        evaluators=merged,
+        metadata={**earlier.metadata, "setup": setup},
+        ended_ns=None,
+        example_count=source.count or earlier.example_count,
+        seen_ns=time.time_ns(),
+    )
+    recalled = read_stored_runs(store, record, tally, evaluators, retrying=task is not None)
+    SpoolBatch([], [], recalled.replaced).deliver(store)  # a kill came before that could be done
+    if recalled.again and settings.progress is not False:
+        print_message(f"spanwise: {sum(map(len, recalled.again.values()))} runs that failed are run again")
+    return record, recalled, tally
+
+
+def _prepare_rescoring(
+    experiment: Experiment,
+    evaluators: tuple[Evaluator, ...],
+    whole: tuple[Evaluator, ...],
+    store: Store,
+    settings: ExperimentSettings,
+) -> ExperimentJob:
+    """More evaluators over the runs that an experiment has already."""
+    deliver_pending_spools(experiment.id, store)
+    record = store.experiment(experiment.id)  # somebody may have scored it further since
+    check_keys(evaluators, record.evaluators)
+    merged = experiment_resume.merge_evaluators(record.evaluators, experiment_resume.describe_evaluators(evaluators))
+    record = replace(
+        record,
+        evaluators=merged,
+        metadata={**record.metadata, **experiment_resume.to_stored_value(settings.metadata or {})},
+    )
+    repetitions = int((record.metadata.get("setup") or {}).get("repetitions") or 1)
+    metrics = chain(read_metrics(record), (metric for evaluator in evaluators for metric in evaluator.metrics))
+    tally = ExperimentTally(metrics, repetitions)
+    recalled = read_stored_runs(store, record, tally, evaluators)
+    kind = store.dataset(record.dataset).kind if record.dataset_version is not None else "kv"
+    plan = ExperimentPlan(
+        experiment_id=record.id, name=record.name, task=None, evaluators=evaluators, settings=settings, kind=kind
+    )
+    plan.remarks.update(tally.remarks)
+    items = _iterate_stored_runs(experiment, recalled, evaluators, tally)
+    return ExperimentJob(
+        plan,
+        record,
+        store,
+        tally,
+        items,
+        len(recalled.traces),
+        whole,
+        experiment_resume.collect_environment(),
+        rescores=True,
+    )
+
+
+def _iterate_stored_runs(
+    experiment: Experiment, recalled: StoredRuns, evaluators: tuple[Evaluator, ...], tally: ExperimentTally
+) -> Iterator[PlannedRun]:
+    for slot, row in enumerate(experiment.rows()):
+        tally.traces[slot] = row.trace.trace_id
+        missing = recalled.missing(row.trace.trace_id, evaluators)
+        if missing:
+            errors = recalled.seen.errors(row.trace.trace_id)
+            yield PlannedRun(slot, row.known_example, row.repetition, row.trace, missing, stored=True, errors=errors)
+
+
+def _iterate_remaining_runs(
+    items: Iterator[PlannedRun],
+    recalled: StoredRuns,
+    evaluators: tuple[Evaluator, ...],
+    tally: ExperimentTally,
+    store: Store,
+) -> Iterator[PlannedRun]:
+    """What is left to do of an interrupted experiment: runs that are not stored, and scores of those that are."""
+    for item in items:
+        run = item.example.id, item.repetition
+        trace_id = recalled.traces.get(run)
+        if trace_id is None:
+            yield replace(item, replaces=recalled.again.get(run, ()))
+            continue
+        tally.traces[item.slot] = trace_id
+        missing = recalled.missing(trace_id, evaluators)
+        if missing:
+            errors = recalled.seen.errors(trace_id)
+            yield replace(item, trace=store.trace(trace_id), evaluators=missing, stored=True, errors=errors)
+
+
+def _check_first_run(
+    items: Iterator[PlannedRun], plan: ExperimentPlan, splits: Sequence[str] | None
+) -> Iterator[PlannedRun]:
+    """Fail before anything runs when the task does not fit the first example."""
+    first = next(items, None)
+    if first is None:
+        of_splits = f" in split {' or '.join(map(repr, splits))}" if splits else ""
+        raise NotFound(f"the dataset has no examples{of_splits}")
+    if plan.task is not None and first.trace is None:
+        plan.task.arguments(first.example, plan.kind, plan.seed_of(first.example, 0))
+    return chain([first], items)
+
+
+def open_experiment_store(settings: ExperimentSettings) -> Store:
+    """The store that is meant; says where results go if that was not said.
+
+    One that is opened here is an `OnDemandStore`, which the caller releases.
+    """
+    where = settings.store
+    if isinstance(where, OnDemandStore):
+        where.hold()
+        return cast(Store, where)
+    if where is not None and not isinstance(where, str | PathLike):
+        return where
+    store = OnDemandStore(where)
+    store.hold()
+    if settings.progress is not False:
+        print_message(f"spanwise: results go to {store.where}")
+    return cast(Store, store)
+
+
+def _find_earlier(name: str, store: Store, settings: ExperimentSettings) -> Record | None:
+    """The experiment to resume. `True` begins a new one if there is none of that name."""
+    if not settings.resume:
+        return None
+    try:
+        return store.experiment(name if settings.resume is True else settings.resume)
+    except NotFound:
+        if settings.resume is True:
+            return None
+        raise
+
+
+def _get_project() -> str:
+    """The project under which the tracer files its spans."""
+    return tracing().settings.project
+
+
+def prepare_attach(
+    dataset: Any,
+    task: TaskFunction | None,
+    evaluators: tuple[Evaluator, ...],
+    whole: Sequence[Evaluator],
+    settings: ExperimentSettings,
+) -> ExperimentJob:
+    """What is to be done with `attach=True`. With `resume=True` evaluators look at no trace again that they have scored
+    or skipped at the version that they are at.
+
+    Raises `ValueError` for what has no trace to attach to.
+    """
+    _check_attach_options(task, whole, settings)
+    store, name = cast(Store, settings.store), settings.name or "attached"
+    if isinstance(dataset, Experiment):
+        raise ValueError("attach=True takes live traces; an experiment's runs are scored by experiment.evaluate([…])")
+    source = make_source(dataset, store, name, settings.splits, stored=True)
+    if not source.traces:
+        raise ValueError(f"attach=True takes live traces, a Filter or a list of them, not {dataset!r:.200}")
+    items, total = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
+    if settings.resume:
+        items = (_select_missing_evaluators(item, evaluators) for item in items)
+    record = _make_unsaved_record(name, source, evaluators, settings)
+    plan = ExperimentPlan(experiment_id=record.id, name=name, task=None, evaluators=evaluators, settings=settings)
+    tally = ExperimentTally(metric for evaluator in evaluators for metric in evaluator.metrics)
+    return ExperimentJob(
+        plan, record, store, tally, items, total, (), experiment_resume.collect_environment(), kept=False
+    )
+
+
+def find_existing_feedback(trace: Trace, evaluators: Sequence[Evaluator]) -> list[Feedback]:
+    """What these evaluators have said of a trace, at the versions that they are at; errors do not count."""
+    versions = {(evaluator.make.name, evaluator.version) for evaluator in evaluators}
+    said = [one for one in select_latest(trace.feedback) if (one.evaluator, one.version) in versions]
+    return [one for one in said if one.outcome != "error"]
+
+
+def _check_attach_options(task: TaskFunction | None, whole: Sequence[Evaluator], settings: ExperimentSettings) -> None:
+    if task is not None:
+        raise ValueError("attach=True scores traces that are there: give None in place of a task")
+    if whole:
+        raise ValueError(f"attach=True: {whole[0].key!r} judges a whole set, which has no one trace to attach to")
+    if settings.repetitions != 1:
+        raise ValueError(f"attach=True: the same trace has no repetitions, not {settings.repetitions!r}")
+    if isinstance(settings.resume, str):
+        raise ValueError(
+            f"attach=True keeps no experiment that could be resumed: say resume=True, not {settings.resume!r}"
+        )
+
+
+def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ...]) -> PlannedRun:
+    """An item for those evaluators that have still to look at its trace, with what the others have said."""
+    if item.trace is None:
+        return item
+    known = find_existing_feedback(item.trace, evaluators)
+    named = Counter(evaluator.make.name for evaluator in evaluators)
+    keys = {(one.evaluator, one.key) for one in known}
+    names = {one.evaluator for one in known}
+    missing = tuple(
+        evaluator
+        for evaluator in evaluators
+        if not any((evaluator.make.name, key) in keys for key in evaluator.make.keys)
+        and not (evaluator.make.name in names and named[evaluator.make.name] == 1)
+    )
+    return replace(item, evaluators=missing, known=tuple(known))
+
+
+def _make_unsaved_record(
+    name: str, source: ExampleSource, evaluators: tuple[Evaluator, ...], settings: ExperimentSettings
+) -> Record:
+    """A record that is in no store: an experiment has runs of its own, and here there are none."""
+    setup = experiment_resume.make_setup(None, settings.parameters, dataset=source.name, dataset_version=None)
+    return Record(
+        id=secrets.token_hex(16),
+        name=name,
+        dataset=source.name,
+        evaluators=experiment_resume.describe_evaluators(evaluators),
+        metadata={**experiment_resume.to_stored_value(settings.metadata or {}), "setup": {**setup, "attach": True}},
+        example_count=source.count or 0,
+    )

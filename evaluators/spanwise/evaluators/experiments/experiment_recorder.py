@@ -1,0 +1,215 @@
+"""Recorder: an experiment whose runs are opened around code of a caller such as the pytest plugin."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+from spanwise.collector.dialects import read_sdk_span
+from spanwise.collector.records import JSON, Case, Document, Example, Feedback, Target, Trace
+from spanwise.collector.records import Experiment as Record
+from spanwise.collector.statistics import select_latest
+from spanwise.collector.stores import Store
+from spanwise.evaluators.experiments.dataset_source import attach_example
+from spanwise.evaluators.experiments.experiment_liveness import Heartbeat
+from spanwise.evaluators.experiments.experiment_results import Experiment, run_set_evaluators
+from spanwise.evaluators.experiments.experiment_resume import collect_environment, describe_evaluators, make_setup
+from spanwise.evaluators.experiments.experiment_resume import to_stored_value as as_kept
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, compute_wall_ns
+from spanwise.evaluators.experiments.task_run import promote_task_span, read_task_feedback
+from spanwise.evaluators.interface import (
+    Evaluator,
+    JudgementBuffer,
+    check_keys,
+    run_coroutine,
+    to_plain,
+    use_judge_context,
+)
+from spanwise.evaluators.scoring import make_case, retrieved_documents, score, skip_failed
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.trace_capture import Captured, capture, is_traced
+
+EndStatus: TypeAlias = Literal["finished", "interrupted"]
+NO_OUTPUTS_MESSAGE = (
+    "needs outputs; nothing has shown any: call an evaluator with them, or current_run().set_outputs(…)"
+)
+
+
+class OpenRun:
+    """One run while it lasts: what evaluators say of it so far."""
+
+    def __init__(self, example: Example, captured: Captured, judgements: JudgementBuffer, repetition: int = 0) -> None:
+        self.example = example
+        self._target = Target(trace_id=captured.trace_id)
+        self._known = {"judgements": judgements, "target": self._target, "repetition": repetition, "inside": None}
+        self.feedback: list[Feedback] = []
+        self._captured = captured
+        self._outputs: JSON = None
+
+    def set_outputs(self, outputs: JSON) -> None:
+        """What the run is taken to have returned."""
+        self._outputs = to_plain(outputs)
+        self._captured.run.set_outputs(outputs)
+
+    def score(self, evaluator: Evaluator, outputs: JSON = None, **fields: Any) -> list[Feedback]:
+        """Let an evaluator look at outputs; documents are those retrieved so far, unless they are given."""
+        if outputs is not None:
+            self.set_outputs(outputs)
+        case = make_case(None, self.example, **{"documents": self._retrieved(), "outputs": outputs, **fields})
+        with self.judging():
+            feedback = [replace(outcome, target=self._target, id="") for outcome in score(evaluator, case)]
+        self.feedback += feedback
+        return feedback
+
+    def look_back(self, evaluators: Sequence[Evaluator], trace: Trace) -> None:
+        """Let evaluators look at the run when it is over: at its spans, and at the outputs that it was said to have."""
+        case = make_case(trace, self.example, outputs=self._outputs)
+        with self.judging():
+            for evaluator in evaluators:
+                self.feedback += self._looked_back(evaluator, case, Target(trace_id=trace.trace_id))
+
+    def judging(self) -> AbstractContextManager[None]:
+        """Let judges inside know which run they judge."""
+        return use_judge_context(**self._known)
+
+    def note(self, key: str, score: bool, comment: str | None) -> None:
+        """Add an outcome that no evaluator gave."""
+        self.feedback.append(Feedback(target=self._target, key=key, score=score, comment=comment))
+
+    def _looked_back(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
+        if case.outputs is None and (skipped := skip_failed(evaluator, case, target)):
+            return skipped
+        if case.outputs is None and "outputs" in evaluator.needs:
+            return evaluator.make.skip(target, NO_OUTPUTS_MESSAGE)
+        return score(evaluator, case)
+
+    def _retrieved(self) -> tuple[Document, ...] | None:
+        runs = tuple(read_sdk_span(span) for span in self._captured.spans(0)[0])
+        return retrieved_documents(Trace(runs[0], runs)) if runs else None
+
+
+class Recorder:
+    """Collects runs into one experiment. The experiment is there from its first run on."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        dataset: str,
+        evaluators: Sequence[Evaluator] = (),
+        *,
+        dataset_version: int | None = None,
+        repetitions: int = 1,
+        metadata: Mapping[str, JSON] | None = None,
+        id: str | None = None,
+        started_ns: int | None = None,
+    ) -> None:
+        """With `id` and `started_ns` several processes add to one experiment, which `finish_stored` finishes."""
+        check_keys(evaluators)
+        known = {"repetitions": repetitions} if repetitions > 1 else {}
+        setup = make_setup(None, known, dataset=dataset, dataset_version=dataset_version)
+        self._store = store
+        self._surroundings = collect_environment()
+        self._record = Record(
+            id=id or secrets.token_hex(16),
+            name=name,
+            dataset=dataset,
+            dataset_version=dataset_version,
+            evaluators=describe_evaluators(evaluators),
+            started_ns=started_ns or time.time_ns(),
+            metadata={**as_kept(metadata or {}), "setup": setup},
+            seen_ns=time.time_ns(),
+        )
+        self._judgements = JudgementBuffer()
+        self._whole = [evaluator for evaluator in evaluators if evaluator.summary]
+        self._tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), repetitions)
+        self._tally.remarks = dict.fromkeys(remark for evaluator in evaluators for remark in evaluator.remarks)
+        self._store.save_experiment(self._record)
+        self._heartbeat = Heartbeat(store, self._record.id)
+        self._heartbeat.start()
+
+    @contextmanager
+    def run(
+        self,
+        name: str,
+        example: Example,
+        after: Sequence[Evaluator] = (),
+        function: Any = None,
+        repetition: int = 0,
+    ) -> Iterator[OpenRun]:
+        """A run around a block of code that calls `function`, at which `after` looks when it is over. What the block
+        raises goes on, and is the run's error. The span of a traced function is the root of its run.
+        """
+        attributes = {names.EXPERIMENT: self._record.id, names.EXAMPLE: example.id, names.REPETITION: repetition}
+        with_spans: Captured | None = None
+        try:
+            with capture(name, inputs=example.inputs, attributes=attributes) as captured:
+                with_spans = captured
+                opened = OpenRun(example, captured, self._judgements, repetition)
+                with opened.judging():
+                    yield opened
+        finally:
+            if with_spans is not None:
+                self._keep(with_spans, opened, after, traced=is_traced(function))
+
+    def finish(self, status: EndStatus = "finished") -> Experiment:
+        """Let set-level evaluators judge all runs, and note the end."""
+        self._heartbeat.stop()
+        return _finish_experiment(
+            self._record, self._store, self._tally, self._whole, self._surroundings.result(), status
+        )
+
+    def _keep(self, captured: Captured, opened: OpenRun, after: Sequence[Evaluator], *, traced: bool) -> None:
+        spans, still_open = captured.spans()
+        runs = tuple(read_sdk_span(span) for span in spans)
+        root = around = next(run for run in runs if run.parent_id is None)
+        if traced:
+            runs, root = promote_task_span(runs, around, as_returned=around.outputs is None)
+        runs, root = attach_example(runs, root, opened.example, around.inputs)
+        opened.look_back(after, Trace(root, runs, complete=not still_open))
+        feedback = opened.feedback + read_task_feedback(captured, around, root)
+        self._store.append((*runs, *self._judgements.take()), feedback)
+        error = (root.error or "error") if root.status == "error" else None
+        self._tally.add_run(
+            self._tally.runs, root.trace_id, compute_wall_ns(runs), error, still_open, opened.example.id
+        )
+        self._tally.add_calls(runs)
+        self._tally.add_judgements(feedback)
+        for outcome in select_latest(feedback):
+            self._tally.add_feedback(outcome, opened.example.id)
+
+
+def finish_stored_experiment(store: Store, id: str, whole: Sequence[Evaluator], status: EndStatus) -> Experiment:
+    """As `Recorder.finish`, of an experiment to which other processes have added."""
+    loaded = Experiment.load(store, id)
+    return _finish_experiment(loaded.record, store, loaded._tally, whole, collect_environment().result(), status)
+
+
+def _finish_experiment(
+    record: Record,
+    store: Store,
+    tally: ExperimentTally,
+    whole: Sequence[Evaluator],
+    around: Mapping[str, JSON],
+    status: EndStatus,
+) -> Experiment:
+    ended = replace(
+        record,
+        status=status,
+        ended_ns=(now := time.time_ns()),
+        seen_ns=now,
+        example_count=len(tally.traces),
+        metadata={
+            **record.metadata,
+            "setup": {**record.metadata["setup"], **around},
+            "totals": dict(tally.totals()),
+        },
+    )
+    experiment = Experiment(ended, store, tally)
+    run_coroutine(run_set_evaluators(experiment, whole, store, tally))
+    store.save_experiment(ended)
+    return experiment

@@ -1,0 +1,364 @@
+"""Results of an experiment: rows, errors, rescoring, and set-level evaluators.
+
+Runs come page by page, and of each only what an evaluator asks for is held: its columns, not the cases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from spanwise.collector.errors import StoreError
+from spanwise.collector.formatting import first_line, standing
+from spanwise.collector.records import JSON, Case, Example, Feedback, Target, Trace
+from spanwise.collector.records import Experiment as Record
+from spanwise.collector.statistics import BooleanRates, compute_boolean_rates, databricks_table
+from spanwise.collector.stores import JudgeAgreement, Store
+from spanwise.evaluators.experiments.dataset_source import ExampleLookup, iterate_example_pages, read_attached_example
+from spanwise.evaluators.experiments.experiment_report import (
+    Summary,
+    get_min_cases,
+    make_summary,
+    render_experiment_html,
+    render_row_html,
+)
+from spanwise.evaluators.experiments.experiment_resume import StoredRuns, read_metrics, read_stored_runs
+from spanwise.evaluators.experiments.experiment_settings import EvaluateOptions
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
+from spanwise.evaluators.experiments.result_writer import UnstoredRuns
+from spanwise.evaluators.interface import (
+    PARAMETERS_KEY,
+    Evaluator,
+    JudgementBuffer,
+    StoreLocation,
+    get_parameters,
+    resolve_store,
+    use_judge_context,
+)
+from spanwise.evaluators.scoring import make_case
+
+if TYPE_CHECKING:
+    import pandas
+
+
+ROW_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Row:
+    """One run of an experiment: its trace with all feedback, and the example that it ran on, if that is stored."""
+
+    example: Example | None
+    trace: Trace
+
+    @property
+    def example_id(self) -> str:
+        """The example's id."""
+        return self.trace.root.example_id or self.trace.trace_id
+
+    @property
+    def repetition(self) -> int:
+        """Which repetition it is, from 0."""
+        return self.trace.root.repetition
+
+    @property
+    def known_example(self) -> Example:
+        """The example, or what the run tells of one that is not stored."""
+        return self.example or Example(id=self.example_id, inputs=self.inputs)
+
+    @property
+    def inputs(self) -> JSON:
+        """What the task was given: the example's inputs, else what the root says, which may name them otherwise."""
+        return self.example.inputs if self.example is not None else self.trace.root.inputs
+
+    @property
+    def outputs(self) -> JSON:
+        """What it returned; None if it failed."""
+        return self.trace.root.outputs
+
+    @property
+    def reference_outputs(self) -> JSON:
+        """What it should have returned."""
+        return self.example.reference_outputs if self.example else None
+
+    @property
+    def error(self) -> str | None:
+        """Why the task failed."""
+        return self.trace.root.error
+
+    @property
+    def feedback(self) -> Mapping[str, Feedback]:
+        """The newest outcome per key, of the whole run or of one of its spans; a judge's rather than a vote on it."""
+        said = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
+        judged = {outcome.key for outcome in said if outcome.source == "model"}
+        by_age = sorted(said, key=lambda outcome: outcome.created_ns)
+        return {one.key: one for one in by_age if one.source != "human" or one.key not in judged}
+
+    @property
+    def scores(self) -> Mapping[str, float | bool | str | None]:
+        """Score (or label) per key; None where there is an error or a skip."""
+        return {
+            key: outcome.label if outcome.score is None else outcome.score for key, outcome in self.feedback.items()
+        }
+
+    def __repr__(self) -> str:
+        said = f"error={first_line(self.error)!r}" if self.error else f"outputs={first_line(repr(self.outputs))}"
+        return f"<Row {self.example_id[:12]} {said} {dict(self.scores)!r:.300}>"
+
+    def _repr_html_(self) -> str:
+        return render_row_html(self)
+
+    @property
+    def why(self) -> str | None:
+        """The first line of what failed, of the task or else of an evaluator; None if nothing did."""
+        if self.error is not None:
+            return first_line(self.error)
+        failed = (outcome for outcome in self.feedback.values() if outcome.error is not None)
+        return next((f"{outcome.key}: {first_line(outcome.error or '')}" for outcome in failed), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat dict: the fields of the run, one entry per key, and the parameters of evaluators that have any."""
+        root = self.trace.root
+        parameters = {key: given for key, one in self.feedback.items() if (given := get_parameters(one))}
+        return {
+            "example_id": self.example_id,
+            "repetition": self.repetition,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "reference_outputs": self.reference_outputs,
+            "error": self.error,
+            "duration_ms": root.duration_ns / 1e6,
+            "trace_id": root.trace_id,
+            **self.scores,
+            **({PARAMETERS_KEY: parameters} if parameters else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of a task or an evaluator (`key`), with its traceback where there is one.
+
+    `example_id` and `trace_id` are empty for a set-level evaluator, which judges all runs.
+    """
+
+    example_id: str
+    trace_id: str
+    key: str | None
+    error: str
+    traceback: str
+
+    def __str__(self) -> str:
+        who = f"evaluator {self.key!r}" if self.key else "the task"
+        where = f"example {self.example_id}" if self.example_id else "the whole set"
+        return f"{who} failed on {where}: {self.error}\n{self.traceback}".rstrip()
+
+
+class RescoreFunction(Protocol):
+    """What lets more evaluators look at the runs of an experiment."""
+
+    def __call__(
+        self, experiment: Experiment, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]
+    ) -> Experiment: ...
+
+
+_rescore: RescoreFunction
+
+
+def register_rescore(rescore: RescoreFunction) -> RescoreFunction:
+    """Say what `Experiment.evaluate` calls: who makes experiments cannot be known here."""
+    global _rescore
+    _rescore = rescore
+    return rescore
+
+
+class Experiment:
+    """One execution of a task over a dataset. Prints as its summary; rows are read from the store when asked for."""
+
+    def __init__(
+        self,
+        record: Record,
+        store: Store,
+        tally: ExperimentTally,
+        *,
+        unstored: UnstoredRuns | None = None,
+        examples: Sequence[Example] | None = None,
+    ) -> None:
+        self.record = record
+        self.unstored = unstored
+        self._examples = examples  # where they are in memory already, they need not be read back
+        self._store = store
+        self._tally = tally
+
+    @classmethod
+    def load(cls, store: StoreLocation, id_or_name: str) -> Experiment:
+        """A stored experiment by id, the beginning of its id, or the newest of that name. Raises `NotFound`."""
+        store = resolve_store(store)
+        record = store.experiment(id_or_name)
+        tally = ExperimentTally(read_metrics(record), _get_repetitions(record))
+        recalled = read_stored_runs(store, record, tally)
+        ids = (example.id for page in iterate_example_pages(store, record) for example in page)
+        tally.traces = dict(enumerate(_order_traces(recalled, ids)))
+        return cls(record, store, tally)
+
+    @property
+    def id(self) -> str:
+        """32 hex digits."""
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        """What it was called."""
+        return self.record.name
+
+    @property
+    def store(self) -> Store:
+        """Where its traces and feedback are."""
+        return self._store
+
+    def summary(self) -> Summary:
+        """Per key n, mean, passing share, failed and skipped; print it, or ask `summary()["exact"].mean`."""
+        record = self.record
+        status = "" if record.status == "finished" else f", {standing(record)}"
+        title = f"{record.name} on {record.dataset}{status}"
+        return make_summary(
+            title,
+            self._tally,
+            _get_repetitions(record) > 1,
+            _get_task_name(record),
+            self._trust,
+            get_min_cases(record.evaluators),
+        )
+
+    def _trust(self) -> Mapping[str, str]:
+        """How far each judge agrees with people; nothing where the store is away, or closed by now."""
+        try:
+            return JudgeAgreement(self._store).said(
+                {key: version or None for key, version in self._tally.judge_versions.items()}
+            )
+        except StoreError:
+            return {}
+
+    def rows(self) -> Iterator[Row]:
+        """Every run in the dataset's order, read from the store page by page."""
+        examples = ExampleLookup(self._pages)
+        ids = (self._tally.traces[slot] for slot in sorted(self._tally.traces))
+        while page := list(islice(ids, ROW_PAGE)):
+            for trace in self._store.many(page):
+                yield Row(read_attached_example(trace.root) or examples.get(trace.root.example_id or ""), trace)
+            examples.forget(trace.root.example_id or "")
+
+    def _pages(self) -> Iterator[Sequence[Example]]:
+        return iterate_example_pages(self._store, self.record) if self._examples is None else iter((self._examples,))
+
+    def errors(self) -> Iterator[Failure]:
+        """Every error of the task and of evaluators, with tracebacks."""
+        for row in self.rows():
+            if row.error is not None:
+                yield Failure(row.example_id, row.trace.trace_id, None, row.error, _get_task_traceback(row.trace))
+            for outcome in row.feedback.values():
+                if outcome.error is not None:
+                    yield Failure(
+                        row.example_id, row.trace.trace_id, outcome.key, outcome.error, _get_feedback_traceback(outcome)
+                    )
+        for outcome in self._tally.overall.values():
+            if outcome.error is not None:
+                yield Failure("", "", outcome.key, outcome.error, _get_feedback_traceback(outcome))
+
+    def spread(self, key: str) -> Mapping[str, tuple[int, float, float | None, bool]]:
+        """With repetitions: per example id (n, mean, variance, whether it is flaky) of one key's scores."""
+        tally = self._tally.keys.get(key)
+        spreads = tally.spreads if tally else {}
+        return {
+            example: (spread.n, spread.mean, spread.variance, spread.is_flaky) for example, spread in spreads.items()
+        }
+
+    def higher_is_better(self, key: str) -> bool:
+        """Which direction is good under a key."""
+        return self._tally.metric(key).higher_is_better
+
+    def rates(self, key: str) -> BooleanRates:
+        """H2O's rates of a boolean family over all runs: passes, failures, retrieval, generation and parse failures."""
+        return compute_boolean_rates((outcome for row in self.rows() for outcome in row.feedback.values()), key)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per run: inputs, outputs, reference, error, duration, and one column per key."""
+        import pandas
+
+        return pandas.DataFrame([row.to_dict() for row in self.rows()])
+
+    def databricks(self) -> dict[str, Any]:
+        """What judges that say yes or no said, under Databricks' names: `response/llm_judged/correctness/rating` and so
+        on are lists with one entry per run, `…/rating/percentage` and its like one number (see `databricks_results`).
+        """
+        return databricks_table(row.trace.feedback for row in self.rows())
+
+    def to_html(self) -> str:
+        """One HTML document that needs nothing else: the summary, then the runs, failures first, 500 at most."""
+        return render_experiment_html(self)
+
+    def evaluate(self, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Experiment:
+        """Let more evaluators look at the runs that are there; the task is not run again. Options: see `evaluate()`."""
+        return _rescore(self, evaluators, **options)
+
+    def __str__(self) -> str:
+        return str(self.summary())
+
+    def __repr__(self) -> str:
+        runs = f"{self._tally.runs} runs, {self._tally.failed} failed"
+        return f"<Experiment {self.name!r} {self.id[:8]} {self.record.status}: {runs}>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.summary()
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
+
+def _get_feedback_traceback(feedback: Feedback) -> str:
+    return str(feedback.metadata.get("traceback", ""))
+
+
+def _get_task_name(record: Record) -> str | None:
+    return (record.metadata.get("setup") or {}).get("task")
+
+
+def _get_repetitions(record: Record) -> int:
+    return int((record.metadata.get("setup") or {}).get("repetitions") or 1)
+
+
+def _order_traces(recalled: StoredRuns, examples: Iterable[str]) -> list[str]:
+    """Trace ids in the dataset's order, then what belongs to no example of it, by start."""
+    position = {id: place for place, id in enumerate(examples)}
+    last = len(position)
+    keys = sorted(enumerate(recalled.traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
+    return [recalled.traces[key] for _, key in keys]
+
+
+def _get_task_traceback(trace: Trace) -> str:
+    events = [event for event in trace.root.events if event.name == "exception"]
+    return str(events[-1].attributes.get("exception.stacktrace", "")) if events else ""
+
+
+async def run_set_evaluators(
+    experiment: Experiment, evaluators: Sequence[Evaluator], store: Store, tally: ExperimentTally
+) -> None:
+    """Let set-level evaluators judge an experiment, store what they say, and note it in the tally."""
+    judgements, target = JudgementBuffer(), Target(experiment_id=experiment.id)
+    for evaluator in evaluators:
+        named = {"evaluator": evaluator.make.name, "version": evaluator.version, "target": target}
+        with use_judge_context(judgements=judgements, inside=None, **named):
+            feedback = await evaluator.evaluate_set(_iterate_cases(experiment, store), target)
+        tally.overall.update({outcome.key: outcome for outcome in feedback})
+        tally.add_judgements(feedback)
+        await asyncio.to_thread(store.append, judgements.take(), feedback)
+
+
+def _iterate_cases(experiment: Experiment, store: Store) -> Iterator[Case]:
+    record = experiment.record
+    kind = store.dataset(record.dataset, record.dataset_version).kind if record.dataset_version is not None else "kv"
+    return (make_case(row.trace, row.known_example, kind) for row in experiment.rows())

@@ -1,0 +1,434 @@
+"""Resume of an experiment: stored runs and scores, recorded setup, and what must not have changed."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import orjson
+
+from spanwise.collector.errors import NotFound
+from spanwise.collector.records import JSON, Example, Experiment, Feedback, Target, TraceSummary, iterate_pages
+from spanwise.collector.statistics import get_feedback_slot
+from spanwise.collector.stores import Store
+from spanwise.evaluators.datasets import diff, stored_examples
+from spanwise.evaluators.experiments.dataset_source import ExampleSource
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
+from spanwise.evaluators.experiments.task_call import TaskFunction
+from spanwise.evaluators.interface import Evaluator, Metric, digest_code, encode_infinities
+from spanwise.tracer.internal_api import SCOPE
+
+RUN_PAGE = 2_000  # runs at once
+FEEDBACK_PAGE = 20_000  # the store sorts all of an experiment's feedback for each page
+
+# Per (evaluator, key): the version that counts, and from when on (nanoseconds)
+CurrentVersions: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]
+
+
+@dataclass(slots=True)
+class StoredRuns:
+    """Runs by (example id, repetition), and which evaluators have looked at which of them."""
+
+    traces: dict[tuple[str, int], str] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)  # trace ids by start
+    examples: dict[str, str] = field(default_factory=dict)  # trace id → example id
+    again: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # runs that failed and are to be run again
+    replaced: list[str] = field(default_factory=list)  # trace ids of failed runs of which there is a later one
+    seen: EvaluatedTraces = field(default_factory=lambda: EvaluatedTraces((), frozenset()))
+
+    def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
+        """The evaluators that have not looked at a trace, did so at another version, or failed on it."""
+        return self.seen.missing(trace_id, evaluators)
+
+
+class EvaluatedTraces:
+    """Which of some evaluators have looked at which traces, and on which they failed: bits by their place."""
+
+    def __init__(self, evaluators: Sequence[Evaluator], declared: Container[str]) -> None:
+        """`declared` are the keys that some evaluator of the experiment is known to give."""
+        named = Counter(evaluator.make.name for evaluator in evaluators)
+        self._bits: dict[tuple[str | None, str | None, str], int] = {
+            (evaluator.make.name, evaluator.version, key): 1 << place
+            for place, evaluator in enumerate(evaluators)
+            for key in evaluator.make.keys
+        }
+        self._alone: dict[tuple[str | None, str | None], int] = {
+            (evaluator.make.name, evaluator.version): 1 << place
+            for place, evaluator in enumerate(evaluators)
+            if named[evaluator.make.name] == 1
+        }
+        self._declared = declared
+        self._looked: dict[str, int] = {}
+        self._failed: dict[str, int] = {}
+        self._errors: dict[str, list[str]] = {}
+
+    def note(self, feedback: Feedback) -> None:
+        """Somebody has said something of a trace."""
+        trace_id, bits = feedback.target.trace_id or "", self._of(feedback)
+        if not bits:
+            return
+        self._looked[trace_id] = self._looked.get(trace_id, 0) | bits
+        if feedback.outcome == "error":
+            self._failed[trace_id] = self._failed.get(trace_id, 0) | bits
+            self._errors.setdefault(trace_id, []).append(feedback.id)
+
+    def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
+        """The evaluators that have not looked at a trace, or failed on it."""
+        done = self._looked.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
+        return tuple(evaluator for place, evaluator in enumerate(evaluators) if not done >> place & 1)
+
+    def is_said_again(self, feedback: Feedback) -> bool:
+        """Whether the evaluator that gave this failed on its trace, under this key or another, and so looks again."""
+        return bool(self._of(feedback) & self._failed.get(feedback.target.trace_id or "", 0))
+
+    def errors(self, trace_id: str) -> Sequence[str]:
+        """Ids of the errors on a trace of evaluators that look again."""
+        return self._errors.get(trace_id, ())
+
+    def _of(self, feedback: Feedback) -> int:
+        """The bit of the evaluator that said it, 0 if it is none of these."""
+        bits = self._bits.get((feedback.evaluator, feedback.version, feedback.key), 0)
+        if bits or feedback.key in self._declared:
+            return bits
+        return self._alone.get((feedback.evaluator, feedback.version), 0)
+
+
+def read_stored_runs(
+    store: Store,
+    experiment: Experiment,
+    tally: ExperimentTally,
+    evaluators: Sequence[Evaluator] = (),
+    *,
+    retrying: bool = False,
+) -> StoredRuns:
+    """Read an experiment back, adding its runs and their newest feedback to the tally (without slots).
+
+    What other versions of `evaluators` have said does not count, nor what they said before they changed, or where they
+    failed: they are going to say it again. With `retrying`, runs whose task failed do not count either.
+    """
+    recalled = StoredRuns(
+        seen=EvaluatedTraces(evaluators, frozenset(metric.key for metric in read_metrics(experiment)))
+    )
+    summaries = list(iterate_pages(partial(store.traces, experiment=experiment.id, limit=RUN_PAGE)))
+    for summary in _iterate_counted(summaries, experiment, recalled):
+        if retrying and summary.status == "error":
+            recalled.again.setdefault(_make_run_key(summary), []).append(summary.trace_id)
+        else:
+            _add_run(summary, tally, recalled)
+    for feedback in store.feedbacks(target=Target(experiment_id=experiment.id)):
+        tally.overall.setdefault(feedback.key, feedback)
+    tally.add_judgements(tally.overall.values())
+    current = _select_current_versions(experiment, evaluators)
+    if evaluators:
+        for feedback in _iterate_feedback(store, experiment.id, recalled, current):
+            recalled.seen.note(feedback)
+    _add_feedback(_iterate_feedback(store, experiment.id, recalled, current), tally, recalled, current)
+    totals = experiment.metadata.get("totals", {})
+    tally.models.update(totals.get("models", ()))
+    tally.remarks = dict.fromkeys(totals.get("remarks", ()))
+    return recalled
+
+
+def _iterate_counted(
+    summaries: Sequence[TraceSummary], experiment: Experiment, recalled: StoredRuns
+) -> Iterator[TraceSummary]:
+    """Runs by start. One that failed and was run again, without being taken away then, counts no more.
+
+    Only where ids of examples are known to differ: elsewhere two runs of one id may be those of two rows.
+    """
+    if experiment.dataset_version is None:
+        yield from reversed(summaries)
+        return
+    counting: dict[tuple[str, int], str] = {}
+    for summary in sorted(summaries, key=lambda summary: (summary.status != "error", summary.start_ns)):
+        counting[_make_run_key(summary)] = summary.trace_id
+    for summary in reversed(summaries):
+        if summary.status != "error" or counting[_make_run_key(summary)] == summary.trace_id:
+            yield summary
+        else:
+            recalled.replaced.append(summary.trace_id)
+
+
+def _make_run_key(summary: TraceSummary) -> tuple[str, int]:
+    return summary.example_id or summary.trace_id, summary.repetition
+
+
+def read_metrics(experiment: Experiment) -> list[Metric]:
+    """What was recorded about the keys of an experiment."""
+    recorded = [metric for evaluator in experiment.evaluators for metric in evaluator.get("metrics", ())]
+    return [Metric.from_dict(metric) for metric in recorded]
+
+
+def _add_run(summary: TraceSummary, tally: ExperimentTally, recalled: StoredRuns) -> None:
+    example_id = summary.example_id or summary.trace_id
+    recalled.traces[example_id, summary.repetition] = summary.trace_id
+    recalled.order.append(summary.trace_id)
+    recalled.examples[summary.trace_id] = example_id
+    error = (summary.error or "error") if summary.status == "error" else None
+    tally.count_run(summary.duration_ns, error, example_id)
+    tally.input_tokens += summary.input_tokens
+    tally.output_tokens += summary.output_tokens
+    tally.add_cost(summary.cost)
+
+
+def _select_current_versions(experiment: Experiment, evaluators: Sequence[Evaluator]) -> CurrentVersions:
+    recorded = {evaluator["key"]: evaluator.get("since_ns") or 0 for evaluator in experiment.evaluators}
+    return {
+        (evaluator.make.name, key): (evaluator.version, _get_counted_since(evaluator, recorded))
+        for evaluator in evaluators
+        for key in evaluator.make.keys
+    }
+
+
+def _get_counted_since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
+    """From when on what an evaluator has said counts. People's votes are read anew: there may be more."""
+    if evaluator.spec is not None and evaluator.spec.kind == "human":
+        return time.time_ns()
+    return recorded.get(evaluator.key, 0)
+
+
+def _iterate_feedback(
+    store: Store, experiment_id: str, recalled: StoredRuns, current: CurrentVersions
+) -> Iterator[Feedback]:
+    """Feedback on the runs that count, newest first, without what evaluators have said before they changed."""
+    for feedback in iterate_pages(partial(store.feedbacks, experiment=experiment_id, limit=FEEDBACK_PAGE)):
+        _, since = current.get((feedback.evaluator, feedback.key), ("", 0))
+        if feedback.target.trace_id in recalled.examples and feedback.created_ns >= since:
+            yield feedback
+
+
+def _add_feedback(
+    said: Iterable[Feedback], tally: ExperimentTally, recalled: StoredRuns, current: CurrentVersions
+) -> None:
+    """Feedback comes newest first, so the first in each place (see `statistics.newest`) is the one that counts.
+
+    A vote on what a judge has said checks the judge, and counts not beside it.
+    """
+    counted: set[Hashable] = set()
+    judged: set[Hashable] = set()
+    votes: list[Feedback] = []
+    judgements: set[Hashable] = set()
+    for feedback in said:
+        version, _ = current.get((feedback.evaluator, feedback.key), (feedback.version, 0))
+        place = get_feedback_slot(feedback)
+        if place in counted or version != feedback.version or recalled.seen.is_said_again(feedback):
+            continue
+        counted.add(place)
+        if feedback.source == "human":
+            votes.append(feedback)
+            continue
+        if feedback.source == "model":
+            judged.add((feedback.target.trace_id, feedback.key))
+        tally.add_judgements((feedback,), judgements)
+        tally.add_feedback(feedback, recalled.examples[feedback.target.trace_id or ""])
+    for vote in votes:
+        if (vote.target.trace_id, vote.key) not in judged:
+            tally.add_feedback(vote, recalled.examples[vote.target.trace_id or ""])
+
+
+_CONTENT_NAME = re.compile(r"examples-[0-9a-f]{8}")  # a dataset that is named after its examples
+_MAX_LISTED = 3  # examples that are named
+
+
+def list_reductions(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What of `repetitions`, `limit` and `only` is less than it was, in words."""
+    repetitions = then.get("repetitions") or 1, now.get("repetitions") or 1
+    limits = then.get("limit"), now.get("limit")
+    less = limits[1] is not None and (limits[0] is None or limits[1] < limits[0])
+    told = [f"repetitions was {repetitions[0]} and is {repetitions[1]}"] if repetitions[1] < repetitions[0] else []
+    told += [f"limit was {limits[0]} and is {limits[1]}"] if less else []
+    ids = _to_id_set(then.get("only")), _to_id_set(now.get("only"))
+    less = ids[1] is not None and (ids[0] is None or not ids[0] <= ids[1])
+    return [*told, f"only was {then.get('only')} and is {now.get('only')}"] if less else told
+
+
+def _to_id_set(only: str | Sequence[str] | None) -> set[str] | None:
+    return None if only is None else {only} if isinstance(only, str) else set(only)
+
+
+def list_example_changes(store: Store, earlier: Experiment, source: ExampleSource, now: Mapping[str, Any]) -> list[str]:
+    """Why the examples are not those of before with some added, in words; [] if they are. Reads both versions."""
+    before, after = (earlier.dataset, earlier.dataset_version), (source.name, source.version)
+    if before == after:
+        return []
+    unnamed = all(_CONTENT_NAME.fullmatch(name) for name in (earlier.dataset, source.name))
+    if None in (earlier.dataset_version, source.version) or (earlier.dataset != source.name and not unnamed):
+        return [f"dataset was {_format_dataset(*before)} and is {_format_dataset(*after)}"]
+    try:
+        old, new = (list(stored_examples(store, *version)) for version in (before, after))
+    except NotFound as error:
+        return [f"its examples are not there to be compared with: {error}"]
+    told = _list_lost_examples(old, new)
+    if not told and now.get("limit") is not None:
+        told = _list_limit_changes(old, new, now)
+    return told
+
+
+def _list_lost_examples(old: Sequence[Example], new: Sequence[Example]) -> list[str]:
+    found = diff(old, new)
+    told = [f"example {id} changed ({', '.join(names)})" for id, names in list(found.changed.items())[:_MAX_LISTED]]
+    told += _count_more(len(found.changed), "changed")
+    told += [f"example {example.id} is gone" for example in found.removed[:_MAX_LISTED]]
+    return told + _count_more(len(found.removed), "are gone")
+
+
+def _count_more(count: int, what: str) -> list[str]:
+    return [f"{count - _MAX_LISTED} more {what}"] if count > _MAX_LISTED else []
+
+
+def _list_limit_changes(old: Sequence[Example], new: Sequence[Example], now: Mapping[str, Any]) -> list[str]:
+    """Why a limit takes others than it took, though the examples are all there."""
+    if now.get("seed") is not None:
+        return ["the dataset has grown, of which a random sample (seed, limit) is another one"]
+    if [example.id for example in old] != [example.id for example in new[: len(old)]]:
+        return ["examples were added before others, so that limit takes other ones"]
+    return []
+
+
+def _format_dataset(name: str, version: int | None) -> str:
+    return repr(name if version is None else f"{name}@{version}")
+
+
+# What must be the same for a run to count as done, with the task's code and what the caller gave as metadata; `_growth`
+# says what may be more. Anything else may change between an interruption and `resume`: concurrency, timeout, retries,
+# the commit, installed packages.
+_FIXED_FIELDS = ("task", "seed", "split")
+_MAX_NAMED = 5  # changes that are listed
+
+
+def make_setup(
+    task: TaskFunction | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
+) -> dict[str, JSON]:
+    """Plain values that describe how an experiment is made; what takes time to find out comes from `surroundings`."""
+    return {
+        "dataset": dataset,
+        "dataset_version": dataset_version,
+        "task": task.name if task else None,
+        "task_code": digest_code(task.function) if task else None,
+        **parameters,
+    }
+
+
+def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]:
+    """Evaluators as they are kept with an experiment."""
+    return tuple(
+        {
+            "key": evaluator.key,
+            "version": evaluator.version,
+            "source": evaluator.make.source,
+            "summary": evaluator.summary,
+            "metrics": [metric.to_dict() for metric in evaluator.metrics],
+            "origin": encode_infinities(_describe_origin(evaluator)),
+            "code": {} if evaluator.spec else digest_code(evaluator.function),
+            "standards": list(evaluator.standards),
+            **({"min_cases": evaluator.min_cases} if evaluator.min_cases else {}),
+        }
+        for evaluator in evaluators
+    )
+
+
+def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
+    """Where it comes from, with judges as what makes them others: the same in every process, and without keys."""
+    parameters = evaluator.origin.get("init_parameters") or {}
+    judges = getattr(evaluator.asking, "judges", ())
+    if "judge" not in parameters or not judges:
+        return dict(evaluator.origin)
+    identities = [dict(judge.identity) for judge in judges]
+    return {**evaluator.origin, "init_parameters": {**parameters, "judge": identities}}
+
+
+def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
+    """What is different now from when the experiment began, in words; [] when its runs still count. Not of examples."""
+    then: Mapping[str, Any] = record.metadata.get("setup") or {}
+    differences = [
+        _format_change(name, then.get(name), setup.get(name))
+        for name in _FIXED_FIELDS
+        if then.get(name) != setup.get(name)
+    ]
+    differences += list_reductions(then, setup)
+    if changed := _list_changed_keys(then.get("task_code") or {}, setup.get("task_code") or {}):
+        differences.append(f"the task's code changed: {_join_names(changed)}")
+    given = to_stored_value(metadata)
+    known = {name: value for name, value in record.metadata.items() if name not in ("setup", "totals")}
+    if given:
+        differences += [
+            _format_change(f"metadata {n!r}", known.get(n), given.get(n)) for n in _list_changed_keys(known, given)
+        ]
+    return differences
+
+
+def merge_evaluators(
+    before: Sequence[Mapping[str, JSON]], now: Sequence[Mapping[str, JSON]]
+) -> tuple[Mapping[str, JSON], ...]:
+    """The evaluators of an experiment with those that are added. One that has changed since (its version, parameters
+    or code) gets a `since_ns`: what it said before does not count any more.
+    """
+    known = {record["key"]: record for record in before}
+    added = {record["key"]: _add_since(known.get(record["key"]), record) for record in now}
+    return tuple({**known, **added}.values())
+
+
+def _add_since(before: Mapping[str, JSON] | None, now: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    if before is None:
+        return now
+    same = all(to_stored_value(before.get(name)) == to_stored_value(now[name]) for name in ("version", "code"))
+    since = before.get("since_ns") if same else time.time_ns()
+    return {**now, "since_ns": since} if since else now
+
+
+def _list_changed_keys(then: Mapping[str, JSON], now: Mapping[str, JSON]) -> list[str]:
+    return [name for name in {**then, **now} if then.get(name) != now.get(name)]
+
+
+def _join_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
+
+
+def _format_change(name: str, then: JSON, now: JSON) -> str:
+    return f"{name} was {then!r} and is {now!r}"
+
+
+def to_stored_value(value: Any) -> Any:
+    """A value as it is read back from a store; what JSON does not have is its text."""
+    return orjson.loads(orjson.dumps(value, default=_json_default, option=orjson.OPT_NON_STR_KEYS))
+
+
+def _json_default(value: Any) -> Any:
+    """Return numbers and lists for scalars and arrays of numpy and its like, else a text."""
+    if callable(tolist := getattr(value, "tolist", None)):
+        return tolist()
+    return str(value)
+
+
+def collect_environment() -> Future[dict[str, JSON]]:
+    """Versions, the commit of the working directory, whether files were changed since: found out in the background."""
+    pool = ThreadPoolExecutor(1, "spanwise-setup")
+    future = pool.submit(_read_environment)
+    pool.shutdown(wait=False)
+    return future
+
+
+def _read_environment() -> dict[str, JSON]:
+    versions: dict[str, JSON] = {"spanwise": SCOPE.version, "python": platform.python_version()}
+    commit = _run_git("rev-parse", "HEAD")
+    if commit is not None:
+        changed = _run_git("status", "--porcelain", "--untracked-files=no")
+        versions |= {"git_commit": commit, "git_changed": bool(changed)}
+    return versions
+
+
+def _run_git(*arguments: str) -> str | None:
+    try:
+        finished = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return finished.stdout.strip()

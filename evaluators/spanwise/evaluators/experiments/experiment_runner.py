@@ -1,0 +1,293 @@
+"""Entry points `evaluate()`, `aevaluate()` and `dry_run()`, and the run of an experiment to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Unpack
+
+from spanwise.collector.errors import StoreError
+from spanwise.collector.records import Experiment as Record
+from spanwise.collector.records import Run
+from spanwise.collector.statistics import select_latest
+from spanwise.collector.store_connection import OnDemandStore
+from spanwise.evaluators.experiments.dataset_source import iterate_async_rows, make_source, plan_runs
+from spanwise.evaluators.experiments.evaluation_pipeline import run_pipeline
+from spanwise.evaluators.experiments.experiment_liveness import Heartbeat, StallWatchdog
+from spanwise.evaluators.experiments.experiment_plan import FinishedRun, StopConditions
+from spanwise.evaluators.experiments.experiment_preparation import (
+    ExperimentJob,
+    open_experiment_store,
+    prepare_attach,
+    prepare_experiment,
+)
+from spanwise.evaluators.experiments.experiment_progress import (
+    ProgressBar,
+    format_resume_command,
+    make_progress_bar,
+    print_message,
+    stderr_console,
+)
+from spanwise.evaluators.experiments.experiment_results import Experiment, register_rescore, run_set_evaluators
+from spanwise.evaluators.experiments.experiment_settings import (
+    EvaluateOptions,
+    ExperimentSettings,
+    accept_options,
+    make_settings,
+)
+from spanwise.evaluators.experiments.experiment_totals import ExperimentTally, compute_wall_ns
+from spanwise.evaluators.experiments.result_writer import ResultWriter, UnstoredRuns, make_spool, make_spooled_store
+from spanwise.evaluators.experiments.task_call import make_task, run_and_cancel_others
+from spanwise.evaluators.interface import (
+    JudgementBuffer,
+    as_evaluator,
+    check_keys,
+    make_loop_waiter,
+    run_coroutine,
+    use_judge_context,
+)
+from spanwise.evaluators.interface.progress_display import redirect_progress
+from spanwise.evaluators.scoring import Estimate, estimate
+
+
+@accept_options
+def evaluate(
+    dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **options: Unpack[EvaluateOptions]
+) -> Experiment:
+    """Run a task over a dataset, let evaluators score every run, and keep both in a store as an experiment.
+
+    `dataset` is a dataset's name in the store (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a DataFrame,
+    a list or (async) generator of dicts or examples, stored traces or a `Filter` over them, or an experiment whose
+    runs are to be scored further. `task` is called with the inputs by name, with the whole dict if it takes `inputs`,
+    or with the one value if inputs are no dict; async tasks run on one loop, others on threads. Without a task what is
+    there is scored: given outputs, traces, runs; with `attach` live traces where they are, and no experiment is kept.
+    The span of a task under `@trace` is the root of its run, as it is in production.
+
+    `repetitions` runs every example so many times. `limit` takes the first examples, or with `seed` a random sample,
+    and a task with a parameter `seed` gets one per run; `split` takes those of one split or several, `only` those
+    whose ids are given, or how they begin. `timeout` (seconds) holds per attempt, of which `retries` makes more where
+    the failure may pass, or where `retry_on` (exception types, or a function of the exception) says so.
+
+    `fail_fast`, `max_failures` (a number, or a share of the runs as 0.2) and `max_usd` (what the tasks' spans cost)
+    stop the experiment: what runs is let finish, and it can be resumed. With `raise_errors` what a task raises is
+    raised.
+
+    `resume` (True: by `name`, or an experiment's id) goes on where an experiment was interrupted: what is stored is
+    not run again, but for what failed; more repetitions, a larger limit and added examples are run. It compares the
+    examples, repetitions, seed, split, limit, the metadata that are given, and the code, constants and plain state of
+    objects that the task reaches in its project (not those of installed packages), and refuses if any has otherwise
+    changed. An evaluator whose version, parameters or code have changed says its scores again.
+    `span_wait` is how long (seconds) to wait for spans that are still open when the task is over. `store` None: see
+    `spanwise.collector.connect`.
+
+    A failing task or evaluator is an outcome, not an exception. Raises `ValueError` for what a caller can mend: a task
+    that does not fit the inputs, a bad row, an experiment that cannot be resumed; `TypeError` for an unknown option.
+    """
+    return run_coroutine(
+        run_and_cancel_others(run_experiment(dataset, task, evaluators, make_settings(options, "evaluate")))
+    )
+
+
+@accept_options
+async def aevaluate(
+    dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **options: Unpack[EvaluateOptions]
+) -> Experiment:
+    """As `evaluate`, from async code: async tasks and evaluators run on the loop that is running."""
+    return await run_experiment(dataset, task, evaluators, make_settings(options, "aevaluate"))
+
+
+@register_rescore
+def rescore(experiment: Experiment, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Experiment:
+    """Let more evaluators look at the runs that an experiment has, in its own store unless another is named."""
+    options.setdefault("store", experiment.store)
+    return evaluate(experiment, None, evaluators, **options)
+
+
+async def run_experiment(
+    dataset: Any, task: Any, evaluators: Iterable[Any], settings: ExperimentSettings
+) -> Experiment:
+    """Prepare an experiment, run it to its end, and return it."""
+    judges = [as_evaluator(given) for given in ([evaluators] if isinstance(evaluators, str) else evaluators)]
+    whole = (*(judge for judge in judges if judge.summary), *map(as_evaluator, settings.summary_evaluators))
+    single = tuple(judge for judge in judges if not judge.summary)
+    check_keys((*single, *whole))
+    for judge in (*single, *whole):
+        if judge.asking is not None:
+            judge.asking.ready()
+    task = make_task(task) if task is not None else None
+    if isinstance(dataset, AsyncIterable):
+        dataset = iterate_async_rows(dataset, make_loop_waiter(asyncio.get_running_loop()))
+    prepare = prepare_attach if settings.attach else prepare_experiment
+    store = await asyncio.to_thread(open_experiment_store, settings)
+    try:
+        job = await asyncio.to_thread(prepare, dataset, task, single, whole, replace(settings, store=store))
+        with _freeze_objects(), Heartbeat(job.store, job.record.id) if job.kept else nullcontext():
+            return await _run_job(job)
+    finally:
+        if isinstance(store, OnDemandStore):
+            await asyncio.to_thread(store.release)
+
+
+# Objects. The interpreter itself freezes some hundreds from Python 3.12 on (375 in 3.12.1); a program's `gc.freeze()`
+# many thousands, and that maybe before it imports us.
+_MAX_INTERPRETER_FROZEN = 1_000
+
+
+@contextmanager
+def _freeze_objects() -> Iterator[None]:
+    """Spare what was there before from being searched for cycles meanwhile: with a model's libraries loaded, each time
+    costs more than many runs. Left alone if somebody else has frozen objects.
+    """
+    ours = gc.get_freeze_count() <= _MAX_INTERPRETER_FROZEN
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
+
+
+async def _run_job(job: ExperimentJob) -> Experiment:
+    for evaluator in (*job.plan.evaluators, *job.whole):
+        for remark in evaluator.remarks:
+            job.plan.remark(remark)
+    job.tally.remarks = job.plan.remarks
+    brake = job.brake
+    spool = make_spool(job.plan.experiment_id, job.store)
+    progress = job.plan.settings.progress
+    shown = make_progress_bar(job.plan.name, job.total, progress)
+    with (
+        shown,
+        redirect_progress(shown.waiting),
+        StallWatchdog(shown, asyncio.get_running_loop(), aloud=progress is not False) as watch,
+    ):
+        judgements = JudgementBuffer()
+        writer = ResultWriter(job.store, spool, lambda batch: _count_batch(job.tally, batch, shown, watch), judgements)
+        try:
+            with use_judge_context(judgements=judgements, inside=None):
+                await run_pipeline(job.plan, job.items, writer, brake)
+        except BaseException as error:
+            await _handle_interruption(job, writer, error, watch.text)
+            raise _unwrap_group(error) from None
+        unstored = await asyncio.to_thread(writer.close)
+    _add_end_remarks(job, brake)
+    store = job.store if unstored is None else make_spooled_store(job.store, spool)
+    experiment = Experiment(job.record, store, job.tally, unstored=unstored, examples=job.examples)
+    if unstored is not None:
+        print_message(_describe_unstored(unstored, job))
+    try:
+        if job.whole and unstored is None and not brake.why:
+            await run_set_evaluators(experiment, job.whole, job.store, job.tally)
+        status = "interrupted" if unstored or brake.why else "finished"
+        experiment.record = await asyncio.to_thread(_close_record, job, status)
+    except (StoreError, OSError) as problem:  # the runs are done and kept: their results are worth more than the note
+        print_message(f"spanwise: the store could not note the end of the experiment: {problem}")
+    if progress is not False and stderr_console.is_terminal and not stderr_console.is_jupyter:
+        stderr_console.print(experiment)
+    return experiment
+
+
+def _add_end_remarks(job: ExperimentJob, brake: StopConditions) -> None:
+    """Say, below the table and at once, why the experiment stopped, and what is still at work."""
+    if brake.why:
+        job.plan.remarks[f"stopped: {brake.why}"] = None
+        print_message(f"spanwise: stopped, as {brake.why}; go on with {_format_resume_hint(job)}")
+    if still := job.plan.strays.alive:
+        job.plan.remark(f"{still} tasks did not stop at their timeout and are still at work in this process")
+
+
+def _count_batch(
+    tally: ExperimentTally, batch: Sequence[FinishedRun], shown: ProgressBar, watch: StallWatchdog
+) -> None:
+    for done in batch:
+        item, root = done.item, done.root
+        if not item.stored:
+            runs = done.runs or _get_attached_runs(done)
+            tally.add_run(item.slot, root.trace_id, compute_wall_ns(runs), done.error, done.open_spans, item.example.id)
+            tally.add_calls(runs)
+        tally.add_judgements(done.feedback[len(item.known) :])
+        for outcome in select_latest(done.feedback):
+            tally.add_feedback(outcome, done.item.example.id)
+    shown.advance(len(batch), tally.failed)
+    watch.moved()
+
+
+def _get_attached_runs(done: FinishedRun) -> Sequence[Run]:
+    """Those of a trace to which feedback is attached: none of them is to be stored."""
+    return done.case.trace.runs if done.case.trace is not None else ()
+
+
+def _format_resume_hint(job: ExperimentJob) -> str:
+    return format_resume_command(job.record.id) if job.kept else "evaluate(…, attach=True, resume=True)"
+
+
+async def _handle_interruption(job: ExperimentJob, writer: ResultWriter, error: BaseException, waiting: str) -> None:
+    """Keep what is done, and say how to go on."""
+    unstored = await asyncio.to_thread(writer.close)
+    if unstored is not None:
+        print_message(_describe_unstored(unstored, job))
+    try:
+        await asyncio.to_thread(_close_record, job, "interrupted")
+    except StoreError as problem:
+        print_message(f"spanwise: the store could not note the interruption: {problem}")
+    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+        while_waiting = f", while {waiting}" if waiting else ""
+        print_message(
+            f"spanwise: interrupted after {job.tally.runs} runs{while_waiting}; go on with {_format_resume_hint(job)}"
+        )
+
+
+def _close_record(job: ExperimentJob, status: Any) -> Record:
+    setup, now = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}, time.time_ns()
+    before = job.record  # which says how its runs came to an end, where these are only scored
+    ended_ns = before.ended_ns or now
+    totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
+    record = replace(
+        job.record,
+        status=before.status if job.rescores else status,
+        ended_ns=before.ended_ns if job.rescores else ended_ns,
+        seen_ns=before.seen_ns if job.rescores else now,
+        example_count=job.record.example_count or len(job.tally.traces) // max(1, job.plan.settings.repetitions),
+        metadata={**job.record.metadata, "setup": setup, "totals": totals},
+    )
+    if job.kept:
+        job.store.save_experiment(record)
+    return record
+
+
+def _describe_unstored(unstored: UnstoredRuns, job: ExperimentJob) -> str:
+    told = f"spanwise: the store did not take {unstored.runs} runs ({unstored.why})."
+    if not unstored.paths:
+        return f"{told} Nor could a file be written: they are in memory alone, as the rows of what evaluate() returns"
+    kept = " and ".join(map(str, unstored.paths))
+    way = format_resume_command(job.record.id) if job.kept else f"spanwise experiments deliver {kept}"
+    return f"{told} They are kept in {kept}: {way} stores them without running anything again"
+
+
+def _unwrap_group(error: BaseException) -> BaseException:
+    """A single error out of the group that a task group makes of it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def dry_run(dataset: Any, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Estimate:
+    """The estimate for what `evaluate(dataset, task, evaluators, …)` would do, with the same options.
+
+    Reference outputs stand for what the task would answer. Raises as `evaluate()` does for a dataset that it cannot
+    read, and for an evaluator whose judge is not named.
+    """
+    settings = make_settings(options, "dry_run")
+    store = open_experiment_store(settings)
+    try:
+        source = make_source(dataset, store, "dry run", settings.splits, keep=False)
+        items, _ = plan_runs(source, limit=settings.limit, seed=settings.seed, only=settings.ids)
+        return estimate(evaluators, (item.trace or item.example for item in items), repetitions=settings.repetitions)
+    finally:
+        if isinstance(store, OnDemandStore):
+            store.release()

@@ -1,0 +1,220 @@
+"""Options of `evaluate()`: defaults, validation, and hints for option names of other products."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
+from math import isfinite
+from os import PathLike
+from typing import Any, TypeAlias, TypedDict, TypeVar, cast
+
+from spanwise.collector.records import JSON
+from spanwise.collector.stores import Store
+from spanwise.evaluators.interface import RetryOn, compile_retry_on
+from spanwise.tracer.suggestions import make_unknown_option_error
+
+NameFilter: TypeAlias = "str | Iterable[str] | None"
+StoreArgument: TypeAlias = "Store | str | PathLike[str] | None"
+_BOUNDS = {
+    "timeout": "some seconds",
+    "max_failures": "a whole number, at least 1, or a share of the runs, as 0.2",
+    "max_usd": "some dollars",
+}
+_STOP_OPTIONS = ("fail_fast", "max_failures", "max_usd")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """What `evaluate()` takes by name, as type checkers see it; defaults are those of `Settings`."""
+
+    name: str | None
+    concurrency: int
+    repetitions: int
+    metadata: Mapping[str, JSON] | None
+    split: NameFilter
+    limit: int | None
+    only: NameFilter
+    timeout: float | None
+    retries: int
+    retry_on: RetryOn | None
+    fail_fast: bool
+    max_failures: float | None
+    max_usd: float | None
+    raise_errors: bool
+    attach: bool
+    seed: int | None
+    resume: bool | str | None
+    summary_evaluators: Iterable[Any]
+    store: StoreArgument
+    progress: bool | None
+    span_wait: float
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentSettings:
+    """Options with their defaults, checked; what they mean stands with `evaluate`. Raises `ValueError` for nonsense."""
+
+    name: str | None = None
+    concurrency: int = 8
+    repetitions: int = 1
+    metadata: Mapping[str, JSON] | None = None
+    split: NameFilter = None
+    limit: int | None = None
+    only: NameFilter = None
+    timeout: float | None = None
+    retries: int = 0
+    retry_on: RetryOn | None = None
+    fail_fast: bool = False
+    max_failures: float | None = None
+    max_usd: float | None = None
+    raise_errors: bool = False
+    attach: bool = False
+    seed: int | None = None
+    resume: bool | str | None = None
+    summary_evaluators: Iterable[Any] = ()
+    store: StoreArgument = None
+    progress: bool | None = None
+    span_wait: float = 1.0
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "repetitions", "batch_size", "limit"):
+            value = getattr(self, name)
+            if not (value is None and name == "limit") and not (_is_integer(value) and value >= 1):
+                raise ValueError(f"{name} is a whole number, at least 1, not {value!r}")
+        for name in ("retries", "span_wait"):
+            if not (_is_integer if name == "retries" else _is_number)(getattr(self, name)):
+                raise ValueError(f"{name} is a number, not {getattr(self, name)!r}")
+        if self.retries < 0 or self.span_wait < 0:
+            raise ValueError(f"retries ({self.retries!r}) and span_wait ({self.span_wait!r}) are not negative")
+        for name, what in _BOUNDS.items():
+            value = getattr(self, name)
+            is_bound = _is_number(value) and value > 0
+            is_no_share = name == "max_failures" and isinstance(value, float) and value > 1
+            if value is not None and (not is_bound or is_no_share):
+                raise ValueError(f"{name} is {what}, or None for no bound, not {value!r}")
+        for name in ("fail_fast", "raise_errors", "attach"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is True or False, not {getattr(self, name)!r}")
+        compile_retry_on(self.retry_on)
+        for name in ("split", "only"):
+            object.__setattr__(self, name, _check_name_filter(name, getattr(self, name)))
+
+    @property
+    def splits(self) -> Sequence[str] | None:
+        """The splits whose examples are taken; None for all of them."""
+        return _to_list(self.split)
+
+    @property
+    def ids(self) -> Sequence[str] | None:
+        """The ids of the examples that are taken, or how they begin; None for all of them."""
+        return _to_list(self.only)
+
+    @property
+    def parameters(self) -> dict[str, JSON]:
+        """What is recorded of them."""
+        names = ("concurrency", "repetitions", "split", "limit", "only", "timeout", "retries", "seed", *_STOP_OPTIONS)
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
+
+
+def _to_list(names: NameFilter) -> list[str] | None:
+    return [names] if isinstance(names, str) else None if names is None else list(names)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _check_name_filter(option: str, given: NameFilter) -> str | list[str] | None:
+    """One name, or a list that is also read back as one. Raises `ValueError`."""
+    if given is None or isinstance(given, str):
+        return given
+    listed = list(given) if isinstance(given, Iterable) else []
+    if not listed or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"{option} is a name or a list of names, not {given!r}")
+    return listed
+
+
+OPTION_NAMES = tuple(field.name for field in fields(ExperimentSettings))
+POSITIONAL_NAMES = ("dataset", "task", "evaluators")  # which are taken by place, too
+_ACCEPTED_NAMES = frozenset((*POSITIONAL_NAMES, *OPTION_NAMES))
+# What LangSmith, Langfuse, MLflow, Phoenix, Braintrust and DeepEval call it → how ours is written
+_FOREIGN_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("data", "eval_dataset", "examples", "dataset_name", "test_cases", "goldens"), "dataset=…"),
+    **dict.fromkeys(("predict_fn", "target", "model", "pipeline"), "task=…"),
+    **dict.fromkeys(("scorers", "scores", "scoring_functions", "metrics", "scoring_metrics"), "evaluators=…"),
+    **dict.fromkeys(("run_evaluators", "summary_scores", "composite_evaluator"), "summary_evaluators=…"),
+    **dict.fromkeys(("experiment_prefix", "experiment_name", "experiment", "run_name"), "name=…"),
+    **dict.fromkeys(("num_repetitions", "trial_count", "trials", "epochs"), "repetitions=…"),
+    **dict.fromkeys(("max_concurrency", "task_threads", "num_threads", "max_workers"), "concurrency=…"),
+    **dict.fromkeys(("description", "experiment_description"), "metadata={'description': …}"),
+    "experiment_metadata": "metadata=…",
+    "nb_samples": "limit=…",
+    "error_handling": "raise_errors=True, or the errors of the experiment that is returned",
+    "dry_run": "limit=3, or `spanwise eval FILE.py --dry-run`",
+    "client": "store=…",
+}
+
+
+def make_settings(options: Mapping[str, Any], caller: str) -> ExperimentSettings:
+    """The settings out of what a caller was given by name. Raises `TypeError` for an option that there is not."""
+    for name in options:
+        if name not in OPTION_NAMES:
+            raise make_unknown_option_error(f"{caller}()", name, OPTION_NAMES, _FOREIGN_NAMES)
+    return ExperimentSettings(**options)
+
+
+def accept_options(function: F) -> F:
+    """Show every option with its default where people look: `help`, `inspect.signature`, notebooks.
+
+    A call in another product's words is answered in ours, also where it leaves out what has no default here.
+    """
+    called: Any = _wrap_async(function) if inspect.iscoroutinefunction(function) else _wrap_sync(function)
+    signature = inspect.signature(function)
+    own = [known for known in signature.parameters.values() if known.kind is not known.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(ExperimentSettings)
+    ]
+    called.__signature__ = signature.replace(parameters=[*own, *options])
+    return cast(F, called)
+
+
+def _wrap_sync(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        _check_foreign_names(options, function.__name__, args)
+        return function(*args, **options)
+
+    return called
+
+
+def _wrap_async(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    async def called(*args: Any, **options: Any) -> Any:
+        _check_foreign_names(options, function.__name__, args)
+        return await function(*args, **options)
+
+    return called
+
+
+def _check_foreign_names(options: Mapping[str, Any], caller: str, args: Sequence[Any]) -> None:
+    """Raise `TypeError` that names all options of other products, before Python names the first missing argument."""
+    elsewhere = [name for name in options if name in _FOREIGN_NAMES and name not in _ACCEPTED_NAMES]
+    target_first = bool(args) and callable(args[0])  # as in LangSmith's evaluate(target, data=…)
+    if len(elsewhere) == 1 and not target_first:
+        raise make_unknown_option_error(f"{caller}()", elsewhere[0], (*POSITIONAL_NAMES, *OPTION_NAMES), _FOREIGN_NAMES)
+    if elsewhere:
+        renamed = ", ".join(f"{name!r} (here it is {_FOREIGN_NAMES[name]})" for name in elsewhere)
+        first = "; the dataset is the first argument, and the task the second" if target_first else ""
+        plural = "s" if len(elsewhere) > 1 else ""
+        known = ", ".join((*POSITIONAL_NAMES, *OPTION_NAMES))
+        raise TypeError(f"{caller}() has no option{plural} {renamed}{first}; it takes {known}")

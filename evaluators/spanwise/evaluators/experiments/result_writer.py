@@ -1,0 +1,447 @@
+"""Result writer: batches of finished runs to the store, and a spool file for what the store refuses.
+
+What the store refuses or cannot take is kept in a spool file and offered again; no task is run a second time for it.
+
+A file lies beside the store's own; where there is none or that cannot be written, in the user's folder for what waits
+(the tracer's), and last in the one for temporary files. Each process writes files of its own and locks them while it
+does, so that nobody delivers and removes what is still being written. Where nothing can be written, memory is the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import secrets
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+from spanwise.collector.errors import Refused, Unavailable
+from spanwise.collector.former_names import FORMER, PRESENT, present_feedback, present_run
+from spanwise.collector.records import Example, Feedback, Run, Trace
+from spanwise.collector.stores import Store, TraceStore
+from spanwise.evaluators.experiments.experiment_plan import FinishedRun
+from spanwise.evaluators.experiments.experiment_progress import print_message
+from spanwise.evaluators.interface import JudgementBuffer
+from spanwise.tracer.backoff import compute_backoff
+from spanwise.tracer.internal_api import get_runtime as tracing
+
+BATCH_SIZE = 500  # runs at once
+BATCH_DELAY = 0.06  # seconds that a batch waits for more
+QUIET_PERIOD = 0.005  # seconds without a finished run, for which it waits then,
+MAX_QUIET_PERIODS = 8  # so often at most; all together it is what a kill may cost
+MAX_QUEUED = 5_000  # finished runs that wait for the store before new ones are held back
+STORE_ATTEMPTS = 3
+MAX_PAUSE = 2.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class UnstoredRuns:
+    """What a store did not take: how many runs, in which files they are kept, and why. No file: in memory alone."""
+
+    runs: int
+    paths: tuple[Path, ...]
+    why: str
+
+    @property
+    def path(self) -> Path | None:
+        """The first of the files."""
+        return self.paths[0] if self.paths else None
+
+
+class ResultWriter:
+    """Takes finished runs, stores them in batches, and tells `on_stored` about each batch, in their order.
+
+    With each batch go the `judgements` that have ended by then: those that its feedback leads to, and maybe others.
+    """
+
+    def __init__(
+        self,
+        store: TraceStore,
+        spool: ResultSpool,
+        on_stored: Callable[[Sequence[FinishedRun]], None],
+        judgements: JudgementBuffer | None = None,
+    ) -> None:
+        self._store = store
+        self._judgements = JudgementBuffer() if judgements is None else judgements
+        self._spool = spool
+        self._on_stored = on_stored
+        self._queue: queue.SimpleQueue[FinishedRun | None] = queue.SimpleQueue()
+        self._spooled = 0
+        self._why = ""
+        self._error: BaseException | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="spanwise-write", daemon=True)
+        self._thread.start()
+
+    def put(self, done: FinishedRun) -> None:
+        """Hand over a finished run; returns at once."""
+        self._queue.put(done)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether new runs should wait, for the sake of memory."""
+        return self._queue.qsize() > MAX_QUEUED and self._error is None
+
+    def close(self) -> UnstoredRuns | None:
+        """Store what is queued, offer what was spooled once more; returns what is left over."""
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._spooled and self._offer(self._spool.deliver):
+            self._spooled = 0
+        self._spool.close()
+        return UnstoredRuns(self._spooled, tuple(self._spool.paths), self._why) if self._spooled else None
+
+    def _work(self) -> None:
+        try:
+            while batch := self._batch():
+                self._keep(batch)
+                self._on_stored(batch)
+            self._keep_rest()
+        except BaseException as error:
+            self._error = error
+
+    def _batch(self) -> list[FinishedRun]:
+        """The next runs, in the order of their arrival; empty at the end."""
+        first = self._queue.get()
+        if first is None:
+            return []
+        batch = [first]
+        self._linger()
+        while len(batch) < BATCH_SIZE:
+            try:
+                done = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if done is None:
+                self._queue.put(None)
+                break
+            batch.append(done)
+        return batch
+
+    def _linger(self) -> None:
+        """Wait for more, and then for a lull: tasks that wait for a model at the same time also end at the same time.
+
+        It sleeps, rather than being woken for each run: a wake-up costs the threads that run tasks more than the run.
+        """
+        self._closing.wait(BATCH_DELAY)
+        for _ in range(MAX_QUIET_PERIODS):
+            before = self._queue.qsize()
+            if self._closing.wait(QUIET_PERIOD) or self._queue.qsize() == before:
+                return
+
+    def _keep(self, batch: Sequence[FinishedRun]) -> None:
+        parcel = make_spool_batch(batch, self._judgements.take())
+        if self._offer(parcel.deliver):
+            return
+        self._spool.add(parcel)
+        self._spooled += len(batch)
+
+    def _keep_rest(self) -> None:
+        """Judgements of evaluators that were let go."""
+        rest = self._judgements.take()
+        if rest and not self._offer(lambda store: store.append(rest)):
+            self._spool.add(SpoolBatch(rest, []))
+            self._spooled += 1
+
+    def _offer(self, give: Callable[[TraceStore], Any]) -> bool:
+        """Whether the store took it; several attempts while nothing else waits, unless it has failed already."""
+        for attempt in range(1 if self._spooled else STORE_ATTEMPTS):
+            try:
+                give(self._store)
+                return True
+            except Exception as error:  # whatever a store raises, the runs must be kept
+                self._why = f"{type(error).__name__}: {error}"
+                if not isinstance(error, Unavailable) or self.is_full:
+                    return False
+                time.sleep(compute_backoff(attempt, error.retry_after, MAX_PAUSE))
+        return False
+
+
+DELETE_BATCH_SIZE = 100  # traces of one deletion: an address holds no more
+
+
+class SpoolBatch(msgspec.Struct):
+    """What goes into the store together, or into a line of a spool file: runs, feedback, and what they take away."""
+
+    runs: list[Run]
+    feedback: list[Feedback]
+    replaced: list[str] = []  # ids of traces
+    outdated: list[str] = []  # ids of feedback
+
+    def deliver(self, store: TraceStore) -> None:
+        """Store it all: what is new first, so that nothing is missing at any moment. Doing it again is harmless."""
+        if self.runs or self.feedback:
+            store.append(self.runs, self.feedback)
+        for start in range(0, len(self.replaced), DELETE_BATCH_SIZE):
+            store.delete(trace_ids=tuple(self.replaced[start : start + DELETE_BATCH_SIZE]))
+        if self.outdated:
+            store.delete_feedback(self.outdated)
+
+
+def make_spool_batch(batch: Sequence[FinishedRun], judgements: Sequence[Run] = ()) -> SpoolBatch:
+    """Finished runs as what is to be stored of them, and of judgements."""
+    said = {outcome.id for done in batch if done.item.errors for outcome in done.feedback}
+    return SpoolBatch(
+        [*(run for done in batch for run in done.runs), *judgements],
+        [outcome for done in batch for outcome in done.feedback],
+        [trace_id for done in batch for trace_id in done.item.replaces],
+        [id for done in batch for id in done.item.errors if id not in said],
+    )
+
+
+class ResultSpool:
+    """Where one process keeps what a store does not take of an experiment."""
+
+    def __init__(self, experiment_id: str, folders: Iterable[Path]) -> None:
+        self._name = f"spanwise-spool-{experiment_id[:12]}-{secrets.token_hex(4)}.jsonl"
+        self._ahead = iter(folders)  # where a file has not been tried yet
+        self._file: BinaryIO | None = None
+        self.paths: list[Path] = []
+        self.held: list[SpoolBatch] = []  # for which there was no room anywhere
+
+    def add(self, parcel: SpoolBatch) -> None:
+        """Keep a parcel at the end of a file; the next folder's if it cannot be written any more."""
+        try:
+            line = msgspec.json.encode(parcel, enc_hook=str) + b"\n"
+        except (TypeError, ValueError, OverflowError, RecursionError):  # no JSON, but stores mend what they are given
+            self.held.append(parcel)
+            return
+        while not self._written(line):
+            folder = next(self._ahead, None)
+            if folder is None:
+                self.held.append(parcel)
+                return
+            self._begin(folder)
+
+    def deliver(self, store: TraceStore) -> int:
+        """Hand everything to a store, then remove the files; returns how many spans. The store's errors pass."""
+        count = sum(_deliver_file(path, store) for path in self.paths)
+        for parcel in self.held:
+            parcel.deliver(store)
+            count += len(parcel.runs)
+        self.paths, self.held = [], []
+        return count
+
+    def parcels(self) -> Iterator[SpoolBatch]:
+        """What is still kept."""
+        for path in self.paths:
+            if path.exists():
+                yield from _read_batches(path)
+        yield from self.held
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files that are still there."""
+        return sum(path.stat().st_size for path in self.paths if path.exists())
+
+    def close(self) -> None:
+        """Write no more, and let others deliver it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self, folder: Path) -> None:
+        self.close()
+        path = folder / self._name
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            self._file = os.fdopen(descriptor, "ab", buffering=0)
+            _try_lock(self._file)
+            self.paths.append(path)
+
+    def _written(self, line: bytes) -> bool:
+        """Whether a whole line is at the end of the file; half of one is taken back."""
+        if self._file is None:
+            return False
+        before = os.fstat(self._file.fileno()).st_size
+        with contextlib.suppress(OSError):
+            if self._file.write(line) == len(line):
+                return True
+        with contextlib.suppress(OSError):
+            self._file.truncate(before)
+        return False
+
+
+def make_spool(experiment_id: str, store: Store) -> ResultSpool:
+    """A new spool for an experiment."""
+    return ResultSpool(experiment_id, _iterate_spool_folders(store))
+
+
+def deliver_pending_spools(experiment_id: str, store: Store) -> None:
+    """Store what other processes have kept of an experiment, in whatever folder. The store's errors pass."""
+    folders = [*_iterate_spool_folders(store), Path.cwd()]
+    former = Path(tempfile.gettempdir(), f"{FORMER}-{os.getuid()}")
+    if former.is_dir() and _is_private_folder(former):
+        folders.append(former)
+    for folder in dict.fromkeys(folders):
+        names = (f"{product}-spool-{experiment_id[:12]}*.jsonl" for product in (PRESENT, FORMER))
+        for path in sorted(path for name in names for path in folder.glob(name)):
+            if _is_locked(path):
+                print_message(f"spanwise: another process still writes {path}: what is in it is done again")
+            else:
+                print_message(f"spanwise: stored {deliver_spool(path, store)} spans that were kept in {path}")
+
+
+def deliver_spool(path: Path, store: TraceStore) -> int:
+    """Store what `evaluate()` kept in a file because the store failed, and remove the file; returns how many spans."""
+    return _deliver_file(path, store) if path.exists() else 0
+
+
+def _iterate_spool_folders(store: Store) -> Iterator[Path]:
+    """Where spools lie, the best place first."""
+    where = store.where
+    if "://" not in where and Path(where).is_file():
+        yield Path(where).resolve().parent
+    waiting = tracing().settings.spill_dir
+    if waiting is not None:
+        yield waiting / "experiments"
+    temporary = Path(tempfile.gettempdir(), f"spanwise-{os.getuid()}")
+    if _is_private_folder(temporary):
+        yield temporary
+
+
+def _is_private_folder(folder: Path) -> bool:
+    """Whether nobody else can have put something there: what is temporary lies beside that of other people."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _deliver_file(path: Path, store: TraceStore) -> int:
+    count = 0
+    for parcel in _read_batches(path):
+        parcel.deliver(store)
+        count += len(parcel.runs)
+    with contextlib.suppress(OSError):  # stored it is; once more would do no harm
+        path.unlink()
+    return count
+
+
+def _read_batches(path: Path) -> Iterator[SpoolBatch]:
+    """The parcels of a file. Raises `ValueError` for a line that is none, but for the last, cut off by a kill."""
+    decoder = msgspec.json.Decoder(SpoolBatch)
+    try:
+        lines = path.open("rb")
+    except FileNotFoundError:  # another process was faster
+        return
+    with lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                parcel = decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise ValueError(f"{path}: line {number} holds no runs ({error}): mend it, or take it out") from None
+            yield msgspec.structs.replace(
+                parcel,
+                runs=[present_run(run) for run in parcel.runs],
+                feedback=[present_feedback(one) for one in parcel.feedback],
+            )
+
+
+def _try_lock(file: BinaryIO) -> bool:
+    """Whether this process has the file for itself; where locks are not known, it is taken to."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return not _try_lock(file)
+    except OSError:
+        return False
+
+
+MAX_SPOOL_BYTES = 64 * 2**20  # bytes of files that are held in memory
+
+
+def make_spooled_store(store: Store, spool: ResultSpool, largest: int = MAX_SPOOL_BYTES) -> Store:
+    """A store that also shows what waits in a spool, until somebody has delivered it; refused if that is too large."""
+    return cast(Store, _SpooledStore(store, spool, largest))
+
+
+class _SpooledStore:
+    """Every verb is the store's, but for those that read runs and examples."""
+
+    def __init__(self, store: Store, spool: ResultSpool, largest: int) -> None:
+        self._store, self._spool, self._largest = store, spool, largest
+        self._runs: dict[str, list[Run]] = {}
+        self._feedback: dict[str, list[Feedback]] = {}
+        self._read = -1  # bytes of the files, when they were read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def many(self, trace_ids: Sequence[str]) -> list[Trace]:
+        """Several traces at once, in the order asked. Raises `Unavailable` for those that only an absent store has."""
+        self._look()
+        elsewhere = [trace_id for trace_id in trace_ids if trace_id not in self._runs]
+        stored = {trace.trace_id: trace for trace in self._stored(elsewhere)}
+        found = (self._kept(id) if id in self._runs else stored.get(id) for id in trace_ids)
+        return [trace for trace in found if trace is not None]
+
+    def trace(self, trace_id: str) -> Trace:
+        """One trace. Raises `NotFound`."""
+        self._look()
+        return self._kept(trace_id) if trace_id in self._runs else self._store.trace(trace_id)
+
+    def examples(self, *args: Any, **given: Any) -> list[Example]:
+        """As of the store, whose absence is told in one line."""
+        try:
+            return self._store.examples(*args, **given)
+        except Unavailable as error:
+            raise Unavailable(f"the runs are kept in a spool, but their examples are away: {error}") from None
+
+    def _stored(self, trace_ids: Sequence[str]) -> Iterable[Trace]:
+        try:
+            traces = self._store.many(trace_ids) if trace_ids else []
+        except Unavailable as error:
+            raise Unavailable(f"{len(trace_ids)} of the runs are not in the spool, and away: {error}") from None
+        for trace in traces:
+            more = self._feedback.get(trace.trace_id, ())
+            yield replace(trace, feedback=(*trace.feedback, *more)) if more else trace
+
+    def _kept(self, trace_id: str) -> Trace:
+        runs = tuple(self._runs[trace_id])
+        root = next((run for run in runs if run.parent_id is None), runs[0])
+        return Trace(root, runs, feedback=tuple(self._feedback.get(trace_id, ())))
+
+    def _look(self) -> None:
+        """Read the files, unless they are as they were: somebody may have delivered them."""
+        size = self._spool.size
+        if size == self._read:
+            return
+        if size > self._largest:
+            paths = " and ".join(map(str, self._spool.paths))
+            raise Refused(
+                f"{size / 2**20:.3g} MiB of runs wait in {paths}, too much to be read there: deliver them first"
+            )
+        self._read, self._runs, self._feedback = size, {}, {}
+        for parcel in self._spool.parcels():
+            for run in parcel.runs:
+                self._runs.setdefault(run.trace_id, []).append(run)
+            for outcome in parcel.feedback:
+                self._feedback.setdefault(outcome.target.trace_id or "", []).append(outcome)

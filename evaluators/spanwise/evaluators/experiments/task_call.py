@@ -1,0 +1,291 @@
+"""Task under test: signature, arguments with copied inputs, and timeouts.
+
+A thread cannot be ended, and a coroutine may swallow its cancellation. Such a one is left to itself: its run has failed
+at its time, whatever it comes to later, and nobody waits for it, neither the next example nor the end of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from spanwise.collector.errors import SpanwiseError
+from spanwise.collector.records import JSON, Example
+from spanwise.evaluators.interface import CallResult, capture_awaitable, capture_call
+from spanwise.tracer.trace_capture import is_traced, is_wrapped
+
+_KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_EXAMPLE_PARAMETERS = frozenset({"example", "history"})
+_POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class TaskError(SpanwiseError, ValueError):
+    """A task that cannot be called with the inputs of an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFunction:
+    """A function under test. `takes` are its parameters' names, `needs` those without a default."""
+
+    function: Callable[..., Any]
+    name: str
+    takes: frozenset[str]
+    needs: frozenset[str]
+    takes_all: bool  # **kwargs
+    wants: frozenset[str]  # parameters that it gets even where inputs do not have them: example, seed, history
+    first: str | None  # the one parameter that can be given by position
+    is_async: bool
+    is_traced: bool  # a call opens a span of its own
+    is_wrapped: bool  # … below another decorator
+
+    def arguments(
+        self, example: Example, kind: str = "kv", seed: int | None = None, copies: ValueCopier | None = None
+    ) -> tuple[tuple[Any, ...], JSON]:
+        """(positional, named) arguments for an example, `copies` of its values if these are to stay as they are.
+
+        Raises `TaskError`, which says what does not fit.
+        """
+        inputs = example.inputs
+        if copies is not None:
+            inputs = copies.of(inputs)
+            example = copies.of_example(example) if self.wants & _EXAMPLE_PARAMETERS else example
+        positional, named = self._split(inputs, kind)
+        if self.wants:
+            extra = {"example": example, "seed": seed, "history": example.history}
+            absent = self.wants - named.keys() - ({self.first} if positional else set())
+            named = {**named, **{name: extra[name] for name in absent}}
+        lacking = self.needs - named.keys() - ({self.first} if positional else set())
+        if lacking:
+            raise TaskError(self._misfit(sorted(lacking), example))
+        return positional, named
+
+    def _split(self, inputs: JSON, kind: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not isinstance(inputs, Mapping):
+            return (inputs,), {}
+        if "inputs" in self.takes and "inputs" not in inputs:
+            return (), {"inputs": inputs}
+        if kind != "kv" and self.first is not None and not inputs.keys() <= self.takes:
+            return (next(iter(inputs.values())),), {}
+        return (), dict(inputs) if self.takes_all else {k: v for k, v in inputs.items() if k in self.takes}
+
+    def _misfit(self, lacking: list[str], example: Example) -> str:
+        has = sorted(example.inputs) if isinstance(example.inputs, Mapping) else f"a {type(example.inputs).__name__}"
+        return (
+            f"task {self.name!r} needs {', '.join(map(repr, lacking))}, but the example's inputs are {has}: rename the "
+            "parameter or the column, or take the whole dict with a parameter named 'inputs'"
+        )
+
+
+def make_task(function: Any) -> TaskFunction:
+    """Read a callable's signature. Raises `TaskError` for something that cannot be called."""
+    if not callable(function):
+        raise TaskError(f"a task is a function, or None to score what is there, not {function!r}")
+    parameters = _read_parameters(function)
+    named = [parameter for parameter in parameters if parameter.kind in _KEYWORD_KINDS]
+    by_position = [parameter for parameter in parameters if parameter.kind in _POSITIONAL_KINDS]
+    takes = frozenset(parameter.name for parameter in named)
+    needs = frozenset(parameter.name for parameter in (*by_position, *named) if parameter.default is parameter.empty)
+    return TaskFunction(
+        function=function,
+        name=_get_function_name(function),
+        takes=takes,
+        needs=needs,
+        wants=needs & _EXAMPLE_PARAMETERS | takes & {"seed"},
+        takes_all=any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters),
+        first=by_position[0].name if by_position else None,
+        is_async=_is_async_function(function),
+        is_traced=is_traced(function),
+        is_wrapped=is_wrapped(function),
+    )
+
+
+def join_chunks(pieces: Iterable[Any]) -> Any:
+    """Return what an iterator yields: one text if all pieces are texts, else a list."""
+    listed = list(pieces)
+    return "".join(listed) if listed and all(isinstance(piece, str) for piece in listed) else listed
+
+
+def _read_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"cannot read the parameters of {function!r}: wrap it in a function ({error})") from error
+
+
+def _get_function_name(function: Any) -> str:
+    inner = getattr(function, "func", function)  # functools.partial
+    return str(getattr(inner, "__name__", None) or type(inner).__name__)
+
+
+def _is_async_function(function: Any) -> bool:
+    inner = getattr(function, "func", function)
+    candidates = (inner, getattr(inner, "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called) for called in candidates)
+
+
+_COPIED_FIELDS = (
+    *("inputs", "reference_outputs", "outputs", "conditions", "guidelines", "history", "metadata"),
+    *("documents", "expected_documents"),
+)
+_IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # nothing can change these
+
+
+class ValueCopier:
+    """Makes copies, and remarks once on what cannot be copied: a generator, a lock, nesting without an end."""
+
+    def __init__(self, remark: Callable[[str], None]) -> None:
+        self._remark = remark
+
+    def of(self, value: JSON) -> JSON:
+        """The value anew, but for its texts and numbers. What refers to itself does so in the copy, too."""
+        if type(value) in _IMMUTABLE_TYPES:
+            return value
+        try:
+            return self._copy(value, {})
+        except RecursionError:
+            return self._shared(value, "nested too deeply")
+
+    def of_example(self, example: Example) -> Example:
+        """The example with values of its own: a task may ask for it."""
+        return replace(example, **{name: self.of(getattr(example, name)) for name in _COPIED_FIELDS})
+
+    def _copy(self, value: Any, made: dict[int, Any]) -> Any:
+        kind = type(value)
+        if kind in _IMMUTABLE_TYPES:
+            return value
+        if id(value) in made:
+            return made[id(value)]
+        if kind is dict:
+            known = made[id(value)] = {}
+            for name, member in value.items():
+                known[name] = member if type(member) in _IMMUTABLE_TYPES else self._copy(member, made)
+            return known
+        if kind is list:
+            listed = made[id(value)] = []
+            listed.extend([self._copy(member, made) for member in value])
+            return listed
+        try:
+            return deepcopy(value, made)
+        except Exception as error:  # whatever somebody's `__deepcopy__` or `__reduce__` raises
+            return self._shared(value, str(error))
+
+    def _shared(self, value: Any, why: str) -> Any:
+        self._remark(f"inputs with a {type(value).__name__} are the same in every attempt and repetition ({why:.100})")
+        return value
+
+
+T = TypeVar("T")
+CANCEL_GRACE = 0.1  # seconds in which a cancelled coroutine may put things in order before it is left to itself
+STOP_GRACE = 1.0  # seconds, where all is interrupted
+_MAX_TRACKED = 64  # of those that were left are looked through for such as have ended since
+
+
+class AbandonedTasks:
+    """What was left to itself: how many are still at work is said at the end."""
+
+    def __init__(self) -> None:
+        self._left: list[threading.Thread | asyncio.Task[Any]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def alive(self) -> int:
+        """How many have not ended yet."""
+        with self._lock:
+            return sum(map(_is_alive, self._left))
+
+    def add(self, left: threading.Thread | asyncio.Task[Any]) -> None:
+        """Wait no longer for something; called from any thread."""
+        with self._lock:
+            if len(self._left) >= _MAX_TRACKED:
+                self._left = [one for one in self._left if _is_alive(one)]
+            self._left.append(left)
+
+
+def run_with_timeout(seconds: float, call: Callable[[], Any], strays: AbandonedTasks) -> Any:
+    """A call on a thread of its own. Raises what it raises, or `TimeoutError`."""
+    answers: queue.SimpleQueue[CallResult[Any]] = queue.SimpleQueue()
+    context = contextvars.copy_context()
+    thread = threading.Thread(
+        target=lambda: answers.put(context.run(capture_call, call)), name="spanwise-task", daemon=True
+    )
+    thread.start()
+    try:
+        answer = answers.get(timeout=seconds)
+    except queue.Empty:
+        strays.add(thread)
+        raise make_timeout_error(seconds) from None
+    return answer.get()
+
+
+async def await_with_timeout(
+    awaitable: Awaitable[Any], seconds: float | None, strays: AbandonedTasks, told: float | None = None
+) -> Any:
+    """What an awaitable gives. Raises what it raises, or, when so many seconds are over, `TimeoutError`.
+
+    That speaks of the seconds that were `told`.
+    """
+    if seconds is None:
+        return await awaitable
+    task = asyncio.create_task(capture_awaitable(awaitable))
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    finally:
+        await cancel_tasks({task}, strays)
+    if not done:
+        raise make_timeout_error(seconds if told is None else told)
+    return task.result().get()
+
+
+async def cancel_tasks(
+    tasks: Collection[asyncio.Task[Any]], strays: AbandonedTasks, grace: float = CANCEL_GRACE
+) -> None:
+    """Cancel what has not ended, and leave to itself what does not end then."""
+    going = {task for task in tasks if not task.done()}
+    for task in going:
+        task.cancel()
+    if going:
+        _, stubborn = await asyncio.wait(going, timeout=grace)
+        for task in stubborn:
+            _abandon_task(task)
+            strays.add(task)
+
+
+async def run_and_cancel_others(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine gives whose loop ends with it: what else is on the loop does not hold that up."""
+    around = asyncio.all_tasks()
+    try:
+        return await coroutine
+    finally:
+        await cancel_tasks(asyncio.all_tasks() - around, AbandonedTasks(), STOP_GRACE)
+
+
+def compute_remaining(seconds: float | None, began: float) -> float | None:
+    """What is left of a bound since `began`, on the clock of `time.monotonic`; not below 0."""
+    return None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
+
+
+def make_timeout_error(seconds: float) -> TimeoutError:
+    """What a run that took too long has failed with."""
+    return TimeoutError(f"the task took more than {seconds} s")
+
+
+def _abandon_task(task: asyncio.Task[Any]) -> None:
+    """Nobody is to wait for the task, as `asyncio.run` does at its end, nor to complain that it was still at work.
+
+    Taking it off asyncio's list is what its documentation has for loops of others ("Extending").
+    """
+    asyncio.tasks._unregister_task(task)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+
+def _is_alive(left: threading.Thread | asyncio.Task[Any]) -> bool:
+    return left.is_alive() if isinstance(left, threading.Thread) else not left.done()

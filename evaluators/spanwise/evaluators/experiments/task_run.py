@@ -1,0 +1,416 @@
+"""Task run: attempts under a root span, retries, the resulting trace, and runs that exist already."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import time
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from spanwise.collector.dialects import RawLog, SideRecord, read_feedback, read_sdk_span
+from spanwise.collector.records import JSON, Case, Example, Feedback, Link, Run, Target, Trace
+from spanwise.evaluators.datasets import view_outputs
+from spanwise.evaluators.experiments.dataset_source import attach_example, make_example_attributes
+from spanwise.evaluators.experiments.experiment_plan import ExperimentPlan, FinishedRun, PlannedRun, StopConditions
+from spanwise.evaluators.experiments.task_call import (
+    TaskFunction,
+    await_with_timeout,
+    compute_remaining,
+    join_chunks,
+    run_with_timeout,
+)
+from spanwise.evaluators.interface import (
+    AwaitFunction,
+    compile_retry_on,
+    compute_retry_delay,
+    is_interruption,
+    is_task_cancelled,
+    to_plain,
+)
+from spanwise.evaluators.scoring import make_case
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.trace_capture import Captured, FeedbackEvent, capture
+
+PAUSE_SLICE = 0.1  # seconds
+
+
+class TaskAttempt(NamedTuple):
+    """A call of the task that is over: its spans, and what it came to."""
+
+    captured: Captured
+    outputs: Any = None
+    as_returned: bool = True  # False: `outputs` had to be made of what was returned, as of a stream
+    error: BaseException | None = None
+
+
+def run_task_on_thread(
+    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, wait: AwaitFunction, brake: StopConditions
+) -> FinishedRun:
+    """Run a plain task on this thread; `wait` gets an awaitable that it may have returned."""
+    failed: list[TaskAttempt] = []
+    attempt = _attempt_on_thread(plan, task, item, wait)
+    while (pause := _compute_pause(plan, attempt, len(failed))) is not None:
+        for seconds in _slice_pause(pause):
+            time.sleep(0 if brake.why else seconds)
+        if brake.why:
+            break
+        failed.append(attempt)
+        attempt = _attempt_on_thread(plan, task, item, wait)
+    spans, still_open = attempt.captured.spans(_get_span_wait(plan, attempt))
+    return _make_finished_run(plan, task, item, attempt, failed, spans, still_open)
+
+
+async def run_task_on_loop(
+    plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, brake: StopConditions
+) -> FinishedRun:
+    """Run an async task on the running loop."""
+    failed: list[TaskAttempt] = []
+    attempt = await _attempt_on_loop(plan, task, item)
+    while (pause := _compute_pause(plan, attempt, len(failed))) is not None:
+        for seconds in _slice_pause(pause):
+            await asyncio.sleep(0 if brake.why else seconds)
+        if brake.why:
+            break
+        failed.append(attempt)
+        attempt = await _attempt_on_loop(plan, task, item)
+    await asyncio.sleep(0)  # background tasks that the run has made open their spans now
+    spans, still_open = await attempt.captured.aspans(_get_span_wait(plan, attempt))
+    return _make_finished_run(plan, task, item, attempt, failed, spans, still_open)
+
+
+def _compute_pause(plan: ExperimentPlan, attempt: TaskAttempt, failed: int) -> float | None:
+    """Seconds to wait before another attempt, when so many have failed before this one; None: this is the last."""
+    if attempt.error is None or failed >= plan.settings.retries:
+        return None
+    try:
+        again = compile_retry_on(plan.settings.retry_on)(attempt.error)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        plan.remark(f"retry_on raised {told:.200}; what it was asked about was not tried again")
+        return None
+    return compute_retry_delay(failed, attempt.error) if again else None
+
+
+def _slice_pause(seconds: float) -> Iterator[float]:
+    """A pause in pieces, between which one can see that all is over."""
+    whole, rest = divmod(seconds, PAUSE_SLICE)
+    yield from (*repeat(PAUSE_SLICE, int(whole)), rest)
+
+
+def _get_span_wait(plan: ExperimentPlan, attempt: TaskAttempt) -> float:
+    return 0 if isinstance(attempt.error, TimeoutError) else plan.settings.span_wait
+
+
+def _attempt_on_thread(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, wait: AwaitFunction) -> TaskAttempt:
+    try:
+        with _capture_root(plan, task, item) as captured:
+            args, named = _make_arguments(plan, task, item)
+            outputs, as_returned = _call_task(plan, task, args, named, wait)
+            captured.run.set_outputs(outputs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return TaskAttempt(captured, error=error)
+    return TaskAttempt(captured, outputs, as_returned)
+
+
+async def _attempt_on_loop(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun) -> TaskAttempt:
+    try:
+        with _capture_root(plan, task, item) as captured:
+            args, named = _make_arguments(plan, task, item)
+            called = _await_outputs(task.function(*args, **named))
+            outputs, as_returned = await await_with_timeout(called, plan.settings.timeout, plan.strays)
+            captured.run.set_outputs(outputs)
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        return TaskAttempt(captured, error=error)
+    if is_task_cancelled():  # the task has swallowed it
+        raise asyncio.CancelledError
+    return TaskAttempt(captured, outputs, as_returned)
+
+
+def _make_arguments(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun) -> tuple[tuple[Any, ...], JSON]:
+    seed = plan.seed_of(item.example, item.repetition)
+    return task.arguments(item.example, plan.kind, seed, plan.copies)
+
+
+def _capture_root(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun) -> AbstractContextManager[Captured]:
+    attributes = {
+        names.EXPERIMENT: plan.experiment_id,
+        names.EXAMPLE: item.example.id,
+        names.REPETITION: item.repetition,
+    }
+    return capture(task.name, kind="chain", inputs=item.example.inputs, attributes=attributes)
+
+
+_PLAIN_TYPES = frozenset((str, dict, list, int, float, bool, type(None)))  # results that are not looked at any further
+
+
+def _call_task(
+    plan: ExperimentPlan, task: TaskFunction, args: tuple[Any, ...], named: JSON, wait: AwaitFunction
+) -> tuple[Any, bool]:
+    """(outputs, whether they are what was returned)."""
+    timeout, began = plan.settings.timeout, time.monotonic()
+
+    def call() -> tuple[Any, bool]:
+        returned = task.function(*args, **named)
+        if type(returned) in _PLAIN_TYPES:
+            return returned, True
+        if isinstance(returned, Iterator):
+            return join_chunks(returned), False
+        if not (inspect.isawaitable(returned) or isinstance(returned, AsyncIterable)):
+            return returned, True
+        left = compute_remaining(timeout, began)
+        return wait(await_with_timeout(_await_outputs(returned), left, plan.strays, timeout))[0], False
+
+    return call() if timeout is None else run_with_timeout(timeout, call, plan.strays)
+
+
+async def _await_outputs(returned: Any) -> tuple[Any, bool]:
+    """(outputs, whether they are what was returned)."""
+    if inspect.isawaitable(returned):
+        returned = await returned
+    if isinstance(returned, AsyncIterable):
+        return join_chunks([piece async for piece in returned]), False
+    if isinstance(returned, Iterator):  # it may wait for each piece: on a thread it holds up no other task
+        return await asyncio.to_thread(join_chunks, returned), False
+    return returned, True
+
+
+def _make_finished_run(
+    plan: ExperimentPlan,
+    task: TaskFunction,
+    item: PlannedRun,
+    attempt: TaskAttempt,
+    failed: Sequence[TaskAttempt],
+    spans: Sequence[ReadableSpan],
+    still_open: int,
+) -> FinishedRun:
+    also: list[SideRecord] = []
+    around, runs, root = _find_root(task, attempt, spans, also)
+    outputs = _select_outputs(attempt, around, root)
+    if attempt.error is None and outputs is None:
+        runs, root = mark_null_output(runs, root)
+    if plan.keep_examples:
+        runs, root = attach_example(runs, root, item.example, around.inputs)
+    earlier: Sequence[Run] = ()
+    if failed:
+        runs, root = mark_attempt(runs, root, len(failed) + 1)
+        trees = [_find_root(task, one, one.captured.spans(0)[0], [])[1:] for one in failed]
+        earlier = [run for number, tree in enumerate(trees, 1) for run in move_below_root(*tree, number, root)]
+    trace = Trace(root, runs, complete=not still_open)
+    case = _make_task_case(plan, item.example, trace, outputs)
+    feedback = read_task_feedback(attempt.captured, around, root) + read_span_feedback(also, around, root)
+    raised = attempt.error if plan.settings.raise_errors else None
+    return FinishedRun(item, case, Target(trace_id=trace.trace_id), (*earlier, *runs), feedback, still_open, raised)
+
+
+def _find_root(
+    task: TaskFunction, attempt: TaskAttempt, spans: Sequence[ReadableSpan], also: list[SideRecord]
+) -> tuple[Run, tuple[Run, ...], Run]:
+    """The run around a call of the task, all runs of it, and which of them is their root."""
+    runs, around = _read_spans(spans, also)
+    if not task.is_traced:
+        return around, runs, around
+    return around, *promote_task_span(runs, around, as_returned=attempt.as_returned, wrapped=task.is_wrapped)
+
+
+def _read_spans(spans: Sequence[ReadableSpan], also: list[SideRecord]) -> tuple[tuple[Run, ...], Run]:
+    """The runs that spans are, by start, and their root; what they say beside is added to `also`."""
+    runs = tuple([read_sdk_span(span, also) for span in spans])
+    if len(runs) == 1:
+        return runs, runs[0]
+    runs = tuple(sorted(runs, key=lambda run: run.start_ns))
+    return runs, next(run for run in runs if run.parent_id is None)
+
+
+def _select_outputs(attempt: TaskAttempt, around: Run, root: Run) -> JSON:
+    """What evaluators see of outputs: plain values, as they are read back from a trace later, but never cut short."""
+    if root.outputs is not around.outputs and root.outputs != around.outputs:
+        return root.outputs  # the task has said of its own span what it answered
+    return to_plain(attempt.outputs)
+
+
+def _make_task_case(plan: ExperimentPlan, example: Example, trace: Trace, outputs: JSON) -> Case:
+    return make_case(trace, example, plan.kind, outputs=view_outputs(outputs, plan.kind))
+
+
+_COUNT_ATTRIBUTES = (names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT)
+
+
+def promote_task_span(
+    runs: Sequence[Run], around: Run, *, as_returned: bool = True, wrapped: bool = False
+) -> tuple[tuple[Run, ...], Run]:
+    """The runs of a traced task and their root: its own span, in place of the one that was opened `around` it.
+
+    That one stays where the task has no finished span of its own that can stand for the run: it opened none, or several
+    (a wrapper that tries again), was not over in time, or came to another end: it succeeded where the run did not, or
+    failed where a wrapper answered in its stead. With `wrapped`, it also stays where a wrapper returned something else.
+
+    The root's outputs are what the task's span says. Where that is only another form of what the run came to, with
+    `as_returned` False (a stream, joined), and where it says nothing, they are those of the span around.
+    """
+    below = [run for run in runs if run.parent_id == around.span_id]
+    if len(below) != 1 or not _is_task_root(below[0], around, wrapped):
+        return tuple(runs), around
+    own = below[0]
+    counts = {name: around.attributes[name] for name in _COUNT_ATTRIBUTES if name in around.attributes}
+    root = replace(
+        own,
+        parent_id=None,
+        outputs=own.outputs if as_returned and own.outputs is not None else around.outputs,
+        attributes={**own.attributes, names.LOCAL_ROOT: around.span_id, **counts},
+        experiment_id=around.experiment_id,
+        example_id=around.example_id,
+        repetition=around.repetition,
+    )
+    root = _move_span_counts(around, root, root.span_id)
+    kept = tuple(
+        root if run is own else _move_span_counts(around, run, root.span_id) for run in runs if run is not around
+    )
+    return kept, root
+
+
+def mark_null_output(runs: tuple[Run, ...], root: Run) -> tuple[tuple[Run, ...], Run]:
+    """The runs of a task that returned None, and their root, which says so even where contents are not recorded."""
+    if names.OUTPUT_VALUE in root.attributes:
+        return runs, root
+    said = replace(root, attributes={**root.attributes, names.OUTPUT_VALUE: "null"})
+    return tuple(said if run is root else run for run in runs), said
+
+
+def _is_task_root(own: Run, around: Run, wrapped: bool) -> bool:
+    in_time = names.LOCAL_ROOT not in own.attributes  # a span that ends after its local root names it
+    said_so = not wrapped or own.outputs in (None, around.outputs)
+    return in_time and said_so and (around.status == "error") == (own.status == "error")
+
+
+def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:
+    """A run whose counts, if it bears any, are those of a process without the span around, and named after the root."""
+    attributes = run.attributes
+    if attributes.get(names.LOCAL_ROOT) != around.span_id:
+        return run
+    started = attributes.get(names.SPANS_STARTED)
+    moved: dict[str, JSON] = {names.LOCAL_ROOT: root_id}
+    if isinstance(started, int):
+        moved[names.SPANS_STARTED] = started - 1
+    return replace(run, attributes={**attributes, **moved})
+
+
+def mark_attempt(runs: Sequence[Run], root: Run, number: int) -> tuple[tuple[Run, ...], Run]:
+    """The runs of an attempt and their root, which says the how manieth it is, from 1."""
+    root_ = replace(root, attributes={**root.attributes, names.ATTEMPT: number})
+    return tuple(root_ if run is root else run for run in runs), root_
+
+
+def move_below_root(runs: Sequence[Run], root: Run, number: int, below: Run) -> Iterator[Run]:
+    """The runs of an attempt that failed, in the trace of the one that counts and `below` its root.
+
+    They belong to no example of the experiment: one run is counted, and evaluators see none of them (`case_of`).
+    """
+    marked_runs, own = mark_attempt(runs, root, number)
+    for run in marked_runs:
+        parent = below.span_id if run is own else run.parent_id
+        yield replace(run, trace_id=below.trace_id, parent_id=parent, experiment_id=None, example_id=None, repetition=0)
+
+
+def read_task_feedback(captured: Captured, around: Run, root: Run) -> list[Feedback]:
+    """The records of what `current_run().feedback(…)` was given: the same as after a way through OTLP.
+
+    What is said of the span `around` the task is said of the root that took its place. What is no feedback, such as one
+    without a score, is left out: telemetry never breaks the task that made it.
+    """
+    events = captured.feedback
+    if not events:
+        return []
+    records = [_parse_feedback_event(event, {around.span_id: root.span_id}) for event in events]
+    return [record for record in records if record is not None]
+
+
+def read_span_feedback(also: Iterable[SideRecord], around: Run, root: Run) -> list[Feedback]:
+    """The feedback that the spans of a run say beside it: annotations, evaluation results of other libraries."""
+    found = [one for one in also if isinstance(one, Feedback)]
+    return [_retarget(one, around, root) if one.target.span_id == around.span_id else one for one in found]
+
+
+def _retarget(feedback: Feedback, around: Run, root: Run) -> Feedback:
+    return replace(feedback, target=replace(feedback.target, span_id=root.span_id), id="")
+
+
+def _parse_feedback_event(event: FeedbackEvent, moved: dict[str, str]) -> Feedback | None:
+    span_id = f"{event.span_id:016x}"
+    log = RawLog(
+        trace_id=f"{event.trace_id:032x}",
+        span_id=moved.get(span_id, span_id),
+        time_ns=event.time_ns,
+        attributes=event.attributes,
+    )
+    try:
+        return read_feedback(log)
+    except ValueError:
+        return None
+
+
+def make_existing_run(plan: ExperimentPlan, item: PlannedRun) -> FinishedRun:
+    """A run that needs no task: a trace of this experiment, or one to which feedback is attached where it is, a copy of
+    another trace, or one around given outputs.
+    """
+    if item.trace is None:
+        trace = _wrap_outputs(plan, item)
+    else:
+        trace = item.trace if item.stored or plan.settings.attach else _copy_trace(plan, item, item.trace)
+    runs = () if trace is item.trace else trace.runs
+    case = make_case(trace, item.example, plan.kind)
+    return FinishedRun(item, case, Target(trace_id=trace.trace_id), runs, list(item.known))
+
+
+def _wrap_outputs(plan: ExperimentPlan, item: PlannedRun) -> Trace:
+    """A trace around what an example brings along, so that feedback has something to hang on."""
+    now = time.time_ns()
+    trace_id = _derive_trace_id(plan, item)
+    run = Run(
+        trace_id=trace_id,
+        span_id=trace_id[:16],
+        name=plan.name,
+        start_ns=now,
+        end_ns=now,
+        status="ok",
+        inputs=item.example.inputs,
+        outputs=item.example.outputs,
+        documents=item.example.documents or (),
+        experiment_id=plan.experiment_id,
+        example_id=item.example.id,
+        repetition=item.repetition,
+    )
+    if plan.keep_examples:
+        run = replace(run, attributes=make_example_attributes(item.example, run, run.inputs))
+    return Trace(run, (run,), complete=True)
+
+
+def _copy_trace(plan: ExperimentPlan, item: PlannedRun, trace: Trace) -> Trace:
+    """A copy of a stored trace that belongs to the experiment; its root is linked to the original."""
+    trace_id = _derive_trace_id(plan, item)
+    runs = {run.span_id: replace(run, trace_id=trace_id, experiment_id=None) for run in trace.runs}
+    root = replace(
+        runs[trace.root.span_id],
+        links=(*trace.root.links, Link(trace.trace_id, trace.root.span_id)),
+        experiment_id=plan.experiment_id,
+        example_id=item.example.id,
+        repetition=item.repetition,
+    )
+    runs[root.span_id] = root
+    return Trace(root, tuple(runs.values()), complete=trace.complete)
+
+
+def _derive_trace_id(plan: ExperimentPlan, item: PlannedRun) -> str:
+    """The same for the same run of an experiment, so that storing it twice stores it once."""
+    text = f"{plan.experiment_id}|{item.example.id}|{item.repetition}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

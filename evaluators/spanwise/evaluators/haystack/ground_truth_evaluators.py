@@ -1,0 +1,320 @@
+"""Evaluators against ground truth: exact match, MAP, MRR, nDCG, recall, semantic similarity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, partial
+from typing import Any
+
+from spanwise.collector.records import Document
+from spanwise.evaluators.builtin import retrieval
+from spanwise.evaluators.haystack.pipeline_component import component, component_dict, register_component
+from spanwise.evaluators.interface import Skip, to_documents
+from spanwise.evaluators.models.cross_encoder import PairScorer
+from spanwise.evaluators.models.embedding_model import Embedder
+from spanwise.evaluators.models.similarity import TextComparer, cosine, sigmoid
+
+Documents = list[list[Any]]  # a type that a pipeline's connection can be checked against
+
+
+class RecallMode(Enum):
+    """How recall is counted."""
+
+    SINGLE_HIT = "single_hit"
+    MULTI_HIT = "multi_hit"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @staticmethod
+    def from_str(string: str) -> RecallMode:
+        """The mode of that name. Raises `ValueError`."""
+        try:
+            return RecallMode(string)
+        except ValueError:
+            raise ValueError(f"mode is one of 'single_hit', 'multi_hit', not {string!r}") from None
+
+
+@register_component(score=float, individual_scores=list[int])
+@dataclass
+class AnswerExactMatchEvaluator:
+    """Predicted answers that are equal to the expected ones, position by position."""
+
+    def run(self, ground_truth_answers: list[str], predicted_answers: list[str]) -> dict[str, Any]:
+        """`individual_scores` (0 or 1 each) and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        _check_lists("answers", ground_truth_answers, predicted_answers)
+        scores = [int(truth == answer) for truth, answer in zip(ground_truth_answers, predicted_answers, strict=True)]
+        return {"individual_scores": scores, "score": sum(scores) / len(scores)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again."""
+        return component_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> AnswerExactMatchEvaluator:
+        """The evaluator from what `to_dict` gave."""
+        return cls(**data.get("init_parameters", {}))
+
+
+@register_component(score=float, individual_scores=list[float])
+@dataclass
+class DocumentMAPEvaluator:
+    """The mean over questions of the average precision of the retrieved documents."""
+
+    document_comparison_field: str = "content"
+
+    def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
+        """`individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        score = partial(retrieval.average_precision, by=self.document_comparison_field)
+        return _score_questions(score, ground_truth_documents, retrieved_documents)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again."""
+        return component_dict(self, document_comparison_field=self.document_comparison_field)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DocumentMAPEvaluator:
+        """The evaluator from what `to_dict` gave."""
+        return cls(**data.get("init_parameters", {}))
+
+
+@register_component(score=float, individual_scores=list[float])
+@dataclass
+class DocumentMRREvaluator:
+    """The mean over questions of 1 / rank of the first expected document."""
+
+    document_comparison_field: str = "content"
+
+    def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
+        """`individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        score = partial(retrieval.reciprocal_rank, by=self.document_comparison_field)
+        return _score_questions(score, ground_truth_documents, retrieved_documents)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again."""
+        return component_dict(self, document_comparison_field=self.document_comparison_field)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DocumentMRREvaluator:
+        """The evaluator from what `to_dict` gave."""
+        return cls(**data.get("init_parameters", {}))
+
+
+@register_component(score=float, individual_scores=list[float])
+@dataclass
+class DocumentNDCGEvaluator:
+    """The mean over questions of the normalised discounted cumulative gain; gains are the expected documents' scores,
+    else 1.
+    """
+
+    document_comparison_field: str = "content"
+
+    def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
+        """`individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        score = partial(retrieval.ndcg, by=self.document_comparison_field)
+        return _score_questions(score, ground_truth_documents, retrieved_documents)
+
+    @staticmethod
+    def validate_inputs(gt_docs: Documents, ret_docs: Documents) -> None:
+        """Raises `ValueError` for empty or unequal lists, or where only some expected documents have scores."""
+        _check_lists("documents", gt_docs, ret_docs)
+        for documents in map(to_documents, gt_docs):
+            if len({document.score is None for document in documents}) > 1:
+                raise ValueError("either all or none of the documents of ground_truth_documents have a score")
+
+    def calculate_dcg(self, gt_docs: Sequence[Any], ret_docs: Sequence[Any]) -> float:
+        """The discounted cumulative gain of the retrieved documents."""
+        return retrieval.discounted_gain(ret_docs, gt_docs, by=self.document_comparison_field)
+
+    def calculate_idcg(self, gt_docs: Sequence[Any]) -> float:
+        """The discounted cumulative gain of the best ranking."""
+        return retrieval.ideal_discounted_gain(gt_docs, by=self.document_comparison_field)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again."""
+        return component_dict(self, document_comparison_field=self.document_comparison_field)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DocumentNDCGEvaluator:
+        """The evaluator from what `to_dict` gave."""
+        return cls(**data.get("init_parameters", {}))
+
+
+@register_component(score=float, individual_scores=list[float])
+@dataclass
+class DocumentRecallEvaluator:
+    """The mean over questions of the share of expected documents retrieved, or of whether any was."""
+
+    mode: str | RecallMode = RecallMode.SINGLE_HIT
+    document_comparison_field: str = "content"
+
+    def __post_init__(self) -> None:
+        self.mode = RecallMode.from_str(str(self.mode))
+
+    def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
+        """`individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        score = partial(retrieval.recall, mode=_mode_name(self.mode), by=self.document_comparison_field)
+        return _score_questions(score, ground_truth_documents, retrieved_documents)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again."""
+        return component_dict(self, mode=str(self.mode), document_comparison_field=self.document_comparison_field)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DocumentRecallEvaluator:
+        """The evaluator from what `to_dict` gave."""
+        return cls(**data.get("init_parameters", {}))
+
+
+def _mode_name(mode: str | RecallMode) -> retrieval.HitMode:
+    return "single_hit" if str(mode) == "single_hit" else "multi_hit"
+
+
+def _score_questions(score: Callable[..., float], wanted: Documents, retrieved: Documents) -> dict[str, Any]:
+    _check_lists("documents", wanted, retrieved)
+    pairs = zip(wanted, retrieved, strict=True)
+    scores = [_score_or_zero(score, to_documents(given), to_documents(truths)) for truths, given in pairs]
+    return {"score": sum(scores) / len(scores), "individual_scores": scores}
+
+
+def _score_or_zero(score: Callable[..., float], retrieved: Sequence[Document], wanted: Sequence[Document]) -> float:
+    try:
+        return score(retrieved, wanted)
+    except Skip:  # nothing is expected, or can be compared: 0 in Haystack
+        return 0.0
+
+
+def _check_lists(what: str, truths: Sequence[Any], given: Sequence[Any]) -> None:
+    if not truths or not given:
+        raise ValueError(f"the lists of expected and given {what} must not be empty")
+    if len(truths) != len(given):
+        raise ValueError(f"{len(truths)} lists of expected {what} for {len(given)} given ones: they must be as many")
+
+
+SAS_MODEL = "sentence-transformers/paraphrase-multilingual-mpnet-base-v2"
+
+
+def _environment_token() -> Any:
+    """Haystack's secret of two variables. Without Haystack None: the hub's client reads HF_TOKEN itself."""
+    if component is None:
+        return None
+    from haystack.utils import Secret
+
+    return Secret.from_env_var(["HF_API_TOKEN", "HF_TOKEN"], strict=False)
+
+
+_DEFAULT_TOKEN = _environment_token()
+
+
+@register_component(score=float, individual_scores=list[float])
+class SASEvaluator:
+    """How alike predicted answers are to the expected ones, position by position.
+
+    `model` is a folder or a model of the hub; its configuration says whether it is a bi-encoder (cosines) or a
+    cross-encoder. `device` is Haystack's `ComponentDevice` or a name as torch has them, `token` a `Secret`, or a text.
+    Only weights in safetensors are loaded.
+    """
+
+    def __init__(
+        self, model: str = SAS_MODEL, batch_size: int = 32, device: Any = None, token: Any = _DEFAULT_TOKEN
+    ) -> None:
+        self._model, self._batch_size, self._device, self._token = model, batch_size, device, token
+
+    @cached_property
+    def _comparer(self) -> TextComparer:
+        device, token = _device_name(self._device), _resolve_token(self._token)
+        return TextComparer(self._model, batch_size=self._batch_size, device=device, token=token)
+
+    def warm_up(self) -> None:
+        """Load the model. Raises `NoModel`."""
+        self._comparer.model.load()
+
+    def run(
+        self,
+        ground_truth_answers: list[str] | None = None,
+        predicted_answers: list[str] | None = None,
+        ground_truths_answers: list[str] | None = None,
+    ) -> dict[str, Any]:
+        """`individual_scores` and `score`, their mean; 0.0 and [0.0] for empty lists, as there.
+
+        `ground_truths_answers` is what the example in Haystack's documentation calls `ground_truth_answers`. Raises
+        `ValueError` for a list that is missing, lists of unequal length, and an answer that is None; `NoModel`.
+        """
+        truths = ground_truths_answers if ground_truth_answers is None else ground_truth_answers
+        if truths is None or predicted_answers is None:
+            raise ValueError("ground_truth_answers and predicted_answers are both needed, a list of texts each")
+        _check_answers(truths, predicted_answers)
+        if not truths:
+            return {"score": 0.0, "individual_scores": [0.0]}
+        scores = _pair_scores(self._comparer.model, list(zip(predicted_answers, truths, strict=True)))
+        return {"score": sum(scores) / len(scores), "individual_scores": scores}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again. Raises `ValueError` for a token that is no variable."""
+        known = {"model": self._model, "batch_size": self._batch_size}
+        return component_dict(self, **known, device=_to_plain_value(self._device), token=_serialize_token(self._token))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> SASEvaluator:
+        """The evaluator from what `to_dict` gave."""
+        parameters = dict(data.get("init_parameters", {}))
+        return cls(**{**parameters, **_restore_parameters(parameters)})
+
+
+def _pair_scores(model: Embedder | PairScorer, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """Of a cross-encoder all scores go through a sigmoid where one is above 1: that is how Haystack tells logits."""
+    if isinstance(model, PairScorer):
+        scores = model.score(pairs)
+        return list(map(sigmoid, scores)) if any(score > 1 for score in scores) else scores
+    vectors = model.by_text([text for pair in pairs for text in pair])
+    return [_cosine_or_zero(vectors[one], vectors[other]) for one, other in pairs]
+
+
+def _cosine_or_zero(one: Any, other: Any) -> float:
+    try:
+        return cosine(one, other)
+    except Skip:  # the vector of a text is zero: 0 in sentence-transformers
+        return 0.0
+
+
+def _check_answers(truths: Sequence[Any], predicted: Sequence[Any]) -> None:
+    if len(truths) != len(predicted):
+        raise ValueError(f"{len(truths)} expected answers for {len(predicted)} predicted ones: they must be as many")
+    for what, answers in (("ground_truth_answers", truths), ("predicted_answers", predicted)):
+        if wrong := [answer for answer in answers if not isinstance(answer, str)]:
+            raise ValueError(f"{what} are texts, not {wrong[0]!r:.100}")
+
+
+def _device_name(given: Any) -> str | None:
+    named = given.to_torch_str() if hasattr(given, "to_torch_str") else given
+    return None if named is None else str(named)
+
+
+def _resolve_token(token: Any) -> str | None:
+    value = token.resolve_value() if hasattr(token, "resolve_value") else token
+    return None if value is None else str(value)
+
+
+def _to_plain_value(value: Any) -> Any:
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
+def _serialize_token(token: Any) -> Any:
+    if isinstance(token, str):
+        raise ValueError("a token is not written down: leave it to HF_TOKEN, or give Secret.from_env_var(…)")
+    return _to_plain_value(token)
+
+
+def _restore_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Device and token that were plain values, as Haystack's objects; what is None or a name stays so."""
+    plain = {name: parameters[name] for name in ("device", "token") if isinstance(parameters.get(name), Mapping)}
+    if not plain:
+        return {}
+    if component is None:
+        return dict.fromkeys(plain)
+    from haystack.utils import ComponentDevice, Secret
+
+    makers = {"device": ComponentDevice.from_dict, "token": Secret.from_dict}
+    return {name: makers[name](dict(value)) for name, value in plain.items()}

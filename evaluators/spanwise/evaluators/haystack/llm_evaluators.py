@@ -1,0 +1,368 @@
+"""LLM evaluators: custom instructions, context relevance and faithfulness, row by row."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar, get_origin
+
+from spanwise.evaluators.haystack.pipeline_component import (
+    component,
+    component_dict,
+    deserialize_judge,
+    register_component,
+    serialize_judge,
+    type_from_text,
+    type_to_text,
+)
+from spanwise.evaluators.interface import run_coroutine
+from spanwise.evaluators.judges.haystack_judges import (
+    CONTEXT_RELEVANCE_TASK,
+    FAITHFULNESS_TASK,
+    FewShotTask,
+    ask_until_consistent,
+    read_faithfulness,
+    read_relevance,
+)
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, NoJudge, ParseFailure
+from spanwise.evaluators.judges.llm_client.judge_settings import make_judge
+from spanwise.evaluators.judges.prompt_templates import Prompt
+from spanwise.evaluators.judges.prompt_values import render_value
+
+Examples = list[dict[str, Any]]
+RowResult = tuple[dict[str, Any] | None, list[dict[str, Any]]]  # of one row, and what its replies took
+MAX_CONCURRENT_ROWS = 64  # rows whose prompts are in memory together
+_OUTPUT_TYPES = {"results": list[dict[str, Any]], "meta": list[dict[str, Any]] | None}
+_SCORED_OUTPUT_TYPES = {"score": float, "individual_scores": list[float], **_OUTPUT_TYPES}
+_log = logging.getLogger(__name__)
+
+
+@register_component(**_OUTPUT_TYPES)
+class LLMEvaluator:
+    """Asks a judge about every row of its inputs: instructions, and examples of inputs with what to reply.
+
+    `inputs` are names with the types of lists, `outputs` the keys of a reply, usually 0 or 1. `chat_generator` is a
+    generator of Haystack's, a `Judge`, a model's name, a function, or None for what the environment says. With
+    `raise_on_failure=False` the result of a row that failed is None, and a warning says why.
+
+    `{{ name }}` of an input is a placeholder also in the instructions; another single word in braces is refused. Values
+    are fenced in the prompt. A generator of Haystack's is asked row by row, other judges about many at once; a reply
+    that cannot be read is asked for once more.
+    """
+
+    def __init__(
+        self,
+        instructions: str,
+        inputs: list[tuple[str, Any]],
+        outputs: list[str],
+        examples: Examples,
+        progress_bar: bool = True,
+        *,
+        raise_on_failure: bool = True,
+        chat_generator: Any = None,
+    ) -> None:
+        self.validate_init_parameters(inputs, outputs, examples)
+        if component is not None:
+            component.set_input_types(self, **dict(inputs))
+        self.instructions = instructions
+        self.inputs = inputs
+        self.outputs = outputs
+        self.examples = examples
+        self.progress_bar = progress_bar
+        self.raise_on_failure = raise_on_failure
+        self._task = FewShotTask(instructions, outputs, examples)
+        self._prompt = Prompt(type(self).__name__, self.prepare_template(), names=tuple(name for name, _ in inputs))
+        self._chat_generator = chat_generator
+        self._judge = make_judge(chat_generator)
+
+    @staticmethod
+    def validate_init_parameters(inputs: Any, outputs: Any, examples: Any) -> None:
+        """Raises `ValueError` for inputs that are no pairs of a name and a list's type, outputs that are no texts, and
+        examples that are no dicts with `inputs` and `outputs`, dicts by name both.
+        """
+        if not isinstance(inputs, list) or not all(map(_is_input, inputs)):
+            raise ValueError(f'inputs are a list of pairs such as ("questions", list[str]), not {inputs!r:.200}')
+        if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
+            raise ValueError(f"outputs are a list of names, not {outputs!r:.200}")
+        if not isinstance(examples, list):
+            raise ValueError(f"examples are a list of dicts, not {examples!r:.200}")
+        for example in examples:
+            if not _is_example(example):
+                raise ValueError(f"an example is {{'inputs': {{…}}, 'outputs': {{…}}}} by names, not {example!r:.200}")
+
+    @staticmethod
+    def validate_input_parameters(expected: Mapping[str, Any], received: Mapping[str, Any]) -> None:
+        """Raises `ValueError` for an input that is missing, one that is no list, and lists of unequal length."""
+        for name in expected:
+            if name not in received:
+                raise ValueError(f"the input {name!r} is missing; there are {', '.join(received) or 'none'}")
+        for name, values in received.items():
+            if not isinstance(values, list):
+                raise ValueError(f"the input {name!r} is a list, not {values!r:.200}")
+        lengths = {name: len(values) for name, values in received.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"inputs are lists of the same length, not {lengths}")
+
+    def prepare_template(self) -> str:
+        """The prompt: instructions, keys of the reply, examples, and the inputs with a placeholder each."""
+        return self._task.template({name: name for name, _ in self.inputs})
+
+    def is_valid_json_and_has_expected_keys(self, expected: list[str], received: str) -> bool:
+        """Whether a text is a JSON object with these keys. If not, raises `ValueError`, or warns and says False."""
+        try:
+            missing = _find_missing_keys(json.loads(received), expected)
+        except ValueError as error:
+            missing = f"it is no JSON: {error}"
+        if missing and self.raise_on_failure:
+            raise ValueError(f"the reply {received!r:.200} is no result: {missing}")
+        if missing:
+            _log.warning("the reply %.200r is no result: %s", received, missing)
+        return not missing
+
+    def run(self, **inputs: Any) -> dict[str, Any]:
+        """`results`, a dict per row or None where it failed, and `meta`, what each reply took.
+
+        Raises `ValueError` for inputs that do not fit, for a judge that nobody has named, and with `raise_on_failure`
+        for a row that failed.
+        """
+        return run_coroutine(self._run(inputs))
+
+    async def run_async(self, **inputs: Any) -> dict[str, Any]:
+        """As `run`, from async code."""
+        return await self._run(inputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again, without a judge's key.
+
+        Raises `ValueError` for a function as the judge.
+        """
+        inputs = [[name, type_to_text(kind)] for name, kind in self.inputs]
+        return component_dict(
+            self, instructions=self.instructions, inputs=inputs, outputs=self.outputs, **self._options()
+        )
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> LLMEvaluator:
+        """The evaluator from what `to_dict` gave."""
+        parameters = dict(data.get("init_parameters", {}))
+        if "inputs" in parameters:
+            parameters["inputs"] = [(name, type_from_text(kind)) for name, kind in parameters["inputs"]]
+        parameters["chat_generator"] = deserialize_judge(parameters.get("chat_generator"))
+        return cls(**parameters)
+
+    async def _run(self, inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
+        self.validate_input_parameters(dict(self.inputs), inputs)
+        names = [name for name, _ in self.inputs]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*map(inputs.__getitem__, names), strict=True)]
+        theirs = hasattr(self._chat_generator, "run")  # nobody says that it may be asked from several threads
+        judged = await judge_rows(
+            self._judged, rows, at_once=1 if theirs else MAX_CONCURRENT_ROWS, bar=self.progress_bar
+        )
+        results = [result for result, _ in judged]
+        if failed := results.count(None):
+            _log.warning("%d of %d rows failed: their results are None", failed, len(results))
+        return {"results": results, "meta": [told for _, replies in judged for told in replies] or None}
+
+    async def _judged(self, row: Mapping[str, Any]) -> RowResult:
+        """What came of one row."""
+        told: list[dict[str, Any]] = []
+        try:
+            return await self._result(row, told), told
+        except NoJudge:
+            raise  # which holds for all rows
+        except Exception as error:
+            if self.raise_on_failure:
+                raise ValueError(f"no result for {dict(row)!r:.200}: {error}") from error
+            _log.warning("no result for %.200r: %s", dict(row), error)
+            return None, told
+
+    async def _result(self, row: Mapping[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
+        values = {name: render_value(value) for name, value in row.items()}
+        asked = Ask(
+            messages=self._prompt.messages(values),
+            schema=self._task.schema,
+            name=self._prompt.id,
+            values=tuple(values.values()),
+        )
+
+        async def ask(sample: int) -> Answer:
+            answer = await self._judge.ask(replace(asked, sample=sample))
+            told.append(_reply_meta(answer))
+            return answer
+
+        return await ask_until_consistent(ask, self._read)
+
+    def _read(self, answer: Answer) -> dict[str, Any]:
+        """The result in an answer. Raises `ParseFailure`."""
+        if missing := _find_missing_keys(answer.value, self.outputs):
+            raise ParseFailure(missing, answer.text)
+        return dict(answer.value)
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "examples": self.examples,
+            "chat_generator": serialize_judge(self._chat_generator),
+            "progress_bar": self.progress_bar,
+            "raise_on_failure": self.raise_on_failure,
+        }
+
+
+class _ScoredEvaluator(LLMEvaluator):
+    """A task of Haystack's own, whose results have scores."""
+
+    TASK: FewShotTask
+    INPUTS: Sequence[tuple[str, Any]]
+
+    def __init__(
+        self,
+        examples: Examples | None = None,
+        progress_bar: bool = True,
+        raise_on_failure: bool = True,
+        chat_generator: Any = None,
+    ) -> None:
+        task = replace(self.TASK, examples=examples or self.TASK.examples)
+        LLMEvaluator.__init__(
+            self,
+            task.instructions,
+            list(self.INPUTS),
+            list(task.outputs),
+            [dict(example) for example in task.examples],
+            progress_bar,
+            raise_on_failure=raise_on_failure,
+            chat_generator=chat_generator,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again, without a judge's key."""
+        return component_dict(self, **self._options())
+
+    async def _run(self, inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
+        said = await LLMEvaluator._run(self, inputs)
+        results = [
+            self._failed() if result is None else {**result, "status": "evaluated"} for result in said["results"]
+        ]
+        scores = [result["score"] for result in results]
+        valid = [score for score in scores if not math.isnan(score)]
+        mean = sum(valid) / len(valid) if valid else math.nan
+        return {"results": results, "meta": said["meta"], "score": mean, "individual_scores": scores}
+
+    def _failed(self) -> dict[str, Any]:
+        return {**{name: [] for name in self.outputs}, "score": math.nan, "status": "error"}
+
+
+@register_component(**_SCORED_OUTPUT_TYPES)
+class ContextRelevanceEvaluator(_ScoredEvaluator):
+    """Whether contexts hold anything that is needed to answer their question: 1 if the judge finds a relevant
+    statement, else 0.
+    """
+
+    TASK = CONTEXT_RELEVANCE_TASK
+    INPUTS = (("questions", list[str]), ("contexts", list[list[str]]))
+
+    def run(self, **inputs: Any) -> dict[str, Any]:
+        """For `questions` and `contexts` (a list of texts each): `results` with `relevant_statements`, `score` and
+        `status` ("evaluated", "error"), `individual_scores` (NaN for a row that failed) and `score`, the mean of those
+        that did not.
+        """
+        return run_coroutine(self._run(inputs))
+
+    async def run_async(self, **inputs: Any) -> dict[str, Any]:
+        """As `run`, from async code."""
+        return await self._run(inputs)
+
+    def _read(self, answer: Answer) -> dict[str, Any]:
+        return read_relevance(answer)
+
+
+@register_component(**_SCORED_OUTPUT_TYPES)
+class FaithfulnessEvaluator(_ScoredEvaluator):
+    """The share of the statements of an answer that can be inferred from its contexts; 0 without statements."""
+
+    TASK = FAITHFULNESS_TASK
+    INPUTS = (("questions", list[str]), ("contexts", list[list[str]]), ("predicted_answers", list[str]))
+
+    def run(self, **inputs: Any) -> dict[str, Any]:
+        """For `questions`, `contexts` (a list of texts each) and `predicted_answers`: `results` with `statements`,
+        `statement_scores`, `score` and `status` ("evaluated", "error"), `individual_scores` (NaN for a row that failed)
+        and `score`, the mean of those that did not.
+        """
+        return run_coroutine(self._run(inputs))
+
+    async def run_async(self, **inputs: Any) -> dict[str, Any]:
+        """As `run`, from async code."""
+        return await self._run(inputs)
+
+    def _read(self, answer: Answer) -> dict[str, Any]:
+        return read_faithfulness(answer)
+
+
+def _is_input(pair: Any) -> bool:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return False
+    name, kind = pair
+    origin: Any = get_origin(kind)
+    return isinstance(name, str) and name.isascii() and name.isidentifier() and origin is list
+
+
+def _is_example(example: Any) -> bool:
+    if not isinstance(example, dict) or example.keys() != {"inputs", "outputs"}:
+        return False
+    sides = example.values()
+    return all(isinstance(side, dict) and all(isinstance(name, str) for name in side) for side in sides)
+
+
+def _find_missing_keys(value: Any, expected: Sequence[str]) -> str | None:
+    """What is not there of an object with these keys."""
+    if not isinstance(value, Mapping):
+        return f"it is no object but {value!r:.100}"
+    lacking = [name for name in expected if name not in value]
+    return f"it lacks {', '.join(map(repr, lacking))}; it has {', '.join(map(repr, value))}" if lacking else None
+
+
+def _reply_meta(answer: Answer) -> dict[str, Any]:
+    """What a reply took, in the words of OpenAI's."""
+    usage = answer.usage
+    tokens = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens} if usage else {}
+    return {"model": answer.model, "usage": {**tokens, "total_tokens": usage.total_tokens} if usage else None}
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def judge_rows(judge: Callable[[R], Awaitable[T]], rows: Sequence[R], *, at_once: int, bar: bool) -> list[T]:
+    """What comes of every row, in order; `at_once` 1 goes from row to row. Raises what the first failure raises."""
+    gate = asyncio.Semaphore(at_once)
+    with _progress_bar(len(rows), bar) as advance:
+
+        async def one(row: R) -> T:
+            async with gate:
+                judged = await judge(row)
+            advance()
+            return judged
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(row)) for row in rows]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed.exceptions[0].__cause__
+    return [task.result() for task in tasks]
+
+
+@contextmanager
+def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, where somebody looks at it."""
+    from rich.progress import Progress
+
+    from spanwise.collector.terminal_escaping import TerminalConsole
+
+    console = TerminalConsole(stderr=True)
+    visible = shown and (console.is_terminal or console.is_jupyter)
+    with Progress(console=console, transient=True, disable=not visible) as progress:
+        task = progress.add_task("judging", total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,174 @@
+"""Evaluator interface: turning any callable into an evaluator, its registry, arguments and outcomes.
+
+Modules, in the order in which data flows:
+
+- `evaluator_factory`: Construction of evaluators: the `@evaluator` decorator, its options, shown parameters and
+  metric keys.
+- `evaluator_registry`: Registry of evaluators by id: built-in modules, plugins, library metrics, and their serialized
+  form.
+- `evaluator_plugins`: Evaluators that installed packages provide through entry points.
+- `evaluator_spec`: Declared facts of an evaluator: metrics with thresholds, needs, sources and compliance standards.
+- `argument_binding`: Argument binding: which fields of a case a callable receives, and type checks of parameters.
+- `case_views`: Copy-on-access views of cases, traces and runs, so that evaluators cannot change shared data.
+- `value_conversion`: Conversion of values to what evaluators see: plain JSON, documents, chat messages, infinite
+  numbers.
+- `tool_calls`: Tool calls of a trace, read from tool spans and from the messages of model runs.
+- `evaluator_execution`: Evaluator: execution on a case, a batch or a set, with timeout, retries and bisection of
+  failed batches.
+- `sync_bridge`: Bridge between synchronous and asynchronous code: threads, event loops, Ctrl-C and captured results.
+- `retry_policy`: Retry policy: which errors are transient, and how long to wait before the next attempt.
+- `judge_context`: Context of a judgement: target, evaluator, repetition, and where the judge's traces are collected.
+- `return_values`: Return values of evaluators in all accepted forms, normalized: LangSmith results, pairs, enums,
+  objects.
+- `outcomes`: Outcomes of an evaluator as feedback: a score, a skip or an error.
+- `fingerprint`: Fingerprints of code: digests of what a function reaches, and evaluator versions made of them.
+- `progress_display`: Progress display in the terminal while a model loads or reads many texts.
+- `store_location`: Store arguments: an open store, or the path or URL of one.
+"""
+
+from spanwise.evaluators.interface.argument_binding import SYNONYMS, Binding, BindingError, get_case_field
+from spanwise.evaluators.interface.evaluator_execution import Batch, Evaluator, JudgeBackedFunction
+from spanwise.evaluators.interface.evaluator_factory import (
+    PARAMETERS_KEY,
+    EvaluatorOptions,
+    check_keys,
+    claim_keys,
+    evaluator,
+    get_parameters,
+    list_declared_keys,
+    make_evaluator,
+)
+from spanwise.evaluators.interface.evaluator_registry import (
+    as_evaluator,
+    from_dict,
+    get_evaluator,
+    get_factory,
+    get_spec,
+    list_evaluators,
+    list_specs,
+    read_definition,
+    register_builtin,
+)
+from spanwise.evaluators.interface.evaluator_spec import DATABRICKS_COLUMNS, EvaluatorSpec, Metric
+from spanwise.evaluators.interface.fingerprint import (
+    SourceUnavailable,
+    compute_fingerprint,
+    compute_version,
+    digest_code,
+    digest_source,
+    list_untracked_state,
+)
+from spanwise.evaluators.interface.judge_context import (
+    DiscardedJudgements,
+    JudgementBuffer,
+    get_judge_context,
+    make_untraced_target,
+    use_judge_context,
+)
+from spanwise.evaluators.interface.outcomes import (
+    FeedbackFactory,
+    InvalidResult,
+    Skip,
+    Unjudged,
+    explain_missing_fields,
+)
+from spanwise.evaluators.interface.retry_policy import (
+    RetryOn,
+    compile_retry_on,
+    compute_retry_delay,
+    get_http_status,
+    get_response_headers,
+    get_retry_after,
+    is_transient,
+)
+from spanwise.evaluators.interface.store_location import StoreLocation, open_store_location, resolve_store
+from spanwise.evaluators.interface.sync_bridge import (
+    AwaitFunction,
+    CallResult,
+    capture_awaitable,
+    capture_call,
+    is_interruption,
+    is_task_cancelled,
+    make_loop_waiter,
+    run_coroutine,
+    run_in_thread,
+)
+from spanwise.evaluators.interface.value_conversion import (
+    encode_infinities,
+    to_document,
+    to_documents,
+    to_messages,
+    to_plain,
+    unwrap_single_value,
+)
+
+__all__ = [  # noqa: RUF022 (in plain order, as everywhere)
+    "JudgeBackedFunction",
+    "Batch",
+    "Binding",
+    "BindingError",
+    "DATABRICKS_COLUMNS",
+    "CallResult",
+    "Evaluator",
+    "JudgementBuffer",
+    "StoreLocation",
+    "FeedbackFactory",
+    "Metric",
+    "SourceUnavailable",
+    "InvalidResult",
+    "EvaluatorOptions",
+    "PARAMETERS_KEY",
+    "RetryOn",
+    "SYNONYMS",
+    "Skip",
+    "EvaluatorSpec",
+    "Unjudged",
+    "DiscardedJudgements",
+    "AwaitFunction",
+    "as_evaluator",
+    "register_builtin",
+    "capture_call",
+    "check_keys",
+    "claim_keys",
+    "digest_code",
+    "list_declared_keys",
+    "read_definition",
+    "to_document",
+    "to_documents",
+    "capture_awaitable",
+    "is_interruption",
+    "evaluator",
+    "get_factory",
+    "compute_fingerprint",
+    "run_coroutine",
+    "from_dict",
+    "get_evaluator",
+    "get_response_headers",
+    "encode_infinities",
+    "run_in_thread",
+    "is_task_cancelled",
+    "use_judge_context",
+    "make_evaluator",
+    "is_transient",
+    "to_messages",
+    "explain_missing_fields",
+    "list_evaluators",
+    "make_untraced_target",
+    "unwrap_single_value",
+    "open_store_location",
+    "get_parameters",
+    "to_plain",
+    "compile_retry_on",
+    "get_retry_after",
+    "digest_source",
+    "get_spec",
+    "list_specs",
+    "get_http_status",
+    "resolve_store",
+    "get_judge_context",
+    "list_untracked_state",
+    "get_case_field",
+    "compute_version",
+    "compute_retry_delay",
+    "make_loop_waiter",
+]

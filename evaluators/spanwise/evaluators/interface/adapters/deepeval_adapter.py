@@ -1,0 +1,161 @@
+"""Adapter for deepeval metrics of single turns and conversations."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from spanwise.collector.records import Trace
+from spanwise.evaluators.interface.adapters.adapted_metric import (
+    AdaptedMetric,
+    CaseValues,
+    get_library_version,
+    is_derived_from,
+    list_contents,
+    to_text,
+)
+from spanwise.evaluators.interface.outcomes import Skip
+from spanwise.evaluators.interface.sync_bridge import run_in_thread
+from spanwise.evaluators.interface.tool_calls import ToolCall, extract_tool_calls
+from spanwise.evaluators.interface.value_conversion import to_messages
+
+_NEEDS = {
+    "input": "inputs",
+    "actual_output": "outputs",
+    "expected_output": "reference_outputs",
+    "retrieval_context": "documents",
+    "tools_called": "trace",
+}
+_USES = ("inputs", "outputs", "reference_outputs", "documents", "expected_documents", "trace", "metadata", "history")
+
+
+def adapt_deepeval_metric(metric: Any) -> AdaptedMetric | None:
+    """A metric of single turns or of conversations; a skipped one is a skip. Raises `ValueError` for one of arenas,
+    and for one that reads traces of its own.
+    """
+    if is_derived_from(metric, "deepeval", "BaseArenaMetric"):
+        raise ValueError(f"{type(metric).__name__} compares several answers, and is no evaluator of single ones")
+    talks = is_derived_from(metric, "deepeval", "BaseConversationalMetric")
+    if not talks and not is_derived_from(metric, "deepeval", "BaseMetric"):
+        return None
+    if getattr(metric, "requires_trace", False):
+        raise ValueError(f"{type(metric).__name__} reads the traces that deepeval records itself; there are none here")
+    needs = () if talks else tuple(_NEEDS[name] for name in _list_required_fields(metric) if name in _NEEDS)
+    case_of = _make_conversation if talks else _make_test_case
+
+    async def ask(values: CaseValues) -> Any:
+        return await _call_metric(metric, case_of(values))
+
+    higher = _higher_is_better(metric)
+    threshold = metric.threshold if isinstance(metric.threshold, int | float) else None
+    return AdaptedMetric(
+        name=str(metric.__name__),
+        ask=ask,
+        needs=needs,
+        uses=_USES,
+        threshold=threshold,
+        range=None,
+        higher_is_better=higher,
+        source="model" if _has_model(metric) else "code",
+        version=get_library_version("deepeval"),
+    )
+
+
+def _list_required_fields(metric: Any) -> list[str]:
+    """Which fields of a test case it needs, by its own account."""
+    told = getattr(metric, "evaluation_params", None) or getattr(metric, "_required_params", None)
+    return [str(getattr(name, "value", name)) for name in told] if isinstance(told, list | tuple) else []
+
+
+def _has_model(metric: Any) -> bool:
+    return getattr(metric, "model", None) is not None
+
+
+def _higher_is_better(metric: Any) -> bool:
+    """What it says of itself: whether the best score passes, or the worst."""
+    probe = copy.copy(metric)
+    try:
+        probe.error = None
+        probe.score = 0.0
+        least = probe.is_successful()
+        probe.score = 1.0
+        return bool(probe.is_successful()) or not least
+    except Exception:  # somebody's own, that has more to look at than its score
+        return True
+
+
+def _make_test_case(values: CaseValues) -> Any:
+    kinds = import_module("deepeval.test_case")
+    ground = values.get("expected_documents") or values.get("documents")
+    trace: Trace | None = values.get("trace")
+    return kinds.LLMTestCase(
+        input=to_text(values.get("inputs")) or "",
+        actual_output=to_text(values.get("outputs")),
+        expected_output=to_text(values.get("reference_outputs")),
+        retrieval_context=list_contents(values.get("documents")),
+        context=list_contents(ground),
+        tools_called=None if trace is None else _make_tool_calls(trace, kinds.ToolCall),
+        metadata=dict(values.get("metadata") or {}) or None,
+    )
+
+
+def _make_tool_calls(trace: Trace, kind: Callable[..., Any]) -> list[Any] | None:
+    """Return the tool calls of a trace; None where they are unknown."""
+    calls = extract_tool_calls(trace)
+    return None if calls is None else [_make_tool_call(call, kind) for call in calls]
+
+
+def _make_tool_call(call: ToolCall, kind: Callable[..., Any]) -> Any:
+    given = call.arguments[0]
+    return kind(
+        name=call.name,
+        input_parameters=dict(given) if isinstance(given, Mapping) else {"input": given},
+        output=call.run.outputs if call.run.kind == "tool" else None,
+    )
+
+
+def _make_conversation(values: CaseValues) -> Any:
+    kinds = import_module("deepeval.test_case")
+    spoken = [message for message in to_messages(values.get("history")) if message["role"] in ("user", "assistant")]
+    ends = (("user", to_text(values.get("inputs"))), ("assistant", to_text(values.get("outputs"))))
+    last = [{"role": role, "content": content} for role, content in ends if content is not None]
+    while last and spoken[-len(last) :] == last:  # of a session, the history ends with them
+        last = []
+    turns = [kinds.Turn(role=turn["role"], content=to_text(turn.get("content")) or "") for turn in (*spoken, *last)]
+    if not turns:
+        raise Skip("needs history; the case has none")
+    return kinds.ConversationalTestCase(turns=turns, expected_outcome=to_text(values.get("reference_outputs")))
+
+
+async def _call_metric(metric: Any, case: Any) -> dict[str, Any]:
+    """What a copy of the metric says, since it keeps its result in itself: many cases are asked about at once."""
+    own = copy.copy(metric)
+    try:
+        if getattr(own, "async_mode", True):
+            await own.a_measure(case, **_progress_options(own.a_measure))
+        else:
+            await run_in_thread(lambda: own.measure(case, **_progress_options(own.measure)))
+    except Exception as error:
+        if type(error).__name__ == "MissingTestCaseParamsError":
+            raise Skip(str(error)) from error
+        raise
+    return _read_result(own)
+
+
+def _progress_options(measure: Callable[..., Any]) -> dict[str, bool]:
+    """Without a progress bar, where it can be asked for."""
+    return {"_show_indicator": False} if "_show_indicator" in inspect.signature(measure).parameters else {}
+
+
+def _read_result(metric: Any) -> dict[str, Any]:
+    if metric.error is not None:
+        return {"error": str(metric.error), "comment": metric.reason}
+    if metric.skipped:
+        raise Skip(metric.reason or "deepeval skipped it")
+    names = ("success", "threshold", "score_breakdown", "evaluation_model", "evaluation_cost", "input_tokens")
+    told = {name: getattr(metric, name, None) for name in (*names, "output_tokens")}
+    metadata = {name: value for name, value in told.items() if value is not None}
+    return {"score": metric.score, "comment": metric.reason, "metadata": metadata}

@@ -1,0 +1,72 @@
+"""Adapter for pydantic-evals evaluators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from spanwise.evaluators.interface.adapters.adapted_metric import (
+    AdaptedMetric,
+    CaseValues,
+    get_library_version,
+    is_derived_from,
+)
+
+_REFERENCE_EVALUATORS = frozenset({"EqualsExpected"})  # of theirs, those that can do nothing without
+_TRACE_EVALUATORS = frozenset({"MaxDuration"})
+
+
+def adapt_pydantic_evaluator(evaluator: Any) -> AdaptedMetric | None:
+    """An evaluator; of a mapping of results each is feedback under its own key."""
+    if not is_derived_from(evaluator, "pydantic_evals", "Evaluator"):
+        return None
+    kind = type(evaluator).__name__
+    needs = [
+        "outputs",
+        *(["reference_outputs"] if kind in _REFERENCE_EVALUATORS else []),
+        *(["trace"] if kind in _TRACE_EVALUATORS else []),
+    ]
+
+    async def ask(values: CaseValues) -> Any:
+        return _read_output(await evaluator.evaluate_async(_make_context(values)))
+
+    return AdaptedMetric(
+        name=evaluator.get_default_evaluation_name(),
+        ask=ask,
+        needs=tuple(needs),
+        uses=("inputs", "reference_outputs", "metadata", "trace", "example"),
+        range=None,
+        source="model" if is_derived_from(evaluator, "pydantic_evals", "LLMJudge", "GEval") else "code",
+        version=evaluator.get_evaluator_version() or get_library_version("pydantic-evals"),
+        versioned=bool(evaluator.get_evaluator_version()),
+    )
+
+
+def _make_context(values: CaseValues) -> Any:
+    trace, example = values.get("trace"), values.get("example")
+    no_tree = import_module("pydantic_evals.otel._errors").SpanTreeRecordingError
+    return import_module("pydantic_evals.evaluators").EvaluatorContext(
+        name=None if example is None else example.id,
+        inputs=values.get("inputs"),
+        metadata=dict(values.get("metadata") or {}) or None,
+        expected_output=values.get("reference_outputs"),
+        output=values.get("outputs"),
+        duration=float("nan") if trace is None else trace.root.duration_ns / 1e9,
+        _span_tree=no_tree("the runs of a trace are no tree of spans here: ask for `trace` in a function of your own"),
+        attributes={},
+        metrics={},
+    )
+
+
+def _read_output(output: Any) -> Any:
+    if isinstance(output, Mapping):
+        return [{"key": str(name), **_read_value(value)} for name, value in output.items()]
+    return _read_value(output)
+
+
+def _read_value(output: Any) -> dict[str, Any]:
+    """A value, or a value with its reason: a text is a label."""
+    if hasattr(output, "reason") and hasattr(output, "value"):
+        return {**_read_value(output.value), "comment": output.reason}
+    return {"value": output}

@@ -1,0 +1,412 @@
+"""Argument binding: which fields of a case a callable receives, and type checks of parameters.
+
+A field whose value is None is missing. A missing field is left to the parameter's default, or, where there is none,
+makes the case a skip that names it. That holds for `outputs` of a failed run too; but None that a task has returned is
+a value (see `answered`), and so is None where a map points into outputs.
+
+What people's own callables get is theirs to change (see `_views`): copies of values, views of records.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from spanwise.collector.errors import SpanwiseError
+from spanwise.collector.records import Case
+from spanwise.evaluators.interface.case_views import IMMUTABLE_TYPES, copy_value, make_case_view, make_langsmith_example
+from spanwise.evaluators.interface.value_conversion import decode_infinity
+from spanwise.tracer import attribute_names as names
+
+Getter: TypeAlias = Callable[[Case], Any]
+Arguments: TypeAlias = dict[str, Any]
+
+
+def _inputs(case: Case) -> Any:
+    return case.example.inputs if case.inputs is None and case.example is not None else case.inputs
+
+
+def _outputs(case: Case) -> Any:
+    return case.outputs
+
+
+def _reference_outputs(case: Case) -> Any:
+    if case.reference_outputs is None and case.example is not None:
+        return case.example.reference_outputs
+    return case.reference_outputs
+
+
+def _field_or_example_field(name: str) -> Getter:
+    def get(case: Case) -> Any:
+        value = getattr(case, name)
+        return getattr(case.example, name) if value is None and case.example is not None else value
+
+    return get
+
+
+FIELDS: Mapping[str, Getter] = {
+    "inputs": _inputs,
+    "outputs": _outputs,
+    "reference_outputs": _reference_outputs,
+    "documents": lambda case: case.documents,
+    "expected_documents": _field_or_example_field("expected_documents"),
+    "conditions": _field_or_example_field("conditions"),
+    "guidelines": _field_or_example_field("guidelines"),
+    "history": _field_or_example_field("history"),
+    "run": lambda case: case.run,
+    "root_run": lambda case: case.run,
+    "trace": lambda case: case.trace,
+    "example": lambda case: case.example,
+    "metadata": lambda case: case.metadata or (case.example.metadata if case.example else case.metadata),
+    "case": lambda case: case,
+}
+_RECORD_FIELDS = frozenset({"run", "root_run", "trace", "example", "case"})  # what is handed out as views
+# Names of other products for the fields of a case
+SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(("input", "question", "query", "request"), "inputs"),
+    **dict.fromkeys(("output", "answer", "response", "prediction", "actual_output", "completion"), "outputs"),
+    **dict.fromkeys(
+        ("reference", "reference_output", "expected", "expected_output", "expected_outputs", "ground_truth", "target"),
+        "reference_outputs",
+    ),
+    **dict.fromkeys(("context", "contexts", "retrieval_context", "retrieved_contexts"), "documents"),
+}
+_SIMILARITY_CUTOFF = 0.85  # ratio of difflib from which on a name is taken for a misspelt one
+PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
+
+
+def has_null_output(case: Case) -> bool:
+    """Whether outputs of None are what was returned: the root says so, by an output that is JSON's null."""
+    run = case.run
+    return run is not None and run.status != "error" and run.attributes.get(names.OUTPUT_VALUE) == "null"
+
+
+class BindingError(SpanwiseError, TypeError):
+    """A callable asks for something that no case has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How to call one callable for a case: `required` must be there, `optional` are passed when they are."""
+
+    required: tuple[tuple[str, Getter], ...]
+    optional: tuple[tuple[str, Getter], ...] = ()
+    positional: tuple[str, ...] = ()
+    prepare: Callable[[Case], Mapping[str, Any]] | None = None
+    paths: tuple[tuple[str, Getter], ...] = ()  # where a map says that arguments are
+    theirs: Callable[[Any], Any] = copy_value  # makes a value the callable's own
+    views: bool = False  # it asks for records, or brings functions that get the case: these get views
+    shares: bool = False  # gets everything as it is: it is one of ours, which change nothing
+    misspelt: tuple[tuple[str, str], ...] = ()  # arguments that always get their defaults, and the fields they resemble
+
+    def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
+        """The arguments, and the names of those that are required and missing."""
+        arguments: Arguments = dict(self.prepare(case)) if self.prepare else {}
+        missing = []
+        if self.views:
+            case = make_case_view(case)
+        for name, get in self.required:
+            if arguments and name in arguments:
+                value = arguments[name]
+            elif type(value := get(case)) not in IMMUTABLE_TYPES:
+                value = self.theirs(value)
+            if value is None and not _is_null_answer(get, case):
+                missing.append(name)
+            else:
+                arguments[name] = value
+        for name, get in self.optional:
+            if name not in arguments and ((value := get(case)) is not None or _is_null_answer(get, case)):
+                arguments[name] = value if type(value) in IMMUTABLE_TYPES else self.theirs(value)
+        return arguments, missing
+
+    def taken(self, arguments: Arguments) -> Sequence[Any]:
+        """Those that are given by position, taken out of the arguments."""
+        if not self.positional:
+            return ()
+        return [arguments.pop(name) for name in self.positional if name in arguments]
+
+    def mapped(self, case: Case) -> Case:
+        """The case with its fields as a map says: for those who get whole cases."""
+        case = case if self.shares else make_case_view(case)
+        prepared = self.prepare(case) if self.prepare else {}
+        given = {**{name: get(case) for name, get in self.paths}, **prepared}
+        fields = {name: value for name, value in given.items() if name in Case.__dataclass_fields__}
+        return replace(case, **fields) if fields else case
+
+    def columns(self, cases: Iterable[Case]) -> tuple[Arguments, int, int, list[str]]:
+        """For a set: lists over the cases that have all they need, how many these are, how many were left out, and
+        what those lack. Cases are looked at one by one, and not kept.
+        """
+        columns: Arguments = {name: [] for name, _ in (*self.required, *self.optional)}
+        taken = left_out = 0
+        lacking: set[str] = set()
+        for case in cases:
+            arguments, missing = self.arguments(case)
+            if missing:
+                left_out += 1
+                lacking.update(missing)
+                continue
+            taken += 1
+            for name, values in columns.items():
+                values.append(arguments.get(name))
+        absent = [name for name, _ in self.optional if all(value is None for value in columns[name])]
+        return {name: columns[name] for name in columns if name not in absent}, taken, left_out, sorted(lacking)
+
+
+def bind(
+    function: Callable[..., Any],
+    *,
+    where: Mapping[str, str | Callable[[Case], Any]] | None = None,
+    prepare_data: Callable[..., Mapping[str, Any]] | None = None,
+    name: str = "",
+    shares: bool = False,
+) -> Binding:
+    """Compile a binding. `where` names a path ("outputs.answer") or a function of the case per argument.
+
+    `shares` says that neither the callable nor a function in `where` changes what it gets.
+
+    Raises `BindingError` when a parameter without a default is no field of a case and is not mapped.
+    """
+    paths = {argument: _compile_path(argument, path) for argument, path in (where or {}).items()}
+    required: list[tuple[str, Getter]] = []
+    optional: list[tuple[str, Getter]] = []
+    positional: list[str] = []
+    misspelt: list[tuple[str, str]] = []
+    for parameter in _signature_parameters(function):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD:
+            taken = {known for known, _ in required} | {known for known, _ in optional}
+            everything = {**{k: v for k, v in FIELDS.items() if k != "case"}, **paths}
+            optional += [(k, get) for k, get in everything.items() if k not in taken]
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(parameter.name)
+        getter = paths.get(parameter.name) or _find_getter(parameter.name)
+        if parameter.default is not parameter.empty:
+            if getter is not None:
+                optional.append((parameter.name, getter))
+            elif not shares and prepare_data is None and (field := closest_field(parameter.name)):
+                misspelt.append((parameter.name, field))
+        elif getter is not None:
+            required.append((parameter.name, getter))
+        elif prepare_data is not None:
+            required.append((parameter.name, _return_none))
+        else:
+            raise _make_unknown_parameter_error(name or getattr(function, "__name__", repr(function)), parameter.name)
+    _check_map(function, paths)
+    prepare = _compile_prepare(prepare_data, {name for name, _ in (*required, *optional)})
+    asked = {PLURALS.get(name, name) for name, _ in (*required, *optional)}
+    views = not shares and (not asked.isdisjoint(_RECORD_FIELDS) or any(map(callable, (where or {}).values())))
+    return Binding(
+        required=_use_langsmith_example(required),
+        optional=tuple(optional),
+        positional=tuple(positional),
+        prepare=prepare,
+        paths=tuple(paths.items()),
+        theirs=_identity if shares or views else copy_value,
+        views=views,
+        shares=shares,
+        misspelt=tuple(misspelt),
+    )
+
+
+def closest_field(name: str) -> str | None:
+    """Return the field of a case that a name stands for: another product's word for it, or a misspelt one."""
+    if name in SYNONYMS:
+        return SYNONYMS[name]
+    from difflib import get_close_matches  # 6 ms that only a mistake should cost
+
+    return next(
+        iter(get_close_matches(name, [field for field in FIELDS if field != "case"], 1, _SIMILARITY_CUTOFF)), None
+    )
+
+
+def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> None:
+    """A map may name a field that an evaluator does not ask for: people give one map to several. Else it is a typo."""
+    asked = {parameter.name for parameter in _signature_parameters(function)}
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _signature_parameters(function))
+    if unknown := [name for name in paths if not everything and name not in asked and name not in FIELDS]:
+        raise BindingError(f"map: {unknown[0]!r} is no argument of the evaluator; it has {', '.join(sorted(asked))}")
+
+
+def get_case_field(case: Case, name: str) -> Any:
+    """What an argument of that name gets from a case; None where the case lacks it, or no case has such a field."""
+    return FIELDS[name](case) if name in FIELDS else None
+
+
+def is_set_level(function: Callable[..., Any]) -> bool:
+    """Whether a callable asks for all cases at once: `cases`, or LangSmith's `runs` and `examples`."""
+    return any(parameter.name in PLURALS for parameter in _signature_parameters(function))
+
+
+def read_call_fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a case that instances of a class must get when they are called, and those that they may."""
+    call = list(inspect.signature(kind.__call__).parameters.values())[1:]  # without self
+    asked = [parameter for parameter in call if parameter.name in FIELDS and parameter.name != "case"]
+    needs = tuple(parameter.name for parameter in asked if parameter.default is parameter.empty)
+    return needs, tuple(parameter.name for parameter in asked if parameter.default is not parameter.empty)
+
+
+def _signature_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise BindingError(f"cannot read the parameters of {function!r}: wrap it in a function ({error})") from error
+
+
+def _use_langsmith_example(required: list[tuple[str, Getter]]) -> tuple[tuple[str, Getter], ...]:
+    """Who asks for `run` and `example` expects the reference under `example.outputs`, as LangSmith has it."""
+    asked = {PLURALS.get(name, name) for name, _ in required}
+    both = "example" in asked and not asked.isdisjoint({"run", "root_run"})
+    return tuple((name, make_langsmith_example if both and get is FIELDS["example"] else get) for name, get in required)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _find_getter(name: str) -> Getter | None:
+    return FIELDS.get(PLURALS.get(name, name))
+
+
+def _return_none(case: Case) -> None:
+    return None
+
+
+def _compile_prepare(
+    prepare_data: Callable[..., Mapping[str, Any]] | None, asked: Collection[str]
+) -> Callable[[Case], Mapping[str, Any]] | None:
+    """Return what prepares the arguments of a case; LangSmith's `prediction`, `reference` and `input` become our
+    fields; those that the callable does not ask for are left out.
+    """
+    if prepare_data is None:
+        return None
+    names = {name: field if field in asked else "" for name, field in SYNONYMS.items() if name not in asked}
+    binding = bind(prepare_data, name="prepare_data")
+
+    def prepare(case: Case) -> Mapping[str, Any]:
+        arguments, missing = binding.arguments(case)
+        if missing:
+            return {}
+        prepared = prepare_data(*[arguments.pop(name) for name in binding.positional], **arguments)
+        return {names.get(name, name): value for name, value in prepared.items() if names.get(name, name) != ""}
+
+    return prepare
+
+
+def _compile_path(argument: str, path: str | Callable[[Case], Any]) -> Getter:
+    if callable(path):
+        return path
+    first, *rest = path.split(".")
+    if first not in FIELDS:
+        if argument not in FIELDS:
+            raise BindingError(f"map: {path!r} begins with none of {', '.join(FIELDS)}")
+        first, rest = argument, [first, *rest]
+    return _OutputsPath(rest) if first == "outputs" else _make_field_path(FIELDS[first], rest)
+
+
+def _make_field_path(field: Getter, steps: list[str]) -> Getter:
+    return lambda case: _resolve_path(field(case), steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _OutputsPath:
+    """A path into outputs. Where it leads to a None that is there, that is what the task has answered."""
+
+    steps: list[str]
+
+    def __call__(self, case: Case) -> Any:
+        return _resolve_path(case.outputs, self.steps)
+
+    def is_none(self, case: Case) -> bool:
+        """Whether None is what stands there."""
+        if case.outputs is None:
+            return has_null_output(case)
+        *way, last = self.steps
+        holder = _resolve_path(case.outputs, way)
+        return isinstance(holder, Mapping) and last in holder and holder[last] is None
+
+
+def _is_null_answer(get: Getter, case: Case) -> bool:
+    """Whether the None that a getter gave was answered, and is not missing."""
+    return get.is_none(case) if isinstance(get, _OutputsPath) else get is _outputs and has_null_output(case)
+
+
+def _resolve_path(value: Any, steps: list[str]) -> Any:
+    for step in steps:
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list | tuple) and step.lstrip("-").isdigit():
+            value = value[int(step)] if -len(value) <= int(step) < len(value) else None
+        else:
+            value = getattr(value, step, None)
+        if value is None:
+            return None
+    return value
+
+
+def _make_unknown_parameter_error(name: str, parameter: str) -> BindingError:
+    known = ", ".join(known for known in FIELDS if known != "case")
+    close = closest_field(parameter)
+    hint = f" (did you mean {close!r}?)" if close else ""
+    return BindingError(
+        f"evaluator {name!r} asks for {parameter!r}, which is none of {known}{hint}; "
+        f"give it a default, or say where it is: map={{{parameter!r}: 'outputs.{parameter}'}}"
+    )
+
+
+def check_parameter_types(id: str, kind: type, parameters: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for a parameter whose value does not fit its annotation."""
+    hints = _get_type_hints(kind)
+    for name, value in parameters.items():
+        if not is_of_type(value, hints[name]):
+            raise ValueError(f"evaluator {id!r}: {name} is {_describe_type(hints[name])}, not {value!r:.200}")
+
+
+def decode_infinite_parameters(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with the infinite numbers that JSON has words for in the place of these, where a number is wanted."""
+    hints = _get_type_hints(kind)
+    return {name: _decode_number(value, hints.get(name, Any)) for name, value in parameters.items()}
+
+
+def _decode_number(value: Any, hint: Any) -> Any:
+    number = decode_infinity(value)
+    return number if number is not value and not is_of_type(value, hint) and is_of_type(number, hint) else value
+
+
+def is_of_type(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated kind; a string is no sequence of strings, a bool no number."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(is_of_type(value, choice) for choice in inner)
+    if origin is Literal:
+        return value in inner
+    if origin in (Sequence, tuple):
+        return isinstance(value, list | tuple) and all(is_of_type(member, inner[0]) for member in value)
+    if origin is Callable:
+        return callable(value)
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, origin or hint)
+
+
+@cache
+def _get_type_hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _describe_type(hint: Any) -> str:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_describe_type, inner))
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin in (Sequence, tuple):
+        return f"a list of {_describe_type(inner[0])}"
+    simple = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "None"}
+    return simple.get(hint, "a function" if origin is Callable else "a dict" if origin is Mapping else str(hint))

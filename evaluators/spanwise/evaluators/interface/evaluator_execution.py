@@ -1,0 +1,357 @@
+"""Evaluator: execution on a case, a batch or a set, with timeout, retries and bisection of failed batches."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+from spanwise.collector.records import Case, Feedback, Target
+from spanwise.evaluators.interface.argument_binding import Binding
+from spanwise.evaluators.interface.evaluator_spec import EvaluatorSpec, Metric
+from spanwise.evaluators.interface.judge_context import use_judge_context
+from spanwise.evaluators.interface.outcomes import (
+    SCALAR_TYPES,
+    FeedbackFactory,
+    InvalidResult,
+    Skip,
+    explain_missing_fields,
+)
+from spanwise.evaluators.interface.retry_policy import compute_retry_delay, is_independent_of_input, is_transient
+from spanwise.evaluators.interface.sync_bridge import AwaitFunction, is_interruption, run_in_thread
+from spanwise.evaluators.interface.value_conversion import encode_infinities
+
+SLOW_SECONDS = 0.01  # seconds: a plain function that took longer runs on a thread from then on
+
+
+class JudgeBackedFunction(Protocol):
+    """What the function of an evaluator offers that asks judges."""
+
+    @property
+    def where(self) -> Sequence[str]:
+        """To whom text goes, for people."""
+
+    def ready(self) -> None:
+        """Raises `ValueError` where one of the judges cannot be asked, as none is named."""
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """What an evaluator offers that scores many cases better together, such as one with a model."""
+
+    def batch(self, cases: Sequence[Case]) -> Any:
+        """One value per case, in order (or a coroutine of that); an exception in the list is that case's error.
+
+        When it raises, it is called again with the halves, down to single cases: fewer than twice as many calls as
+        there are cases, and three where all of these show no more than that a server is busy, away, or refuses a key.
+        """
+
+
+def _run_awaitable(awaitable: Awaitable[Any]) -> Any:
+    async def main() -> Any:
+        return await awaitable
+
+    return asyncio.run(main())
+
+
+@dataclass(slots=True)
+class _SpeedRecord:
+    """What was learnt about a function: whether it is slow. The one thing about an evaluator that changes."""
+
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """A callable with what is known about it. Made by `as_evaluator`, `@evaluator` or `get`.
+
+    Calling it calls the function. `evaluate` never raises: what goes wrong is an outcome.
+    """
+
+    key: str
+    function: Callable[..., Any]
+    binding: Binding
+    make: FeedbackFactory
+    version: str = "1"
+    revision: str = "1"  # stands for the source text in a rule's version: a number, or a version of its own
+    metrics: tuple[Metric, ...] = ()
+    summary: bool = False  # judges all cases of an experiment at once
+    max_cases: int | None = None  # how many cases of a set it looks at (`max_dataset_rows`)
+    min_cases: int = 0  # fewer cases than these make no useful set value, or mean (`min_test_cases`)
+    timeout: float | None = None  # seconds per attempt
+    retries: int = 0
+    retry_on: Callable[[BaseException], bool] = is_transient  # what is tried again
+    origin: Mapping[str, Any] = field(default_factory=dict)  # what `to_dict` gives
+    spec: EvaluatorSpec | None = None  # what the registry says of it; None for people's own
+    _pace: _SpeedRecord = field(default_factory=_SpeedRecord, repr=False, compare=False)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the arguments without which a case is skipped."""
+        return tuple(name for name, _ in self.binding.required)
+
+    @property
+    def asking(self) -> JudgeBackedFunction | None:
+        """The function, if it asks judges."""
+        function: Any = self.function
+        return function if hasattr(function, "ready") and hasattr(function, "where") else None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is suspicious about the function: arguments with defaults that no case fills, and look misspelt."""
+        return tuple(
+            f"{self.key!r} never got the argument {name!r}, which has a default; did you mean {field!r}?"
+            for name, field in self.binding.misspelt
+        )
+
+    @property
+    def standards(self) -> tuple[str, ...]:
+        """The compliance standards (NIST AI RMF, SR 11-7) that it speaks to, in our reading."""
+        return self.spec.standards if self.spec else ()
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """Names of the arguments that it gets when they are there, and has defaults for."""
+        return tuple(name for name, _ in self.binding.optional)
+
+    @property
+    def __name__(self) -> str:
+        return self.key
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself."""
+        return self.function(*args, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `from_dict` makes it again.
+
+        Raises `ValueError` for a function that has no name, and for parameters that are functions: data that names
+        code to run is not to be trusted.
+        """
+        if not self.origin:
+            raise ValueError(f"evaluator {self.key!r} wraps {self.function!r}, which cannot be found again by name")
+        for name, value in self.origin["init_parameters"].items():
+            if not _is_json(value):
+                raise ValueError(
+                    f"evaluator {self.key!r} has the parameter {name}={value!r:.200}, which is no plain value"
+                )
+        plain: dict[str, Any] = encode_infinities(self.origin)
+        return plain
+
+    async def evaluate(self, case: Case, target: Target) -> list[Feedback]:
+        """The feedback on one case. Raises nothing but what ends everything: see `ends_the_run`."""
+        try:
+            arguments, missing = self.binding.arguments(case)
+            if missing:
+                return self.make.skip(target, explain_missing_fields(missing, case))
+            if self.asking is None:
+                return self.make.wrap(await self._attempt(self.function, arguments), target)
+            with use_judge_context(evaluator=self.make.name, version=self.version, target=target):
+                return self.make.wrap(await self._attempt(self.function, arguments), target)
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            return self.make.failure(target, error, self._hint(error, case))
+
+    def evaluate_here(self, case: Case, target: Target, wait: AwaitFunction = _run_awaitable) -> list[Feedback]:
+        """`evaluate` on the calling thread, which needs no event loop: for evaluators that are `plain`.
+
+        `wait` gets what a plain function returned if that has to be awaited. Raises nothing but `KeyboardInterrupt`.
+        """
+        try:
+            arguments, missing = self.binding.arguments(case)
+            if missing:
+                return self.make.skip(target, explain_missing_fields(missing, case))
+            args = self.binding.taken(arguments)
+            returned = self.function(*args, **arguments)
+            if type(returned) not in SCALAR_TYPES and inspect.isawaitable(returned):
+                returned = wait(returned)
+            return self.make.wrap(returned, target)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return self.make.failure(target, error, self._hint(error, case))
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is an ordinary function of one case, with neither timeout nor retries."""
+        bound = self.timeout is not None or self.retries or self.summary or isinstance(self.function, Batch)
+        return not bound and not _is_async(self.function)
+
+    async def evaluate_batch(self, cases: Sequence[Case], targets: Sequence[Target]) -> list[list[Feedback]]:
+        """The feedback on many cases, in their order; through `batch` where the evaluator offers it.
+
+        Raises nothing but what ends everything, as `evaluate`.
+        """
+        if not isinstance(self.function, Batch):
+            outcomes = await asyncio.gather(*map(self.evaluate, cases, targets), return_exceptions=True)
+            return [self.settled(outcome, target) for outcome, target in zip(outcomes, targets, strict=True)]
+        return await self._evaluate_batch(cases, targets)
+
+    def settled(self, outcome: list[Feedback] | BaseException, target: Target) -> list[Feedback]:
+        """What `asyncio.gather` gives in place of feedback when an evaluator has cancelled its own asyncio task."""
+        if not isinstance(outcome, BaseException):
+            return outcome
+        if is_interruption(outcome):
+            raise outcome
+        return self.make.failure(target, outcome)
+
+    async def _evaluate_batch(self, cases: Sequence[Case], targets: Sequence[Target]) -> list[list[Feedback]]:
+        outcomes = [self._ready(case, target) for case, target in zip(cases, targets, strict=True)]
+        ready = [case for case in outcomes if isinstance(case, Case)]
+        values = iter(await self._batch(ready))
+        return [
+            self._wrapped(next(values), target) if isinstance(outcome, Case) else outcome
+            for outcome, target in zip(outcomes, targets, strict=True)
+        ]
+
+    async def evaluate_set(self, cases: Iterable[Case], target: Target) -> list[Feedback]:
+        """The feedback on all cases together; those that lack something are left out and counted.
+
+        Cases are taken one by one, on a thread if they have to be read first: a million of them need not be in memory.
+        Raises nothing but what ends everything, as `evaluate`.
+        """
+        try:
+            cases = islice(cases, self.max_cases)
+            columns, taken, left_out, missing = await run_in_thread(lambda: self.binding.columns(cases))
+            if not taken:
+                why = f"needs {' and '.join(missing)}; no case has them" if missing else "there are no cases"
+                return self.make.skip(target, why)
+            if taken < self.min_cases:
+                return self.make.skip(target, f"{taken} cases, fewer than {self.min_cases}")
+            outcomes = self.make.wrap(await self._attempt(self.function, columns), target)
+            counts = {"cases": taken, "left_out": left_out}
+            return [replace(outcome, metadata={**outcome.metadata, **counts}) for outcome in outcomes]
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            return self.make.failure(target, error)
+
+    def _hint(self, error: BaseException, case: Case) -> str:
+        """Return the reason for an error of a function that expects a dict where the task returned a text."""
+        if not isinstance(case.outputs, str) or self.binding.prepare is not None:
+            return ""
+        if type(error) not in (TypeError, AttributeError):  # text of other classes may raise
+            return ""
+        if not str(error).startswith(("string indices must be integers", "'str' object has no attribute")):
+            return ""
+        return "; outputs is a text: use outputs itself, or let the task return a dict such as {'output': …}"
+
+    def _ready(self, case: Case, target: Target) -> Case | list[Feedback]:
+        """A case as `batch` gets it, or what is said of one that it cannot get."""
+        try:
+            lacking = self._lacking(case)
+            return (
+                self.make.skip(target, explain_missing_fields(lacking, case)) if lacking else self.binding.mapped(case)
+            )
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return self.make.failure(target, error)
+
+    def _lacking(self, case: Case) -> list[str]:
+        try:
+            return self.binding.arguments(case)[1]
+        except Exception:
+            return []  # `batch` meets the same trouble and says so
+
+    def _wrapped(self, value: Any, target: Target) -> list[Feedback]:
+        try:
+            return (
+                self.make.failure(target, value) if isinstance(value, BaseException) else self.make.wrap(value, target)
+            )
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return self.make.failure(target, error)
+
+    async def _batch(self, cases: list[Case]) -> list[Any]:
+        """A value or an exception per case."""
+        return await self._narrowed(cases, await self._at_once(cases)) if cases else []
+
+    async def _narrowed(self, cases: list[Case], came: list[Any] | BaseException) -> list[Any]:
+        """What a batch came to; where it failed, what its halves come to, until only the guilty cases fail."""
+        if not isinstance(came, BaseException):
+            return came
+        if len(cases) == 1 or isinstance(came, InvalidResult):
+            return [came] * len(cases)
+        middle = len(cases) // 2
+        halves = (cases[:middle], cases[middle:])
+        tried = [await self._at_once(half) for half in halves]
+        if is_independent_of_input(came) and all(
+            isinstance(half, BaseException) and is_independent_of_input(half) for half in tried
+        ):
+            return [came] * len(cases)
+        return [value for half, again in zip(halves, tried, strict=True) for value in await self._narrowed(half, again)]
+
+    async def _at_once(self, cases: list[Case]) -> list[Any] | BaseException:
+        """What `batch` gives for cases, or what it raises."""
+        try:
+            returned = await self._attempt(self.function.batch, {"cases": cases})  # type: ignore[attr-defined]
+            return _read_batch_results(returned, len(cases))
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            return error
+
+    async def _attempt(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        for attempt in range(self.retries):
+            try:
+                return await self._call(function, arguments)
+            except Skip:
+                raise
+            except Exception as error:
+                if not self.retry_on(error):
+                    raise
+                await asyncio.sleep(compute_retry_delay(attempt, error))
+        return await self._call(function, arguments)
+
+    async def _call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        arguments = dict(arguments)  # a retry needs them all again
+        args = self.binding.taken(arguments)
+        if self.timeout is None:
+            return await self._unbounded(function, args, arguments)
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                return await self._unbounded(function, args, arguments)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # its own: a judge that did not answer
+            raise TimeoutError(f"the evaluator took more than {self.timeout} s") from error
+
+    async def _unbounded(self, function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any]) -> Any:
+        if (self._pace.slow or self.timeout is not None) and not _is_async(function):
+            returned = await run_in_thread(lambda: function(*args, **arguments))
+        else:
+            began = time.perf_counter()
+            returned = function(*args, **arguments)
+            if time.perf_counter() - began > SLOW_SECONDS:
+                self._pace.slow = True
+        return await returned if inspect.isawaitable(returned) else returned
+
+
+def _read_batch_results(returned: Any, count: int) -> list[Any]:
+    """What `batch` has returned, as a list of so many. Raises `InvalidResult`, and what an iterator of it raises."""
+    if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
+        raise InvalidResult(f"batch() gave {returned!r:.200}, which is no list of {count} results")
+    listed = list(islice(returned, count + 1))  # it may have no end
+    if len(listed) != count:
+        told = f"more than {count}" if len(listed) > count else len(listed)
+        raise InvalidResult(f"batch() gave {told} results for {count} cases")
+    return listed
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_json(member) for name, member in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, str | int | float)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -1,0 +1,296 @@
+"""Construction of evaluators: the `@evaluator` decorator, its options, shown parameters and metric keys."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict, TypeGuard, Unpack, overload
+
+from spanwise.collector.records import Feedback, Source, Target
+from spanwise.collector.statistics import TASK_OK
+from spanwise.evaluators.interface.argument_binding import bind, is_set_level
+from spanwise.evaluators.interface.evaluator_execution import Evaluator
+from spanwise.evaluators.interface.evaluator_spec import EvaluatorSpec, Metric
+from spanwise.evaluators.interface.fingerprint import compute_version, is_secret
+from spanwise.evaluators.interface.outcomes import FeedbackFactory, InvalidResult
+from spanwise.evaluators.interface.retry_policy import RetryOn, compile_retry_on
+from spanwise.evaluators.interface.value_conversion import to_plain
+from spanwise.tracer.suggestions import did_you_mean
+
+
+class EvaluatorOptions(TypedDict, total=False):
+    """What people say of their own evaluators; what is left out has the default of `Evaluator`, or is read off it."""
+
+    key: str | None
+    threshold: float | None
+    higher_is_better: bool
+    range: tuple[float, float] | None
+    metrics: Sequence[Metric]
+    summary: bool | None
+    timeout: float | None  # seconds per attempt
+    retries: int
+    retry_on: RetryOn | None  # which errors are tried again; None: those that may pass (see `may_pass`)
+    map: Mapping[str, Any] | None
+    prepare_data: Callable[..., Mapping[str, Any]] | None
+    source: Source
+    version: str
+    details: bool  # False: metadata of scores is not kept
+    max_cases: int | None
+    min_cases: int
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+OPTION_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "key": ("a text that is not empty", lambda value: isinstance(value, str) and value != ""),
+    "threshold": ("a number", lambda value: isinstance(value, int | float) and value == value),
+    "timeout": ("seconds, more than 0", lambda value: isinstance(value, int | float) and value > 0),
+    "retries": ("a whole number, 0 or more", lambda value: _is_integer(value) and value >= 0),
+    "min_cases": ("a whole number, 0 or more", lambda value: _is_integer(value) and value >= 0),
+    "max_cases": ("a whole number, 1 or more", lambda value: _is_integer(value) and value >= 1),
+}
+
+
+class RegistryOptions(EvaluatorOptions, total=False):
+    """What the registry adds: under which name it is found again, and what else is known."""
+
+    name: str
+    origin: Mapping[str, Any]
+    spec: EvaluatorSpec
+    shares: bool  # changes nothing of what it looks at, and so needs no copies
+    revision: str  # what stands for the source text in a rule's version: a number, or a version of its own
+    parameters: Mapping[str, Any]  # given ones that its scores depend on
+
+
+def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptions]) -> Evaluator:
+    """Wrap a callable. Raises `BindingError` when it asks for something that no case has, `ValueError` for options."""
+    _check_options(options)
+    own = options.get("name") or _get_function_name(function)
+    key = options.get("key") or own
+    renamed = _rename_keys(own, key, options.get("metrics", ()))
+    metrics = _declare_metrics(key, renamed, options)
+    revision = options.get("revision") or options.get("version") or "1"
+    version = options.get("version") or _compute_function_version(function, options.get("name") or key, options)
+    summary, origin = options.get("summary"), options.get("origin")
+    return Evaluator(
+        key=key,
+        function=function,
+        binding=bind(
+            function,
+            where=options.get("map"),
+            prepare_data=options.get("prepare_data"),
+            name=own,
+            shares=options.get("shares", False),
+        ),
+        make=FeedbackFactory(
+            key=key,
+            keys=tuple(metric.key for metric in metrics),
+            name=options.get("name") or key,
+            version=version,
+            source=options.get("source", "code"),
+            renamed=renamed,
+            details=options.get("details", True),
+            parameters=format_parameters(_select_shown_parameters(options)),
+        ),
+        version=version,
+        revision=revision,
+        metrics=metrics,
+        summary=is_set_level(function) if summary is None else summary,
+        timeout=options.get("timeout"),
+        retries=options.get("retries", 0),
+        retry_on=compile_retry_on(options.get("retry_on")),
+        max_cases=options.get("max_cases"),
+        min_cases=options.get("min_cases") or 0,
+        origin=_make_import_origin(function) if origin is None else origin,
+        spec=options.get("spec"),
+    )
+
+
+@overload
+def evaluator(function: Callable[..., Any], /, **options: Unpack[EvaluatorOptions]) -> Evaluator: ...
+@overload
+def evaluator(
+    function: None = None, /, **options: Unpack[EvaluatorOptions]
+) -> Callable[[Callable[..., Any]], Evaluator]: ...
+def evaluator(function: Callable[..., Any] | None = None, /, **options: Unpack[EvaluatorOptions]) -> Any:
+    """Say what is known about an evaluator: `@evaluator(key="concise", threshold=0.5, higher_is_better=True)`.
+
+    `metrics` describes several keys; `summary=True` asks for lists over all cases; `timeout` (seconds) and `retries`
+    hold per call; `retry_on` says which errors are tried again; `map={"question": "inputs.question"}` says where an
+    argument is, `prepare_data` is a function of the same arguments that returns them as a dict. Raises `TypeError` for
+    an option that there is not.
+    """
+    known = EvaluatorOptions.__annotations__
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known, form=" ({})")
+            raise TypeError(f"@evaluator has no option {name!r}{hint}; it takes {', '.join(known)}")
+
+    if function is not None:
+        return make_evaluator(function, **options)
+    return lambda function: make_evaluator(function, **options)
+
+
+def _check_options(options: RegistryOptions) -> None:
+    """What would fail on every case, or be ignored on all. Raises `ValueError`."""
+    for name, (words, holds) in OPTION_RULES.items():
+        value = options.get(name)
+        if value is not None and not holds(value):
+            raise ValueError(f"{name} is {words}, not {value!r:.200}")
+    if options.get("retry_on") is not None and not options.get("retries"):
+        raise ValueError("retry_on says what is tried again, but retries, how often, is 0")
+
+
+def _compute_function_version(function: Callable[..., Any], name: str, options: RegistryOptions) -> str:
+    """Return the version of a function: of its name, its source text, and what decides on its arguments."""
+    return compute_version(
+        name, function=function, parameters={**options.get("parameters", {}), **_select_argument_options(options)}
+    )
+
+
+def _select_argument_options(options: RegistryOptions) -> dict[str, Any]:
+    """Return the options that decide on what a function is called with."""
+    return {name: value for name in ("map", "prepare_data") if (value := options.get(name)) is not None}
+
+
+def _select_shown_parameters(options: RegistryOptions) -> dict[str, Any]:
+    """Return the parameters that feedback carries."""
+    threshold = options.get("threshold")
+    given = {**options.get("parameters", {}), **_select_argument_options(options)}
+    return given if threshold is None else {**given, "threshold": threshold}
+
+
+def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOptions) -> tuple[Metric, ...]:
+    """The metrics under the keys that they get, with a threshold given for the whole evaluator where it belongs."""
+    threshold = options.get("threshold")
+    declared = tuple(replace(metric, key=renamed.get(metric.key, metric.key)) for metric in options.get("metrics", ()))
+    if not declared:
+        metric = Metric(key, options.get("range"), options.get("higher_is_better", True), primary=True)
+        return (metric if threshold is None else _set_threshold(threshold, metric),)
+    if threshold is None:
+        return declared
+    return tuple(
+        _set_threshold(threshold, metric) if _is_threshold_metric(metric, declared) else metric for metric in declared
+    )
+
+
+def _set_threshold(threshold: float, metric: Metric) -> Metric:
+    """The metric with a threshold. Raises `ValueError` for one that every score, or none, is on the good side of."""
+    low, high = metric.range or (-math.inf, math.inf)
+    if isinstance(threshold, bool) or not low <= threshold <= high:
+        within = f"whose scores are {low:g} to {high:g}"
+        raise ValueError(f"threshold of {metric.key!r}, {within}, is a number within that, not {threshold!r}")
+    return replace(metric, threshold=threshold)
+
+
+def _is_threshold_metric(metric: Metric, metrics: Sequence[Metric]) -> bool:
+    """A threshold given for the whole evaluator is its primary metric's, or every metric's if none is primary."""
+    return metric.primary or not any(other.primary for other in metrics)
+
+
+def _rename_keys(own: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:
+    """With another key an evaluator's further metrics follow: `pii_fail` of `pii` under "mine" is `mine_fail`."""
+    if key == own:
+        return {}
+    return {
+        metric.key: key + metric.key.removeprefix(own) if metric.key.startswith(own) else f"{key}_{metric.key}"
+        for metric in metrics
+    }
+
+
+def _get_function_name(function: Callable[..., Any]) -> str:
+    name = getattr(function, "key", None) or getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        inner = getattr(function, "func", function)  # functools.partial
+        name = getattr(inner, "__name__", None) or type(inner).__name__
+    return str(name)
+
+
+def _make_import_origin(function: Callable[..., Any]) -> dict[str, Any]:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or not name or "<" in name or module == "__main__":
+        return {}
+    return {"type": f"{module}.{name}", "init_parameters": {}}
+
+
+PARAMETERS_KEY = "evaluator_parameters"  # the name in the metadata of feedback
+MAX_VALUE_LENGTH = 500  # characters of one value; of a longer one the beginning is kept
+
+
+def format_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that all feedback of an evaluator has: {} for one without parameters."""
+    shown = {name: _format_value(value) for name, value in parameters.items() if not is_secret(name)}
+    return {PARAMETERS_KEY: shown} if shown else {}
+
+
+def get_parameters(feedback: Feedback) -> Mapping[str, Any]:
+    """Return the parameters of the evaluator that a feedback came from; {} where it has none."""
+    given = feedback.metadata.get(PARAMETERS_KEY)
+    return given if isinstance(given, Mapping) else {}
+
+
+def _format_value(value: Any) -> Any:
+    """Return a value as JSON has it; functions and objects by their names, long values cut."""
+    if isinstance(value, Mapping):
+        made: Any = {str(name): _format_value(member) for name, member in value.items() if not is_secret(str(name))}
+    elif isinstance(value, list | tuple):
+        made = [_format_value(member) for member in value]
+    elif value is None or isinstance(value, str | int | float):
+        made = to_plain(value)
+    else:
+        made = getattr(value, "__qualname__", None) or type(value).__qualname__
+    text = made if isinstance(made, str) else json.dumps(made)  # orjson refuses lone surrogates
+    return made if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}… ({len(text)} characters)"
+
+
+def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, Any]] = ()) -> None:
+    """Raise `ValueError` if two evaluators declare the same metric key.
+
+    `recorded` are the evaluators that an experiment has already, as it records them. One of the same key is replaced.
+    """
+    owners: dict[str, str] = {}
+    for evaluator in evaluators:
+        for key in dict.fromkeys((evaluator.key, *evaluator.make.keys)):
+            if key == TASK_OK:
+                raise ValueError(f"{TASK_OK!r} is said of every run anyway: give the evaluator another with key='…'")
+            if key in owners:
+                raise ValueError(_describe_collision(key, owners[key], evaluator.key))
+            owners[key] = evaluator.key
+    given = {evaluator.key for evaluator in evaluators}
+    for record in recorded:
+        for metric in record.get("metrics", ()):
+            if record["key"] not in given and metric["key"] in owners:
+                raise ValueError(_describe_collision(metric["key"], record["key"], owners[metric["key"]]))
+
+
+def claim_keys(
+    owners: MutableMapping[str, str], evaluator: Evaluator, feedback: list[Feedback], target: Target
+) -> list[Feedback]:
+    """Return the feedback of an evaluator; an error in its place if one of its keys belongs to another evaluator.
+
+    `owners` maps keys to the evaluators that gave them first, or declare them. Keys that are new are added.
+    """
+    for one in feedback:
+        owner = owners.setdefault(one.key, evaluator.key)
+        if owner != evaluator.key:
+            collision = f"{evaluator.key!r} returned the key {one.key!r}, which is a key of {owner!r}, too"
+            return evaluator.make.failure(target, InvalidResult(f"{collision}; {_COLLISION_REMEDY}"))
+    return feedback
+
+
+def list_declared_keys(evaluators: Iterable[Evaluator]) -> dict[str, str]:
+    """Return the declared metric keys, each with the key of its evaluator."""
+    return {key: evaluator.key for evaluator in evaluators for key in (evaluator.key, *evaluator.make.keys)}
+
+
+_COLLISION_REMEDY = "one would overwrite the other: give one of them another key with key='…'"
+
+
+def _describe_collision(key: str, one: str, other: str) -> str:
+    if one == other == key:
+        return f"two evaluators have the key {key!r}: {_COLLISION_REMEDY}"
+    return f"two evaluators, {one!r} and {other!r}, give the key {key!r}: {_COLLISION_REMEDY}"

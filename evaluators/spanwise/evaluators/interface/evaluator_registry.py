@@ -1,0 +1,400 @@
+"""Registry of evaluators by id: built-in modules, plugins, library metrics, and their serialized form.
+
+They are known by the modules and names of their classes, so that nothing is imported for those who have none of them;
+what a library needs to be asked with is taken from the library itself, which is loaded when there is an object of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spanwise.evaluators.interface import argument_binding, evaluator_plugins
+from spanwise.evaluators.interface.adapters import (
+    autoevals_adapter,
+    deepeval_adapter,
+    pydantic_evals_adapter,
+    ragas_adapter,
+)
+from spanwise.evaluators.interface.adapters.adapted_metric import AdaptedMetric
+from spanwise.evaluators.interface.argument_binding import read_call_fields
+from spanwise.evaluators.interface.evaluator_execution import Evaluator
+from spanwise.evaluators.interface.evaluator_factory import make_evaluator
+from spanwise.evaluators.interface.evaluator_spec import FIRST_VERSION, EvaluatorSpec, Metric
+from spanwise.evaluators.interface.fingerprint import compute_version, to_stable_text
+from spanwise.evaluators.interface.value_conversion import decode_infinity
+from spanwise.tracer.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+_IDS_BY_MODULE = {  # module below `spanwise.evaluators` → ids
+    "builtin.agents": "agent_sanity has_span step_limit tool_calls trajectory_match",
+    "builtin.classification": "classification",
+    "builtin.human": "human_feedback",
+    "builtin.json": "is_json json_schema",
+    "builtin.looping": "looping",
+    "builtin.numbers": "cost latency numeric tokens",
+    "builtin.pipeline": "pipeline",
+    "builtin.privacy": "encoding_guardrail pii sensitive_data",
+    "builtin.retrieval": "document_recall hit_at_k ir_map ir_mrr ir_ndcg precision_at_k",
+    "builtin.text": "bleu contains exact fuzzy length levenshtein not_empty regex rouge",
+    "builtin.text_matching": "text_matching",
+    "judges.user_defined_judge": "judge",
+    "judges.conversations": "conversation_complete goal_reached tool_choice user_frustrated",
+    "judges.databricks": "chunk_relevance context_sufficiency correctness custom_judge global_guideline_adherence "
+    "groundedness_judge guideline_adherence relevance_to_query safety",
+    "judges.h2o": "byop contact_information fact_check language_mismatch sexism stereotypes summarization_judge",
+    "judges.haystack_judges": "haystack_context_relevance haystack_faithfulness",
+    "judges.pipeline_judge": "pipeline_judge",
+    "judges.ragas": "answer_correctness answer_relevancy context_precision context_recall context_relevancy "
+    "faithfulness ragas",
+    "judges.step_alignment": "step_alignment",
+    "models.content_safety": "fairness_bias profanity toxicity",
+    "models.embedding_metrics": "answer_relevancy_sent answer_sem_sent_similarity answer_semantic_similarity context_mrr "
+    "context_relevancy_soft groundedness sas semantic_similarity",
+    "models.likelihood_metrics": "gptscore_mt gptscore_qa gptscore_sum_noref gptscore_sum_ref perplexity",
+    "models.factual_consistency": "faithfulness_nli hallucination summarization_cf",
+}
+BUILTIN_MODULES: Mapping[str, str] = {
+    id: f"spanwise.evaluators.{module}" for module, ids in _IDS_BY_MODULE.items() for id in ids.split()
+}
+
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A registered class and what is said of it."""
+
+    spec: EvaluatorSpec
+    factory: type
+
+
+_registrations: dict[str, Registration] = {}  # of the modules that have been imported so far
+
+
+def register_builtin(id: str, *, metrics: tuple[Metric, ...], **facts: Any) -> Callable[[C], C]:
+    """Register a frozen dataclass whose instances are evaluators: `@builtin("exact", metrics=(…), source="…")`.
+
+    `facts` are fields of `Spec`. Raises `ValueError` where the table does not say that the id is in this module.
+    """
+
+    def register(cls: C) -> C:
+        if BUILTIN_MODULES.get(id) != cls.__module__:
+            raise ValueError(
+                f"evaluator {id!r} is in {cls.__module__}: add it to _IDS_BY_MODULE in spanwise/evaluators/interface/evaluator_registry.py"
+            )
+        group = cls.__module__.rpartition(".")[2]
+        needs, uses = read_call_fields(cls)
+        _registrations[id] = Registration(
+            EvaluatorSpec(id=id, group=group, metrics=metrics, needs=needs, uses=uses, **facts), cls
+        )
+        return cls
+
+    return register
+
+
+def get_registration(id: str) -> Registration | None:
+    """What is registered under an id, after importing the one module that does; None where it is none of ours."""
+    if id not in _registrations and id in BUILTIN_MODULES:
+        importlib.import_module(BUILTIN_MODULES[id])
+    return _registrations.get(id)
+
+
+def find_registration(instance: object) -> Registration | None:
+    """Of which registered class it is an instance; None for anything else. Its module has been imported, then."""
+    return next((known for known in list(_registrations.values()) if known.factory is type(instance)), None)
+
+
+# Parameters that every registered evaluator takes, and what they are called when the evaluator is made.
+COMMON_PARAMETERS = {
+    "key": "key",
+    "threshold": "threshold",
+    "metric_threshold": "threshold",
+    "timeout": "timeout",
+    "retries": "retries",
+    "retry_on": "retry_on",
+    "map": "map",
+    "prepare_data": "prepare_data",
+    "save_llm_result": "details",
+    "max_dataset_rows": "max_cases",
+    "min_test_cases": "min_cases",
+}
+
+# Haystack's names, with its own defaults; not listed, since they are other names of what is.
+HAYSTACK_ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "AnswerExactMatch": ("exact", {}),
+    "ContextRelevance": ("haystack_context_relevance", {}),
+    "DocumentMAP": ("ir_map", {"by": "content"}),
+    "DocumentMRR": ("ir_mrr", {"by": "content"}),
+    "DocumentNDCG": ("ir_ndcg", {"by": "content"}),
+    "DocumentRecall": ("document_recall", {"mode": "single_hit", "by": "content"}),
+    "Faithfulness": ("haystack_faithfulness", {}),
+    "SAS": ("sas", {"model": "paraphrase-multilingual-mpnet-base-v2"}),
+}
+
+
+def as_evaluator(judge: Any) -> Evaluator:
+    """An `Evaluator` from an evaluator, a callable, the id of a registered one, the dict of `to_dict`, the `Path` of
+    a JSON or YAML file with that, or a metric object of autoevals, deepeval, ragas or pydantic-evals.
+
+    Raises `TypeError` for anything else, and what `get`, `from_dict` and `evaluator` raise.
+    """
+    if isinstance(judge, Evaluator):
+        return judge
+    if isinstance(judge, str):
+        return get_evaluator(judge)
+    if isinstance(judge, Mapping):
+        return from_dict(judge)
+    if isinstance(judge, Path):
+        return from_dict(read_definition(judge))
+    if not isinstance(judge, type) and (metric := adapt_library_metric(judge)):
+        return _wrap_library_metric(metric, judge)
+    if isinstance(judge, type) or not callable(judge):
+        raise TypeError(
+            f"an evaluator is a callable or the id of one (see spanwise.evaluators.list_evaluators()), not {judge!r}"
+        )
+    return _wrap_instance(judge) or make_evaluator(judge)
+
+
+def list_evaluators() -> list[str]:
+    """The ids of all evaluators that `get` knows, in alphabetical order."""
+    return sorted({*BUILTIN_MODULES, *evaluator_plugins.list_entry_points()})
+
+
+def get_spec(id: str) -> EvaluatorSpec:
+    """What is known of an evaluator. Raises `ValueError`, naming the closest ids."""
+    if own := get_registration(id):
+        return own.spec
+    return evaluator_plugins.describe_plugin(_find_entry_point(id))
+
+
+def list_specs() -> list[EvaluatorSpec]:
+    """What is known of all of our own, by id."""
+    return [get_spec(id) for id in sorted(BUILTIN_MODULES)]
+
+
+def get_factory(id: str) -> Any:
+    """The class behind an id: its docstring defines the evaluator, its fields are the parameters.
+
+    Of another package's, what its entry point names: a class, a function, or an evaluator's function. Raises
+    `ValueError`, naming the closest ids.
+    """
+    if own := get_registration(id):
+        return own.factory
+    offered = evaluator_plugins.load_entry_point(_find_entry_point(id))
+    return offered.function if isinstance(offered, Evaluator) else offered
+
+
+def get_evaluator(id: str, **parameters: Any) -> Evaluator:
+    """A registered evaluator by its id, with its parameters: `get_evaluator("regex", pattern=r"\\d+", key="has_number")`.
+
+    All take `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `retry_on`, `map`,
+    `prepare_data`, `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id
+    or parameter.
+    """
+    id, defaults = HAYSTACK_ALIASES.get(id, (id, {}))
+    parameters = {**defaults, **parameters}
+    registered = get_registration(id)
+    if registered is not None:
+        parameters = argument_binding.decode_infinite_parameters(registered.factory, parameters)
+    origin = {"type": id, "init_parameters": parameters}
+    options = {
+        COMMON_PARAMETERS[name]: _decode_option(name, value)
+        for name, value in parameters.items()
+        if name in COMMON_PARAMETERS
+    }
+    also = _list_field_names(registered.factory) if registered else ()
+    own = {name: value for name, value in parameters.items() if name not in COMMON_PARAMETERS or name in also}
+    if registered is None:
+        return evaluator_plugins.make_plugin_evaluator(_find_entry_point(id), own, {**options, "origin": origin})
+    _check_parameters(id, registered.factory, own)
+    return _make_registered(registered, registered.factory(**own), origin, options)
+
+
+def _decode_option(name: str, value: Any) -> Any:
+    return decode_infinity(value) if name in ("threshold", "metric_threshold") else value
+
+
+def from_dict(data: Mapping[str, Any]) -> Evaluator:
+    """An evaluator from what `to_dict` gave: an id with parameters, or the dotted name of a decorated function.
+
+    Only functions under `@evaluator` are found by a dotted name, so that data cannot name any callable it likes.
+    Raises `ValueError`.
+    """
+    name, parameters = str(data.get("type", "")), dict(data.get("init_parameters") or {})
+    if "." not in name:
+        return get_evaluator(name, **parameters)
+    module, _, attribute = name.rpartition(".")
+    try:
+        decorated = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"there is no evaluator {name!r}: {error}") from error
+    if not isinstance(decorated, Evaluator):
+        raise ValueError(f"{name!r} is no evaluator: put @evaluator above it")
+    return decorated
+
+
+def _wrap_library_metric(metric: AdaptedMetric, given: object) -> Evaluator:
+    """The evaluator around a metric object of another library. Its version has the object's parameters in it."""
+    parameters = _read_constructor_values(given)
+    return make_evaluator(
+        metric,
+        name=metric.name,
+        key=metric.name,
+        threshold=metric.threshold,
+        range=metric.range,
+        higher_is_better=metric.higher_is_better,
+        source=metric.source,
+        version=metric.version
+        if metric.versioned
+        else f"{metric.version} {compute_version(metric.name, number='', parameters=parameters)}",
+        parameters=parameters,
+        origin={},
+    )
+
+
+def _read_constructor_values(given: object) -> dict[str, Any]:
+    """Return the plain attributes of an object that are named like parameters of its class."""
+    values = {name: getattr(given, name, None) for name in inspect.signature(type(given)).parameters}
+    return {name: value for name, value in values.items() if value is not None and to_stable_text(value) is not None}
+
+
+def read_definition(file: Path) -> Mapping[str, Any]:
+    """What a JSON or YAML file says of an evaluator, as `from_dict` takes it. Raises `ValueError`, `OSError`."""
+    import yaml  # of which JSON is a part
+
+    try:
+        told = yaml.safe_load(file.read_bytes())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{str(file)!r} is neither JSON nor YAML: {error}") from error
+    if not isinstance(told, Mapping) or not isinstance(told.get("type"), str):
+        raise ValueError(f"{str(file)!r} is no definition of an evaluator, which is {{type: …, init_parameters: …}}")
+    return told
+
+
+def _wrap_instance(instance: object) -> Evaluator | None:
+    """The evaluator around an instance of a registered class, such as `Exact()`; None for anything else."""
+    known = find_registration(instance)
+    if known is None:
+        return None
+    parameters = _list_changed_parameters(instance)
+    options = {COMMON_PARAMETERS[name]: value for name, value in parameters.items() if name in COMMON_PARAMETERS}
+    return _make_registered(known, instance, {"type": known.spec.id, "init_parameters": parameters}, options)
+
+
+def _make_registered(
+    registered: Registration, instance: Any, origin: Mapping[str, Any], options: dict[str, Any]
+) -> Evaluator:
+    spec = registered.spec
+    parameters = _list_changed_parameters(instance)
+    instance = getattr(instance, "chosen", instance)  # some are made in several ways
+    if exported := getattr(instance, "exported", None):  # what is kept of parameters that are no plain values
+        origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
+        parameters = exported(parameters)
+    own_version = getattr(instance, "version", None)
+    return make_evaluator(
+        instance,
+        name=getattr(instance, "named", None) or spec.id,
+        version=_compute_builtin_version(spec, own_version, parameters, options),
+        revision=own_version or spec.version,
+        parameters={name: value for name, value in parameters.items() if name not in ("judge", *COMMON_PARAMETERS)},
+        metrics=getattr(instance, "metrics", None) or spec.metrics,  # some depend on the parameters
+        source=getattr(instance, "said_by", spec.kind),
+        summary=spec.summary,
+        origin=origin,
+        spec=spec,
+        shares=not any(map(_has_callable, origin["init_parameters"].values())),
+        **options,
+    )
+
+
+def _compute_builtin_version(
+    spec: EvaluatorSpec, own: str | None, parameters: Mapping[str, Any], options: Mapping[str, Any]
+) -> str:
+    """Return the version of a built-in evaluator.
+
+    `own` is the version that those with a judge or a model make of their parameters. It stays as it is, so that
+    stored scores and labels stay valid, unless the number of the evaluator or its arguments changed.
+    """
+    preparing = {
+        name: options[name] for name in ("map", "prepare_data") if options.get(name) and name not in parameters
+    }
+    if own is None:
+        return compute_version(spec.id, number=spec.version, parameters={**parameters, **preparing})
+    if spec.version == FIRST_VERSION and not preparing:
+        return own
+    return compute_version(own, number=spec.version, parameters=preparing)
+
+
+def _has_callable(parameter: Any) -> bool:
+    """Whether a parameter brings along functions of somebody else's."""
+    return callable(parameter) or (isinstance(parameter, Mapping) and any(map(callable, parameter.values())))
+
+
+def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for a parameter that there is not, one that is missing, and one of the wrong kind."""
+    fields = [field for field in dataclasses.fields(factory) if field.init]
+    known = _list_field_names(factory)
+    for name in parameters:
+        if name not in known:
+            raise ValueError(
+                f"evaluator {id!r} has no parameter {name!r}; it has {', '.join(dict.fromkeys([*known, *COMMON_PARAMETERS]))}"
+            )
+    if lacking := {field.name for field in fields if _is_required(field)} - parameters.keys():
+        raise ValueError(f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get({id!r}, {min(lacking)}=…)")
+    argument_binding.check_parameter_types(id, factory, parameters)
+
+
+def _list_field_names(factory: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(factory) if field.init)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _list_changed_parameters(instance: Any) -> dict[str, Any]:
+    pairs = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance) if field.init)
+    return {field.name: value for field, value in pairs if value != _get_field_default(field)}
+
+
+def _get_field_default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _find_entry_point(id: str) -> EntryPoint:
+    """Where another package offers it. Raises `ValueError`, naming the closest ids of all that there are."""
+    offered = evaluator_plugins.list_entry_points()
+    if id in offered:
+        return offered[id]
+    hint = did_you_mean(id, list_evaluators(), 3) or "; `spanwise evaluators list` shows all"
+    raise ValueError(f"there is no evaluator {id!r}{hint}")
+
+
+_ADAPTERS: Mapping[str, Callable[[Any], AdaptedMetric | None]] = {
+    "autoevals": autoevals_adapter.adapt_autoevals_scorer,
+    "deepeval": deepeval_adapter.adapt_deepeval_metric,
+    "pydantic_evals": pydantic_evals_adapter.adapt_pydantic_evaluator,
+    "ragas": ragas_adapter.adapt_ragas_metric,
+}
+
+
+def adapt_library_metric(metric: Any) -> AdaptedMetric | None:
+    """A metric object of one of the libraries, or of a class derived from theirs; None for anything else.
+
+    Raises `ValueError` for a kind of theirs that judges no single case.
+    """
+    for kind in type(metric).__mro__:
+        adapter = _ADAPTERS.get(kind.__module__.partition(".")[0])
+        if adapter is not None and (made := adapter(metric)) is not None:
+            return made
+    return None

@@ -1,0 +1,415 @@
+"""Fingerprints of code: digests of what a function reaches, and evaluator versions made of them.
+
+A walk starts at the function and follows the names that it uses, within the project: functions and classes, also of
+other modules, module constants and containers (such as prompts), and plain attributes of the project's objects. Values
+that the code itself changes while it runs (counters, caches) are left out, see `Moving`. Installed packages are not
+followed.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import inspect
+import itertools
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import Path, PurePath
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+from uuid import UUID
+
+from spanwise.collector.former_names import former_identifiers, former_source
+
+MAX_ENTRIES = 2_000  # functions and constants
+MAX_DEPTH = 4  # of containers within each other
+MAX_CONTAINER_VALUES = 10_000  # values of one container
+PLAIN_TYPES = (str, bytes, int, float, complex, bool, type(None))
+_REPR_TYPES = (PurePath, date, time, timedelta, Decimal, UUID, re.Pattern)
+_SECRET_NAME = re.compile(r"(?i)key$|token$|secret|password|credential")  # what is rotated, and changes no answer
+_CONSTRUCTOR_NAMES = ("__init__", "__post_init__", "__new__", "__setstate__", "model_post_init")
+_MUTATOR_NAMES = (
+    "add append appendleft clear discard extend insert pop popitem popleft remove reverse setdefault sort update"
+)
+_ASSIGNMENT_OPCODES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL")
+_MUTATORS = frozenset(_MUTATOR_NAMES.split())
+_STDLIB_PATHS = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")})
+_OWN_PACKAGES = ("spanwise.tracer", "spanwise.collector", "spanwise.evaluators", "spanwise.cli")
+
+
+def digest_code(function: Any) -> dict[str, str]:
+    """Name → digest of everything that a callable reaches in its project."""
+    walk = _walk_code(function)
+    known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
+    return dict(sorted({**known, **digest_unmutated_state(walk.state, walk.moving)}.items()))
+
+
+class SourceUnavailable(ValueError):
+    """The source text of a function is not available: it was typed in, made by `exec`, or written in C."""
+
+
+def digest_source(function: Any) -> dict[str, str]:
+    """As `code_of`, from source texts, which are the same for every Python. Raises `NoSource`."""
+    whole = inspect.unwrap(function)
+    walk = _walk_code(whole, _read_source)
+    if not walk.digests:  # installed: what it calls is as old as its package
+        walk.digests[_qualified_name(whole)] = _digest(_read_source(whole if inspect.isroutine(whole) else type(whole)))
+    known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
+    return dict(sorted({**known, **digest_unmutated_state(walk.state, walk.moving)}.items()))
+
+
+def compute_version(
+    name: str, *, number: str | None = None, function: Any = None, parameters: Mapping[str, Any] | None = None
+) -> str:
+    """Return the version of an evaluator: 8 hex digits over its name, its parameters, and its number or source text.
+
+    Built-in evaluators have a number that changes with their results; the source text of `function` counts for all
+    others. Bytecode takes the place of source text that is not available.
+    """
+    code: Any = number if number is not None else _digest_function(function)
+    texts = {name: compute_fingerprint(value) for name, value in (parameters or {}).items()}
+    return _digest(repr((name, code, sorted(texts.items()))))[:8]
+
+
+def compute_fingerprint(value: Any) -> str:
+    """Return a text that is the same for the same parameter in every process; of a function its source text."""
+    if (text := to_stable_text(value)) is not None:
+        return text
+    if isinstance(value, Mapping):
+        return repr(sorted((str(name), compute_fingerprint(member)) for name, member in value.items()))
+    if isinstance(value, list | tuple):
+        return repr([compute_fingerprint(member) for member in value])
+    return repr(_digest_function(value)) if callable(value) else former_source(_qualified_name(type(value)))
+
+
+def _digest_function(function: Any) -> list[tuple[str, str]]:
+    """Return the digests of a function's source text, by name without its module, which is `__main__` at times."""
+    try:
+        found = digest_source(function)
+    except SourceUnavailable:
+        code = getattr(function, "__code__", None)  # code_of finds nothing in what `exec` made
+        found = digest_code(function) or {
+            _qualified_name(function): _digest(_code_to_text(code)) if isinstance(code, CodeType) else ""
+        }
+    inner = inspect.unwrap(function)
+    prefix = f"{getattr(inner, '__module__', None) or type(inner).__module__}."
+    return sorted((name.removeprefix(prefix), digest) for name, digest in found.items())
+
+
+def list_untracked_state(function: Any) -> list[str]:
+    """What the objects of a callable hold that cannot be compared, as "path (type)"."""
+    walk = _walk_code(function)
+    return sorted(
+        f"{path} ({kind.__qualname__})"
+        for path, (name, kind) in walk.unknown.items()
+        if not (kind in (list, set, dict) and walk.moving.holds(name, container=True))
+    )
+
+
+def _read_bytecode(function: FunctionType) -> str:
+    return _code_to_text(function.__code__)
+
+
+def _read_source(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    try:
+        text = _read_code_source(code) if isinstance(code, CodeType) else inspect.cleandoc(inspect.getsource(function))
+        return former_source(text)
+    except (OSError, TypeError, SyntaxError):
+        raise SourceUnavailable(f"the source of {_qualified_name(function)} is not to be had") from None
+
+
+@functools.lru_cache(4096)
+def _read_code_source(code: CodeType) -> str:
+    """The source text of a function; of a lambda only its body, as its lines may hold other lambdas, too."""
+    lines, first = inspect.findsource(code)
+    if code.co_name == "<lambda>" and (spans := _instruction_positions(code)):
+        (start, from_column), (end, to_column) = min(start for start, _ in spans), max(end for _, end in spans)
+        text = [line.encode() for line in lines[start - 1 : end]]
+        text[-1] = text[-1][:to_column]
+        text[0] = text[0][from_column:]
+        return b"".join(text).decode("utf-8", "replace")
+    return inspect.cleandoc("".join(inspect.getblock(lines[first:])))
+
+
+def _instruction_positions(code: CodeType) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """(line, column) of the beginning and end of each instruction; [] where Python was told not to keep columns."""
+    return [
+        ((start, from_column), (end, to_column))
+        for start, end, from_column, to_column in code.co_positions()
+        if start is not None and end is not None and from_column is not None and to_column
+    ]
+
+
+def _walk_code(function: Any, text: Callable[[FunctionType], str] = _read_bytecode) -> _CodeWalk:
+    walk = _CodeWalk(text)
+    walk.add("", function)
+    while walk.ahead and len(walk.digests) < MAX_ENTRIES:
+        walk.step()
+    return walk
+
+
+class _CodeWalk:
+    """What was found so far, and what is still to be looked at."""
+
+    def __init__(self, text: Callable[[FunctionType], str]) -> None:
+        self._text = text
+        self.digests: dict[str, str] = {}
+        self.stored: set[str] = set()  # variables that the code itself assigns: counters and caches, not settings
+        self.ahead: list[Any] = []
+        self.state: dict[str, tuple[str, str, bool]] = {}  # of objects, by path: name, digest, whether a container
+        self.moving = MutatedNames()
+        self.unknown: dict[str, tuple[str, type]] = {}  # by path, what is held and not plain: its name and type
+        self._seen: set[int] = set()
+        self._objects: dict[int, Any] = {}  # held, so that no other takes the id of one
+
+    def add(self, name: str, value: Any) -> None:
+        """Note a constant, or remember something to look at."""
+        if _is_constant(value):
+            if name:
+                self.digests[name] = _digest(_stable_repr(value))
+            return
+        value = inspect.unwrap(value) if callable(value) else value
+        if isinstance(value, functools.partial):
+            self.add("", value.func)
+            self._all(f"{name or _qualified_name(value.func)}(…)", {**value.keywords, **dict(enumerate(value.args))})
+        elif isinstance(value, MethodType):
+            self.add("", value.__func__)
+            self.add(name, value.__self__)
+        elif isinstance(value, FunctionType | type):
+            self._remember(value)
+        elif not isinstance(value, ModuleType):
+            self._remember(type(value))
+            self._object(name or f"{_qualified_name(type(value))}()", value)
+
+    def _object(self, path: str, value: Any) -> None:
+        if id(value) in self._objects or len(self.state) > MAX_ENTRIES or not _is_project(type(value).__module__):
+            return
+        self._objects[id(value)] = value
+        for name, inner in read_attributes(value).items():
+            self._held(f"{path}.{name}", name, inner)
+
+    def _held(self, path: str, name: str, value: Any) -> None:
+        """Note what an object or a closure holds under a name."""
+        text = to_stable_text(value)
+        if text is not None:
+            self.state[path] = name, _digest(text), is_container(value)
+        elif callable(value) or isinstance(value, ModuleType) or _is_project(type(value).__module__):
+            self.add(path, value)
+        else:
+            self.unknown[path] = name, type(value)
+
+    def step(self) -> None:
+        """Look at one function or class."""
+        value = self.ahead.pop()
+        if isinstance(value, type):
+            self._all(
+                _qualified_name(value),
+                {name: _unwrap_member(member) for name, member in vars(value).items() if _is_user_member(name, member)},
+            )
+            for base in value.__bases__:
+                self.add("", base)
+        else:
+            self._function(value)
+
+    def _function(self, function: FunctionType) -> None:
+        code, module = function.__code__, function.__module__
+        self.digests[_qualified_name(function)] = _digest(self._text(function))
+        for inner in _iterate_nested_code(code):
+            self.moving.note(function.__name__, inner)
+        named = {name for inner in _iterate_nested_code(code) for name in inner.co_names}
+        self.stored.update(
+            f"{module}.{name}"
+            for inner in _iterate_nested_code(code)
+            for name in _iterate_stored_names(inner, "STORE_GLOBAL")
+        )
+        self.stored.update(
+            f"{_qualified_name(function)}.{name}"
+            for inner in _iterate_nested_code(code)
+            for name in _iterate_stored_names(inner, "STORE_DEREF")
+        )
+        for name in sorted(named):
+            value = function.__globals__.get(name, sys.modules.get(name))
+            if isinstance(value, ModuleType):
+                if _is_project(value.__name__):
+                    self._all(
+                        value.__name__, {name: vars(value)[name] for name in sorted(named) if name in vars(value)}
+                    )
+            elif name in function.__globals__:
+                self._named(f"{module}.{name}", name, value)
+        self._all(f"{_qualified_name(function)}.", _read_defaults(function))
+        self._all(_qualified_name(function), _read_closure(function))
+
+    def _all(self, prefix: str, values: Mapping[Any, Any]) -> None:
+        for name, value in values.items():
+            self._named(f"{prefix}.{name}", str(name), value)
+
+    def _named(self, path: str, name: str, value: Any) -> None:
+        if is_container(value):
+            self._held(path, name, value)
+        else:
+            self.add(path, value)
+
+    def _remember(self, value: Any) -> None:
+        if id(value) not in self._seen and _is_project(getattr(value, "__module__", None)):
+            self._seen.add(id(value))
+            self.ahead.append(value)
+
+
+@functools.cache
+def _is_project(module: str | None) -> bool:
+    """Whether a module is neither installed nor built in nor ours; what has no file was typed in."""
+    if not module or module in sys.builtin_module_names or module.startswith(_OWN_PACKAGES):
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return module == "__main__" or module not in sys.modules
+    path = Path(file).resolve()
+    return not ({"site-packages", "dist-packages"} & set(path.parts)) and not str(path).startswith(_STDLIB_PATHS)
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_constant, value))
+    return isinstance(value, PLAIN_TYPES)
+
+
+def _stable_repr(value: Any) -> str:
+    """The same text in every process: sets have no order."""
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _code_to_text(code: CodeType) -> str:
+    consts = [
+        _code_to_text(const) if isinstance(const, CodeType) else former_source(_stable_repr(const))
+        for const in code.co_consts
+    ]
+    names = map(former_identifiers, (code.co_names, code.co_varnames, code.co_freevars))
+    return repr((code.co_code, consts, *names))
+
+
+def _iterate_nested_code(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _iterate_nested_code(const)
+
+
+def _iterate_stored_names(code: CodeType, opname: str) -> Iterator[str]:
+    return (step.argval for step in dis.get_instructions(code) if step.opname == opname)
+
+
+def _read_defaults(function: FunctionType) -> dict[str, Any]:
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _read_closure(function: FunctionType) -> dict[str, Any]:
+    values = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            values[name] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    return values
+
+
+def _is_user_member(name: str, member: Any) -> bool:
+    """Whether somebody wrote it in a class, rather than Python, or a library that makes classes."""
+    if is_container(member) and name.startswith("_") and name.endswith("_"):
+        return False
+    return name not in ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
+
+
+def _unwrap_member(value: Any) -> Any:
+    """What a static or class method or a property is made of."""
+    return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+
+
+def _qualified_name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+
+
+def read_attributes(value: Any) -> dict[str, Any]:
+    """What an object holds, by name, without its secrets; of slots, too."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, MemberDescriptorType):
+                try:
+                    found.setdefault(name, member.__get__(value))
+                except AttributeError:  # never set
+                    continue
+    return {name: inner for name, inner in found.items() if not is_secret(name)}
+
+
+def is_secret(name: str) -> bool:
+    """Whether an attribute or parameter of that name holds a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def is_container(value: Any) -> bool:
+    """Whether it can change without being assigned anew."""
+    return isinstance(value, list | set | dict)
+
+
+def to_stable_text(value: Any) -> str | None:
+    """A text that is the same for the same plain value, in every process; None for what is not plain, or too large."""
+    try:
+        return _bounded_text(value, MAX_DEPTH, itertools.count())
+    except ValueError:
+        return None
+
+
+def _bounded_text(value: Any, depth: int, counted: Iterator[int]) -> str:
+    if next(counted) > MAX_CONTAINER_VALUES or depth < 0:
+        raise ValueError("too large")
+    if isinstance(value, (*PLAIN_TYPES, *_REPR_TYPES)):
+        return repr(value)
+    if type(value) in (list, tuple):
+        return repr([_bounded_text(inner, depth - 1, counted) for inner in value])
+    if type(value) in (set, frozenset):
+        return f"set {sorted(_bounded_text(inner, depth - 1, counted) for inner in value)}"
+    if isinstance(value, dict):
+        pairs = [
+            (_bounded_text(key, depth - 1, counted), _bounded_text(inner, depth - 1, counted))
+            for key, inner in value.items()
+        ]
+        return f"dict {sorted(pairs)}"
+    raise ValueError("not plain")
+
+
+class MutatedNames:
+    """Names of attributes and variables that code changes while it runs: counters and caches, not settings."""
+
+    def __init__(self) -> None:
+        self._assigned: set[str] = set()
+        self._mutated: set[str] = set()  # perhaps: named where something is
+
+    def note(self, name: str, code: CodeType) -> None:
+        """Look at a piece of a function of that name."""
+        if name in _CONSTRUCTOR_NAMES:
+            return
+        steps = list(dis.get_instructions(code))
+        self._assigned.update(step.argval for step in steps if step.opname in _ASSIGNMENT_OPCODES)
+        if _MUTATORS & set(code.co_names) or any(step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in steps):
+            self._mutated.update((*code.co_names, *code.co_freevars, *code.co_varnames))
+
+    def holds(self, name: str, *, container: bool) -> bool:
+        """Whether an attribute (or variable) of that name, which holds a container or not, moves."""
+        return name in self._assigned or (container and name in self._mutated)
+
+
+def digest_unmutated_state(state: Mapping[str, tuple[str, str, bool]], moving: MutatedNames) -> dict[str, str]:
+    """Digests of what does not move, out of {path: (name, digest, whether it is a container)}."""
+    return {path: digest for path, (name, digest, held) in state.items() if not moving.holds(name, container=held)}

@@ -1,0 +1,316 @@
+"""Outcomes of an evaluator as feedback: a score, a skip or an error."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from numbers import Real
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from spanwise.collector.errors import SpanwiseError
+from spanwise.collector.records import Case, Feedback, Source, Target, make_score
+from spanwise.evaluators.interface import return_values
+
+RESULT_FIELDS = frozenset(
+    {
+        "key",
+        "score",
+        "value",
+        "label",
+        "comment",
+        "reasoning",
+        "error",
+        "metadata",
+        "target",
+        "results",
+        "judge_trace_id",
+    }
+)
+_LANGSMITH = frozenset(return_values.LANGSMITH_FIELDS)
+_ALLOWED_FIELDS = RESULT_FIELDS | _LANGSMITH
+FIELD_TYPES: tuple[tuple[str, type], ...] = (("key", str), ("metadata", Mapping), ("target", Target))
+SCALAR_TYPES = frozenset({bool, int, float, str})
+_NUMBER_TYPES = SCALAR_TYPES - {str}
+_REFERENCE_HINT = (  # as LangSmith's exports do, in which nothing else says so
+    "the example has given outputs alone: if those are the reference, read them with "
+    "columns={'outputs': 'reference_outputs'}"
+)
+TRACEBACK_LIMIT = 8000  # characters kept of a traceback
+_INTERNAL_FILES = {
+    str(Path(__file__).with_name(f"{name}.py")) for name in ("evaluator_execution", "sync_bridge", "outcomes")
+}
+
+
+class InvalidResult(SpanwiseError, TypeError):
+    """An evaluator returned something that is no score, label, skip, or list of these."""
+
+
+class Skip(Exception):
+    """Raised inside an evaluator: this case cannot be scored, and the message says why. Counted as a skip."""
+
+
+class Unjudged(SpanwiseError):
+    """Raised inside an evaluator: no judgement came about. The feedback says the message as it is, without a traceback,
+    and bears `metadata` (what the judge said instead, for one) and the trace of the attempt.
+    """
+
+    def __init__(self, message: str, metadata: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.metadata: Mapping[str, Any] = metadata or {}
+        self.judge_trace_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackFactory:
+    """Makes the feedback of one evaluator; `renamed` maps the keys that it returns to those that it was given."""
+
+    key: str
+    keys: tuple[str, ...]
+    name: str
+    version: str
+    source: Source = "code"
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    details: bool = True  # False: metadata of scores is not kept
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # metadata of all feedback: see `shown_parameters`
+
+    def feedback(self, target: Target, key: str | None = None, **values: Any) -> Feedback:
+        """One feedback of this evaluator."""
+        return self._as_it_is(target, self.key if key is None else self.renamed.get(key, key), **values)
+
+    def skip(self, target: Target, why: str) -> list[Feedback]:
+        """A skip under every key of the evaluator."""
+        return [self._as_it_is(target, key, outcome="skip", comment=why) for key in self.keys]
+
+    def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
+        """An error with its traceback under every key of the evaluator; a `Skip` is a skip. `hint` ends its message."""
+        if isinstance(error, Skip):
+            return self.skip(target, str(error))
+        if isinstance(error, Unjudged):
+            return self._unjudged(target, error)
+        words = _read_message(error)
+        told = f"{type(error).__name__}: {words}" if words else type(error).__name__
+        told += hint
+        text = "".join(traceback.format_exception(type(error), error, _trim_traceback(error)))[-TRACEBACK_LIMIT:]
+        metadata = {"traceback": text}
+        return [self._as_it_is(target, key, outcome="error", error=told, metadata=metadata) for key in self.keys]
+
+    def _unjudged(self, target: Target, error: Unjudged) -> list[Feedback]:
+        values: dict[str, Any] = {"error": str(error), "metadata": error.metadata if self.details else {}}
+        made = (self._as_it_is(target, key, outcome="error", **values) for key in self.keys)
+        return [replace(failed, judge_trace_id=error.judge_trace_id) for failed in made]
+
+    def wrap(self, returned: Any, target: Target) -> list[Feedback]:
+        """Feedback for a returned value. Raises `InvalidResult`."""
+        kind = type(returned)
+        if kind is bool or (kind is float and math.isfinite(returned)):  # most are: the shortest way
+            return [
+                make_score(
+                    target,
+                    self.key,
+                    returned,
+                    source=self.source,
+                    evaluator=self.name,
+                    version=self.version,
+                    metadata=self.parameters or None,
+                )
+            ]
+        if kind in SCALAR_TYPES or isinstance(returned, float):  # numpy's float64 is one
+            return [self._from_value(returned, target)]
+        if kind is dict and "results" not in returned:
+            if _is_score_mapping(returned):
+                return [self._from_value(value, target, key) for key, value in returned.items()]
+            return [self._from_mapping(returned, target)]
+        several = return_values.unwrap_results(returned)
+        if several is None:
+            return [self._from_item(returned, target)]
+        feedback = [self._from_item(item, target) for item in several]
+        if not feedback:
+            return self.skip(target, "the evaluator returned an empty list")
+        return _check_distinct_keys(feedback)
+
+    def _from_item(self, value: Any, target: Target) -> Feedback:
+        if type(value) is dict or isinstance(value, Mapping):
+            return self._from_mapping(value, target)
+        if value is None:
+            return self.feedback(target, outcome="skip", comment="the evaluator returned None")
+        if isinstance(value, Feedback):
+            return replace(
+                value,
+                evaluator=value.evaluator or self.name,
+                version=value.version or self.version,
+                metadata={**self.parameters, **value.metadata},
+                id="",
+            )
+        said = return_values.normalize_value(value)
+        return self._from_value(value, target) if said is value else self._from_item(said, target)
+
+    def _from_value(
+        self,
+        value: Any,
+        target: Target,
+        key: str | None = None,
+        comment: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        label: str | None = None,
+    ) -> Feedback:
+        """Of a value that is a score or a label; `label` stands beside a score."""
+        key = self._key(key)
+        if isinstance(value, str):
+            score, label = None, str.__str__(value)  # also of numpy and of enums
+        else:
+            score = to_number(value)
+            if type(score) is float and not math.isfinite(score):
+                return self._not_finite(score, target, key, metadata or {})
+        return make_score(
+            target,
+            key,
+            score,
+            label,
+            comment,
+            source=self.source,
+            evaluator=self.name,
+            version=self.version,
+            metadata={**self.parameters, **metadata} if metadata else (self.parameters or None),
+        )
+
+    def _key(self, key: str | None) -> str:
+        if key is None:
+            return self.key
+        if not key:
+            raise InvalidResult("the evaluator returned an empty key")
+        return self.renamed.get(key, key)
+
+    def _not_finite(self, score: float, target: Target, key: str, metadata: Mapping[str, Any]) -> Feedback:
+        if math.isnan(score):
+            why = "the score is NaN: undefined for this case"
+            return self._as_it_is(target, key, outcome="skip", comment=why, metadata=metadata)
+        why = f"InvalidResult: {score!r} is no score"
+        return self._as_it_is(target, key, outcome="error", error=why, metadata=metadata)
+
+    def _from_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
+        _check_mapping(value)
+        feedback = self._of_mapping(value, target)
+        judged = value.get("judge_trace_id")
+        return feedback if judged is None else replace(feedback, judge_trace_id=str(judged))
+
+    def _of_mapping(self, value: Mapping[str, Any], target: Target) -> Feedback:
+        get = value.get
+        key, comment, metadata = get("key"), get("comment") or get("reasoning"), get("metadata") or {}
+        target = get("target") or target
+        comment = None if comment is None else str(comment)
+        if not _LANGSMITH.isdisjoint(value):
+            target, theirs = return_values.read_langsmith_fields(value, target)
+            metadata = {**metadata, **theirs}
+        metadata = metadata if self.details else {}
+        if (error := get("error")) is not None:
+            return self.feedback(target, key, outcome="error", error=str(error), comment=comment, metadata=metadata)
+        score, label = get("score"), get("label")
+        if type(score) not in _NUMBER_TYPES:
+            score = return_values.normalize_score(score)
+        if label is None and "value" in value:
+            label = return_values.normalize_label(value["value"])
+        if score is None:
+            score, label = label, None
+        if score is None:
+            why = comment or "the evaluator gave no score"
+            return self.feedback(target, key, outcome="skip", comment=why, metadata=metadata)
+        beside = label if isinstance(label, str) and not isinstance(score, str) else None
+        return self._from_value(score, target, key, comment, metadata, beside)
+
+    def _as_it_is(self, target: Target, key: str, metadata: Mapping[str, Any] | None = None, **values: Any) -> Feedback:
+        made = {"source": self.source, "evaluator": self.name, "version": self.version, **values}
+        return Feedback(target=target, key=key, metadata={**self.parameters, **(metadata or {})}, **made)
+
+
+def to_number(value: Any) -> float | bool:
+    """A plain bool or float from any number, also from a scalar of numpy or torch. Raises `InvalidResult`."""
+    if type(value) is bool or type(value) is float:
+        return value
+    if isinstance(value, Real):
+        return float(value)
+    item = getattr(value, "item", None)
+    try:
+        plain = item() if callable(item) else float(value)  # Decimal has no place among the Reals
+    except (TypeError, ValueError) as error:
+        raise InvalidResult(f"the evaluator returned {value!r:.200}, which is no score, label, dict or list") from error
+    return plain if isinstance(plain, bool) else float(plain)
+
+
+def explain_missing_fields(names: list[str], case: Case) -> str:
+    """Why a case cannot be scored, in words."""
+    why = f"needs {' and '.join(names)}"
+    run = case.run
+    if "outputs" in names and run is not None and run.status == "error":
+        return f"{why}; the run failed: {run.error or 'no message'}"
+    if case.example is None and {"example", "reference_outputs", "expected_documents"} & set(names):
+        return f"{why}; the case belongs to no example"
+    if "reference_outputs" in names and case.example is not None and case.example.outputs is not None:
+        return f"{why}; {_REFERENCE_HINT}"
+    return f"{why}; the case has none"
+
+
+def _read_message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an exception of somebody's own that cannot say what it is
+        return ""
+
+
+def _check_mapping(value: Mapping[str, Any]) -> None:
+    """What would break whoever reads the feedback later, long after the evaluator. Raises `InvalidResult`."""
+    if not value.keys() <= _ALLOWED_FIELDS:
+        raise InvalidResult(
+            f"the evaluator returned a dict with {', '.join(repr(name) for name in value if name not in _ALLOWED_FIELDS)}; "
+            f"known are {', '.join(sorted(RESULT_FIELDS))}"
+        )
+    for name, kind in FIELD_TYPES:
+        given = value.get(name)
+        if given is not None and not isinstance(given, kind):
+            raise InvalidResult(
+                f"the evaluator returned the {name} {given!r:.200}, which is no {kind.__name__.lower()}"
+            )
+
+
+def _is_score_mapping(value: Mapping[Any, Any]) -> bool:
+    """Whether a dict maps names to scores: all values are numbers, and no key is a field of ours, or a misspelt one."""
+    if not value or not _ALLOWED_FIELDS.isdisjoint(value):
+        return False
+    named = all(isinstance(key, str) and isinstance(score, Real) for key, score in value.items())
+    likeness = 0.8 if len(value) == 1 else 0.85  # a single score is more likely to be a misspelt field
+    return named and not any(_is_misspelt(key, likeness) for key in value)
+
+
+@lru_cache(1024)
+def _is_misspelt(key: str, likeness: float) -> bool:
+    from difflib import get_close_matches  # 6 ms that only unknown keys should cost
+
+    return bool(get_close_matches(key, RESULT_FIELDS, 1, likeness))
+
+
+def _trim_traceback(error: BaseException) -> TracebackType | None:
+    """The traceback from the evaluator on; all of it when the error is in what called the evaluator."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _INTERNAL_FILES:
+        frames = frames.tb_next
+    return frames or error.__traceback__
+
+
+def _check_distinct_keys(feedback: list[Feedback]) -> list[Feedback]:
+    if len({given.key for given in feedback}) == len(feedback):
+        return feedback
+    seen = set()
+    for given in feedback:
+        if (given.target, given.key) in seen:
+            raise InvalidResult(
+                f"the evaluator returned the key {given.key!r} twice: the second would overwrite the first. "
+                "Give each its own: [{'key': …, 'score': …}, …]; a score and why are {'score': …, 'comment': …}"
+            )
+        seen.add((given.target, given.key))
+    return feedback

@@ -1,0 +1,213 @@
+"""Retry policy: which errors are transient, and how long to wait before the next attempt.
+
+A rate limit, a server in trouble, a network that is away: the next attempt may succeed. A `TypeError` never passes, a
+wrong key (401) neither: trying again would only cost time and money. Libraries are known by the names of their classes
+and by the attributes that they agree on, so none of them is imported here.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from spanwise.tracer.backoff import compute_backoff, parse_retry_after
+
+RetryOn: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+
+MAX_RETRY_DELAY = 60.0  # seconds between two attempts, whatever a server asks for
+_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})  # and all from 500 on
+_AUTHENTICATION_STATUSES = frozenset({401, 402, 403, 407})  # of a key, not of what was sent
+_NETWORK_ERRNOS = frozenset(
+    getattr(errno, name)
+    for name in ("EAGAIN", "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENOBUFS", "ETIMEDOUT")
+    if hasattr(errno, name)
+)
+_TRANSIENT_CLASSES = frozenset(  # classes of clients that are no OSError, by their own name or a base's
+    {
+        "TransportError",  # httpx: connections, time-outs, broken protocol
+        "APIConnectionError",  # openai, anthropic, litellm
+        "ClientConnectionError",  # aiohttp
+        "ConnectionError",  # requests, botocore, redis
+        "Timeout",  # requests, litellm
+        "HTTPClientError",  # botocore
+        "gaierror",  # a name that could not be looked up
+        "IncompleteRead",  # http.client, urllib3
+        "RateLimitError",
+        "ServiceUnavailable",  # google
+        "ResourceExhausted",
+        "DeadlineExceeded",
+    }
+)
+_PERMANENT_CLASSES = frozenset(  # though a base of theirs is among those
+    {"UnsupportedProtocol", "LocalProtocolError", "SSLCertVerificationError", "InvalidURL", "MissingSchema"}
+)
+_TRANSIENT_GRPC_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED"})
+_QUOTA_CODE = "insufficient_quota"  # OpenAI's code for a 429 that only money ends
+_PROGRAMMING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, NameError, AssertionError, ArithmeticError)
+_MAX_CAUSES = 5  # as many exceptions behind one another are looked at
+_random = random.Random()  # our own: an application that seeds `random` gets its sequence
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether what failed like this may succeed when it is tried again: the network, a time-out, a busy server.
+
+    That is so for `ConnectionError`, `TimeoutError` and the network's other `OSError`; for what httpx, requests,
+    aiohttp, openai and the like raise of connections; for anything with an HTTP status 408, 409, 425, 429 or 5xx (in
+    `status_code`, `status`, `code`, or of its `response`), and for anything that says `retry_after` or `Retry-After`.
+    An exception raised `from` such a one counts as it does, unless it is a programmer's mistake like `TypeError`.
+    """
+    return isinstance(error, Exception) and any(map(_is_transient_error, _iterate_causes(error)))
+
+
+def is_independent_of_input(error: BaseException) -> bool:
+    """Whether an error says nothing of what was sent: it may pass, or the server refused the key."""
+    return is_transient(error) or any(
+        _read_http_status(cause) in _AUTHENTICATION_STATUSES for cause in _iterate_causes(error)
+    )
+
+
+def compile_retry_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
+    """What an option `retry_on=` says, as a function of the error: a kind of exception, several, or one's own function.
+
+    None is `may_pass`. What is no `Exception` (Ctrl-C, `SystemExit`) is never tried again. Raises `ValueError`.
+    """
+    if given is None:
+        return is_transient
+    if _is_exception_type(given):
+        return lambda error: isinstance(error, Exception) and isinstance(error, given)  # type: ignore[arg-type]
+    if isinstance(given, type | tuple) or not callable(given):
+        raise ValueError(f"retry_on is an exception type, a tuple of these, or a function of the error, not {given!r}")
+    return lambda error: isinstance(error, Exception) and bool(given(error))
+
+
+def compute_retry_delay(attempt: int, error: BaseException) -> float:
+    """Seconds to wait after a failed attempt, counted from 0: what the server asked for, else twice as long each time.
+
+    Never more than `LONGEST`. Up to half is left to chance, so that many that failed together do not come back
+    together; of what a server asked for nothing is taken off, but up to a quarter is added.
+    """
+    asked = get_retry_after(error)
+    if asked is not None:
+        return min(asked * (1 + _random.random() / 4), MAX_RETRY_DELAY)
+    return compute_backoff(attempt, longest=MAX_RETRY_DELAY) * (0.5 + _random.random() / 2)
+
+
+def get_retry_after(error: BaseException) -> float | None:
+    """Seconds that a server asked to wait, from `retry_after` or the header `Retry-After`; None where it did not."""
+    for cause in _iterate_causes(error):
+        given = _read_attribute(cause, "retry_after")
+        seconds = _parse_seconds(_read_retry_after_header(cause) if given is None else given)
+        if seconds is not None:
+            return seconds
+    return None
+
+
+def get_http_status(error: BaseException) -> int | None:
+    """The HTTP status that an error, or what it was raised from, speaks of."""
+    return next((status for cause in _iterate_causes(error) if (status := _read_http_status(cause)) is not None), None)
+
+
+def get_response_headers(error: BaseException) -> Mapping[str, str]:
+    """The headers of the reply that an error, or what it was raised from, bears; their names in lower case."""
+    for cause in _iterate_causes(error):
+        for holder in (_read_attribute(cause, "response"), cause):
+            headers = _read_attribute(holder, "headers")
+            if headers is not None:
+                return _normalize_headers(headers)
+    return {}
+
+
+def _normalize_headers(headers: Any) -> dict[str, str]:
+    try:
+        return {str(name).lower(): str(value) for name, value in headers.items()}
+    except Exception:  # somebody else's attribute of that name
+        return {}
+
+
+def _is_exception_type(given: object) -> bool:
+    kinds = given if isinstance(given, tuple) else (given,)
+    return bool(kinds) and all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+
+
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from, as far as that speaks for it."""
+    cause: BaseException | None = error
+    for _ in range(_MAX_CAUSES):
+        if cause is None:
+            return
+        yield cause
+        reason = _read_attribute(cause, "reason")  # urllib's URLError
+        behind = reason if isinstance(reason, BaseException) else cause.__cause__
+        cause = None if isinstance(cause, _PROGRAMMING_ERRORS) or _read_http_status(cause) is not None else behind
+
+
+def _is_transient_error(error: BaseException) -> bool:
+    if _read_attribute(error, "code") == _QUOTA_CODE:
+        return False
+    status = _read_http_status(error)
+    if status is not None and status >= 400:
+        return status in _TRANSIENT_STATUSES or status >= 500
+    if get_retry_after(error) is not None or _read_grpc_code(error) in _TRANSIENT_GRPC_CODES:
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & _PERMANENT_CLASSES:
+        return False
+    by_kind = isinstance(error, ConnectionError | TimeoutError) or getattr(error, "errno", None) in _NETWORK_ERRNOS
+    return by_kind or bool(names & _TRANSIENT_CLASSES)
+
+
+def _read_http_status(error: BaseException) -> int | None:
+    """The HTTP status that an error speaks of."""
+    response = _read_attribute(error, "response")
+    candidates = (
+        *(_read_attribute(error, name) for name in ("status_code", "status", "code", "http_status")),
+        *(_read_attribute(response, name) for name in ("status_code", "status")),
+        _read_botocore_status(response),
+    )
+    return next((int(value) for value in candidates if _is_status(value)), None)
+
+
+def _is_status(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 100 <= value < 600
+
+
+def _read_botocore_status(response: object) -> object:
+    metadata = response.get("ResponseMetadata") if isinstance(response, Mapping) else None
+    return metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None
+
+
+def _read_grpc_code(error: BaseException) -> str | None:
+    """The name of a gRPC status, which `code()` gives."""
+    code = _read_attribute(error, "code")
+    try:
+        return str(getattr(code(), "name", None)) if callable(code) else None
+    except Exception:  # somebody else's method of that name
+        return None
+
+
+def _read_retry_after_header(error: BaseException) -> object:
+    for holder in (_read_attribute(error, "response"), error):
+        headers = _read_attribute(holder, "headers")
+        get = _read_attribute(headers, "get")
+        if callable(get):
+            given = get("retry-after") or get("Retry-After")
+            if given is not None:
+                return given
+    return None
+
+
+def _parse_seconds(given: Any) -> float | None:
+    """Seconds from a number or its text, or from an HTTP date."""
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return None
+    return parse_retry_after(str(given))
+
+
+def _read_attribute(holder: object, name: str) -> Any:
+    """An attribute, or None: an exception of somebody else's may raise while it is looked at."""
+    try:
+        return getattr(holder, name, None)
+    except Exception:
+        return None

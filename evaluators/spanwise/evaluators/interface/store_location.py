@@ -1,0 +1,28 @@
+"""Store arguments: an open store, or the path or URL of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from os import PathLike
+from typing import TypeAlias
+
+from spanwise.collector import connect
+from spanwise.collector.stores import Store
+
+StoreLocation: TypeAlias = "Store | str | PathLike[str]"
+
+
+@contextmanager
+def open_store_location(store: StoreLocation) -> Iterator[Store]:
+    """Yield the store that is given, or the one at a path or URL, which is closed afterwards."""
+    if not isinstance(store, str | PathLike):
+        yield store
+        return
+    with closing(connect(store)) as found:
+        yield found
+
+
+def resolve_store(store: StoreLocation) -> Store:
+    """Return the store that is given, or the one at a path or URL, which stays open for what is read later."""
+    return connect(store) if isinstance(store, str | PathLike) else store

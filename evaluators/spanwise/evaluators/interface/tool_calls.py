@@ -1,0 +1,309 @@
+"""Tool calls of a trace, read from tool spans and from the messages of model runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from spanwise.collector.records import Run, Trace
+
+# Attributes with the name of a tool: OTel GenAI, OpenInference, the AI SDK, Haystack, Traceloop
+TOOL_NAME_ATTRIBUTES = (
+    "gen_ai.tool.name",
+    "tool.name",
+    "ai.toolCall.name",
+    "haystack.tool.name",
+    "traceloop.entity.name",
+)
+CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "tool_call.id", "tool.id", "ai.toolCall.id", "tool_call_id")
+SPAN_NAME_PREFIXES = ("execute_tool ", "tools/call ", "running tool: ", "Function: ")  # of span names
+LOGFIRE_SPAN_NAME = "Function: {name}"  # Logfire's name of the spans of OpenAI Agents' tools
+# Keys below which a reply of a model has messages, parts of messages or calls
+CONTAINER_KEYS = (
+    "choices message messages delta generations generation kwargs data content contents parts blocks output outputs "
+    "response candidates replies tool_calls toolCalls raw additional_kwargs"
+).split()
+CALL_LIST_KEYS = ("tool_calls", "toolCalls")
+DUPLICATE_KEYS = (
+    "raw",
+    "additional_kwargs",
+)  # where LangChain and LlamaIndex keep the same calls in the vendor's format
+OTHER_ROLES = frozenset(("user", "human", "system", "developer", "tool", "function", "ipython"))  # roles
+ARGUMENT_KEYS = ("arguments", "args", "input", "tool_kwargs", "parameters")
+CALL_ID_KEYS = ("id", "call_id", "tool_call_id", "toolCallId", "toolUseId")
+CALL_TYPES = frozenset(  # types of objects that are calls
+    "tool_call tool-call tool_use server_tool_use mcp_tool_use server_tool_call function_call custom_tool_call "
+    "mcp_call toolCall".split()
+)
+WRAPPER_KEYS = ("function_call", "functionCall", "toolUse", "tool_call")  # keys of an object that is a call
+HOSTED_CALL_SUFFIX = "_call"  # ends the types of calls of hosted tools in OpenAI's Responses: "web_search_call"
+MAX_DEPTH = 16  # levels of a reply
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A tool call: its name, the values that its arguments may be, its id, and the run that shows it."""
+
+    name: str
+    arguments: list[Any]
+    id: str | None
+    time_ns: int
+    run: Run
+    executed: bool = False
+
+
+def extract_tool_calls(trace: Trace) -> list[ToolCall] | None:
+    """Return the tool calls of an agent by start time; None if the trace has neither tool spans nor model messages.
+
+    A call that a model asked for and the span of the tool that ran are one call. They are joined by the call's id,
+    without one by name and, where several calls have that name, by arguments. A call without a span has the time at
+    which the model run ended. Runs below evaluators are left out.
+    """
+    runs = _select_agent_runs(trace)
+    spans = [run for run in runs if run.kind == "tool"]
+    models = [run for run in runs if run.kind == "llm" and _has_messages(run)]
+    if not spans and not models:
+        return None
+    requests = _RequestedCalls(models, runs)
+    executed = [call for run in _filter_outermost(spans, runs) if (call := requests.executed(run))]
+    asked = [call for call in requests.all if not call.executed]
+    return sorted([*asked, *executed], key=lambda call: call.time_ns)
+
+
+def get_tool_name(run: Run) -> str:
+    """Return the name of the tool that a span of kind "tool" ran."""
+    given = _read_attribute(run, ("name",)) if run.name == LOGFIRE_SPAN_NAME else None
+    return given or _read_attribute(run, TOOL_NAME_ATTRIBUTES) or _strip_prefix(run.name)
+
+
+def parse_arguments(arguments: Any) -> Any:
+    """Parse arguments that are JSON in a text, as models give them."""
+    if not isinstance(arguments, str) or not arguments.lstrip().startswith("{"):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+@dataclass(slots=True)
+class _RequestedCalls:
+    """The calls that models asked for, in their order, to be joined with the spans of tools."""
+
+    models: list[Run]
+    runs: list[Run]
+    all: list[ToolCall] = field(default_factory=list)
+    _by: dict[tuple[str, ...], list[ToolCall]] = field(default_factory=dict)
+    _ids: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        parents = _map_parents(self.runs)
+        found = {run.span_id: list(_iterate_calls(run.outputs)) for run in self.models}
+        for run in sorted(self.models, key=lambda run: max(run.start_ns, run.end_ns)):
+            if any(found.get(above.span_id) for above in _iterate_ancestors(run, parents)):
+                continue  # LangChain's model around OpenAI's client: the same reply twice
+            ids: set[str] = set()
+            for name, arguments, id in found[run.span_id]:
+                if id not in ids and not _is_output_tool(name, run):
+                    self._add(ToolCall(name, [arguments], id, max(run.start_ns, run.end_ns), run))
+                ids |= {id} if id else set()
+
+    def _add(self, call: ToolCall) -> None:
+        exact = _make_exact_key(call.name, call.arguments[0])
+        known = self._by.get(("id", call.id), ()) if call.id else ()
+        if any(exact == _make_exact_key(other.name, other.arguments[0]) for other in known):
+            return  # some servers count ids anew in each reply: the same id with other arguments is another call
+        self.all.append(call)
+        for key in (*([("id", call.id)] if call.id else ()), exact, ("name", call.name)):
+            self._by.setdefault(key, []).append(call)
+
+    def executed(self, run: Run) -> ToolCall | None:
+        """Return the call that a tool span is; None for one that is there already, such as a second attempt."""
+        name, arguments, id = get_tool_name(run), _read_arguments(run), _read_call_id(run)
+        keys: list[tuple[str, ...]] = [("id", id)] if id else []
+        exact = [_make_exact_key(name, each) for each in arguments]
+        if not id or ("id", id) not in self._by:
+            keys += [*exact, ("name", name)]
+        request = next(filter(None, (self._first(key, run) for key in keys)), None)
+        if id:
+            if request is None and id in self._ids:
+                return None
+            self._ids.add(id)
+        if request is None:
+            return ToolCall(name, arguments, id, run.start_ns, run)
+        request.executed = True
+        named = _read_attribute(run, TOOL_NAME_ATTRIBUTES) or request.name
+        return ToolCall(named, [*arguments, *request.arguments], id or request.id, run.start_ns, run)
+
+    def _first(self, key: tuple[str, ...], run: Run) -> ToolCall | None:
+        """Return the first call under a key that has no span yet and was asked for before the span started."""
+        waiting = self._by.get(key, [])
+        while waiting and waiting[0].executed:
+            waiting.pop(0)
+        if waiting and waiting[0].run.start_ns <= run.start_ns:
+            return waiting[0]
+        return None
+
+
+def _select_agent_runs(trace: Trace) -> list[Run]:
+    """Return the runs by start time, without those of evaluators and below these."""
+    runs, root = sorted(trace.runs, key=lambda run: run.start_ns), trace.root.span_id
+    if not any(run.kind == "evaluator" for run in runs):
+        return runs
+    parents = _map_parents(runs)
+    return [
+        run
+        for run in runs
+        if all(each.kind != "evaluator" or each.span_id == root for each in (run, *_iterate_ancestors(run, parents)))
+    ]
+
+
+def _map_parents(runs: list[Run]) -> Mapping[str, Run]:
+    """Map the span id of each run whose parent is known to the parent."""
+    known = {run.span_id: run for run in runs}
+    return {run.span_id: known[run.parent_id] for run in runs if run.parent_id in known}
+
+
+def _iterate_ancestors(run: Run, parents: Mapping[str, Run]) -> Iterator[Run]:
+    seen = {run.span_id}
+    parent = parents.get(run.span_id)
+    while parent is not None and parent.span_id not in seen:
+        seen.add(parent.span_id)
+        yield parent
+        parent = parents.get(parent.span_id)
+
+
+def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
+    """Yield tool spans that are not inside another one of the same tool: an MCP client's inside an agent's."""
+    parents = _map_parents(runs)
+    for run in spans:
+        name, id = get_tool_name(run), _read_call_id(run)
+        around = [
+            each for each in _iterate_ancestors(run, parents) if each.kind == "tool" and get_tool_name(each) == name
+        ]
+        if not any(id is None or _read_call_id(each) in (None, id) for each in around):
+            yield run
+
+
+def _has_messages(run: Run) -> bool:
+    """Return whether the reply of a model run was recorded, or it failed and had none."""
+    return run.outputs is not None or (run.status == "error" and run.inputs is not None)
+
+
+def _is_output_tool(name: str, run: Run) -> bool:
+    """Return whether a call is how pydantic-ai asks for structured output."""
+    return name.startswith("final_result") and run.attributes.get("otel.scope.name") == "pydantic-ai"
+
+
+def _read_attribute(run: Run, names: tuple[str, ...]) -> str | None:
+    given = (run.attributes.get(name) for name in names)
+    return next((value for value in given if isinstance(value, str) and value), None)
+
+
+def _strip_prefix(name: str) -> str:
+    for prefix in SPAN_NAME_PREFIXES:
+        if name.startswith(prefix) and len(name) > len(prefix):
+            return name[len(prefix) :]
+    return name
+
+
+def _read_call_id(run: Run) -> str | None:
+    """Return the id of a tool span's call; LangChain has it in the message that the tool returned."""
+    if id := _read_attribute(run, CALL_ID_ATTRIBUTES):
+        return id
+    result = run.outputs if isinstance(run.outputs, Mapping) else {}
+    inner = result.get("data")
+    id = (inner if isinstance(inner, Mapping) else result).get("tool_call_id")
+    return id if isinstance(id, str) and id else None
+
+
+def _read_arguments(run: Run) -> list[Any]:
+    """Return the arguments of a tool span; where a tool takes one dict, these may also be the value of one of them."""
+    given = parse_arguments(run.inputs)
+    alone = isinstance(given, Mapping) and len(given) == 1
+    inner = parse_arguments(next(iter(given.values()))) if alone else None
+    return [given, inner] if isinstance(inner, Mapping) else [given]
+
+
+def _make_exact_key(name: str, arguments: Any) -> tuple[str, ...]:
+    try:
+        return ("exact", name, orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS, default=str).decode())
+    except TypeError:  # numbers and texts that JSON does not have
+        return ("exact", name, repr(arguments))
+
+
+def _iterate_calls(reply: Any, depth: int = 0) -> Iterator[tuple[str, Any, str | None]]:
+    """Yield (name, arguments, id) of the tool calls in the reply of a model, in the formats of all vendors."""
+    if depth > MAX_DEPTH:
+        return
+    if isinstance(reply, list | tuple):
+        for each in reply:
+            yield from _iterate_calls(each, depth + 1)
+    elif isinstance(reply, Mapping):
+        if call := _read_call(reply):
+            yield call
+        elif not _is_other_message(reply):
+            yield from _iterate_nested_calls(reply, depth)
+
+
+def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any, str | None]]:
+    """Yield the calls inside an object. `REPEATS` are read only if there are none elsewhere."""
+    found = False
+    for key in CONTAINER_KEYS:
+        if key not in reply or (found and key in DUPLICATE_KEYS):
+            continue
+        listed = reply[key] if key in CALL_LIST_KEYS else None
+        calls = (
+            filter(None, map(_read_list_element, listed))
+            if isinstance(listed, list | tuple)
+            else _iterate_calls(reply[key], depth + 1)
+        )
+        for call in calls:
+            found = True
+            yield call
+
+
+def _is_other_message(reply: Mapping[str, Any]) -> bool:
+    """Return whether an object is a message of somebody else than the model, or a result of a tool."""
+    role, kind = reply.get("role"), reply.get("type")
+    return role in OTHER_ROLES or (isinstance(kind, str) and kind.endswith(("_result", "_output", "_response")))
+
+
+def _read_call(value: Mapping[str, Any]) -> tuple[str, Any, str | None] | None:
+    """Return the call that an object is, if it is one."""
+    kind, function = value.get("type"), value.get("function")
+    if isinstance(function, Mapping) and "arguments" in function:  # OpenAI, in chat
+        return _read_call_fields(function, value)
+    for key in WRAPPER_KEYS:  # Gemini, Bedrock, Haystack
+        if isinstance(inner := value.get(key), Mapping) and not value.get("tool_calls"):
+            return _read_call_fields(inner, value)
+    if kind in CALL_TYPES or "tool_kwargs" in value:  # GenAI, Anthropic, OpenAI's Responses, LangChain, LlamaIndex
+        return _read_call_fields(value, value)
+    if isinstance(kind, str) and kind.endswith(HOSTED_CALL_SUFFIX) and not kind.startswith("invalid"):
+        return _read_call_fields(
+            {"name": kind.removesuffix(HOSTED_CALL_SUFFIX), "arguments": value.get("action")}, value
+        )
+    return None
+
+
+def _read_list_element(value: Any) -> tuple[str, Any, str | None] | None:
+    """Return the call that an element of `tool_calls` is; it needs no type there."""
+    if not isinstance(value, Mapping):
+        return None
+    function = value.get("function")
+    return _read_call(value) or _read_call_fields(function if isinstance(function, Mapping) else value, value)
+
+
+def _read_call_fields(call: Mapping[str, Any], around: Mapping[str, Any]) -> tuple[str, Any, str | None] | None:
+    name = next((call[key] for key in ("name", "tool_name", "toolName") if isinstance(call.get(key), str)), None)
+    if not name:
+        return None
+    arguments = next((call[key] for key in ARGUMENT_KEYS if call.get(key) is not None), None)
+    keys = ("call_id", *CALL_ID_KEYS)
+    given = (each[key] for each in (around, call) for key in keys if key in each)
+    id = next((id for id in given if isinstance(id, str) and id), None)
+    return name, parse_arguments(arguments), id

@@ -1,0 +1,157 @@
+"""Conversion of values to what evaluators see: plain JSON, documents, chat messages, infinite numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf, isfinite
+from typing import Any
+
+import orjson
+
+from spanwise.collector.records import JSON, Document
+from spanwise.tracer.internal_api import to_json
+
+MAX_BYTES = 2**26  # bytes of a value that evaluators see; what is stored of it has the tracer's limit
+MAX_MEMBERS = 2**22  # values in containers, all levels together
+MIN_INTEGER = -(2**63)  # of the whole numbers that JSON keeps as such
+_JSON_SCALARS = frozenset({str, bool, type(None)})
+
+
+def to_plain(value: Any) -> JSON:
+    """A value as it is read back from a trace later, but never cut short: JSON's types and nothing else.
+
+    numpy's scalars and arrays, tensors and pandas' columns become numbers and lists, a DataFrame a dict per row;
+    models, dataclasses and named tuples dicts; enums their values; sets and tuples lists; dates and decimals texts.
+    What is missing (`pandas.NA`, NaN) becomes None, a number too large for 64 bits a text. Anything else is its `repr`.
+    """
+    kind = type(value)
+    if (
+        kind in _JSON_SCALARS
+        or (kind is float and isfinite(value))
+        or (kind is int and MIN_INTEGER <= value < -MIN_INTEGER)
+    ):
+        return value
+    if kind is not dict and hasattr(kind, "tolist"):
+        value = _array_to_list(value)
+        if type(value) in _JSON_SCALARS:
+            return value
+    return orjson.loads(to_json(value, MAX_BYTES, MAX_MEMBERS, inf))
+
+
+def _array_to_list(value: Any) -> Any:
+    """Arrays and numpy's scalars in Python's types, which JSON takes many times faster than item by item."""
+    try:
+        return value.tolist()
+    except Exception:  # somebody else's method of that name; `to_json` says what happened
+        return value
+
+
+CONTENT_FIELDS = ("content", "page_content", "text")
+ID_FIELDS = ("id", "doc_uri")
+
+
+def to_documents(value: Iterable[Any]) -> tuple[Document, ...]:
+    """Documents from strings, dicts (`content|page_content|text`, `id|doc_uri`, `score`, `metadata`) or documents.
+
+    Raises `TypeError` for what is no list, and what `document_of` raises.
+    """
+    if isinstance(value, str | Mapping):
+        raise TypeError(f"documents are a list, not {value!r:.200}")
+    if type(value) is not tuple:
+        return tuple(map(to_document, value))
+    for member in value:  # what a case holds: retrieval asks this as often as it counts
+        if type(member) is not Document:
+            return tuple(map(to_document, value))
+    return value
+
+
+def to_document(value: Any) -> Document:
+    """One document; unknown fields of a dict become metadata. Content that is None or "" makes an empty document.
+
+    Raises `TypeError` for what is no document, `ValueError` for a dict with fields neither for content nor for an id.
+    """
+    if isinstance(value, Document):
+        return value
+    if isinstance(value, str):
+        return Document(value)
+    if isinstance(value, Mapping):
+        return _from_mapping(value)
+    return _from_object(value)
+
+
+def _from_object(value: Any) -> Document:
+    """Documents of LangChain, LlamaIndex and Haystack."""
+    contents = [getattr(value, name) for name in CONTENT_FIELDS if hasattr(value, name)]
+    content = next((text for text in contents if text is not None), "" if contents else None)
+    if not isinstance(content, str):
+        raise TypeError(f"a document is a string, a dict with its content, or a document, not {value!r:.200}")
+    metadata = getattr(value, "metadata", None) or getattr(value, "meta", None) or {}
+    id = next((id for name in (*ID_FIELDS, "id_", "node_id") if (id := getattr(value, name, None)) is not None), None)
+    return Document(content, None if id is None else str(id), getattr(value, "score", None), dict(metadata))
+
+
+def _from_mapping(value: Mapping[str, Any]) -> Document:
+    content = next((value[name] for name in CONTENT_FIELDS if value.get(name) is not None), "")
+    id = next((value[name] for name in ID_FIELDS if value.get(name) is not None), None)
+    if not any(name in value for name in (*CONTENT_FIELDS, *ID_FIELDS)):
+        raise ValueError(f"a document has content or an id: {dict(value)!r:.200}")
+    known = {*CONTENT_FIELDS, *ID_FIELDS, "score", "metadata"}
+    rest = {name: kept for name, kept in value.items() if name not in known}
+    metadata = {**rest, **(value.get("metadata") or {})}
+    if value.get("doc_uri") is not None:
+        metadata["doc_uri"] = value["doc_uri"]
+    return Document(str(content), None if id is None else str(id), value.get("score"), metadata)
+
+
+_ROLES = {"human": "user", "ai": "assistant"}  # LangChain's words for the roles of messages
+
+
+def to_messages(value: JSON) -> list[dict[str, Any]]:
+    """Messages as OpenAI writes them, out of its own or LangChain's serialised form; [] if it is something else."""
+    if isinstance(value, Mapping):
+        value = value.get("messages", [value])
+    if not isinstance(value, list | tuple) or not value:
+        return []
+    read = [_to_message(item) for item in value]
+    return [message for message in read if message] if all(read) else []
+
+
+def unwrap_single_value(value: JSON) -> JSON:
+    """The one value of a dict with one key; anything else as it is."""
+    return next(iter(value.values())) if isinstance(value, Mapping) and len(value) == 1 else value
+
+
+def _to_message(value: JSON) -> dict[str, Any] | None:
+    if not isinstance(value, Mapping):
+        return None
+    if isinstance(value.get("data"), Mapping):  # LangChain: {"type": "human", "data": {"content": …}}
+        value = {"role": value.get("type"), **value["data"]}
+    elif isinstance(value.get("kwargs"), Mapping):  # LangChain's constructor form
+        name = str((value.get("id") or [""])[-1]).removesuffix("Message").removesuffix("MessageChunk").lower()
+        value = {"role": name, **value["kwargs"]}
+    role = value.get("role") or value.get("type")
+    if not isinstance(role, str) or ("content" not in value and "tool_calls" not in value):
+        return None
+    kept = ("content", "name", "tool_calls", "tool_call_id")
+    return {"role": _ROLES.get(role, role), **{key: value[key] for key in kept if value.get(key) is not None}}
+
+
+_NUMBER_BY_WORD = {"Infinity": inf, "-Infinity": -inf}
+_WORD_BY_NUMBER = {number: word for word, number in _NUMBER_BY_WORD.items()}
+
+
+def encode_infinities(value: Any) -> Any:
+    """The value with words in the place of infinite numbers, however deep they are in dicts and lists."""
+    if isinstance(value, float):
+        return _WORD_BY_NUMBER.get(value, value)
+    if isinstance(value, Mapping):
+        return {name: encode_infinities(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        inner = map(encode_infinities, value)
+        return tuple(inner) if isinstance(value, tuple) else list(inner)
+    return value
+
+
+def decode_infinity(value: Any) -> Any:
+    """The infinite number that a word stands for; anything else as it is."""
+    return _NUMBER_BY_WORD.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,172 @@
+"""Claims: splitting a text into statements, and verdicts on statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from spanwise.collector.records import JSON
+from spanwise.evaluators.builtin.text_segmentation import split_sentences
+from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
+from spanwise.evaluators.judges.prompt_templates import Prompt
+
+PORTION_LIMITS = 20, 4000  # sentences and characters that are taken apart in one call: the reply fits into 2,048 tokens
+BATCH_SIZE = 15  # statements judged in one call
+MAX_STATEMENT_LENGTH = 1000  # characters of a statement
+MAX_METADATA_LENGTH = 300  # of it, and of what is said of it, in metadata
+STATEMENTS_SCHEMA: Mapping[str, JSON] = {
+    "type": "object",
+    "properties": {"statements": {"type": "array", "items": {"type": "string"}}},
+    "required": ["statements"],
+    "additionalProperties": False,
+}
+VERDICT_SCHEMA: Mapping[str, JSON] = {
+    "type": "object",
+    "properties": {"reason": {"type": "string"}, "verdict": {"type": "string", "enum": ["yes", "no"]}},
+    "required": ["reason", "verdict"],
+    "additionalProperties": False,
+}
+ValuesFunction: TypeAlias = Callable[[str], Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """What a text states. `left_out` says what of it was not looked at, None where all was."""
+
+    texts: tuple[str, ...] = ()
+    left_out: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatementVerdict:
+    """Whether a statement holds, and why."""
+
+    statement: str
+    holds: bool
+    reason: str
+
+    @property
+    def told(self) -> dict[str, JSON]:
+        """As metadata keep it."""
+        said = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
+        return {name: to_one_line(text, MAX_METADATA_LENGTH) for name, text in said.items()}
+
+
+async def extract_statements(
+    judgement: Judgement, prompt: Prompt, values: ValuesFunction, text: str, most: int
+) -> Statements:
+    """The statements that a text makes; none, without a question, where it is blank. `values` makes the prompt's
+    values of a portion of the text.
+
+    Long texts are asked about in portions, and no more than `most` sentences and statements are taken. Raises
+    `ParseFailure` and what asking raises.
+    """
+    told = split_bounded_sentences(text)
+    portions = split_portions(text, told[:most])
+    asked = (judgement.ask(prompt, values(portion), STATEMENTS_SCHEMA) for portion in portions)
+    found = [text for answer in await gather_or_cancel(asked) for text in _read_statements(answer)]
+    left_out = None
+    if len(told) > most or len(found) > most:
+        left_out = f"only the beginning was judged, {min(most, len(found))} statements"
+        judgement.leave_out("sentences", sum(map(len, told[most:])) or sum(map(len, found[most:])))
+    return Statements(tuple(found[:most]), left_out)
+
+
+async def judge_statements(
+    judgement: Judgement, prompt: Prompt, statements: Sequence[str], values: ValuesFunction
+) -> list[StatementVerdict]:
+    """A verdict on every statement, in their order. `values` makes the prompt's values of a numbered list of them.
+
+    The numbers are part of the schema: a reply with one too few, too many or twice is no reply. Raises `ParseFailure`
+    and what asking raises.
+    """
+    batches = [statements[start : start + BATCH_SIZE] for start in range(0, len(statements), BATCH_SIZE)]
+    asked = (_judge_batch(judgement, prompt, batch, values) for batch in batches)
+    return [verdict for batch in await gather_or_cancel(asked) for verdict in batch]
+
+
+def make_numbered_schema(count: int, item: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The schema of an object with so many items, under "1", "2", …: who holds to a schema cannot miscount."""
+    numbers = [str(number) for number in range(1, count + 1)]
+    return {
+        "type": "object",
+        "properties": {number: dict(item) for number in numbers},
+        "required": list(numbers),
+        "additionalProperties": False,
+    }
+
+
+def read_numbered_items(answer: Answer, count: int, what: str) -> list[Mapping[str, Any]]:
+    """The items of a reply of `numbered`, in order. Raises `ParseFailure`, which says how many came back."""
+    wanted = [str(number) for number in range(1, count + 1)]
+    value = answer.value
+    if not isinstance(value, Mapping) or set(value) != set(wanted):
+        came = f"those of {', '.join(map(str, list(value)[:50])) or 'none'}" if isinstance(value, Mapping) else "a list"
+        raise ParseFailure(f"asked for {what} 1 to {count}, got {came}", answer.text)
+    if not all(isinstance(value[number], Mapping) for number in wanted):
+        raise ParseFailure(f"{what} are objects", answer.text)
+    return [value[number] for number in wanted]
+
+
+def read_verdict(answer: Answer, said: Any, label: str = "verdict") -> bool:
+    """Whether it is yes. Raises `ParseFailure` for anything but yes and no."""
+    given = said.get(label) if isinstance(said, Mapping) else None
+    if given not in ("yes", "no"):
+        raise ParseFailure(f'{label} is "yes" or "no", not {given!r:.100}', answer.text)
+    return bool(given == "yes")
+
+
+def split_bounded_sentences(text: str) -> list[str]:
+    """The sentences of a text, cut where they are longer than a portion."""
+    longest = PORTION_LIMITS[1]
+    return [
+        sentence[start : start + longest]
+        for sentence in split_sentences(text)
+        for start in range(0, len(sentence), longest)
+    ]
+
+
+def split_portions(text: str, told: Sequence[str]) -> list[str]:
+    """The text as it is where that is short enough, else its sentences, as many together as make a portion."""
+    if not told or (len(told) <= PORTION_LIMITS[0] and len(text) <= PORTION_LIMITS[1]):
+        return [text] if told else []
+    return list(_iterate_portions(told))
+
+
+def _iterate_portions(told: Sequence[str]) -> Iterator[str]:
+    portion: list[str] = []
+    for sentence in told:
+        if portion and (
+            len(portion) == PORTION_LIMITS[0] or sum(map(len, portion)) + len(sentence) > PORTION_LIMITS[1]
+        ):
+            yield "\n".join(portion)
+            portion = []
+        portion.append(sentence)
+    yield "\n".join(portion)
+
+
+def to_one_line(text: str, longest: int = MAX_STATEMENT_LENGTH) -> str:
+    """A text that can stand in a numbered list and not add to it."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+async def _judge_batch(
+    judgement: Judgement, prompt: Prompt, statements: Sequence[str], values: ValuesFunction
+) -> list[StatementVerdict]:
+    listed = "\n".join(f"{number}. {statement}" for number, statement in enumerate(statements, 1))
+    answer = await judgement.ask(prompt, values(listed), make_numbered_schema(len(statements), VERDICT_SCHEMA))
+    said = read_numbered_items(answer, len(statements), "verdicts")
+    return [
+        StatementVerdict(statement, read_verdict(answer, one), to_one_line(str(one.get("reason") or "")))
+        for statement, one in zip(statements, said, strict=True)
+    ]
+
+
+def _read_statements(answer: Answer) -> list[str]:
+    listed = answer.value.get("statements") if isinstance(answer.value, Mapping) else None
+    if not isinstance(listed, list) or not all(isinstance(statement, str) for statement in listed):
+        raise ParseFailure('asked for {"statements": […]}, a list of texts', answer.text)
+    return [line for statement in listed if (line := to_one_line(statement))]

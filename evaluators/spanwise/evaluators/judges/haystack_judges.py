@@ -1,0 +1,289 @@
+"""Haystack judges: context relevance and faithfulness, asked in Haystack's few-shot layout."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from spanwise.collector.records import JSON, Case
+from spanwise.evaluators.interface import Metric, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import SOUNDNESS, TRANSPARENT, VALID
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.judgement import Judgement
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
+from spanwise.evaluators.judges.prompt_values import render_values
+from spanwise.evaluators.judges.ratings import check_chunks
+
+_PLACEHOLDER_BRACE = re.compile(r"\{(?=[\s{A-Za-z_])")  # in JSON text a brace before these stands inside of a string
+_SCALAR_SCHEMAS = [{"type": kind} for kind in ("number", "string", "boolean", "null")]
+_ANY_VALUE_SCHEMA: dict[str, JSON] = {
+    "anyOf": [*_SCALAR_SCHEMAS, {"type": "array", "items": {"anyOf": _SCALAR_SCHEMAS}}]
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FewShotTask:
+    """`examples` are dicts with `inputs` and `outputs`, each a dict by name."""
+
+    instructions: str
+    outputs: Sequence[str]
+    examples: Sequence[Mapping[str, Any]]
+
+    def template(self, inputs: Mapping[str, str]) -> str:
+        """The prompt in Haystack's layout. `inputs` say which argument stands for each input.
+
+        A brace that stands before a word in an example is written as JSON's \\u007b: it is no placeholder.
+        """
+        shown = "\n".join(
+            f"Inputs:\n{_escape_json(one['inputs'])}\nOutputs:\n{_escape_json(one['outputs'])}" for one in self.examples
+        )
+        asked = ", ".join(f'"{name}": {{{{ {argument} }}}}' for name, argument in inputs.items())
+        return (
+            f"Instructions:\n{self.instructions}\n\n"
+            f"Generate the response in JSON format with the following keys:\n{json.dumps(list(self.outputs))}\n"
+            "Consider the instructions and the examples below to determine those values.\n\n"
+            f"Examples:\n{shown}\n\n"
+            f"Inputs:\n{{{asked}}}\nOutputs:\n"
+        )
+
+    @property
+    def schema(self) -> dict[str, JSON]:
+        """The form of a reply: the outputs, each of the kind that it has in the examples."""
+        given = [one["outputs"] for one in self.examples]
+        columns = {name: [row[name] for row in given if name in row] for name in self.outputs}
+        return _make_object_schema({name: _infer_schema(values) for name, values in columns.items()})
+
+
+def _escape_json(value: Any) -> str:
+    return _PLACEHOLDER_BRACE.sub(r"\\u007b", json.dumps(value))
+
+
+def _infer_schema(values: Sequence[Any]) -> dict[str, JSON]:
+    """The schema of values like these; of none, or of several kinds, that of any number, text or list."""
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return {"type": "boolean"}
+    if kinds == {int} and set(values) == {0, 1}:
+        return {"type": "integer", "enum": [0, 1]}
+    if kinds and kinds <= {int, float}:
+        return {"type": "number"}
+    if kinds == {str}:
+        return {"type": "string"}
+    if kinds == {list}:
+        return {"type": "array", "items": _infer_schema([member for value in values for member in value])}
+    return _infer_object_schema(values) if kinds == {dict} else _ANY_VALUE_SCHEMA
+
+
+def _infer_object_schema(values: Sequence[Mapping[str, Any]]) -> dict[str, JSON]:
+    names = dict.fromkeys(name for value in values for name in value)
+    return _make_object_schema(
+        {name: _infer_schema([value[name] for value in values if name in value]) for name in names}
+    )
+
+
+def _make_object_schema(properties: Mapping[str, JSON]) -> dict[str, JSON]:
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+CONTEXT_RELEVANCE_TASK = FewShotTask(
+    "Which sentences of the contexts does somebody need who is to answer the question? List these and no others, "
+    "letter by letter as they stand there. Where no sentence helps, the list is empty: []",
+    ["relevant_statements"],
+    [
+        {
+            "inputs": {
+                "questions": "How long is the Rhine?",
+                "contexts": ["The Rhine is about 1,230 km long. Its valley is full of castles."],
+            },
+            "outputs": {"relevant_statements": ["The Rhine is about 1,230 km long."]},
+        },
+        {
+            "inputs": {
+                "questions": "Who painted the ceiling of the chapel?",
+                "contexts": ["The chapel opens at nine.", "Tickets are sold at the gate."],
+            },
+            "outputs": {"relevant_statements": []},
+        },
+        {
+            "inputs": {
+                "questions": "Which of the two bridges is older?",
+                "contexts": ["The stone bridge was built in 1357.", "The iron bridge followed in 1841. It is green."],
+            },
+            "outputs": {
+                "relevant_statements": ["The stone bridge was built in 1357.", "The iron bridge followed in 1841."]
+            },
+        },
+    ],
+)
+FAITHFULNESS_TASK = FewShotTask(
+    "Judge whether an answer is faithful to its contexts. First split the predicted answer into single statements, "
+    "each to be understood by itself. Then score every statement: 1 if it can be inferred from the contexts, 0 if it "
+    "cannot. Give as many scores as statements, in the same order.",
+    ["statements", "statement_scores"],
+    [
+        {
+            "inputs": {
+                "questions": "How long is the Rhine, and where does it end?",
+                "contexts": ["The Rhine is about 1,230 km long and flows into the North Sea."],
+                "predicted_answers": "It reaches the North Sea after more than 1,200 km.",
+            },
+            "outputs": {
+                "statements": ["The Rhine reaches the North Sea.", "The Rhine is more than 1,200 km long."],
+                "statement_scores": [1, 1],
+            },
+        },
+        {
+            "inputs": {
+                "questions": "Who painted the ceiling of the chapel?",
+                "contexts": ["The chapel opens at nine."],
+                "predicted_answers": "Michelangelo",
+            },
+            "outputs": {
+                "statements": ["Michelangelo painted the ceiling of the chapel."],
+                "statement_scores": [0],
+            },
+        },
+        {
+            "inputs": {
+                "questions": "When was the stone bridge built?",
+                "contexts": ["The stone bridge was built in 1357."],
+                "predicted_answers": "The stone bridge was built in 1357, by order of the king.",
+            },
+            "outputs": {
+                "statements": ["The stone bridge was built in 1357.", "The king ordered the stone bridge."],
+                "statement_scores": [1, 0],
+            },
+        },
+    ],
+)
+
+
+def read_relevance(answer: Answer) -> dict[str, Any]:
+    """`relevant_statements`, and as `score` 1 if there are any, else 0. Raises `ParseFailure`."""
+    statements = _read_list(answer, "relevant_statements", str)
+    return {"relevant_statements": statements, "score": int(bool(statements))}
+
+
+def read_faithfulness(answer: Answer) -> dict[str, Any]:
+    """`statements`, `statement_scores`, and as `score` their mean, 0 without statements. Raises `ParseFailure`."""
+    statements = _read_list(answer, "statements", str)
+    scores = [int(score) for score in _read_list(answer, "statement_scores", int)]
+    if len(scores) != len(statements) or not set(scores) <= {0, 1}:
+        raise ParseFailure(f"{len(statements)} statements with the scores {scores!r:.100}", answer.text)
+    score = sum(scores) / len(scores) if scores else 0.0
+    return {"statements": statements, "statement_scores": scores, "score": score}
+
+
+async def ask_until_consistent(
+    ask: Callable[[int], Awaitable[Answer]], read: Callable[[Answer], dict[str, Any]]
+) -> dict[str, Any]:
+    """What is read of an answer; of another one (`ask` takes the number of the sample) where it contradicts itself."""
+    answer = await ask(0)
+    try:
+        return read(answer)
+    except ParseFailure:
+        return read(await ask(1))
+
+
+@register_builtin(
+    "haystack_context_relevance",
+    metrics=(Metric("haystack_context_relevance", threshold=0.5, primary=True),),
+    standards=(VALID, TRANSPARENT, SOUNDNESS),
+    source="Haystack ContextRelevanceEvaluator",
+    canonical="Haystack",
+    judge=True,
+    kind="model",
+    llm=False,
+    example='get("ContextRelevance", judge=scripted({"relevant_statements": ["Built in 1912."]})), '
+    'inputs="When was it built?", documents=["Built in 1912. It is green."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextRelevance(JudgeEvaluator):
+    """Whether the retrieved context holds anything that is needed to answer the question: 1 if the judge finds a
+    relevant statement, else 0, as Haystack's ContextRelevanceEvaluator (`run()` is in `spanwise.evaluators.haystack`).
+
+    The statements are in the metadata. Where a retrieval found nothing it is 0 without asking.
+    """
+
+    PROMPT: ClassVar[str] = "haystack_context_relevance"
+
+    async def __call__(self, case: Case, inputs: Any, documents: Any) -> dict[str, Any]:
+        if not documents:
+            return {"score": 0.0, "comment": "nothing was retrieved", "metadata": {"relevant_statements": []}}
+        check_chunks(documents)
+        return await _judge_task(self, CONTEXT_RELEVANCE_TASK, case, read_relevance, _make_relevance_comment)
+
+
+@register_builtin(
+    "haystack_faithfulness",
+    metrics=(Metric("haystack_faithfulness", threshold=0.5, primary=True),),
+    standards=(VALID, TRANSPARENT),
+    source="Haystack FaithfulnessEvaluator",
+    canonical="Haystack",
+    judge=True,
+    kind="model",
+    llm=False,
+    example='get("Faithfulness", judge=scripted({"statements": ["In 1912.", "It is green."], '
+    '"statement_scores": [1, 0]})), inputs="When was it built?", outputs="In 1912. It is green.", '
+    'documents=["Built in 1912."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faithfulness(JudgeEvaluator):
+    """The share of the statements of an answer that can be inferred from the retrieved context, 0 for an answer without
+    statements, as Haystack's FaithfulnessEvaluator (`run()` is in `spanwise.evaluators.haystack`).
+
+    One question splits and scores; statements and scores are in the metadata. A reply whose lists differ in length is
+    asked for once more, then it is a parse failure.
+    """
+
+    PROMPT: ClassVar[str] = "haystack_faithfulness"
+    UNCUT: ClassVar[tuple[str, ...]] = ("outputs", "documents")
+
+    async def __call__(self, case: Case, inputs: Any, outputs: Any, documents: Any) -> dict[str, Any]:
+        if documents:
+            check_chunks(documents)
+        return await _judge_task(self, FAITHFULNESS_TASK, case, read_faithfulness, _make_faithfulness_comment)
+
+
+async def _judge_task(
+    judged: JudgeEvaluator,
+    task: FewShotTask,
+    case: Case,
+    read: Callable[[Answer], dict[str, Any]],
+    why: Callable[[Mapping[str, Any]], str | None],
+) -> dict[str, Any]:
+    """The feedback of what is read of an answer; `why` makes the comment."""
+    prompt = judged.prompts[0]
+    values = render_values(case, prompt.asked)
+    async with Judgement(prompt.id, judged._judge, case) as judgement:
+        result = await ask_until_consistent(
+            lambda sample: judgement.ask(prompt, values, task.schema, sample=sample), read
+        )
+        told = {name: result[name] for name in task.outputs}
+        return judgement.row(float(result["score"]), comment=why(result), metadata=told)
+
+
+def _make_relevance_comment(result: Mapping[str, Any]) -> str:
+    return "\n".join(result["relevant_statements"]) or "no statement is relevant"
+
+
+def _make_faithfulness_comment(result: Mapping[str, Any]) -> str | None:
+    pairs = zip(result["statements"], result["statement_scores"], strict=True)
+    missing = [statement for statement, score in pairs if not score]
+    return "\n".join(["cannot be inferred:", *missing]) if missing else None
+
+
+def _read_list(answer: Answer, name: str, kind: type) -> list[Any]:
+    """The list under a name. Raises `ParseFailure` for anything else."""
+    given = answer.value.get(name) if isinstance(answer.value, Mapping) else None
+    if not isinstance(given, list) or not all(isinstance(member, kind) for member in given):
+        raise ParseFailure(f"{name} is {given!r:.100}, no list", answer.text)
+    return given

@@ -1,0 +1,126 @@
+"""Base class of evaluators that ask a judge: prompt overrides, judge and version."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import orjson
+
+from spanwise.evaluators.interface import compute_fingerprint
+from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.prompt_templates import MAX_CHARACTERS, PLACEHOLDERS, Prompt
+from spanwise.evaluators.judges.prompt_templates import prompt as load
+from spanwise.tracer.suggestions import did_you_mean
+
+# Parameters that are names, or part of what `_identity` of their class returns.
+_IDENTITY_PARAMETERS = frozenset(
+    "agent assessment_name embed examples global_guidelines higher_is_better judge key logprobs map max_characters "
+    "max_statements maximum minimum model prompt questions scale similarity tools weights".split()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeEvaluator:
+    """Base of the frozen dataclasses: `judge` is a `Judge`, a model's name, a dict, a function, None for the
+    environment's; `prompt` takes the place of the prompt `PROMPT`: a text, or the path of one, or a dict of these by id
+    where there are `FURTHER` prompts. `max_characters` bounds what is sent of a case in one question.
+
+    A class with a `__post_init__` of its own calls `Judged.__post_init__(self)` first.
+    """
+
+    PROMPT: ClassVar[str] = ""
+    FURTHER: ClassVar[tuple[str, ...]] = ()  # ids of the other prompts that it may ask with: `self._more[id]`
+    NAMES: ClassVar[tuple[str, ...]] = PLACEHOLDERS
+    UNCUT: ClassVar[tuple[str, ...]] = ()  # values that it judges from end to end: a case with a longer one is skipped
+
+    judge: Any = None
+    prompt: str | Path | Mapping[str, Any] | None = None
+    max_characters: int = MAX_CHARACTERS
+    _judge: Judge = field(init=False, repr=False, compare=False)
+    _prompt: Prompt = field(init=False, repr=False, compare=False)
+    _more: Mapping[str, Prompt] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.max_characters < 1:
+            raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
+        own = self._own_prompts()
+        object.__setattr__(self, "_judge", make_judge(self.judge))
+        object.__setattr__(
+            self, "_prompt", load(self.PROMPT, own, self.NAMES, bound=self.max_characters, uncut=self.UNCUT)
+        )
+        more = {id: load(id, own, self.NAMES, bound=self.max_characters) for id in self.FURTHER}
+        object.__setattr__(self, "_more", more)
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """All prompts that it may ask with, for `spanwise evaluators show` and the version."""
+        return (self._prompt, *self._more.values())
+
+    @property
+    def judges(self) -> tuple[Judge, ...]:
+        """All judges that it may ask."""
+        return (self._judge,)
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """To whom text goes, for people."""
+        return tuple(dict.fromkeys(judge.where for judge in self.judges))
+
+    def ready(self) -> None:
+        """Raises `NoJudge` where one of them cannot be asked."""
+        for judge in self.judges:
+            judge.check()
+
+    @property
+    def version(self) -> str:
+        """8 hex digits over prompts, judge and parameters: the version of the feedback."""
+        identity = [*self._identity(), *([further] if (further := self._further()) else [])]
+        return hashlib.sha256(orjson.dumps(identity)).hexdigest()[:8]
+
+    def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters as they are kept and shown: prompts as texts, the judge without its key."""
+        kept = dict(parameters)
+        if kept.get("prompt") is not None:
+            kept["prompt"] = self._plain_prompt(kept["prompt"])
+        if kept.get("judge") is not None:
+            kept["judge"] = export_judge(self._judge, kept["judge"])
+        return kept
+
+    def _further(self) -> dict[str, str]:
+        """Return the parameters that differ from their defaults and that no `_identity` contains."""
+        values = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.init and one.name not in _IDENTITY_PARAMETERS
+        }
+        usual = {one.name: one.default for one in fields(self)}
+        return {name: compute_fingerprint(value) for name, value in values.items() if value != usual[name]}
+
+    def _identity(self) -> list[Any]:
+        """What the version is made of."""
+        asked = [[prompt.id, prompt.hash] for prompt in self.prompts]
+        return [asked, self.max_characters, dict(self._judge.identity)]
+
+    def _own_prompts(self) -> Mapping[str, Any]:
+        """What takes the place of which prompt. Raises `ValueError` for the id of one that there is not."""
+        if not isinstance(self.prompt, Mapping):
+            return {} if self.prompt is None else {self.PROMPT: self.prompt}
+        known = (self.PROMPT, *self.FURTHER)
+        for id in self.prompt:
+            if id not in known:
+                raise ValueError(f"there is no prompt {id!r}{did_you_mean(id, known)}; there is {', '.join(known)}")
+        return self.prompt
+
+    def _plain_prompt(self, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {prompt.id: prompt.text for prompt in self.prompts if prompt.id in given}
+        return self._prompt.text if isinstance(given, Path) else given
+
+
+def export_judge(judge: Judge, given: Any) -> Any:
+    """A judge as plain values, without its key; what cannot be written down (a function, a script) as it is."""
+    return given if isinstance(given, str) or judge.backend is not None else judge.to_dict()

@@ -1,0 +1,203 @@
+"""Judge panels: votes of several judges or samples, their agreement and the combined result."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from statistics import fmean
+from typing import Any, ClassVar
+
+from spanwise.collector.records import Case, Feedback, Target
+from spanwise.evaluators.interface import (
+    Evaluator,
+    JudgeBackedFunction,
+    Skip,
+    Unjudged,
+    as_evaluator,
+    get_judge_context,
+    make_evaluator,
+)
+from spanwise.evaluators.judges.judgement import group_judgements
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask
+from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+
+_PANEL_TARGET = Target(trace_id="0" * 32)  # what members say is of the panel
+_SUMMED_FIELDS = ("input_tokens", "output_tokens", "cost", "calls", "cached")
+
+
+class _SampledJudge(Judge):
+    """A judge whose answers are those to one of several askings of the same question."""
+
+    __slots__ = ("_which",)
+    _which: tuple[Judge, int, int]  # who is asked, the number of the sample, of how many
+
+    async def ask(self, ask: Ask) -> Answer:
+        judge, number, of = self._which
+        return await judge.ask(replace(ask, sample=ask.sample * of + number))
+
+
+def _make_sampled_judge(judge: Judge, number: int, of: int) -> Judge:
+    made = _SampledJudge(**{each.name: getattr(judge, each.name) for each in fields(Judge) if each.init})
+    object.__setattr__(made, "_which", (judge, number, of))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Members that all judge the same case; what most of them say counts, of grades the mean.
+
+    A member that fails or skips has no vote. `notes` say what was changed to ask them.
+    """
+
+    # Takes the place of module path and source text in the versions of rules, which stay the same when either changes;
+    # what changes results is in the evaluator's own version
+    RULE_IDENTITY: ClassVar = ("assay.evaluators.judges._panel:Panel", "0d6076b8ddb7")
+
+    members: tuple[Evaluator, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def judges(self) -> tuple[Judge, ...]:
+        """All judges that its members may ask."""
+        return tuple(judge for asking in self._asking for judge in getattr(asking, "judges", ()))
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """To whom text goes, for people."""
+        return tuple(dict.fromkeys(where for asking in self._asking for where in asking.where))
+
+    def ready(self) -> None:
+        """Raises `NoJudge` where one of its members cannot ask."""
+        for asking in self._asking:
+            asking.ready()
+
+    @property
+    def _asking(self) -> list[JudgeBackedFunction]:
+        return [member.asking for member in self.members if member.asking is not None]
+
+    async def __call__(self, case: Case) -> dict[str, Any]:
+        with group_judgements(get_judge_context().evaluator or "panel", case):
+            said = await asyncio.gather(*(member.evaluate(case, _PANEL_TARGET) for member in self.members))
+            rows = [
+                _select_main_feedback(member, feedback) for member, feedback in zip(self.members, said, strict=True)
+            ]
+            voting = [row for row in rows if row.outcome == "score"]
+            if not voting:
+                _raise_no_vote(rows)
+            return _combine_votes(rows, voting, self.notes)
+
+
+def panel(
+    *members: Any, samples: int = 1, temperature: float = 0.7, key: str | None = None, threshold: float | None = None
+) -> Evaluator:
+    """Several as one: `panel(polite, samples=5)`, or `panel(get_evaluator("safety", judge=a), get_evaluator("safety", judge=b))`.
+
+    With `samples` each member is asked as often, at that temperature: at 0 it would say the same each time. Only
+    judges can be sampled. What most say is the score, or the label; grades have their mean; evenly divided on yes and
+    no or labels the panel gives no score, but a skip. The comment is that of a member who says so; metadata have
+    `confidence`, the share who say what most say, and each member's word. Raises `ValueError`.
+    """
+    if not members or samples < 1:
+        raise ValueError(f"a panel has members and at least one sample of each, not {len(members)} and {samples!r}")
+    evaluators = [as_evaluator(member) for member in members]
+    if summaries := [member.key for member in evaluators if member.summary]:
+        raise ValueError(f"a panel judges case by case; {summaries[0]!r} judges a whole set")
+    if samples > 1:
+        evaluators = [each for member in evaluators for each in _make_samples(member, samples, temperature)]
+    first = evaluators[0]
+    said = [[member.key, member.version] for member in evaluators], samples, temperature if samples > 1 else None
+    notes = (f"asked {samples} times at temperature {temperature:g}",) if samples > 1 else ()
+    options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
+    return make_evaluator(
+        Panel(tuple(evaluators), notes),
+        name=key or first.key,
+        version=hashlib.sha256(repr(said).encode()).hexdigest()[:8],
+        metrics=[replace(metric, key=key or first.key) for metric in first.metrics[:1]],
+        source="model",
+        parameters={} if samples == 1 else {"samples": samples, "temperature": temperature},
+        **options,
+    )
+
+
+def _make_samples(member: Evaluator, samples: int, temperature: float) -> list[Evaluator]:
+    instance: Any = member.function
+    judge = getattr(instance, "_judge", None)
+    if not isinstance(judge, Judge):
+        raise ValueError(f"{member.key!r} has no judge that could be asked {samples} times: it is {instance!r:.200}")
+    warm = replace(judge, temperature=temperature)
+    return [
+        replace(member, function=replace(instance, judge=_make_sampled_judge(warm, number, samples)))
+        for number in range(samples)
+    ]
+
+
+def _select_main_feedback(member: Evaluator, feedback: Sequence[Feedback]) -> Feedback:
+    """Of what a member says, what stands under its own key, else the first."""
+    return next((row for row in feedback if row.key == member.key), feedback[0])
+
+
+def _raise_no_vote(rows: Sequence[Feedback]) -> None:
+    """Raises `Unjudged`, or `Skip` where no member failed."""
+    errors = [row for row in rows if row.outcome == "error"]
+    if not errors:
+        raise Skip(rows[0].comment or "no member of the panel has judged")
+    failed = Unjudged(
+        f"all {len(rows)} opinions failed, as with: {errors[0].error}", {"panel": list(map(_describe_vote, rows))}
+    )
+    failed.judge_trace_id = errors[0].judge_trace_id
+    raise failed
+
+
+def _combine_votes(rows: Sequence[Feedback], voting: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]:
+    words = [row.label if row.score is None else row.score for row in voting]
+    graded = [float(word) for word in words if isinstance(word, float) and not isinstance(word, bool)]
+    (most, count), *others = Counter(words).most_common(2)
+    share = round(count / len(voting), 6)
+    metadata = {"panel": list(map(_describe_vote, rows)), "confidence": share, "judge": _sum_costs(rows, notes)}
+    if len(graded) == len(words):
+        mean = fmean(graded)
+        closest = min(voting, key=lambda row: abs(float(row.score or 0) - mean))
+        return {"score": mean, **_quote_member(closest), "metadata": metadata}
+    if others and others[0][1] == count:
+        divided = ", ".join(f"{_format_vote(word)} {number}" for word, number in Counter(words).most_common())
+        return {"score": None, "comment": f"the panel is divided: {divided}", "metadata": metadata}
+    speaker = next(row for row, word in zip(voting, words, strict=True) if word == most)
+    return {"score": most, **_quote_member(speaker), "metadata": metadata}
+
+
+def _quote_member(member: Feedback) -> dict[str, Any]:
+    return {"comment": member.comment, "judge_trace_id": member.judge_trace_id}
+
+
+def _format_vote(word: Any) -> str:
+    return {True: "yes", False: "no"}.get(word, str(word)) if isinstance(word, bool) else str(word)
+
+
+def _describe_vote(row: Feedback) -> dict[str, Any]:
+    """What one member said, and where it can be seen."""
+    judge = row.metadata.get("judge")
+    said = {
+        "model": judge.get("model") if isinstance(judge, dict) else None,
+        "score": row.score,
+        "label": row.label,
+        "error": row.error,
+        "comment": row.comment,
+        "trace": row.judge_trace_id,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _sum_costs(rows: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]:
+    """Tokens, cost and calls of all members together, and what was noted, such as that some failed."""
+    failed = sum(row.outcome == "error" for row in rows)
+    notes = [*notes, *[f"{failed} of {len(rows)} opinions failed"] * (failed > 0)]
+    judges = [judge for row in rows if isinstance(judge := row.metadata.get("judge"), dict)]
+    sums = {
+        name: sum(given) for name in _SUMMED_FIELDS if (given := [judge[name] for judge in judges if name in judge])
+    }
+    models = sorted({str(judge["model"]) for judge in judges if judge.get("model")})
+    told = [note for judge in judges for note in judge.get("notes", ())]
+    return {"model": ", ".join(models), **sums, "notes": list(dict.fromkeys([*notes, *told]))}

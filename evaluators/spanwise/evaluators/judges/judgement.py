@@ -1,0 +1,340 @@
+"""Judgement of one case: its questions, their cost, its own trace, and the resulting feedback row.
+
+Nothing of the application is above or in it: neither its current span, nor its session, user, tags and baggage. Where
+the runs go is the affair of whoever stores the feedback (`Judgements`); else they are delivered like all spans of this
+process, if it has a collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar
+
+import orjson
+from opentelemetry.context import attach, detach
+from opentelemetry.trace import SpanContext
+
+from spanwise.collector.dialects import read_sdk_span
+from spanwise.collector.records import JSON, Case, Target
+from spanwise.evaluators.interface import (
+    DiscardedJudgements,
+    JudgementBuffer,
+    Skip,
+    Unjudged,
+    get_judge_context,
+    make_untraced_target,
+    use_judge_context,
+)
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, ParseFailure
+from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.prompt_templates import Prompt
+from spanwise.tracer import Run, span
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.internal_api import get_runtime, make_detached_context, to_json
+from spanwise.tracer.trace_capture import Captured, capture, has_collector
+
+MAX_SAMPLES = 1_000  # of one question in one repetition, at most
+_COST_FIELDS = ("calls", "input_tokens", "output_tokens", "cost")  # what an `Unjudged` may say of its question
+_TRACED_FIELDS = ("key", "score", "label", "comment", "error")  # of a row, what its trace says again
+
+
+class Judgement:
+    """`async with Judgement("faithfulness", judge, case) as judgement:` ask as often as needed, return `row(…)`.
+
+    It is a trace of its own, of kind evaluator, with a run per question; `judge_trace_id` of the feedback is its id.
+    What is raised inside bears what was found out so far.
+    """
+
+    def __init__(self, evaluator: str, judge: Judge, case: Case) -> None:
+        self._evaluator = evaluator
+        self._judge = judge
+        self._case = case
+        self._trace: JudgementTrace | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._asked_with: dict[str, None] = {}  # labels of prompts
+        self._in_vain: list[dict[str, Any]] = []  # what questions have taken that came to no answer
+        self.answers: list[tuple[Prompt, Answer]] = []
+        self.trace_id: str | None = None
+        self._left_out: dict[str, int] = {}  # characters by name of a value, the most of all questions
+
+    async def __aenter__(self) -> Self:
+        self._trace = JudgementTrace(self._evaluator, self._case)
+        self.trace_id = self._trace.id
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        spent = bool(self.answers) or not isinstance(error, Skip)  # a question that was never asked is no judgement
+        if self._trace is not None and not self._trace.end(self._said(), (kind, error, frames), kept=spent):
+            self.trace_id = None
+            for row in self._rows:
+                row["judge_trace_id"] = None
+        if isinstance(error, Unjudged):
+            error.metadata = {**self.metadata(), **error.metadata}
+            error.judge_trace_id = self.trace_id
+
+    async def ask(
+        self,
+        prompt: Prompt,
+        values: Mapping[str, str],
+        schema: Mapping[str, JSON] | None = None,
+        *,
+        sample: int = 0,
+        logprobs: int = 0,
+    ) -> Answer:
+        """One question. Raises `ParseFailure` and other `Unjudged`, `Skip` when a budget is used up."""
+        for name, characters in prompt.left_out(values).items():
+            self.leave_out(name, characters)
+        ask = Ask(
+            messages=prompt.messages(values),
+            schema=schema,
+            name=prompt.id,
+            sample=self._repetition * MAX_SAMPLES + sample,
+            logprobs=logprobs,
+            values=tuple(values[name] for name in prompt.asked),
+        )
+        return await self._asked(prompt, ask)
+
+    def leave_out(self, name: str, characters: int) -> None:
+        """Record that so many characters of a value are not shown to the judge, so that the feedback says it."""
+        self._left_out[name] = max(characters, self._left_out.get(name, 0))
+
+    async def _asked(self, prompt: Prompt, ask: Ask) -> Answer:
+        if self._trace is None:
+            raise RuntimeError("a judgement is entered before it asks: async with Judgement(…) as judgement")
+        self._asked_with[prompt.label] = None
+        with self._trace.question(prompt, ask) as question:
+            try:
+                answer = await self._judge.ask(ask)
+            except Unjudged as error:
+                spent = {name: error.metadata[name] for name in _COST_FIELDS if error.metadata.get(name) is not None}
+                error.metadata = {name: told for name, told in error.metadata.items() if name not in _COST_FIELDS}
+                self._in_vain.append(spent)
+                question.failed(error.text if isinstance(error, ParseFailure) else None, spent)
+                raise
+            question.answered(answer)
+        self.answers.append((prompt, answer))
+        return answer
+
+    @property
+    def _repetition(self) -> int:
+        """Which repetition of an experiment is judged: none is answered by what was said of another."""
+        if self._case.run is not None:
+            return self._case.run.repetition
+        return get_judge_context().repetition or 0
+
+    def row(self, score: Any = None, *, comment: str | None = None, **more: Any) -> dict[str, Any]:
+        """What an evaluator returns: a score and why, what it took, and where it can be seen.
+
+        `more` are fields of feedback (`key`, `label`, …); `metadata` among them stand beside those of the judge.
+        """
+        metadata = {**(more.pop("metadata", None) or {}), **self.metadata()}
+        if self._left_out:
+            missing = " and ".join(f"{count:,} characters of {name}" for name, count in self._left_out.items())
+            comment = f"{comment or 'no reasons given'} [not shown to the judge: {missing}]"
+        row = {"score": score, "comment": comment, "metadata": metadata, "judge_trace_id": self.trace_id, **more}
+        self._rows.append(row)
+        return row
+
+    def metadata(self) -> dict[str, Any]:
+        """Model, endpoint, prompts with their hashes, tokens, cost, what was noted, how many answers were cached, how
+        many characters of which value were left out.
+
+        Tokens and cost are of the calls that were made: None where no reply told them. The cost is None, too, where
+        that of one call is not known.
+        """
+        answers = [answer for _, answer in self.answers]
+        spent = [*map(_measure_answer, answers), *self._in_vain]
+        identity = self._judge.identity
+        judge = {
+            "model": identity.get("model"),
+            "endpoint": identity.get("endpoint"),
+            "prompts": sorted(self._asked_with),
+            **{name: _sum_known(each.get(name) for each in spent) for name in _COST_FIELDS},
+            "cost": _sum_costs(spent),
+            "cached": sum(answer.cached for answer in answers),
+            "left_out": self._left_out,
+            "notes": list(dict.fromkeys(note for answer in answers for note in answer.notes)),
+        }
+        return {"judge": {name: value for name, value in judge.items() if value not in (None, [], {})}}
+
+    def _said(self) -> JSON:
+        said = [{name: row[name] for name in _TRACED_FIELDS if row.get(name) is not None} for row in self._rows]
+        return said[0] if len(said) == 1 else said or None
+
+
+def _measure_answer(answer: Answer) -> dict[str, Any]:
+    if answer.cached:
+        return {"calls": 0, "input_tokens": 0, "output_tokens": 0, "cost": 0.0}
+    tokens = (answer.usage.input_tokens, answer.usage.output_tokens) if answer.usage is not None else (None, None)
+    return {"calls": answer.calls, "input_tokens": tokens[0], "output_tokens": tokens[1], "cost": answer.cost}
+
+
+def _sum_costs(spent: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return what questions have cost; None where one of them took tokens whose price is not known, or untold ones."""
+    priced = [each.get("cost") for each in spent if each.get("calls") or each.get("cost") is not None]
+    return None if None in priced else _sum_known(priced)
+
+
+def _sum_known(amounts: Iterable[Any]) -> Any:
+    """Of those that are known; None where none is."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if known else None
+
+
+JUDGED_FIELDS = ("inputs", "outputs", "reference_outputs")
+MAX_VALUE_BYTES = 4_000  # bytes of each of these on the root: the questions below it have them whole
+
+ExitArguments: TypeAlias = tuple[type[BaseException] | None, BaseException | None, Any]
+
+
+class JudgementTrace:
+    """One judgement's trace while it lasts; inside of another judgement, its part of that one's trace. Without an id
+    where there is none, as nothing is recorded or kept.
+    """
+
+    def __init__(self, evaluator: str, case: Case) -> None:
+        known = get_judge_context()
+        self._into: JudgementBuffer | None = known.judgements
+        self._stack = ExitStack()
+        self._captured: Captured | None = None
+        self._run: Run | None = None
+        self.id: str | None = None  # 32 hex digits
+        if get_runtime().off or isinstance(self._into, DiscardedJudgements):
+            return
+        if known.inside is not None:
+            self.id = known.inside.id
+            self._run = self._stack.enter_context(span(evaluator, kind="evaluator", inputs=_select_judged_values(case)))
+            return
+        before = attach(make_detached_context())
+        self._stack.callback(detach, before)
+        target = known.target or _make_case_target(case)
+        metadata = {"evaluator": known.evaluator or evaluator, "version": known.version, **_describe_target(target)}
+        said = {name: value for name, value in metadata.items() if value is not None}
+        captured = capture(evaluator, kind="evaluator", inputs=_select_judged_values(case))
+        self._captured = self._stack.enter_context(captured)
+        self._run, self.id = self._captured.run, self._captured.trace_id
+        self._run.set_metadata(said)
+        _link_to_judged(self._run, target, case)
+        self._stack.enter_context(use_judge_context(inside=self))
+
+    @contextmanager
+    def question(self, prompt: Prompt, ask: Ask) -> Iterator[_QuestionRun]:
+        """The run of one question; what is raised inside is its error."""
+        if self._run is None:
+            yield _QuestionRun(None)
+            return
+        with span(prompt.id, kind="llm", inputs={"messages": list(ask.messages)}) as run:
+            run.set_metadata({"prompt": prompt.label, **({"sample": ask.sample} if ask.sample else {})})
+            yield _QuestionRun(run)
+
+    def end(self, outputs: JSON, failed: ExitArguments, *, kept: bool) -> bool:
+        """End it, and hand it on if it is to be `kept`; whether that was done."""
+        if self._run is None:
+            return False
+        if outputs is not None:
+            self._run.set_outputs(outputs)
+        self._stack.__exit__(*failed)
+        return kept and (self._captured is None or self._handed_on(self._captured))
+
+    def _handed_on(self, captured: Captured) -> bool:
+        if self._into is None:
+            if not has_collector():  # judged texts would lie in the spool for a collector that nobody has
+                return False
+            captured.deliver()
+            return True
+        runs = [read_sdk_span(ended) for ended in captured.spans(0)[0]]
+        self._into.add(runs)
+        return any(run.parent_id is None for run in runs)
+
+
+@contextmanager
+def group_judgements(evaluator: str, case: Case) -> Iterator[None]:
+    """Judgements inside are parts of one, as the votes of a panel are."""
+    traced = JudgementTrace(evaluator, case)
+    try:
+        yield
+    except BaseException as error:
+        traced.end(None, (type(error), error, error.__traceback__), kept=not isinstance(error, Skip))
+        raise
+    traced.end(None, (None, None, None), kept=True)
+
+
+class _QuestionRun:
+    """The run of a question, if there is one."""
+
+    def __init__(self, run: Run | None) -> None:
+        self._run = run
+
+    def answered(self, answer: Answer) -> None:
+        """What came back. A cached answer has cost nothing, and its tokens were counted when they were spent."""
+        if self._run is None:
+            return
+        self._run.set_outputs(answer.text)
+        self._run.set_model(answer.model)
+        told = {"cached": True} if answer.cached else {}
+        if told or answer.notes:
+            self._run.set_metadata({**told, **({"notes": list(answer.notes)} if answer.notes else {})})
+        if not answer.cached and answer.usage is not None:
+            self._spent(answer.usage.input_tokens, answer.usage.output_tokens, answer.cost)
+
+    def failed(self, reply: str | None, spent: Mapping[str, Any]) -> None:
+        """What came back that is no answer, if anything, and what that took."""
+        if self._run is None:
+            return
+        if reply is not None:
+            self._run.set_outputs(reply)
+        self._spent(spent.get("input_tokens"), spent.get("output_tokens"), spent.get("cost"))
+
+    def _spent(self, input_tokens: int | None, output_tokens: int | None, cost: float | None) -> None:
+        """Record tokens and cost. Without a cost no price applies, and the model's name must not give one."""
+        if self._run is not None:
+            self._run.set_usage(input_tokens, output_tokens, cost=cost)
+            if cost is None:
+                self._run.set_attribute(names.UNPRICED, True)
+
+
+def _select_judged_values(case: Case) -> Mapping[str, JSON]:
+    """What was judged, each cut to a length that lists and pages show."""
+    values = ((name, getattr(case, name)) for name in JUDGED_FIELDS)
+    return {name: orjson.loads(to_json(value, MAX_VALUE_BYTES)) for name, value in values if value is not None}
+
+
+def _make_case_target(case: Case) -> Target | None:
+    return Target(trace_id=case.trace.trace_id) if case.trace is not None else None
+
+
+def _describe_target(target: Target | None) -> Mapping[str, str | None]:
+    if target is None or target == make_untraced_target():
+        return {}
+    return {"judged_trace": target.trace_id, "judged_span": target.span_id, "judged_session": target.session_id}
+
+
+def _link_to_judged(run: Run, target: Target | None, case: Case) -> None:
+    """Lead to the judged span, else to the root of the judged trace, so far as it is known."""
+    root = case.run
+    trace_id = target.trace_id if target is not None else None
+    if trace_id is None and root is not None:
+        trace_id = root.trace_id
+    span_id = (target.span_id if target is not None else None) or (root.span_id if root is not None else None)
+    if trace_id is not None and span_id is not None:
+        run.span.add_link(SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True))
+
+
+T = TypeVar("T")
+
+
+async def gather_or_cancel(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What they come to, in order. The first that fails ends the others: nobody pays for what is thrown away."""
+    tasks = [asyncio.create_task(one) for one in asked]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,149 @@
+"""Answer cache: successful replies of judges in one SQLite file per user.
+
+Whatever is wrong with the file (damaged, locked, read-only, full, somebody else's) is said once and counted; judges go
+on without it. An answer is written before it is used, so that a run that was killed pays for no judgement twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from spanwise.collector.records import Usage
+from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion, Token
+from spanwise.evaluators.models.disk_cache import CacheFile, cache_path
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+
+
+FORMAT = 1  # of keys and bodies; a file of another one is left alone
+MAX_ANSWER_BYTES = 4 << 20  # bytes of one answer
+
+
+class CacheStats(NamedTuple):
+    """What a cache holds: answers per model, bytes of the file, when the oldest and the newest were made (seconds)."""
+
+    answers: int
+    models: Mapping[str, int]
+    bytes: int
+    oldest: float | None
+    newest: float | None
+
+
+def default_cache_path() -> Path | None:
+    """SPANWISE_CACHE (a path, or `off`), else a file in the user's cache directory; None: no cache."""
+    return cache_path("SPANWISE_CACHE", "judges.db")
+
+
+def get_cache_path(judge: Judge) -> Path | None:
+    """Where the answers of a judge are kept; None: nowhere. Those of functions and scripts only where that is asked."""
+    if judge.cache is None:
+        return default_cache_path() if judge.backend is None else None
+    if isinstance(judge.cache, bool):
+        return default_cache_path() if judge.cache else None
+    return Path(judge.cache).expanduser()
+
+
+def compute_cache_key(judge: Judge, ask: Ask) -> bytes:
+    """What an answer depends on, hashed: endpoint, model, parameters, messages, schema, log-probabilities, sample."""
+    asked = (ask.messages, ask.schema, ask.name, ask.logprobs, ask.sample)
+    said = orjson.dumps([FORMAT, dict(judge.identity), *asked], default=repr, option=orjson.OPT_NON_STR_KEYS)
+    return hashlib.sha256(said).digest()
+
+
+class AnswerCache(CacheFile):
+    """Answers by key. Only `stats` and `clear` raise."""
+
+    APPLICATION = 0x53504A43  # "SPJC"
+    FORMER_APPLICATION = 0x41534A43  # "ASJC"
+    FORMAT = FORMAT
+    TABLE = "answers"
+    COLUMNS = "key BLOB PRIMARY KEY, made REAL NOT NULL, model TEXT NOT NULL, body BLOB NOT NULL"
+    OF = "judges"
+    WITHOUT = "judges are asked anew"
+    VARIABLE = "SPANWISE_CACHE"
+
+    def get(self, key: bytes, max_age: float) -> Completion | None:
+        """Return the answer under a key, unless it was made more than `max_age` seconds ago."""
+        return self.get_all([(key, max_age)])[0]
+
+    def get_all(self, questions: list[tuple[bytes, float]]) -> list[Completion | None]:
+        """Return one answer per `(key, max_age)`, in order; None where there is none."""
+        now = time.time()
+
+        def read(connection: sqlite3.Connection) -> list[tuple[bytes] | None]:
+            sql = "SELECT body FROM answers WHERE key = ? AND made >= ?"
+            return [connection.execute(sql, (key, now - max_age)).fetchone() for key, max_age in questions]
+
+        rows = self._tried(read) or [None] * len(questions)
+        return [self._decoded(row[0]) if row is not None else None for row in rows]
+
+    def _decoded(self, body: bytes) -> Completion | None:
+        try:
+            return _decode_completion(body)
+        except (ValueError, TypeError, KeyError, AttributeError):  # not written by this version
+            self.failures += 1
+            return None
+
+    def put(self, key: bytes, completion: Completion) -> None:
+        """Store an answer."""
+        self.put_all([(key, completion)])
+
+    def put_all(self, answers: list[tuple[bytes, Completion]]) -> list[None]:
+        """Store answers in one transaction. Return one None per answer."""
+        now = time.time()
+        rows = []
+        for key, completion in answers:
+            try:
+                body = _encode_completion(completion)
+            except (ValueError, TypeError):  # for example an integer of more than 64 bits
+                self.failures += 1
+                continue
+            if len(body) <= MAX_ANSWER_BYTES:
+                rows.append((key, now, completion.model or "", body))
+
+        def write(connection: sqlite3.Connection) -> None:
+            with connection:
+                connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", rows)
+                self._bounded(connection)
+
+        if rows:
+            self._tried(write)
+        return [None] * len(answers)
+
+    def stats(self) -> CacheStats:
+        """What it holds. Raises `sqlite3.Error` and `OSError`."""
+        with self._lock:
+            counted = self._opened().execute("SELECT model, count(*) FROM answers GROUP BY model ORDER BY 2 DESC, 1")
+            models = dict(counted.fetchall())
+            oldest, newest = self._opened().execute("SELECT min(made), max(made) FROM answers").fetchone()
+        return CacheStats(sum(models.values()), models, self._bytes(), oldest, newest)
+
+    def clear(self, *, older_than: float | None = None, model: str | None = None) -> int:
+        """Forget answers: all, or those made more than so many seconds ago, or of one model. Returns how many.
+
+        Raises `sqlite3.Error` and `OSError`.
+        """
+        before = time.time() - older_than if older_than is not None else None
+        where = "(:before IS NULL OR made < :before) AND (:model IS NULL OR model = :model)"
+        return self._cleared(where, {"before": before, "model": model})
+
+
+def _encode_completion(completion: Completion) -> bytes:
+    return orjson.dumps(asdict(completion), default=repr)
+
+
+def _decode_completion(body: bytes) -> Completion:
+    told: dict[str, Any] = orjson.loads(body)
+    usage = told.pop("usage")
+    logprobs = tuple(Token(token["text"], token["logprob"], token["top"]) for token in told.pop("logprobs"))
+    notes = tuple(told.pop("notes"))
+    return Completion(usage=Usage(**usage) if usage else None, logprobs=logprobs, notes=notes, **told)

@@ -1,0 +1,202 @@
+"""Backend for Python functions and Haystack generators."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_type_hints
+
+import orjson
+
+from spanwise.collector.records import Usage
+from spanwise.evaluators.interface import Unjudged, run_in_thread
+from spanwise.evaluators.judges.llm_client.chat_completions import (
+    Ask,
+    Backend,
+    Completion,
+    Message,
+    add_schema_instruction,
+    extract_text,
+    join_messages,
+    parse_completion,
+)
+from spanwise.tracer.http_connections import suppress_instrumentation
+
+_warm_up_lock = threading.Lock()
+_LIST_TYPES = (list, tuple, Sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionBackend:
+    """A callable that answers, on a thread of its own or, if it is async, on the judges' loop.
+
+    It is called with the messages (a list of dicts with role and content) if its first parameter is called `messages`
+    or annotated as a list, else with the prompt as one text. It returns a text, a dict (the object that was asked for),
+    a `Completion`, or what an OpenAI-like client or a Haystack generator replies.
+    """
+
+    call: Callable[..., Any]
+
+    @property
+    def model(self) -> str:
+        """The function's name."""
+        name = getattr(self.call, "__name__", None) or type(self.call).__name__
+        return "lambda" if name == "<lambda>" else str(name)
+
+    @property
+    def where(self) -> str:
+        """Where the function is defined."""
+        module = getattr(self.call, "__module__", None) or type(self.call).__module__
+        return f"the function {module}.{getattr(self.call, '__qualname__', self.model)} in this process"
+
+    async def complete(self, ask: Ask) -> Completion:
+        """What the function says. Raises what it raises, `Unjudged` for what is no reply."""
+        messages = add_schema_instruction(ask.messages, ask.schema) if ask.schema is not None else ask.messages
+        given = (
+            [dict(message) for message in messages] if has_messages_parameter(self.call) else join_messages(messages)
+        )
+        return _to_completion(await _call_function(self.call, given), self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class HaystackBackend:
+    """A generator of Haystack, for chats (`run(messages=…)`) or for texts (`run(prompt=…)`)."""
+
+    component: Any
+
+    @property
+    def model(self) -> str:
+        """What the generator calls its model, else its class."""
+        return str(getattr(self.component, "model", None) or type(self.component).__name__)
+
+    @property
+    def where(self) -> str:
+        """The generator's class, and its address if it says one."""
+        address = getattr(self.component, "api_base_url", None)
+        return f"{self.model} by Haystack's {type(self.component).__name__}{f' at {address}' if address else ''}"
+
+    async def complete(self, ask: Ask) -> Completion:
+        """What the generator says. Raises what it raises, `Unjudged` for what is no reply."""
+        messages = add_schema_instruction(ask.messages, ask.schema) if ask.schema is not None else ask.messages
+        return _to_completion(await _call_function(self._run, messages), self.model)
+
+    def _run(self, messages: Sequence[Message]) -> Any:
+        _warm_up(self.component)
+        if "prompt" in inspect.signature(self.component.run).parameters:
+            return self.component.run(prompt=join_messages(messages))
+        return self.component.run(messages=[_to_haystack_message(message) for message in messages])
+
+
+def make_backend(given: Any) -> Backend:
+    """Who answers, from a `Backend`, a Haystack generator or a callable. Raises `ValueError`."""
+    if not isinstance(given, type):
+        if callable(getattr(given, "complete", None)) and isinstance(getattr(given, "where", None), str):
+            return given  # type: ignore[no-any-return]
+        if callable(getattr(given, "run", None)) and not inspect.ismodule(given):
+            return HaystackBackend(given)
+        if callable(given):
+            return FunctionBackend(given)
+    raise ValueError(
+        "a judge is a Judge, a model's name, a dict such as {'model': …, 'base_url': …}, a function from a prompt to a "
+        f"reply, or a Haystack generator, not {given!r:.200}"
+    )
+
+
+def has_messages_parameter(call: Callable[..., Any]) -> bool:
+    """Whether a function's first parameter is a list of messages, by its name or its annotation."""
+    first = next(iter(_list_parameters(call)), None)
+    if first is None:
+        return False
+    hint = _get_annotation(call, first)
+    return first.name == "messages" or hint in _LIST_TYPES or getattr(hint, "__origin__", None) in _LIST_TYPES
+
+
+def _list_parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(call).parameters.values())
+    except (TypeError, ValueError):  # a function that is not written in Python
+        return []
+
+
+def _get_annotation(call: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    if not isinstance(parameter.annotation, str):
+        return parameter.annotation
+    try:
+        return get_type_hints(call).get(parameter.name)
+    except Exception:  # names that only a type checker sees
+        return list if parameter.annotation.startswith(("list", "Sequence")) else None
+
+
+async def _call_function(call: Callable[..., Any], given: Any) -> Any:
+    """What a call returns, awaited where it can be. Raises what it raises."""
+    with suppress_instrumentation():
+        is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
+        try:
+            returned = call(given) if is_async else await run_in_thread(lambda: call(given))
+            return await returned if inspect.isawaitable(returned) else returned
+        except StopIteration as error:  # no coroutine may raise it
+            raise RuntimeError(f"{call!r} raised StopIteration: it has no more replies") from error
+
+
+def _to_completion(returned: Any, model: str) -> Completion:
+    """A reply of any known form. Raises `Unjudged`."""
+    if isinstance(returned, Completion):
+        return replace(returned, model=returned.model or model)
+    if hasattr(returned, "choices") and hasattr(returned, "model_dump"):
+        returned = returned.model_dump()
+    if isinstance(returned, Mapping) and "choices" in returned:
+        told = parse_completion(returned)
+        return replace(told, model=told.model or model)
+    if isinstance(returned, Mapping) and isinstance(returned.get("replies"), list) and returned["replies"]:
+        return _message_to_completion(returned["replies"][0], _get_first_meta(returned), model)
+    return _message_to_completion(returned, {}, model)
+
+
+def _message_to_completion(message: Any, meta: Mapping[str, Any], model: str) -> Completion:
+    """A text, a message of Haystack's (`text`, `meta`) or of LangChain's (`content`), or a plain value as JSON."""
+    if isinstance(message, str):
+        return Completion(text=message, model=meta.get("model") or model, usage=_read_usage(meta))
+    for name in ("text", "content"):
+        if isinstance(content := getattr(message, name, None), str | list):
+            meta = getattr(message, "meta", None) or meta
+            finish = meta.get("finish_reason")
+            return Completion(
+                text=extract_text(content), model=meta.get("model") or model, usage=_read_usage(meta), finish=finish
+            )
+    if hasattr(message, "model_dump"):
+        message = message.model_dump()
+    if not isinstance(message, Mapping | list | int | float):
+        raise Unjudged(f"the judge gave {message!r:.200}, which is no reply: a text or a dict is one")
+    return Completion(text=_to_json(message), model=model)
+
+
+def _to_json(value: Any) -> str:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, RecursionError) as error:
+        raise Unjudged(f"the judge gave {value!r:.200}, which is no JSON: {error}") from None
+
+
+def _get_first_meta(returned: Mapping[str, Any]) -> Mapping[str, Any]:
+    listed = returned.get("meta")
+    return listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], Mapping) else {}
+
+
+def _read_usage(meta: Mapping[str, Any]) -> Usage | None:
+    return parse_completion({"usage": meta.get("usage")}).usage
+
+
+def _warm_up(component: Any) -> None:
+    warm = getattr(component, "warm_up", None)
+    if warm is not None:
+        with _warm_up_lock:  # loading a model twice at once
+            warm()
+
+
+def _to_haystack_message(message: Message) -> Any:
+    from haystack.dataclasses import ChatMessage
+
+    makers = {"system": ChatMessage.from_system, "assistant": ChatMessage.from_assistant}
+    return makers.get(message["role"], ChatMessage.from_user)(message["content"])

@@ -1,0 +1,186 @@
+"""Budget of judges: prices, reservation of the maximum cost of a call, settlement of the actual cost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import orjson
+
+from spanwise.collector.records import Usage
+from spanwise.evaluators.interface import Skip
+from spanwise.evaluators.judges.llm_client.chat_completions import Ask
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+
+
+USD_TOLERANCE = 1e-9  # US dollars below which two sums are the same
+MESSAGE_OVERHEAD = 1_024  # bytes: roles, separators and instructions that an endpoint puts around messages and schema
+
+
+class Amount(NamedTuple):
+    """US dollars and calls."""
+
+    usd: float = 0.0
+    calls: int = 0
+
+
+class Ledger(Protocol):
+    """Where calls are booked: a judge's budget in this process, or a store's, for many workers."""
+
+    async def book(self, id: str, amount: Amount) -> None:
+        """Reserve an amount; the same id books once. Raises `Skip` where there is no room."""
+
+    async def settle(self, id: str, actual: Amount | None) -> None:
+        """Replace the reserved amount by the actual one; None: the outcome of the call is unknown, and the amount stays
+        booked. An id that is not booked changes nothing.
+        """
+
+
+_current_ledger: ContextVar[Ledger | None] = ContextVar("spanwise-charged", default=None)
+
+
+@contextmanager
+def use_ledger(ledger: Ledger | None) -> Iterator[None]:
+    """Calls of judges inside are booked there, beside each judge's own budget."""
+    token = _current_ledger.set(ledger)
+    try:
+        yield
+    finally:
+        _current_ledger.reset(token)
+
+
+def get_ledgers(judge: Judge) -> list[Ledger]:
+    """Where a judge's calls are booked."""
+    return [ledger for ledger in (judge.budget, _current_ledger.get()) if ledger is not None]
+
+
+class Budget:
+    """A ledger within one process, of one judge or of several that are given it. Used on the judges' loop alone.
+
+    What has no room only because of what others have reserved waits for these: mostly they come to less.
+    """
+
+    def __init__(self, *, max_usd: float | None = None, max_calls: int | None = None) -> None:
+        self.max_usd = max_usd
+        self.max_calls = max_calls
+        self.spent = Amount()
+        self._booked: dict[str, Amount] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._process = os.getpid()
+
+    @property
+    def reserved(self) -> Amount:
+        """Of calls under way."""
+        return _add_amounts(Amount(), *self._booked.values())
+
+    async def book(self, id: str, amount: Amount) -> None:
+        """Reserve an amount; the same id books once. Raises `Skip` where there is no room, and will be none."""
+        if self._process != os.getpid():  # a fork: calls under way are the parent's
+            self._process, self._booked, self._waiting = os.getpid(), {}, []
+        while id not in self._booked:
+            if self._has_room(_add_amounts(self.spent, self.reserved, amount)):
+                self._booked[id] = amount
+            elif self._booked and self._has_room(_add_amounts(self.spent, amount)):
+                await self._settling()
+            else:
+                raise Skip(self._refusal(amount))
+
+    async def settle(self, id: str, actual: Amount | None) -> None:
+        """Replace the reserved amount by the actual one; None: it is counted as spent, as the outcome is unknown. An id
+        that is not booked changes nothing.
+        """
+        booked = self._booked.pop(id, None)
+        if booked is None:
+            return
+        self.spent = _add_amounts(self.spent, booked if actual is None else actual)
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    async def _settling(self) -> None:
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(settled)
+        await settled
+
+    def _has_room(self, amount: Amount) -> bool:
+        in_usd = self.max_usd is None or amount.usd <= self.max_usd + USD_TOLERANCE
+        return in_usd and (self.max_calls is None or amount.calls <= self.max_calls)
+
+    def _refusal(self, amount: Amount) -> str:
+        spent, reserved = self.spent, self.reserved
+        if self.max_calls is not None and spent.calls + reserved.calls + amount.calls > self.max_calls:
+            return f"over budget: max_calls={self.max_calls}, {spent.calls} made, {reserved.calls} under way"
+        return (
+            f"over budget: max_usd={self.max_usd:g}, ${spent.usd:.6f} spent, ${reserved.usd:.6f} reserved, and this "
+            f"call may cost ${amount.usd:.6f}"
+        )
+
+
+def make_budget(max_usd: float | None, max_calls: int | None, given: Ledger | None) -> Ledger | None:
+    """The ledger of a judge with these bounds: the given one, unless it is a budget with other bounds."""
+    if max_usd is None and max_calls is None:
+        return None if isinstance(given, Budget) else given
+    if given is None or (isinstance(given, Budget) and (given.max_usd, given.max_calls) != (max_usd, max_calls)):
+        return Budget(max_usd=max_usd, max_calls=max_calls)
+    return given
+
+
+def compute_max_cost(judge: Judge, ask: Ask) -> Amount:
+    """What one call can cost at most: as many tokens as the question has bytes, and all that a reply may have."""
+    usage = Usage(count_question_bytes(ask) + MESSAGE_OVERHEAD, judge.most_tokens)
+    return Amount(compute_cost(judge, usage) or 0.0, 1)
+
+
+def count_question_bytes(ask: Ask) -> int:
+    """Bytes of messages and schema."""
+    schema = 2 * len(orjson.dumps(ask.schema)) if ask.schema is not None else 0  # some are told it in words, too
+    return schema + sum(len(message["content"].encode(errors="replace")) for message in ask.messages)
+
+
+def _add_amounts(*amounts: Amount) -> Amount:
+    return Amount(sum(amount.usd for amount in amounts), sum(amount.calls for amount in amounts))
+
+
+MILLION = 1_000_000
+
+
+@lru_cache(maxsize=256)
+def look_up_price(model: str, base_url: str | None) -> tuple[float, float] | None:
+    """US dollars per million tokens, of input and of output, as genai-prices knows them; None where it does not.
+
+    A model at an address that it does not know has no price, whatever it is called there.
+    """
+    from genai_prices import Usage as Billed
+    from genai_prices import calc_price
+
+    from spanwise.collector.dialects import has_price
+
+    if not has_price(base_url):
+        return None
+    try:
+        price = calc_price(Billed(input_tokens=1, output_tokens=1), model, provider_api_url=base_url)
+    except LookupError:
+        return None
+    return float(price.input_price) * MILLION, float(price.output_price) * MILLION
+
+
+def compute_cost(judge: Judge, usage: Usage) -> float | None:
+    """US dollars for a call of a judge; None where its price is not known."""
+    if judge.price is not None:
+        return (usage.input_tokens * judge.price[0] + usage.output_tokens * judge.price[1]) / MILLION
+    if judge.prices is None:
+        return None
+    # with tiers, cached tokens, prices that change with the time of day
+    from spanwise.collector.dialects import compute_cost, find_provider
+
+    provider = find_provider(judge.base_url) if judge.base_url else None
+    return compute_cost(judge.model, usage, {"gen_ai.provider.name": provider}, time.time_ns())

@@ -1,0 +1,424 @@
+"""Call of a judge, from top to bottom: cache, single flight, budget, rate limit, attempts, parsing.
+
+Cache, budget, a place in the line, the call with its attempts under one deadline, the reading of the reply, one more
+question where it cannot be read; what it has cost is settled, and the answer kept. All of it on the judges' loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+from uuid import uuid4
+
+from spanwise.collector.records import Usage
+from spanwise.evaluators.interface import Skip, Unjudged, is_task_cancelled, run_in_thread
+from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache, compute_cache_key, get_cache_path
+from spanwise.evaluators.judges.llm_client.chat_completions import (
+    MAX_REPLY_LENGTH,
+    Answer,
+    Ask,
+    Completion,
+    CutOff,
+    ParseFailure,
+)
+from spanwise.evaluators.judges.llm_client.judge_budget import Amount, compute_cost, compute_max_cost, get_ledgers
+from spanwise.evaluators.judges.llm_client.judge_dry_run import current_dry_run
+from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
+from spanwise.evaluators.judges.llm_client.judge_rate_limiter import get_limiter
+from spanwise.evaluators.judges.llm_client.judge_retry import (
+    Deadline,
+    ReplyTimeout,
+    call_with_retries,
+    describe_call_error,
+    is_connection_failure,
+    is_possibly_billed,
+    to_judgement_error,
+)
+from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint, load_client
+from spanwise.evaluators.judges.llm_client.reply_parsing import ParsedReply, parse_reply
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+
+
+CacheItem = TypeVar("CacheItem")
+CacheResult = TypeVar("CacheResult")
+
+
+async def ask_judge(judge: Judge, ask: Ask) -> Answer:
+    """What a judge answers. Raises `ParseFailure`, other `Unjudged`, and `Skip` when a budget is used up."""
+    if current_dry_run.get() is None:  # a rehearsal asks nobody, and needs no key
+        judge.check()
+    return await run_on_judge_loop(lambda: _ask_with_cache(judge, ask))
+
+
+async def _ask_with_cache(judge: Judge, ask: Ask) -> Answer:
+    path = get_cache_path(judge)
+    rehearsal = current_dry_run.get()
+    if path is None and rehearsal is not None:
+        return rehearsal.answer(judge, ask, None)
+    if path is None:
+        return (await JudgeCall(judge, ask).answer())[0]
+    cache = get_loop_singleton((AnswerCache, path), lambda: AnswerCache(path))
+    key = compute_cache_key(judge, ask)
+    if rehearsal is not None:
+        return rehearsal.answer(judge, ask, await _read_cached(cache, key, judge, ask))
+    same = (path, key, judge.api_key, judge.deadline, judge.max_age)  # another key may be refused, or be welcome
+    answer, of_another = await get_loop_singleton(SingleFlight, SingleFlight).once(
+        same, lambda: _ask_and_cache(cache, key, judge, ask)
+    )
+    return make_cached_answer(answer) if of_another else answer
+
+
+async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: Judge, ask: Ask) -> Answer:
+    """Return the cached answer, or ask the judge and write its answer to the cache before returning it."""
+    found = await _read_cached(cache, key, judge, ask)
+    if found is not None:
+        return found
+    answer, completion = await JudgeCall(judge, ask).answer()
+    await get_loop_singleton(("put", cache), lambda: _BatchedCacheAccess(cache.put_all)).run((key, completion))
+    return answer
+
+
+async def _read_cached(cache: AnswerCache, key: bytes, judge: Judge, ask: Ask) -> Answer | None:
+    completion = await get_loop_singleton(("get", cache), lambda: _BatchedCacheAccess(cache.get_all)).run(
+        (key, judge.max_age)
+    )
+    return _completion_to_answer(judge, ask, completion) if completion is not None else None
+
+
+class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
+    """Access to a cache file in batches, one thread at a time.
+
+    Everything that arrives while a batch is running forms the next batch: a wave of questions costs one thread and one
+    transaction, and a locked file holds up one thread. `call` returns one result per item, in order.
+    """
+
+    def __init__(self, call: Callable[[list[CacheItem]], list[CacheResult]]) -> None:
+        self._call = call
+        self._waiting: list[tuple[CacheItem, asyncio.Future[CacheResult]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, item: CacheItem) -> CacheResult:
+        """Return the result for one item. Raises what the batch raises."""
+        future: asyncio.Future[CacheResult] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await self._run_batch(batch)
+        finally:
+            self._task = None
+
+    async def _run_batch(self, batch: list[tuple[CacheItem, asyncio.Future[CacheResult]]]) -> None:
+        try:
+            results = await run_in_thread(lambda: self._call([item for item, _ in batch]))
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():  # its question was cancelled
+                future.set_result(result)
+
+
+def _completion_to_answer(judge: Judge, ask: Ask, completion: Completion) -> Answer | None:
+    """A kept reply as an answer; None where it is none any more."""
+    try:
+        came = parse_reply(ask, completion)
+    except Exception:
+        return None
+    return make_cached_answer(
+        Answer(
+            value=came.value,
+            text=completion.text,
+            model=completion.model or judge.model,
+            logprobs=completion.logprobs,
+            notes=(*completion.notes, *came.notes),
+        )
+    )
+
+
+def make_cached_answer(answer: Answer) -> Answer:
+    """An answer for which no call was made."""
+    return replace(answer, cached=True, calls=0, cost=0.0, usage=Usage())
+
+
+log = logging.getLogger("spanwise.evaluators")
+
+
+class JudgeCall:
+    """One question, with all that it takes. Lives on the judges' loop."""
+
+    def __init__(self, judge: Judge, ask: Ask) -> None:
+        self._judge = judge
+        self._backend = judge.answering
+        self._ask = ask
+        self._limiter = get_limiter(judge)
+        self._deadline = Deadline(judge.deadline)
+        self._tries = 0
+        self._calls = 0  # those of them that a server has seen
+        self._failed: Exception | None = None  # the last attempt: of it more is to be said than of a wait in line
+        self._usages: list[Usage | None] = []
+        self._notes: list[str] = []
+
+    async def answer(self) -> tuple[Answer, Completion]:
+        """What the judge answers, and the reply that says so.
+
+        Raises `ParseFailure`, other `Unjudged`, `Skip` when the budget has no room for the first call, and what a
+        function raises.
+        """
+        if isinstance(self._backend, OpenAIEndpoint):
+            await load_client()
+        try:
+            completion = await self._completion(self._ask)
+            try:
+                came = parse_reply(self._ask, completion)
+            except ParseFailure as failure:
+                came, completion = await self._once_more(completion, failure)
+        except Unjudged as error:
+            error.metadata = {**error.metadata, **self._spent()}
+            raise
+        return self._answer(came, completion), completion
+
+    async def _once_more(self, unread: Completion, failure: ParseFailure) -> tuple[ParsedReply, Completion]:
+        """The question again, with the reply and what is wrong with it. Raises `ParseFailure` with both replies."""
+        first = failure.text[:MAX_REPLY_LENGTH]
+        try:
+            completion = await self._completion(make_followup_question(self._ask, unread, failure))
+            came = parse_reply(self._ask, completion)
+        except ParseFailure as second:
+            second.metadata = {**second.metadata, "reply": second.text[:MAX_REPLY_LENGTH], "first_reply": first}
+            raise second from None
+        except (Unjudged, Skip) as error:
+            failure.metadata = {**failure.metadata, "reply": first, "asked_again": str(error)}
+            raise failure from None
+        self._notes.append(f"asked again: {str(failure)[:200]}")
+        return came, completion
+
+    async def _completion(self, ask: Ask) -> Completion:
+        """The reply, after as many attempts as it takes; a model that thinks gets more room while there is some."""
+        self._failed = None
+        while True:
+            try:
+                return await call_with_retries(lambda: self._attempt(ask), self._deadline, self._limiter.gives_up)
+            except CutOff as cut:
+                if not cut.again:
+                    raise
+            except _CostIncreased:
+                pass
+            except Skip:
+                if self._failed is None:
+                    raise
+                raise self._unjudged(self._failed) from self._failed
+            except Exception as error:
+                told = self._unjudged(self._failed or error)
+                if told is error:
+                    raise
+                raise told from error
+
+    def _unjudged(self, error: Exception) -> Exception:
+        return to_judgement_error(error, self._judge.where, self._tries, self._deadline, self._judge.api_key)
+
+    async def _attempt(self, ask: Ask) -> Completion:
+        bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left
+        within = self._deadline.seconds if left is None else left
+        async with self._booked(ask) as booked, self._limiter.call(bound, again=again, within=within):
+            if (
+                compute_max_cost(self._judge, ask).usd > booked.amount.usd
+            ):  # others have found out that the model thinks
+                raise _CostIncreased
+            self._deadline.start()
+            self._tries += 1
+            self._calls += 1
+            booked.started = True
+            completion = await self._called(ask)
+            booked.settle(completion.usage)
+            self._usages.append(completion.usage)
+            return completion
+
+    @asynccontextmanager
+    async def _booked(self, ask: Ask) -> AsyncIterator[_BudgetReservation]:
+        """Room in the budget for one call; what it came to is settled, whatever comes of it."""
+        booking = _BudgetReservation(self._judge, compute_max_cost(self._judge, ask))
+        ledgers, id = get_ledgers(self._judge), uuid4().hex
+        if not ledgers:
+            yield booking
+            return
+        try:
+            async with asyncio.timeout(self._deadline.left):
+                for ledger in ledgers:
+                    await ledger.book(id, booking.amount)
+            yield booking
+        except BaseException as error:
+            booking.fail(error)
+            raise
+        finally:
+            for ledger in ledgers:
+                await ledger.settle(id, booking.actual)
+
+    async def _called(self, ask: Ask) -> Completion:
+        seconds = self._deadline.of_attempt
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await self._backend.complete(ask)
+        except TimeoutError as error:
+            self._failed = ReplyTimeout(f"no reply within {seconds:.3g} s") if limit.expired() else error
+            raise self._failed from error
+        except asyncio.CancelledError as error:
+            if is_task_cancelled():
+                raise
+            raise Unjudged(f"{self._judge.where} cancelled the question") from error
+        except CutOff as cut:
+            self._usages.append(cut.usage)
+            self._failed = cut
+            raise
+        except Exception as error:
+            self._failed = error
+            if is_connection_failure(error):
+                self._calls -= 1
+                self._announce(error)
+            raise
+
+    def _announce(self, error: Exception) -> None:
+        """Log once for all who ask this endpoint that it cannot be reached."""
+        patience = self._limiter.unreachable(self._deadline.seconds)
+        if patience is not None:
+            reason = describe_call_error(error, self._judge.api_key)
+            log.warning(
+                "spanwise: the judge %s cannot be reached: %s; it is tried for up to %.3g s",
+                self._judge.where,
+                reason,
+                patience,
+            )
+
+    def _answer(self, came: ParsedReply, completion: Completion) -> Answer:
+        usage = sum_usage(self._usages)
+        return Answer(
+            value=came.value,
+            text=completion.text,
+            model=completion.model or self._judge.model,
+            usage=usage,
+            cost=compute_cost(self._judge, usage) if usage is not None else None,
+            logprobs=completion.logprobs,
+            notes=(*completion.notes, *self._notes, *came.notes),
+            calls=self._calls,
+        )
+
+    def _spent(self) -> dict[str, object]:
+        """What went into a question without an answer."""
+        usage = sum_usage(self._usages)
+        if usage is None:
+            return {"calls": self._calls} if self._calls else {}
+        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+        return {"calls": self._calls, **tokens, "cost": compute_cost(self._judge, usage)}
+
+
+class _CostIncreased(Exception):
+    """A call may cost more than when it was booked."""
+
+
+class _BudgetReservation:
+    """What a call is booked with, and what it came to."""
+
+    def __init__(self, judge: Judge, amount: Amount) -> None:
+        self._judge = judge
+        self.amount = amount
+        self.started = False
+        self._is_unknown = False
+
+    @property
+    def actual(self) -> Amount | None:
+        """What the call has taken; None where its outcome is unknown."""
+        return None if self._is_unknown else self.amount
+
+    def settle(self, usage: Usage | None) -> None:
+        """A reply has come; what it took is not known of every endpoint, then it is what it may have taken."""
+        cost = compute_cost(self._judge, usage) if usage is not None else None
+        if cost is not None:
+            self.amount = Amount(cost, 1)
+
+    def fail(self, error: BaseException) -> None:
+        """Take nothing for a call that was not made or was refused; the outcome of one that broke off is unknown."""
+        if isinstance(error, CutOff):
+            self.settle(error.usage)
+        elif self.started and is_possibly_billed(error):
+            self._is_unknown = True
+        else:
+            self.amount = Amount()
+
+
+def make_followup_question(ask: Ask, unread: Completion, failure: ParseFailure) -> Ask:
+    """The question with a reply that could not be read, and what is wrong with it."""
+    wanted = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
+    said = {"role": "assistant", "content": unread.text[:MAX_REPLY_LENGTH] or "(nothing)"}
+    told = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
+    return replace(ask, messages=(*ask.messages, said, told))
+
+
+def sum_usage(usages: list[Usage | None]) -> Usage | None:
+    """Of all replies together; None where one of them did not say."""
+    known = [usage for usage in usages if usage is not None]
+    if not known or len(known) < len(usages):
+        return None
+    details: dict[str, int] = {}
+    for usage in known:
+        for name, tokens in usage.details.items():
+            details[name] = details.get(name, 0) + tokens
+    return Usage(sum(usage.input_tokens for usage in known), sum(usage.output_tokens for usage in known), details)
+
+
+class SingleFlight:
+    """Questions under way, by their key. Lives on the judges' loop."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[object, asyncio.Future[Answer | Unjudged | None]] = {}
+
+    async def once(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
+        """The answer, and whether it came of somebody else's question. Raises what `ask` raises.
+
+        An error that would meet everybody is everybody's; a budget that is used up, and being cancelled, are not: the
+        next one asks.
+        """
+        while key in self._under_way:
+            under_way = self._under_way[key]
+            await asyncio.wait([under_way])
+            outcome = under_way.result()
+            if isinstance(outcome, Answer):
+                return outcome, True
+            if outcome is not None:
+                raise _copy_error(outcome)
+        return await self._asked(key, ask), False
+
+    async def _asked(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        mine = self._under_way[key] = asyncio.get_running_loop().create_future()
+        outcome: Answer | Unjudged | None = None
+        try:
+            outcome = answer = await ask()
+            return answer
+        except Unjudged as error:
+            outcome = _copy_error(error)
+            raise
+        finally:
+            del self._under_way[key]
+            mine.set_result(outcome)
+
+
+def _copy_error(error: Unjudged) -> Unjudged:
+    """An error of its own for each that waits: feedback adds to it where it came from."""
+    another = type(error).__new__(type(error))
+    another.args = error.args
+    another.__dict__.update(error.__dict__)
+    another.metadata = dict(error.metadata)
+    another.__cause__ = error.__cause__
+    return another

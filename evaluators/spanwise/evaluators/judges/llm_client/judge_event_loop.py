@@ -1,0 +1,157 @@
+"""Event loop of the judges: one daemon thread per process, with its clients and fork handling.
+
+Clients, connections, limits and the cache are of the process, not of a caller's loop, which may live for one `score()`
+alone. Whoever asks awaits the answer from wherever it is; cancelling it cancels the question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import inspect
+import os
+import threading
+from collections.abc import Callable, Coroutine, Hashable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, TypeVar
+
+from spanwise.evaluators.interface import CallResult, capture_awaitable
+
+T = TypeVar("T")
+
+THREAD_NAME = "spanwise-judges"
+SHUTDOWN_TIMEOUT = 1.0  # seconds that questions and clients have at the end of the process
+
+
+class _ForkSafeLoop(asyncio.SelectorEventLoop):
+    """In a forked child the parent's loop is left as it is: to close it there would unregister the parent's sockets."""
+
+    def __del__(self) -> None:
+        pass
+
+
+class _LoopThread:
+    """A loop on its thread, and what lives as long as it does."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop = _ForkSafeLoop()
+        self.kept: dict[Hashable, Any] = {}
+        self._ends = False
+        self.thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
+        self.thread.start()
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]], outcome: Future[CallResult[T]]) -> None:
+        """Start a question on this loop; it is cancelled with its outcome."""
+        question = self.loop.create_task(_capture_work(work))
+        question.add_done_callback(lambda question: self._deliver(question, outcome))
+        outcome.add_done_callback(lambda outcome: self._cancel(question) if outcome.cancelled() else None)
+
+    def _deliver(self, question: asyncio.Task[CallResult[T]], outcome: Future[CallResult[T]]) -> None:
+        """Nothing at the end of the process: only daemon threads still wait, and nobody would see what they raise."""
+        if self._ends:
+            return
+        try:
+            if question.cancelled():
+                outcome.cancel()
+            else:
+                outcome.set_result(question.result())
+        except InvalidStateError:  # its caller was cancelled in the same moment
+            pass
+
+    def _cancel(self, question: asyncio.Task[Any]) -> None:
+        try:
+            self.loop.call_soon_threadsafe(question.cancel)
+        except RuntimeError:  # the process ends
+            pass
+
+    def end(self) -> None:
+        """Cancel what is under way, close what is kept, stop."""
+        self._ends = True
+        try:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        except RuntimeError:  # it has ended
+            return
+        self.thread.join(3 * SHUTDOWN_TIMEOUT)
+
+    def _work(self) -> None:
+        try:
+            self.loop.run_forever()
+            self.loop.run_until_complete(self._finished())
+        finally:
+            self.loop.close()
+
+    async def _finished(self) -> None:
+        questions = asyncio.all_tasks() - {asyncio.current_task()}
+        for question in questions:
+            question.cancel()
+        if questions:
+            await asyncio.wait(questions, timeout=SHUTDOWN_TIMEOUT)
+        closings = [asyncio.ensure_future(_close_resource(kept)) for kept in self.kept.values()]
+        if closings:
+            await asyncio.wait(closings, timeout=SHUTDOWN_TIMEOUT)
+
+
+async def _close_resource(kept: Any) -> None:
+    close = getattr(kept, "aclose", None) or getattr(kept, "close", None)
+    try:
+        closing = close() if close is not None else None
+        if inspect.isawaitable(closing):
+            await closing
+    except Exception:  # the process ends: nobody can do anything about it
+        pass
+
+
+_loop_thread_lock = threading.Lock()
+_loop_thread: _LoopThread | None = None
+_parent_threads: list[_LoopThread] = []  # the homes of parents, in forked children: not to be finalized
+
+
+async def run_on_judge_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What a coroutine comes to that runs on the judges' loop, in the caller's context. Raises what it raises."""
+    home = _get_loop_thread()
+    if asyncio.get_running_loop() is home.loop:
+        return await work()
+    outcome: Future[CallResult[T]] = Future()
+    home.loop.call_soon_threadsafe(home.begin, work, outcome)  # in a copy of the caller's context
+    return (await asyncio.wrap_future(outcome)).get()
+
+
+async def _capture_work(work: Callable[[], Coroutine[Any, Any, T]]) -> CallResult[T]:
+    return await capture_awaitable(work())
+
+
+def get_loop_singleton(key: Hashable, make: Callable[[], T]) -> T:
+    """Something that lives as long as the judges' loop, made when it is first asked for: a client, a limit.
+
+    To be called on that loop. At the end of the process its `aclose()` or `close()` is called; a fork starts anew.
+    """
+    held = _get_loop_thread().kept
+    if key not in held:
+        held[key] = make()
+    return held[key]  # type: ignore[no-any-return]
+
+
+def _get_loop_thread() -> _LoopThread:
+    global _loop_thread
+    with _loop_thread_lock:
+        if _loop_thread is None or not _loop_thread.thread.is_alive():
+            _loop_thread = _LoopThread()
+        return _loop_thread
+
+
+def _stop_loop_thread() -> None:
+    if _loop_thread is not None:
+        _loop_thread.end()
+
+
+def _after_fork() -> None:
+    """The child has none of its parent's threads; what its loop holds belongs to the parent."""
+    global _loop_thread, _loop_thread_lock
+    _loop_thread_lock = threading.Lock()
+    if _loop_thread is not None:
+        _parent_threads.append(_loop_thread)
+        _loop_thread = None
+
+
+atexit.register(_stop_loop_thread)
+os.register_at_fork(after_in_child=_after_fork)

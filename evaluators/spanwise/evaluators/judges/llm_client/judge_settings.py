@@ -1,0 +1,272 @@
+"""Judge: model, endpoint, key, price and limits, from arguments or the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spanwise.collector.records import JSON
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, Backend, NoJudge
+from spanwise.evaluators.judges.llm_client.function_backend import make_backend
+from spanwise.evaluators.judges.llm_client.judge_budget import Ledger, look_up_price, make_budget
+from spanwise.evaluators.judges.llm_client.judge_call import ask_judge
+from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint
+from spanwise.evaluators.models.model_resolution import OPENAI_URL, check_address, check_key, first_variable
+from spanwise.tracer.suggestions import did_you_mean
+
+_NO_JUDGE_MESSAGE = (
+    'no judge is named: give judge="gpt-4o-mini" or another model\'s name, or set SPANWISE_JUDGE '
+    "(SPANWISE_JUDGE_URL and SPANWISE_JUDGE_KEY say where it is); a model is never guessed"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """A model behind an OpenAI-compatible endpoint, or any `backend`.
+
+    What is not given comes from the environment, when the judge is made: `model` from SPANWISE_JUDGE, `base_url` from
+    SPANWISE_JUDGE_URL, else OPENAI_BASE_URL, else it is OpenAI's, `api_key` from SPANWISE_JUDGE_KEY, else
+    OPENAI_API_KEY. A
+    key of the environment goes to the address of the environment alone: with another `base_url` give its `api_key`.
+
+    `price` is US dollars per million tokens, of input and of output; None: what genai-prices knows. `temperature` and
+    `seed` are left out where a model refuses them. `max_tokens` bound a reply; a model that thinks gets up to 16 times
+    as many. `deadline` is in seconds, for one question with all its attempts; `concurrency` bounds the questions at
+    once, of all judges of this process with the same model and endpoint together. `cache` None keeps answers of
+    endpoints, not of functions and scripts; a path says where; `max_age` is in seconds. `max_usd` and `max_calls` bound
+    what this judge may spend, and what `dataclasses.replace` makes of it: what a call can cost at most is reserved
+    before it, in `budget`, which several judges can be given. Raises `ValueError`.
+    """
+
+    model: str = ""
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    price: tuple[float, float] | None = None
+    backend: Backend | None = None
+    temperature: float | None = 0.0
+    seed: int | None = 0
+    max_tokens: int = 2048
+    concurrency: int = 16
+    deadline: float = 120.0
+    cache: bool | str | Path | None = None
+    max_age: float = 30 * 86_400.0
+    max_usd: float | None = None
+    max_calls: int | None = None
+    budget: Ledger | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        for name, value in (_read_backend if self.backend else _read_environment)(self).items():
+            object.__setattr__(self, name, value)
+        if self.price is not None:
+            object.__setattr__(self, "price", tuple(self.price))
+        object.__setattr__(self, "budget", make_budget(self.max_usd, self.max_calls, self.budget))
+        if self.max_usd is not None and self.prices is None:
+            raise ValueError(
+                f"max_usd={self.max_usd!r} cannot be kept: nobody knows what {self.model or 'a judge'!r} costs; give "
+                "price=(dollars per million tokens of input, of output), or max_calls"
+            )
+
+    async def ask(self, ask: Ask) -> Answer:
+        """What the judge answers. Raises `ParseFailure`, `Unjudged`, `Skip` when the budget is used up."""
+        return await ask_judge(self, ask)
+
+    @property
+    def answering(self) -> Backend:
+        """Who answers. Raises `NoJudge`."""
+        self.check()
+        return self.backend or self._endpoint
+
+    def check(self) -> None:
+        """Raises `NoJudge` if nobody can be asked: no model is named, or there is no key for OpenAI."""
+        if self.backend is not None:
+            return
+        if not self.model:
+            raise NoJudge(_NO_JUDGE_MESSAGE)
+        if self.base_url == OPENAI_URL and not self.api_key:
+            raise NoJudge(
+                f"the judge {self.model!r} at {OPENAI_URL} needs a key: set OPENAI_API_KEY or SPANWISE_JUDGE_KEY, or set "
+                "SPANWISE_JUDGE_URL to another endpoint"
+            )
+
+    @property
+    def where(self) -> str:
+        """To whom text goes, for people."""
+        if self.backend is not None:
+            return self.backend.where
+        return self._endpoint.where if self.model else "nobody (no judge is named)"
+
+    @property
+    def prices(self) -> tuple[float, float] | None:
+        """US dollars per million tokens, of input and of output, as given, else as genai-prices knows them."""
+        if self.price is not None or self.backend is not None or not self.model:
+            return self.price
+        return look_up_price(self.model, self.base_url)
+
+    @property
+    def most_tokens(self) -> int:
+        """What a reply may take at most: more than `max_tokens` once a model was seen to think."""
+        return self.max_tokens if self.backend is not None else self._endpoint.most_tokens
+
+    @property
+    def identity(self) -> Mapping[str, JSON]:
+        """What makes its judgements others than another judge's: model, endpoint, parameters; never the key."""
+        if self.backend is not None:
+            return {"model": self.model, "endpoint": self.backend.where}
+        parameters = {"temperature": self.temperature, "seed": self.seed, "max_tokens": self.max_tokens}
+        return {"model": self.model, "endpoint": self.base_url, **parameters}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values from which `judge_of` makes it again, without the key: that comes from the environment.
+
+        Raises `ValueError` for a function: data that names code to run is not to be trusted.
+        """
+        if self.backend is not None:
+            raise ValueError(f"the judge is {self.backend.where}, which is no plain value")
+        given = {
+            each.name: getattr(self, each.name) for each in dataclasses.fields(self) if _is_exported_field(self, each)
+        }
+        return {name: _to_plain_value(value) for name, value in given.items()}
+
+    @property
+    def _endpoint(self) -> OpenAIEndpoint:
+        return OpenAIEndpoint(
+            model=self.model,
+            base_url=self.base_url or OPENAI_URL,
+            api_key=self.api_key,
+            temperature=self.temperature,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            timeout=self.deadline / 2,  # so that there is time for another attempt after one that hung
+            bounded=self.max_usd is not None,
+        )
+
+
+def make_judge(given: Any = None) -> Judge:
+    """The judge that is meant: a `Judge`, a model's name, a dict of what `Judge` takes, a function, a Haystack
+    generator, a `Backend`; None is what the environment says. Raises `ValueError`.
+    """
+    if isinstance(given, Judge):
+        return given
+    if given is None:
+        return Judge()
+    if isinstance(given, str):
+        return Judge(model=check_text("judge", given))
+    if isinstance(given, Mapping):
+        return _from_dict(given)
+    return Judge(backend=make_backend(given))
+
+
+def _from_dict(given: Mapping[str, Any]) -> Judge:
+    known = [each.name for each in dataclasses.fields(Judge) if each.name not in ("backend", "budget")]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"a judge has no {name!r}{did_you_mean(str(name), known)}; it has {', '.join(known)}")
+    return Judge(**given)
+
+
+def _check_fields(judge: Judge) -> None:
+    if judge.model != "" or judge.backend is None:
+        object.__setattr__(judge, "model", check_text("model", judge.model, empty=judge.model == ""))
+    check_price(judge.price)
+    check_number("temperature", judge.temperature, most=2.0, none=True)
+    check_integer("seed", judge.seed, least=None, none=True)
+    check_integer("max_tokens", judge.max_tokens)
+    check_integer("concurrency", judge.concurrency)
+    check_number("deadline", judge.deadline, positive=True)
+    check_number("max_age", judge.max_age)
+    check_number("max_usd", judge.max_usd, none=True)
+    check_integer("max_calls", judge.max_calls, least=0, none=True)
+    if judge.cache is not None and not isinstance(judge.cache, bool | str | Path):
+        raise ValueError(f"cache is True, False, None or a path, not {judge.cache!r}")
+
+
+def _read_environment(judge: Judge) -> dict[str, Any]:
+    url = _check_base_url(judge.base_url or _read_environment_urls()[0])
+    return {
+        "model": judge.model or first_variable("SPANWISE_JUDGE") or "",
+        "base_url": url,
+        "api_key": check_key(judge.api_key) or check_key(_read_environment_key(url)),
+    }
+
+
+def _check_base_url(url: Any) -> str:
+    return check_address(url, "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL)")
+
+
+def _read_environment_urls() -> tuple[str, str]:
+    """Where the environment says that judges are, and where it says that OpenAI's API is."""
+    openai = first_variable("OPENAI_BASE_URL") or OPENAI_URL
+    return first_variable("SPANWISE_JUDGE_URL") or openai, openai
+
+
+def _read_environment_key(url: str) -> str | None:
+    """The environment's key for an address; none for one that it does not name, or whoever names one would get it."""
+    judges, openai = _read_environment_urls()
+    if url == _check_base_url(judges):
+        return first_variable("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY")
+    return first_variable("OPENAI_API_KEY") if url == _check_base_url(openai) else None
+
+
+def _read_backend(judge: Judge) -> dict[str, Any]:
+    backend = judge.backend
+    if backend is None or not callable(getattr(backend, "complete", None)):
+        raise ValueError(f"backend has no complete(ask), which {backend!r:.200} should have: judge= takes functions")
+    if judge.base_url is not None:
+        raise ValueError(f"a judge has a base_url or a backend, not both: {judge.base_url!r} and {backend!r:.200}")
+    return {"model": judge.model or backend.model}
+
+
+def _is_exported_field(judge: Judge, each: dataclasses.Field[Any]) -> bool:
+    return each.name not in ("backend", "budget", "api_key") and getattr(judge, each.name) != each.default
+
+
+def _to_plain_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def check_text(name: str, value: Any, *, empty: bool = False) -> str:
+    """A text without the spaces around it. Raises `ValueError`."""
+    if not isinstance(value, str) or not (value.strip() or empty):
+        raise ValueError(f"{name} is the name of a model, not {value!r:.200}")
+    return value.strip()
+
+
+def check_number(name: str, value: Any, *, most: float = math.inf, positive: bool = False, none: bool = False) -> None:
+    """Raises `ValueError` for what is no finite number from 0 on, up to `most`."""
+    if value is None and none:
+        return
+    if not _is_number(value) or not 0 <= value <= most or (positive and value == 0):
+        bounds = f"{'above 0' if positive else 'from 0 on'}{'' if most == math.inf else f', {most:g} at most'}"
+        raise ValueError(f"{name} is a number {bounds}, not {value!r}")
+
+
+def check_integer(name: str, value: Any, *, least: int | None = 1, none: bool = False) -> None:
+    """Raises `ValueError` for what is no whole number from `least` on."""
+    if value is None and none:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+        raise ValueError(f"{name} is a whole number{'' if least is None else f' from {least} on'}, not {value!r}")
+
+
+def check_price(price: Any) -> None:
+    """Raises `ValueError` for what is no pair of prices."""
+    if price is None:
+        return
+    pair: Any = price if isinstance(price, tuple | list) and len(price) == 2 else (None, None)
+    if not all(map(_is_price, pair)):
+        raise ValueError(f"price is US dollars per million tokens of input and of output, (0.15, 0.6), not {price!r}")
+
+
+def _is_price(value: Any) -> bool:
+    return _is_number(value) and bool(value >= 0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

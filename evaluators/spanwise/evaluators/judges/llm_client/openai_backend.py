@@ -1,0 +1,458 @@
+"""Backend for OpenAI-compatible endpoints, with detection of unsupported parameters.
+
+Only what a call went well without is remembered. An error may name a parameter for another reason, or quote a prompt
+that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from spanwise.collector.records import JSON
+from spanwise.evaluators.interface import Unjudged, run_in_thread
+from spanwise.evaluators.judges.llm_client.chat_completions import (
+    REASONING_TOKENS,
+    Ask,
+    Completion,
+    CutOff,
+    add_schema_instruction,
+    parse_completion,
+)
+from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
+from spanwise.evaluators.judges.llm_client.judge_retry import classify_error, make_invalid_response_error
+from spanwise.tracer.http_connections import suppress_instrumentation
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, AsyncAPIResponse, AsyncOpenAI
+
+
+MAX_RESPONSE_BYTES = 32 << 20  # bytes of an answer, unpacked
+MAX_CLIENTS = 32  # endpoints and keys whose connections are kept
+_PLACEHOLDER_KEY = "none"  # the client insists on one; servers at home look at none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIEndpoint:
+    """What is asked, where, with which parameters; `timeout` is in seconds, of one request.
+
+    What the endpoint or the model refuses is left out, noted, and not given again in this process.
+    """
+
+    model: str
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+    temperature: float | None = 0.0
+    seed: int | None = 0
+    max_tokens: int = 2048
+    timeout: float = 60.0
+    bounded: bool = False  # in dollars: a reply of any length is not asked for
+
+    @property
+    def where(self) -> str:
+        """Model and address."""
+        return f"{self.model} at {self.base_url}"
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a reply may have, and the thoughts before it."""
+        return self.max_tokens * self._habits.room
+
+    async def complete(self, ask: Ask) -> Completion:
+        """The reply. Raises the client's errors where they can pass, `CutOff`, and `Unjudged` for all else."""
+        return await run_on_judge_loop(lambda: self._complete(ask))
+
+    @property
+    def _habits(self) -> EndpointCapabilities:
+        return get_capabilities(self.base_url, self.model)
+
+    async def _complete(self, ask: Ask) -> Completion:
+        """As often as something is refused that can be left out: such a call costs nothing."""
+        import openai
+
+        form, first = self._habits.form(ask.schema), None
+        while True:
+            if self.bounded and form.limit is None:
+                raise Unjudged(f"{self.where} takes no limit of tokens, so max_usd cannot be kept; give max_calls")
+            try:
+                completion = await self._once(ask, form)
+            except openai.APIStatusError as error:
+                first = first or error
+                refused = form.refused_by(error, self._parameters(ask, form))
+                if refused is None:
+                    self._habits.too_much(form, first)
+                    raise classify_error(first, self) or first from None
+                form = refused
+            except openai.APIConnectionError as error:
+                lasting = classify_error(error, self)
+                if lasting is None:
+                    raise
+                raise lasting from None
+            else:
+                self._habits.keep(form)
+                return self._whole(completion, form, ask)
+
+    async def _once(self, ask: Ask, form: RequestForm) -> Completion:
+        parameters = self._parameters(ask, form)
+        async with get_loop_singleton(_ClientPool, _ClientPool).client(self.base_url, self.api_key) as client:
+            with suppress_instrumentation():
+                asked = client.chat.completions.with_streaming_response.create(**parameters, timeout=self.timeout)
+                async with asked as raw:
+                    content = await self._content(raw)
+        body = _parse_body(content)
+        if not isinstance(body, Mapping) or "choices" not in body:
+            raise make_invalid_response_error(raw.http_response, content, body, self)
+        completion = parse_completion(body)
+        return replace(completion, notes=form.notes(ask, completion))
+
+    async def _content(self, raw: AsyncAPIResponse[Any]) -> bytes:
+        """What came, unpacked. Raises `Unjudged` for more than a reply can be, and the client's error where it breaks
+        off.
+        """
+        import openai
+
+        content = bytearray()
+        try:
+            async for piece in raw.iter_bytes():
+                content += piece
+                if len(content) > MAX_RESPONSE_BYTES:
+                    break
+        except Exception as error:
+            raise openai.APIConnectionError(request=raw.http_request) from error
+        if len(content) > MAX_RESPONSE_BYTES:
+            raise Unjudged(f"{self.base_url} answered with more than {MAX_RESPONSE_BYTES >> 20} MiB")
+        return bytes(content)
+
+    def _parameters(self, ask: Ask, form: RequestForm) -> dict[str, Any]:
+        """All that is sent, by name."""
+        messages: Sequence[Mapping[str, str]] = ask.messages
+        if ask.schema is not None and form.level != "json_schema":
+            messages = add_schema_instruction(ask.messages, ask.schema)
+        wanted = {
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "logprobs": True if ask.logprobs else None,
+            "top_logprobs": min(ask.logprobs, form.top) or None,
+            "response_format": make_response_format(ask.name, ask.schema, form.level),
+        }
+        given = {name: value for name, value in wanted.items() if value is not None and name not in form.without}
+        if form.limit is not None:
+            given[form.limit] = self.max_tokens * form.room
+        return {"model": self.model, "messages": [dict(message) for message in messages], **given}
+
+    def _whole(self, completion: Completion, form: RequestForm, ask: Ask) -> Completion:
+        """The completion. Raises `CutOff` where a model has used up its tokens before it said anything."""
+        if completion.finish != "length" or not _has_reasoning(completion):
+            return completion
+        again = self._habits.more_room(form)
+        raise CutOff(
+            f"{self.where} was cut off at {self.max_tokens * form.room} tokens while it thought"
+            f"{'' if again else '; give the judge more max_tokens'}",
+            completion.text,
+            usage=completion.usage,
+            again=again,
+        )
+
+
+async def load_client() -> None:
+    """openai's client is imported, which takes a second or two: on a thread, and before anybody's deadline starts."""
+    await asyncio.shield(
+        get_loop_singleton(
+            load_client, lambda: asyncio.ensure_future(run_in_thread(lambda: import_module("openai.resources.chat")))
+        )
+    )
+
+
+@dataclass(slots=True)
+class _PooledClient:
+    """A client, and how many calls are under way through it."""
+
+    client: AsyncOpenAI
+    calls: int = 0
+
+
+class _ClientPool:
+    """One client per endpoint and key; beyond so many, those that were not used for longest are closed."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[tuple[str, str | None], _PooledClient] = OrderedDict()
+
+    @asynccontextmanager
+    async def client(self, base_url: str, key: str | None) -> AsyncIterator[AsyncOpenAI]:
+        held = self._of(base_url, key)
+        held.calls += 1
+        try:
+            yield held.client
+        finally:
+            held.calls -= 1
+            if len(self._held) > MAX_CLIENTS:
+                await asyncio.shield(self._close_old())
+
+    def _of(self, base_url: str, key: str | None) -> _PooledClient:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        if (base_url, key) not in self._held:
+            http = DefaultAsyncHttpxClient(follow_redirects=False)
+            made = AsyncOpenAI(base_url=base_url, api_key=key or _PLACEHOLDER_KEY, max_retries=0, http_client=http)
+            self._held[base_url, key] = _PooledClient(made)
+        self._held.move_to_end((base_url, key))
+        return self._held[base_url, key]
+
+    async def _close_old(self) -> None:
+        idle = [name for name, held in self._held.items() if not held.calls]
+        for held in [self._held.pop(name) for name in idle[: max(0, len(self._held) - MAX_CLIENTS)]]:
+            await held.client.close()
+
+    async def aclose(self) -> None:
+        for held in self._held.values():
+            await held.client.close()
+
+
+def _parse_body(content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _has_reasoning(completion: Completion) -> bool:
+    """Whether tokens went into thoughts: they are counted, or stand in the reply, or there is no reply at all."""
+    counted = completion.usage is not None and completion.usage.details.get(REASONING_TOKENS, 0) > 0
+    text = completion.text.lstrip()
+    return counted or not text or (text.startswith("<think>") and "</think>" not in text)
+
+
+MAX_ENDPOINTS = 256  # pairs of an endpoint and a model
+MAX_REFUSED_SCHEMAS = 64  # refused ones, of each
+MAX_TOKEN_FACTOR = 16  # times `max_tokens`, for models that think
+TOKEN_FACTOR_STEP = 4  # times as many tokens as before
+TOP_LOGPROBS_LEVELS = (20, 5)  # alternatives per token: OpenAI gives 20, some give 5
+SCHEMA_LEVELS = ("json_schema", "json_object", "words")
+TOKEN_LIMIT_PARAMETERS = ("max_completion_tokens", "max_tokens")
+
+_REFUSAL_STATUSES = frozenset(
+    {400, 403, 404, 422, 500, 501}
+)  # with which a parameter is refused, by one server or another
+_PARAMETER_NAMES = {  # what an error may call it, and which parameter that is
+    **{
+        name: name
+        for name in (*TOKEN_LIMIT_PARAMETERS, "temperature", "seed", "logprobs", "top_logprobs", "response_format")
+    },
+    "json_schema": "response_format",
+    "json_object": "response_format",
+    "structured output": "response_format",
+    "structured outputs": "response_format",
+    "grammar": "response_format",
+}
+_PARAMETER_PATTERN = re.compile(
+    rf"(?<!\w)(?:{'|'.join(sorted(_PARAMETER_NAMES, key=len, reverse=True))})(?!\w)", re.IGNORECASE
+)
+_SUGGESTION_PATTERN = re.compile(r"\buse\b[^.;]*\binstead\b|\binstead of\b", re.IGNORECASE)
+_TOO_MANY_TOKENS = re.compile(
+    r"too (?:large|many|long|high|big)|at most|maximum|exceed|context (?:length|size)", re.IGNORECASE
+)
+_INVALID_SCHEMA = re.compile(r"invalid[ _](?:json[ _])?schema|grammar|unsupported (?:keyword|schema)", re.IGNORECASE)
+_OMISSION_NOTES = {"temperature": "a temperature", "seed": "a seed", "logprobs": "log-probabilities"}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForm:
+    """How a question is put: without which parameters, with the schema at which level, under which limit."""
+
+    limit: str | None = "max_tokens"
+    without: frozenset[str] = frozenset()
+    level: str = "json_schema"
+    top: int = TOP_LOGPROBS_LEVELS[0]
+    room: int = 1
+    schemas: tuple[str, ...] = ()  # refused ones, by digest
+    schema: str | None = None  # that of this question
+
+    def refused_by(self, error: APIStatusError, sent: Mapping[str, Any]) -> RequestForm | None:
+        """The form without what an error names; None if it names nothing that can be left out."""
+        name = _find_named_parameter(error, sent) if error.status_code in _REFUSAL_STATUSES else None
+        if name is None:
+            return None
+        if name in TOKEN_LIMIT_PARAMETERS:
+            return None if _TOO_MANY_TOKENS.search(_get_error_text(error)) else self._other_limit()
+        if name == "response_format":
+            return self._lower(bool(_INVALID_SCHEMA.search(_get_error_text(error))))
+        if name == "top_logprobs" and self.top > TOP_LOGPROBS_LEVELS[-1]:
+            return replace(self, top=TOP_LOGPROBS_LEVELS[-1])
+        if name in ("logprobs", "top_logprobs"):
+            return replace(self, without=self.without | {"logprobs", "top_logprobs"})
+        return replace(self, without=self.without | {name})
+
+    def notes(self, ask: Ask, completion: Completion) -> tuple[str, ...]:
+        """What the question went without, in words."""
+        left_out = [f"asked without {words}" for name, words in _OMISSION_NOTES.items() if self._lacks(name, ask)]
+        if ask.logprobs and not self._lacks("logprobs", ask) and not completion.logprobs:
+            left_out.append("no log-probabilities came")
+        if ask.logprobs > self.top and completion.logprobs:
+            left_out.append(f"asked for {self.top} alternatives per token instead of {ask.logprobs}")
+        if ask.schema is not None and self.level != SCHEMA_LEVELS[0]:
+            form = "as json_object" if self.level == "json_object" else "in words alone"
+            left_out.append(f"asked for JSON {form}: the schema was refused")
+        if self.limit is None:
+            left_out.append("asked without a limit of tokens")
+        return tuple(left_out)
+
+    def _lacks(self, name: str, ask: Ask) -> bool:
+        return name in self.without and (name != "logprobs" or ask.logprobs > 0)
+
+    def _other_limit(self) -> RequestForm:
+        tried = self.without & set(TOKEN_LIMIT_PARAMETERS)
+        other = next((name for name in TOKEN_LIMIT_PARAMETERS if name != self.limit and name not in tried), None)
+        return replace(self, limit=other, without=self.without | {self.limit or ""})
+
+    def _lower(self, this_schema: bool) -> RequestForm:
+        lower = SCHEMA_LEVELS[min(SCHEMA_LEVELS.index(self.level) + 1, len(SCHEMA_LEVELS) - 1)]
+        if this_schema and self.schema and self.level == SCHEMA_LEVELS[0]:
+            return replace(self, level=lower, schemas=(*self.schemas, self.schema)[-MAX_REFUSED_SCHEMAS:])
+        return replace(self, level=lower)
+
+
+class EndpointCapabilities:
+    """What is known of one endpoint and model."""
+
+    def __init__(self, base_url: str) -> None:
+        host = urlsplit(base_url).hostname or ""
+        theirs = host == "api.openai.com" or host.endswith((".openai.azure.com", ".azure.com"))
+        self._form = RequestForm(
+            limit=TOKEN_LIMIT_PARAMETERS[0] if theirs else TOKEN_LIMIT_PARAMETERS[1]
+        )  # servers of others may pass over the newer name
+        self._most_room = MAX_TOKEN_FACTOR
+
+    @property
+    def room(self) -> int:
+        """Times `max_tokens`."""
+        return self._form.room
+
+    def form(self, schema: Mapping[str, JSON] | None) -> RequestForm:
+        """How a question with that schema is put."""
+        known = None if schema is None else digest_schema(schema)
+        level = (
+            SCHEMA_LEVELS[1]
+            if known in self._form.schemas and self._form.level == SCHEMA_LEVELS[0]
+            else self._form.level
+        )
+        return replace(self._form, level=level, schema=known)
+
+    def keep(self, form: RequestForm) -> None:
+        """A call has gone well in that form."""
+        refused = form.schema in form.schemas
+        level = self._form.level if refused and form.level == SCHEMA_LEVELS[1] else form.level
+        lowest = max(level, self._form.level, key=SCHEMA_LEVELS.index)
+        self._form = replace(
+            form,
+            level=lowest,
+            without=self._form.without | form.without,
+            top=min(form.top, self._form.top),
+            room=max(form.room, self._form.room),
+            schema=None,
+        )
+
+    def more_room(self, form: RequestForm) -> bool:
+        """Whether the next call has more tokens than one in that form had."""
+        room = min(max(self._form.room, form.room * TOKEN_FACTOR_STEP), self._most_room)
+        self._form = replace(self._form, room=room)
+        return room > form.room and form.limit is not None
+
+    def too_much(self, form: RequestForm, error: APIStatusError) -> None:
+        """An endpoint that refuses so many tokens is asked for fewer from now on."""
+        if form.room > 1 and _TOO_MANY_TOKENS.search(_get_error_text(error)):
+            self._most_room = form.room // TOKEN_FACTOR_STEP
+            self._form = replace(self._form, room=min(self._form.room, self._most_room))
+
+
+_capabilities: OrderedDict[tuple[str, str], EndpointCapabilities] = OrderedDict()
+
+
+def get_capabilities(base_url: str, model: str) -> EndpointCapabilities:
+    """What is known of a model at an endpoint."""
+    known = _capabilities.setdefault((base_url, model), EndpointCapabilities(base_url))
+    try:
+        _capabilities.move_to_end((base_url, model))
+        if len(_capabilities) > MAX_ENDPOINTS:
+            _capabilities.popitem(last=False)
+    except KeyError:  # another thread was first
+        pass
+    return known
+
+
+def clear_capabilities() -> None:
+    """All that was found out."""
+    _capabilities.clear()
+
+
+def _find_named_parameter(error: APIStatusError, sent: Mapping[str, Any]) -> str | None:
+    """The parameter that an error names, of those that were sent: in its field `param`, else first in its words."""
+    field = str(error.param or "").partition(".")[0]
+    if field in sent and field in _PARAMETER_NAMES:
+        return field
+    model = rf"(?<!\w){re.escape(str(sent.get('model')))}(?!\w)"
+    words = _SUGGESTION_PATTERN.sub(" ", re.sub(model, " ", _get_error_text(error)))
+    named = (_PARAMETER_NAMES[match.group().lower()] for match in _PARAMETER_PATTERN.finditer(words))
+    return next((name for name in named if name in sent), None)
+
+
+def _get_error_text(error: APIStatusError) -> str:
+    return f"{error.message} {error.body}"
+
+
+_INVALID_NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]+")
+_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+def make_response_format(name: str, schema: Mapping[str, JSON] | None, level: str) -> dict[str, Any] | None:
+    """The parameter `response_format`; None where the form of the reply is told in words alone."""
+    if schema is None or level == "words":
+        return None
+    if level == "json_object":
+        return {"type": "json_object"}
+    told = add_enum_types(schema)
+    named = _INVALID_NAME_CHARACTERS.sub("_", name)[:64] or "reply"
+    return {"type": "json_schema", "json_schema": {"name": named, "schema": told, "strict": is_strict(told)}}
+
+
+def add_enum_types(schema: Any) -> Any:
+    """A schema in which each enum has a type, as OpenAI wants it."""
+    if isinstance(schema, list | tuple):
+        return [add_enum_types(member) for member in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    told = {name: value if name == "enum" else add_enum_types(value) for name, value in schema.items()}
+    labels = told["enum"] if isinstance(told.get("enum"), list | tuple) else ()
+    kinds = sorted({_JSON_TYPES.get(type(label), "object") for label in labels})
+    if "type" not in told and kinds:
+        told = {"type": kinds[0] if len(kinds) == 1 else kinds, **told}
+    return told
+
+
+def is_strict(schema: Any) -> bool:
+    """Whether all objects have exactly the properties that they must have, which strict decoding asks for."""
+    if isinstance(schema, list):
+        return all(map(is_strict, schema))
+    if not isinstance(schema, Mapping):
+        return True
+    closed = schema.get("additionalProperties") is False
+    if schema.get("type") == "object" or "properties" in schema:
+        properties = schema.get("properties")
+        names = set(properties) if isinstance(properties, Mapping) else set()
+        if not closed or names != set(schema.get("required") or ()):
+            return False
+    return all(is_strict(value) for name, value in schema.items() if name != "enum")
+
+
+def digest_schema(schema: Mapping[str, JSON]) -> str:
+    """12 hex digits by which a schema is known."""
+    return hashlib.sha256(orjson.dumps(schema)).hexdigest()[:12]

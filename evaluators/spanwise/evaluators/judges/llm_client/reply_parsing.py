@@ -1,0 +1,321 @@
+"""Reply parsing: strict and lenient reading of JSON replies, tolerated deviations, quoted verdicts.
+
+Only an object that stands in the reply as such counts, and of several only a rating that they agree on; the
+reasons are then those of the first. What is quoted in a
+rationale is a text in it; words beside an object are not looked at. An object among words that the judged values state,
+too, may be a quotation of them: it does not count, and neither does any other object of that reply.
+
+Forgiven are the case of a label, and spaces, quotes and punctuation around it; a number or a truth in quotes; the case
+of a property's name; properties that nobody asked for, unless they are numbers. Another word of the same
+meaning is not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from spanwise.collector.records import JSON
+from spanwise.evaluators.builtin.json import InvalidJSON, load_strict_json
+from spanwise.evaluators.builtin.pipeline import find_ratings, is_quoted, parse_reply_objects
+from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion, CutOff, Declined, ParseFailure
+
+MAX_LENIENT_LENGTH = 50_000  # characters of a reply that is looked at with patience
+_REASONING_BLOCK = re.compile(r"\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
+_REASONING_START = re.compile(r"\s*<think(?:ing)?>")
+_FENCED_BLOCK = re.compile(r"```[\w-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """The value, and what was forgiven."""
+
+    value: Any
+    notes: tuple[str, ...] = ()
+
+
+def parse_reply(ask: Ask, completion: Completion) -> ParsedReply:
+    """The object that the schema describes, or the text where there is no schema.
+
+    Raises `ParseFailure` for what is not what was asked for, `CutOff`, and `Declined` where nothing was answered.
+    """
+    _check_answered(completion)
+    text = _strip_reasoning(completion)
+    try:
+        strictly = None if ask.schema is None else _parse_strictly(text, ask.schema)
+        if strictly is None and completion.finish == "length":
+            raise _make_cut_off_error(completion)
+        return strictly or (ParsedReply(text) if ask.schema is None else _parse_leniently(text, ask.schema, ask.values))
+    except InvalidJSON as error:
+        raise ParseFailure(str(error), completion.text) from None
+
+
+def _check_answered(completion: Completion) -> None:
+    """Raises `Declined` where the judge has not answered, and `CutOff`."""
+    if completion.refusal:
+        raise Declined(f"the judge refused: {' '.join(completion.refusal.split()):.300}")
+    if completion.finish == "content_filter":
+        raise Declined("the content filter of the endpoint stopped the judge's answer", completion.text)
+    if not completion.text.strip():
+        if completion.finish == "length":
+            raise _make_cut_off_error(completion)
+        why = f" (it ended with {completion.finish!r})" if completion.finish not in (None, "stop") else ""
+        raise Declined(f"the judge's answer is empty{why}")
+
+
+def _make_cut_off_error(completion: Completion) -> CutOff:
+    used = f" after {completion.usage.output_tokens} tokens" if completion.usage else ""
+    return CutOff(
+        f"the judge's answer was cut off{used}: give the judge more max_tokens", completion.text, usage=completion.usage
+    )
+
+
+def _strip_reasoning(completion: Completion) -> str:
+    """The reply without the thoughts that some models write down before it. Raises `CutOff`, `ParseFailure`."""
+    text = (
+        _REASONING_BLOCK.sub("", completion.text, count=1)
+        if _REASONING_BLOCK.match(completion.text)
+        else completion.text
+    )
+    if not _REASONING_START.match(text):
+        return text
+    if completion.finish == "length":
+        raise _make_cut_off_error(completion)
+    raise ParseFailure("the reply is thoughts without an end", completion.text)
+
+
+def _parse_strictly(text: str, schema: Mapping[str, JSON]) -> ParsedReply | None:
+    """What a text that is JSON says; None for one that is not. Raises `InvalidJSON` where the schema is not met."""
+    try:
+        value = load_strict_json(text.strip(), lenient=True)
+    except InvalidJSON:
+        return None
+    return ParsedReply(*_validate(value, schema))
+
+
+def _validate(value: Any, schema: Mapping[str, JSON]) -> tuple[Any, tuple[str, ...]]:
+    """A value as the schema has it, and what was forgiven. Raises `InvalidJSON`."""
+    notes: list[str] = []
+    try:
+        tidy = normalize_reply(value, schema, notes)
+        problem = find_schema_violation(tidy, schema)
+    except RecursionError:
+        raise InvalidJSON("nested too deeply to be read") from None
+    if problem:
+        raise InvalidJSON(problem)
+    return tidy, tuple(dict.fromkeys(notes))
+
+
+def _parse_leniently(text: str, schema: Mapping[str, JSON], values: Sequence[str]) -> ParsedReply:
+    """The one verdict among words, fences and JSON as models write it. Raises `InvalidJSON`."""
+    if len(text) > MAX_LENIENT_LENGTH:
+        raise InvalidJSON(f"the reply is no JSON, and too long to look for some: {len(text):,} characters")
+    found = _find_candidates(text, schema) or [_repair_json(text, schema)]
+    (value, forgiven), *others = (_validate(each, schema) for each in found)
+    if any(is_quoted(each, schema, values) for each in (value, *(other for other, _ in others))):
+        raise InvalidJSON(
+            "a verdict among words is also in the judged text and may be a quotation; reply with JSON alone"
+        )
+    if any(find_ratings(other, schema) != find_ratings(value, schema) for other, _ in others):
+        raise InvalidJSON(f"{len(found)} objects that differ; give one")
+    return ParsedReply(value, ("read with patience: the reply was not plain JSON", *forgiven))
+
+
+def _find_candidates(text: str, schema: Mapping[str, JSON]) -> list[Any]:
+    """The objects in a text that have at least one of the schema's properties; none where it cannot be read."""
+    if schema.get("type") == "array":
+        return list(_iterate_fenced_lists(text))
+    try:
+        objects, _ = parse_reply_objects(text)
+    except (InvalidJSON, RecursionError):
+        return []
+    return [each for each in objects if isinstance(each, Mapping) and _list_members(each) & _list_properties(schema)]
+
+
+def _iterate_fenced_lists(text: str) -> Iterator[Any]:
+    for block in _FENCED_BLOCK.findall(text):
+        try:
+            value = load_strict_json(block.strip())
+        except InvalidJSON:
+            continue
+        if isinstance(value, list):
+            yield value
+
+
+def _repair_json(text: str, schema: Mapping[str, JSON]) -> Any:
+    """What json-repair makes of the text from its first brace to its last. Raises `InvalidJSON`."""
+    kind, opens, closes = (list, "[", "]") if schema.get("type") == "array" else (dict, "{", "}")
+    start, end = text.find(opens), text.rfind(closes)
+    if start < 0:
+        raise InvalidJSON(f"the reply holds no JSON {'list' if kind is list else 'object'}")
+    if end < start:
+        raise InvalidJSON("the JSON in the reply does not end")
+    block = text[start : end + 1]
+    if twice := _find_duplicate_property(block, _list_properties(schema)):
+        raise InvalidJSON(f"{twice!r} stands in the reply more than once, and its JSON cannot be read")
+    import json_repair
+
+    try:
+        value = json_repair.loads(block, skip_json_loads=True)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, kind):
+        raise InvalidJSON("the JSON in the reply cannot be read")
+    return value
+
+
+def _find_duplicate_property(block: str, names: set[str]) -> str | None:
+    """A property that a text names more than once like one: which of them counts would be a guess."""
+    return next((name for name in sorted(names) if len(_make_key_pattern(name).findall(block)) > 1), None)
+
+
+def _make_key_pattern(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(name)}[\"'“”„‘’\\]*\s*[:=]", re.IGNORECASE)
+
+
+def _list_properties(schema: Mapping[str, JSON]) -> set[str]:
+    properties = schema.get("properties")
+    return {name.casefold() for name in properties} if isinstance(properties, Mapping) else set()
+
+
+def _list_members(value: Mapping[str, Any]) -> set[str]:
+    return {str(name).strip().casefold() for name in value}
+
+
+MAX_SCHEMA_DEPTH = 32
+_LABEL_PADDING = " \t\r\n\"'“”„‘’«»`*_.,;:!()[]{}<>"
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+_UNCHANGED = object()
+
+
+def normalize_reply(value: Any, schema: Any, notes: list[str], deep: int = 0) -> Any:
+    """A value with what is forgiven put right; `notes` gets what that was."""
+    if not isinstance(schema, Mapping) or deep > MAX_SCHEMA_DEPTH:
+        return value
+    if isinstance(schema.get("enum"), list | tuple):
+        return _match_label(value, schema["enum"], notes)
+    if isinstance(value, Mapping) and isinstance(schema.get("properties"), Mapping):
+        return _normalize_object(value, schema, notes, deep)
+    if isinstance(value, list) and "items" in schema:
+        return [normalize_reply(member, schema["items"], notes, deep + 1) for member in value]
+    return _unquote(value, schema.get("type"), notes)
+
+
+def find_schema_violation(value: Any, schema: Mapping[str, JSON]) -> str | None:
+    """What the schema has against a value."""
+    from jsonschema.exceptions import best_match
+
+    if _has_infinity(value):
+        return "a number in the reply is too large to be one"
+    error = best_match(_make_validator(orjson.dumps(schema)).iter_errors(value))
+    return None if error is None else _describe_violation(error)
+
+
+def _has_infinity(value: Any) -> bool:
+    """Whether there is an infinite number in it, as 1e999 is read."""
+    if isinstance(value, Mapping):
+        return any(map(_has_infinity, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_infinity, value))
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _normalize_object(
+    value: Mapping[str, Any], schema: Mapping[str, Any], notes: list[str], deep: int
+) -> dict[str, Any]:
+    """An object in the order of the schema; two names that differ by case alone stay as they are, which is wrong."""
+    properties = schema["properties"]
+    known = {name.casefold(): name for name in properties}
+    named: dict[str, Any] = {}
+    for name, member in value.items():
+        meant = name if name in properties else known.get(str(name).strip().casefold(), name)
+        if meant in named and named[meant] != member:
+            return dict(value)
+        named[meant] = member
+    if named.keys() != value.keys():
+        notes.append("forgave the case of a property's name")
+    closed = schema.get("additionalProperties") is False
+    unknown = [name for name in named if name not in properties and not _is_extra_number(name, properties)]
+    extra = sorted(map(str, unknown)) if closed else []
+    if extra:
+        notes.append(f"left out what nobody asked for: {', '.join(extra[:5])}")
+    ordered = [name for name in properties if name in named]
+    others = [name for name in named if name not in properties and not (closed and name in unknown)]
+    return {name: normalize_reply(named[name], properties.get(name), notes, deep + 1) for name in (*ordered, *others)}
+
+
+def _is_extra_number(name: Any, properties: Mapping[str, Any]) -> bool:
+    """Whether it is a number among numbered properties: who says more than was asked for may have counted otherwise."""
+    return str(name).isdigit() and all(known.isdigit() for known in properties)
+
+
+def _match_label(value: Any, labels: Sequence[Any], notes: list[str]) -> Any:
+    """The label that was meant, or the value as it is."""
+    if any(type(label) is type(value) and label == value for label in labels):
+        return value
+    if not isinstance(value, str | int | float) or isinstance(value, bool) or not _strip_label(value):
+        return value
+    meant = [label for label in labels if _strip_label(label) == _strip_label(value)]
+    if len(meant) != 1:
+        return value
+    notes.append(f"took {value!r:.60} for {meant[0]!r}")
+    return meant[0]
+
+
+def _strip_label(label: Any) -> str:
+    """A label without what is forgiven; a minus belongs to a number."""
+    text = f"{label:g}" if isinstance(label, float) else str(label)
+    return text.strip(_LABEL_PADDING).casefold()
+
+
+def _unquote(value: Any, kind: Any, notes: list[str]) -> Any:
+    """A number or a truth that stands in quotes."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    read: Any = _UNCHANGED
+    if kind in ("number", "integer") and _NUMBER.fullmatch(text):
+        read = float(text) if kind == "number" or "." in text else int(text)
+    if kind == "boolean" and text.casefold() in ("true", "false"):
+        read = text.casefold() == "true"
+    if read is _UNCHANGED:
+        return value
+    notes.append(f"took {value!r:.60} for {read!r}")
+    return read
+
+
+@lru_cache(maxsize=256)
+def _make_validator(schema: bytes) -> Any:
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(orjson.loads(schema))
+
+
+def _describe_violation(error: Any) -> str:
+    where = ".".join(map(str, error.absolute_path))
+    subject = repr(where) if where else "the reply"
+    if labels := error.schema.get("enum"):  # says more than its type
+        return (
+            f"{subject} is {_to_short_json(error.instance)}, which is none of {', '.join(map(_to_short_json, labels))}"
+        )
+    if error.validator == "required":
+        lacking = [name for name in error.validator_value if name not in error.instance]
+        return f"{subject} lacks {', '.join(map(repr, lacking))}"
+    if error.validator == "type":
+        return f"{subject} is {_to_short_json(error.instance)}, which is no {_join_types(error.validator_value)}"
+    return f"{subject}: {error.message:.300}"
+
+
+def _join_types(kinds: Any) -> str:
+    return kinds if isinstance(kinds, str) else " or ".join(kinds)
+
+
+def _to_short_json(value: Any) -> str:
+    told = orjson.dumps(value, default=str).decode()
+    return told if len(told) <= 120 else told[:120] + "…"

@@ -1,0 +1,69 @@
+"""Scripted judge for tests: replies in a fixed order or from a function."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import orjson
+
+from spanwise.collector.records import Usage
+from spanwise.evaluators.interface import Unjudged
+from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion
+from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+
+ScriptedReply: TypeAlias = str | Mapping[str, Any] | BaseException | type[BaseException] | Completion
+
+
+class ScriptBackend:
+    """Gives replies in order, or those of a function of the question; keeps what it was asked."""
+
+    model = "scripted"
+    where = "a script in this process"
+
+    def __init__(self, *replies: ScriptedReply | Callable[[Ask], ScriptedReply]) -> None:
+        alone = replies[0] if len(replies) == 1 else None
+        self._function = alone if callable(alone) and not isinstance(alone, type) else None
+        self._count = len(replies)
+        self._rest: Iterator[Any] = iter(replies)
+        self._lock = threading.Lock()
+        self.asked: list[Ask] = []
+
+    async def complete(self, ask: Ask) -> Completion:
+        """The next reply. Raises an exception that is one, and `Unjudged` when there is none any more."""
+        with self._lock:
+            self.asked.append(ask)
+            said = None if self._function else next(self._rest, None)
+        return _make_scripted_completion(self._function(ask) if self._function else said, ask, self._count)
+
+
+def _make_scripted_completion(said: ScriptedReply | None, ask: Ask, count: int) -> Completion:
+    if said is None:
+        raise Unjudged(f"the script of the judge has no more replies: it had {count}")
+    if isinstance(said, BaseException) or (isinstance(said, type) and issubclass(said, BaseException)):
+        raise said
+    if isinstance(said, Completion):
+        return said
+    text = said if isinstance(said, str) else orjson.dumps(said).decode()
+    return Completion(text=text, model=ScriptBackend.model, usage=Usage(len(str(ask.messages)) // 4, len(text) // 4))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedJudge(Judge):
+    """A judge with a script."""
+
+    @property
+    def asked(self) -> list[Ask]:
+        """All that it was asked, in order."""
+        return cast("ScriptBackend", self.backend).asked
+
+
+def scripted(*replies: ScriptedReply | Callable[[Ask], ScriptedReply]) -> ScriptedJudge:
+    """A judge that gives these replies in their order (an exception is raised), or what one function of the `Ask` says.
+
+    A dict is a JSON object, a `Completion` a reply with all that it bears. `judge.asked` lists what it was asked. When
+    the replies have run out, asking is an error.
+    """
+    return ScriptedJudge(backend=ScriptBackend(*replies))

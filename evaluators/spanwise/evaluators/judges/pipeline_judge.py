@@ -1,0 +1,121 @@
+"""Laminar's pipeline judge: one prompt over the named nodes of a pipeline's outputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from spanwise.collector.records import JSON, Case
+from spanwise.evaluators.interface import Metric, Skip, Unjudged, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import VALID
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.judgement import Judgement
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
+from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS
+from spanwise.evaluators.judges.prompt_values import render_value, render_values
+from spanwise.evaluators.judges.ratings import make_scale
+
+FIELD_BY_NODE: Mapping[str, str] = {"question": "inputs", "search": "documents", "answer": "outputs"}
+MAX_LEVELS = 100  # levels of a scale
+_NODE_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
+
+
+@register_builtin(
+    "pipeline_judge",
+    metrics=(Metric("pipeline_judge", (1.0, 5.0), primary=True),),
+    standards=(VALID,),
+    source="Laminar: pipeline-based evaluator, its example",
+    canonical="by hand",
+    judge=True,
+    kind="model",
+    example='get_evaluator("pipeline_judge", judge=scripted({"reasoning": "Half of it is about food.", "score": 3})), '
+    'outputs={"question": "When was it built?", "search": ["Built in 1912."], "answer": "In 1912. Lunch is at noon."}',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineJudge(JudgeEvaluator):
+    """How relevant the answer of a pipeline is to the question, a whole number from 1 to 5.
+
+    The prompt's `{{question}}`, `{{search}}` and `{{answer}}` are taken from the outputs by these names: those that it
+    does not name are left out, one that it names and that is not there is an error. A prompt of one's own may name any
+    others, and fields of a case; where outputs are no dict, the question is `inputs`, the search `documents` and the
+    answer `outputs`. With a prompt of one's own `minimum` and `maximum` may be others.
+
+    The reply is an object with `score` and `reasoning`. One outside the range is a parse failure. `pipeline` runs a
+    function instead.
+    """
+
+    PROMPT: ClassVar[str] = "pipeline_judge"
+
+    prompt: str | Path | None = None
+    minimum: int = 1
+    maximum: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.minimum < self.maximum <= self.minimum + MAX_LEVELS:
+            raise ValueError(f"the score is from minimum {self.minimum!r} to maximum {self.maximum!r}: no such range")
+        if self.prompt is None and (self.minimum, self.maximum) != (1, 5):
+            raise ValueError("the prompt asks for 1 to 5: another range needs a prompt of its own")
+        JudgeEvaluator.__post_init__(self)
+
+    @property
+    def NAMES(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Any name that stands in double braces may be that of a node."""
+        text = self.prompt.read_text("utf-8") if isinstance(self.prompt, Path) else self.prompt or ""
+        return tuple(dict.fromkeys((*PLACEHOLDERS, *FIELD_BY_NODE, *_NODE_PLACEHOLDER.findall(text))))
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The range is what was declared."""
+        return (Metric("pipeline_judge", (float(self.minimum), float(self.maximum)), primary=True),)
+
+    async def __call__(self, case: Case, outputs: Any) -> dict[str, Any]:
+        values = {name: _render_node(case, outputs, name) for name in self._prompt.asked}
+        async with Judgement("pipeline_judge", self._judge, case) as judgement:
+            answer = await judgement.ask(self._prompt, values, self._schema())
+            return judgement.row(self._score(answer), comment=_get_reasoning(answer))
+
+    def _schema(self) -> dict[str, JSON]:
+        """The reasoning is written first."""
+        score = {"type": "integer", "enum": list(range(self.minimum, self.maximum + 1))}
+        return {
+            "type": "object",
+            "properties": {"reasoning": {"type": "string"}, "score": score},
+            "required": ["reasoning", "score"],
+            "additionalProperties": False,
+        }
+
+    def _score(self, answer: Answer) -> float:
+        """Raises `ParseFailure` for what is outside the range."""
+        given = answer.value.get("score") if isinstance(answer.value, Mapping) else None
+        level = make_scale(range(self.minimum, self.maximum + 1)).label_of(given)
+        if level is None:
+            raise ParseFailure(f"the score is {given!r:.100}, not from {self.minimum} to {self.maximum}", answer.text)
+        return float(level)
+
+    def _identity(self) -> list[Any]:
+        return [*JudgeEvaluator._identity(self), self.minimum, self.maximum]
+
+
+def _render_node(case: Case, outputs: Any, name: str) -> str:
+    """What a node has given; else what a case has of that name. Raises `Unjudged` where neither has it."""
+    if isinstance(outputs, Mapping) and outputs.get(name) is not None:
+        return render_value(outputs[name])
+    field = FIELD_BY_NODE.get(name, name)
+    of_case = field in PLACEHOLDERS and not (name == "answer" and isinstance(outputs, Mapping))
+    try:
+        return render_values(case, [field])[field] if of_case else _raise_missing_node(outputs, name)
+    except Skip:
+        return _raise_missing_node(outputs, name)
+
+
+def _raise_missing_node(outputs: Any, name: str) -> str:
+    there = ", ".join(map(repr, outputs)) if isinstance(outputs, Mapping) else "none by name"
+    raise Unjudged(f"the judging pipeline asks for {name!r}; the outputs are {there}")
+
+
+def _get_reasoning(answer: Answer) -> str | None:
+    said = answer.value.get("reasoning")
+    return str(said) if said else None

@@ -1,0 +1,460 @@
+"""Components of the RAGAS metrics, their base class, and similarity by embeddings."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from spanwise.collector.records import JSON, Case, Document
+from spanwise.evaluators.builtin.case_text import extract_question, extract_text
+from spanwise.evaluators.interface import Skip, get_case_field, run_in_thread
+from spanwise.evaluators.judges.claims import (
+    VERDICT_SCHEMA,
+    Statements,
+    StatementVerdict,
+    extract_statements,
+    judge_statements,
+    make_numbered_schema,
+    read_numbered_items,
+    read_verdict,
+    split_bounded_sentences,
+    split_portions,
+    to_one_line,
+)
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
+from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Prompt
+from spanwise.evaluators.judges.prompt_values import render_value as as_text
+from spanwise.evaluators.judges.prompt_values import render_values
+from spanwise.evaluators.models import Embedder, embedder
+
+MAX_SHOWN = 3  # of what failed, in a comment; the metadata have all
+MAX_STATEMENTS = 200  # of the statements, in metadata
+QUESTION_SCHEMA: Mapping[str, JSON] = {
+    "type": "object",
+    "properties": {"question": {"type": "string"}, "noncommittal": {"type": "string", "enum": ["yes", "no"]}},
+    "required": ["question", "noncommittal"],
+    "additionalProperties": False,
+}
+SENTENCES_SCHEMA: Mapping[str, JSON] = {
+    "type": "object",
+    "properties": {"reason": {"type": "string"}, "sentences": {"type": "array", "items": {"type": "string"}}},
+    "required": ["reason", "sentences"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentResult:
+    """What a component came to: its score, what failed in words, and what it was counted from."""
+
+    score: float
+    comment: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RagCase:
+    """One case before the judge, with the prompts by id; `most` bounds sentences and statements."""
+
+    judgement: Judgement
+    prompts: Mapping[str, Prompt]
+    case: Case
+    most: int
+
+    def values(self, id: str, **own: str) -> dict[str, str]:
+        """What the prompt of that id asks for: what is given here, else what the case has."""
+        asked = self.prompts[id].asked
+        others = render_values(
+            self.case, [name for name in asked if name not in own], optional={"inputs": "(not known)"}
+        )
+        return {name: own[name] if name in own else others[name] for name in asked}
+
+    @property
+    def question(self) -> str:
+        """The text of the inputs, "" without any."""
+        return _to_single_text(get_case_field(self.case, "inputs"), extract_question)
+
+    @property
+    def answer(self) -> str:
+        """The text of the outputs."""
+        return _to_single_text(get_case_field(self.case, "outputs"), extract_text)
+
+    @property
+    def expected(self) -> str:
+        """The text of the reference."""
+        return _to_single_text(get_case_field(self.case, "reference_outputs"), extract_text)
+
+    @property
+    def chunks(self) -> Sequence[Document]:
+        """What was retrieved and is not blank."""
+        return [document for document in self.case.documents or () if document.content.strip()]
+
+    async def statements(self, text: str) -> Statements:
+        """What a text states."""
+        return await extract_statements(self.judgement, self.prompts["statements"], self._portion, text, self.most)
+
+    async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
+        """Whether they hold, by the prompt of that id."""
+        return await judge_statements(
+            self.judgement, self.prompts[id], statements, lambda listed: self.values(id, statements=listed, **own)
+        )
+
+    async def ask(self, id: str, schema: Mapping[str, JSON], **own: str) -> Answer:
+        """One question."""
+        return await self.judgement.ask(self.prompts[id], self.values(id, **own), schema)
+
+    def _portion(self, text: str) -> dict[str, str]:
+        return self.values("statements", outputs=text)
+
+
+async def score_faithfulness(asking: RagCase) -> ComponentResult:
+    """Statements of the answer that follow from the context, over all. Raises `Skip` where it states nothing."""
+    stated = await asking.statements(asking.answer)
+    if not stated.texts:
+        raise Skip("the answer makes no statements: faithfulness is undefined")
+    verdicts = _reject_all(stated.texts, "nothing was retrieved")
+    if asking.chunks:
+        verdicts = await asking.verdicts("faithfulness", stated.texts)
+    return _make_share_result(verdicts, "statements", "do not follow from the context", stated.left_out)
+
+
+async def score_context_recall(asking: RagCase) -> ComponentResult:
+    """Sentences of the reference that can be attributed to the context, over all."""
+    told = split_bounded_sentences(asking.expected)
+    if not told:
+        raise Skip("the reference is empty: context recall is undefined")
+    listed = [to_one_line(sentence) for sentence in told[: asking.most]]
+    left_out = None
+    if len(told) > asking.most:
+        left_out = f"of {len(told)} sentences the first {asking.most} were judged"
+        asking.judgement.leave_out("sentences", sum(map(len, told[asking.most :])))
+    verdicts = _reject_all(listed, "nothing was retrieved")
+    if asking.chunks:
+        verdicts = await asking.verdicts("context_recall", listed)
+    return _make_share_result(verdicts, "expected sentences", "cannot be attributed to the context", left_out)
+
+
+async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: int) -> ComponentResult:
+    """The mean cosine of the question with questions that the answer answers; 0 where all say that it answers none."""
+    if not asking.question.strip():
+        raise Skip("the question is empty: answer relevancy is undefined")
+    if not asking.answer.strip():
+        raise Skip("the answer is empty: answer relevancy is undefined")
+    check_embedder(embed)  # before anything is paid for
+    answer = await asking.ask("answer_relevancy", make_numbered_schema(count, QUESTION_SCHEMA), outputs=asking.answer)
+    said = read_numbered_items(answer, count, "questions")
+    evades = [read_verdict(answer, one, "noncommittal") for one in said]
+    asked = [_read_question(answer, one) for one in said]
+    cosines = await compute_similarities(embed, asking.question, asked)
+    metadata = {
+        "questions": [
+            {"question": question, "similarity": cosine, "noncommittal": evading}
+            for question, cosine, evading in zip(asked, cosines, evades, strict=True)
+        ]
+    }
+    if all(evades):
+        return ComponentResult(0.0, f"the answer is noncommittal, as one to {asked[0]!r}", metadata)
+    least = min(range(count), key=cosines.__getitem__)
+    comment = f"farthest of the questions that it answers: {asked[least]!r} (similarity {cosines[least]:.2f})"
+    return ComponentResult(sum(cosines) / count, comment, metadata)
+
+
+async def score_context_precision(asking: RagCase) -> ComponentResult:
+    """Average precision of the retrieved chunks, each useful for the expected answer or not."""
+    documents = (asking.case.documents or ())[: asking.most]
+    if not documents:
+        raise Skip("nothing was retrieved: context precision is undefined")
+    if not asking.expected.strip():
+        raise Skip("the reference is empty: context precision is undefined")
+    verdicts = await gather_or_cancel(_judge_chunk(asking, document) for document in documents)
+    useless = [f"[{place}] {one.reason}" for place, one in enumerate(verdicts, 1) if not one.holds]
+    comment = _make_failure_comment("chunks", "are of no use for the expected answer", useless, len(verdicts))
+    if len(asking.case.documents or ()) > asking.most:
+        comment = f"{comment}; only the first {asking.most} chunks were judged"
+    chunks = [
+        {"chunk": place, "id": document.id, "verdict": one.told["verdict"], "reason": one.told["reason"]}
+        for place, (document, one) in enumerate(zip(documents, verdicts, strict=True), 1)
+    ]
+    return ComponentResult(compute_average_precision([one.holds for one in verdicts]), comment, {"chunks": chunks})
+
+
+async def score_context_relevancy(asking: RagCase) -> ComponentResult:
+    """Sentences of the context that help to answer the question, over all of its sentences."""
+    told = [sentence for document in asking.chunks for sentence in split_bounded_sentences(document.content)]
+    if not told:
+        raise Skip("the context has no sentences: context relevancy is undefined")
+    if not asking.question.strip():
+        raise Skip("the question is empty: context relevancy is undefined")
+    looked_at = told[: asking.most]
+    if len(told) > asking.most:
+        asking.judgement.leave_out("sentences", sum(map(len, told[asking.most :])))
+    portions = split_portions("\n".join(looked_at), looked_at)
+    answers = await gather_or_cancel(
+        asking.ask("context_relevancy", SENTENCES_SCHEMA, documents=portion) for portion in portions
+    )
+    copied = [line for answer in answers for line in _read_copied_sentences(answer)]
+    relevant, invented = match_sentences(looked_at, copied)
+    irrelevant = [sentence for place, sentence in enumerate(looked_at) if place not in relevant]
+    comment = _make_failure_comment("sentences", "do not help to answer the question", irrelevant, len(looked_at))
+    metadata = {
+        "sentences": len(looked_at),
+        "relevant": [to_one_line(looked_at[place]) for place in sorted(relevant)][:MAX_STATEMENTS],
+        "not_in_the_context": invented[:MAX_STATEMENTS],
+    }
+    if len(told) > asking.most:
+        comment = f"{comment}; of {len(told)} sentences the first {asking.most} were looked at"
+    return ComponentResult(len(relevant) / len(looked_at), comment, metadata)
+
+
+def compute_average_precision(relevant: Sequence[bool]) -> float:
+    """The mean, over the relevant, of the precision at their places; 0 where none is."""
+    hits = list(accumulate(map(int, relevant)))
+    precisions = [hits[place] / (place + 1) for place, holds in enumerate(relevant) if holds]
+    return sum(precisions) / len(precisions) if precisions else 0.0
+
+
+def compute_f1(tp: int, fp: int, fn: int) -> float:
+    """TP / (TP + ½ (FP + FN)); 0 without any true positive."""
+    return tp / (tp + 0.5 * (fp + fn)) if tp else 0.0
+
+
+def match_sentences(told: Sequence[str], copied: Sequence[str]) -> tuple[set[int], list[str]]:
+    """Which sentences were copied, by place, and what was copied from nowhere.
+
+    A copy may be wrapped, quoted, cut at its ends, of several sentences, or repeated: each sentence counts once, and
+    every sentence of the same words with it.
+    """
+    texts = [_normalize_sentence(sentence) for sentence in told]
+    relevant: set[int] = set()
+    invented = []
+    for copy in copied:
+        found = {
+            place for one in split_bounded_sentences(copy) for place in _find_positions(texts, _normalize_sentence(one))
+        }
+        relevant |= found
+        if not found:
+            invented.append(copy)
+    return relevant, invented
+
+
+def _find_positions(texts: Sequence[str], wanted: str) -> list[int]:
+    same = [place for place, text in enumerate(texts) if wanted and text == wanted]
+    if same or len(wanted) < _MIN_DISTINCTIVE_LENGTH:
+        return same
+    parts = [place for place, text in enumerate(texts) if wanted in text]
+    if parts:  # a part that stands in several sentences tells none
+        return parts if len({texts[place] for place in parts}) == 1 else []
+    return [place for place, text in enumerate(texts) if len(text) >= _MIN_DISTINCTIVE_LENGTH and text in wanted]
+
+
+_MIN_DISTINCTIVE_LENGTH = 12  # characters of a part that tells from which sentence it is
+
+
+def _normalize_sentence(sentence: str) -> str:
+    """What of a sentence tells it from others: its words."""
+    return " ".join(re.findall(r"\w+", sentence.casefold()))
+
+
+def _to_single_text(value: Any, read: Callable[[Any], str]) -> str:
+    """The one text of a value; of one with several, all of it as JSON."""
+    try:
+        return read(value)
+    except ValueError:
+        return as_text(value)
+
+
+async def _judge_chunk(asking: RagCase, document: Document) -> StatementVerdict:
+    if not document.content.strip():
+        return StatementVerdict("", False, "it is empty")
+    answer = await asking.ask("context_precision", VERDICT_SCHEMA, documents=document.content)
+    return StatementVerdict(
+        to_one_line(document.content), read_verdict(answer, answer.value), to_one_line(str(answer.value["reason"]))
+    )
+
+
+def _read_question(answer: Answer, said: Mapping[str, Any]) -> str:
+    question = said.get("question")
+    if not isinstance(question, str) or not question.strip():
+        raise ParseFailure(f"a question is a text, not {question!r:.100}", answer.text)
+    return to_one_line(question)
+
+
+def _read_copied_sentences(answer: Answer) -> list[str]:
+    listed = answer.value.get("sentences") if isinstance(answer.value, Mapping) else None
+    if not isinstance(listed, list) or not all(isinstance(sentence, str) for sentence in listed):
+        raise ParseFailure('asked for {"sentences": […]}, a list of texts', answer.text)
+    return [line for sentence in listed if (line := to_one_line(sentence, 5000))]
+
+
+def _reject_all(statements: Sequence[str], why: str) -> list[StatementVerdict]:
+    return [StatementVerdict(statement, False, why) for statement in statements]
+
+
+def _make_share_result(
+    verdicts: Sequence[StatementVerdict], what: str, fail: str, *limits: str | None
+) -> ComponentResult:
+    missed = [f"{one.statement!r} ({one.reason})" for one in verdicts if not one.holds]
+    comment = "; ".join(filter(None, [_make_failure_comment(what, fail, missed, len(verdicts)), *limits]))
+    metadata = {"statements": [one.told for one in verdicts[:MAX_STATEMENTS]]}
+    score = (len(verdicts) - len(missed)) / len(verdicts)
+    return ComponentResult(score, comment, metadata)
+
+
+def _make_failure_comment(what: str, fail: str, failed: Sequence[str], of: int) -> str:
+    """What failed, in words: "1 of 3 statements do not follow from the context: …"."""
+    if not failed:
+        return f"0 of {of} {what} {fail}"
+    shown = "; ".join(to_one_line(one, 300) for one in failed[:MAX_SHOWN])
+    return f"{len(failed)} of {of} {what} {fail}: {shown}{'; …' if len(failed) > MAX_SHOWN else ''}"
+
+
+_REQUIRED_PLACEHOLDERS: Mapping[str, str] = {  # what a prompt has to name, else nothing would be judged
+    "statements": "outputs",
+    "faithfulness": "statements",
+    "answer_correctness": "statements",
+    "context_recall": "statements",
+    "context_precision": "documents",
+    "context_relevancy": "documents",
+    "answer_relevancy": "outputs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiPromptJudge(JudgeEvaluator):
+    """`max_statements` bounds the sentences and statements of one text that are looked at; a comment says where it did.
+
+    Prompts may name, beside the fields of a case, `{statements}` (numbered, one a line), `{text}` (of the other answer)
+    and `{questions}` (how many are wanted).
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = (*PLACEHOLDERS, "statements", "text", "questions")
+
+    max_statements: int = 200
+
+    def __post_init__(self) -> None:
+        if self.FURTHER and isinstance(self.prompt, str | Path):
+            ids = ", ".join((self.PROMPT, *self.FURTHER))
+            raise ValueError(f"it asks with several prompts, {ids}: prompt={{{self.PROMPT!r}: …}} replaces one")
+        JudgeEvaluator.__post_init__(self)
+        if self.max_statements < 1:
+            raise ValueError(f"max_statements is 1 or more, not {self.max_statements!r}")
+        for prompt in self.prompts:
+            if (must := _REQUIRED_PLACEHOLDERS[prompt.id]) not in prompt.asked:
+                raise ValueError(f"the prompt {prompt.id!r} has no {{{must}}}: nothing would be judged")
+
+    def _identity(self) -> list[Any]:
+        return [*JudgeEvaluator._identity(self), self.max_statements]
+
+    def _asking(self, judgement: Judgement, case: Case) -> RagCase:
+        prompts = {prompt.id: prompt for prompt in self.prompts}
+        return RagCase(judgement=judgement, prompts=prompts, case=case, most=self.max_statements)
+
+    async def _judged(
+        self, id: str, case: Case, component: Callable[[RagCase], Coroutine[Any, Any, ComponentResult]]
+    ) -> Any:
+        async with Judgement(id, self._judge, case) as judgement:
+            found = await component(self._asking(judgement, case))
+            return judgement.row(found.score, comment=found.comment, metadata=found.metadata)
+
+
+def set_question_count(prompt: Prompt, questions: int) -> Prompt:
+    """A prompt with the number of questions in its place. Raises `ValueError`."""
+    if not 1 <= questions <= 20:
+        raise ValueError(f"questions is 1 to 20, not {questions!r}")
+    return replace(prompt, text=prompt.text.replace("{questions}", str(questions)))
+
+
+EmbedFunction: TypeAlias = Callable[[list[str]], Any]
+EMBED_HELP = (
+    "embed is a function of a list of texts that gives one vector for each, also an async one, or what names a model: "
+    "embed='all-MiniLM-L6-v2'"
+)
+
+
+def make_embed_function(given: Any) -> EmbedFunction:
+    """The function that is meant: itself, or that of an `Embedder` or of whatever names one (None: the default model).
+
+    Raises `ValueError` for what names none.
+    """
+    if callable(given) and not hasattr(given, "encode"):  # a SentenceTransformer can be called, too
+        return given  # type: ignore[no-any-return]
+    return embedder(given).embed
+
+
+def check_embedder(embed: EmbedFunction) -> None:
+    """Raises `NoModel` for a model of ours of which something is missing."""
+    if isinstance(owner := getattr(embed, "__self__", None), Embedder):
+        owner.check()
+
+
+def get_embedder_identity(embed: EmbedFunction) -> list[Any]:
+    """What scores depend on; nothing of a function, of which nobody knows what it does."""
+    owner = getattr(embed, "__self__", None)
+    return [dict(owner.identity)] if isinstance(owner, Embedder) else []
+
+
+async def compute_similarities(embed: EmbedFunction, text: str, others: Sequence[str]) -> list[float]:
+    """The cosines, in [-1, 1], of a text with each of the others.
+
+    Raises `Skip` for a vector of zeros, whose direction is undefined, and `ValueError` for what are no vectors.
+    """
+    texts = [text, *others]
+    first, *rest = await embed_texts(embed, texts)
+    if not any(first):
+        raise Skip(f"the similarity is undefined: embed gave a vector of zeros for {text!r:.200}")
+    for other, vector in zip(others, rest, strict=True):
+        if not any(vector):
+            raise Skip(f"the similarity is undefined: embed gave a vector of zeros for {other!r:.200}")
+    return [_compute_cosine(first, vector) for vector in rest]
+
+
+async def embed_texts(embed: EmbedFunction, texts: Sequence[str]) -> list[list[float]]:
+    """One vector of finite numbers per text, all of one length. Raises `ValueError` for anything else."""
+    given = await run_in_thread(lambda: embed(list(texts)))
+    if inspect.isawaitable(given):
+        given = await given
+    rows = _to_list(given)
+    if not isinstance(rows, list) or len(rows) != len(texts):
+        told = f"{len(rows)} vectors" if isinstance(rows, list) else f"{given!r:.100}"
+        raise ValueError(f"embed gave {told} for {len(texts)} texts; {EMBED_HELP}")
+    read = [_to_vector(_to_list(row)) for row in rows]
+    if len({len(row) for row in read}) > 1:
+        raise ValueError(f"embed gave vectors of {sorted({len(row) for row in read})} numbers: all have one length")
+    return read
+
+
+def _to_vector(row: Any) -> list[float]:
+    try:
+        read = [float(number) for number in row]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"embed gave {row!r:.100} as a vector; {EMBED_HELP}") from error
+    if not read or not all(map(math.isfinite, read)):
+        raise ValueError(f"embed gave a vector of {len(read)} numbers, {read!r:.100}, not all of them finite")
+    return read
+
+
+def _to_list(value: Any) -> Any:
+    """Lists in the place of arrays, tensors and tuples."""
+    as_list = getattr(value, "tolist", None)
+    plain = as_list() if callable(as_list) else value
+    return list(plain) if isinstance(plain, tuple) else plain
+
+
+def _compute_cosine(one: list[float], other: list[float]) -> float:
+    """Scaled by the greatest number first, so that neither tiny nor huge ones are lost in the squares."""
+    one, other = _scale_vector(one), _scale_vector(other)
+    product = math.fsum(a * b for a, b in zip(one, other, strict=True))
+    return max(-1.0, min(1.0, product / (math.hypot(*one) * math.hypot(*other))))
+
+
+def _scale_vector(vector: list[float]) -> list[float]:
+    greatest = max(map(abs, vector))
+    return [number / greatest for number in vector]

@@ -1,0 +1,418 @@
+"""Ratings: scales, yes/no questions, ratings per chunk, and G-Eval weighting by token probabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Any, TypeAlias
+
+from spanwise.collector.records import JSON, Case, Document
+from spanwise.evaluators.interface import Metric, Skip, Unjudged
+from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, Token
+from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.prompt_templates import Prompt
+from spanwise.evaluators.judges.prompt_values import render_values
+
+Label: TypeAlias = str | int
+ScaleInput: TypeAlias = Sequence[Label] | Mapping[Any, Any] | range
+
+
+def make_rating_schema(labels: Sequence[Label]) -> dict[str, JSON]:
+    """An object with a rationale, and then a rating that is one of the labels: the reason is written first."""
+    kind = "integer" if all(isinstance(label, int) for label in labels) else "string"
+    return {
+        "type": "object",
+        "properties": {"rationale": {"type": "string"}, "rating": {"type": kind, "enum": list(labels)}},
+        "required": ["rationale", "rating"],
+        "additionalProperties": False,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a judge may say. `scores` are what each label is worth, in their order: True or False, a number, or None
+    where the label itself is the result; `meanings` describe some of them.
+    """
+
+    scores: Mapping[Label, float | bool | None]
+    meanings: Mapping[Label, str]
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """What a judge may say, as it was given."""
+        return tuple(self.scores)
+
+    @property
+    def schema(self) -> dict[str, JSON]:
+        """The form of a reply."""
+        return make_rating_schema(self.labels)
+
+    @property
+    def is_boolean(self) -> bool:
+        """Whether the first label passes and the second does not."""
+        return all(isinstance(score, bool) for score in self.scores.values())
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Of the scores; None where there are none."""
+        numbers = [float(score) for score in self.scores.values() if score is not None]
+        return (min(numbers), max(numbers)) if numbers else None
+
+    def metric(self, key: str, higher_is_better: bool = True) -> Metric:
+        """What is known about its scores."""
+        return Metric(key, self.range, higher_is_better, 0.5 if self.is_boolean else None, primary=True)
+
+    def words(self) -> str:
+        """What a judge is told of it: what the labels mean, and how to reply."""
+        lines = [f"{label}: {meaning}" for label, meaning in self.meanings.items()]
+        said = ["The ratings mean:\n" + "\n".join(lines)] if lines else []
+        choice = " or ".join(json.dumps(label, ensure_ascii=False) for label in self.labels)
+        form = f'{{"rationale": "…", "rating": {choice}}}'
+        return "\n\n".join([*said, f"Give your reasons first, then the rating, as JSON: {form}"])
+
+    def read(self, answer: Answer) -> tuple[float | bool | None, Label]:
+        """The score and the label of an answer. Raises `ParseFailure` for a label that there is not."""
+        rating = answer.value["rating"] if isinstance(answer.value, Mapping) and "rating" in answer.value else None
+        label = self.label_of(rating)
+        if label is None:
+            raise ParseFailure(
+                f"the rating is {rating!r:.100}, none of {', '.join(map(str, self.labels))}", answer.text
+            )
+        return self.scores[label], label
+
+    def label_of(self, rating: Any) -> Label | None:
+        """The label that a rating is, but for its case, or for its being a text; None for anything else."""
+        if not isinstance(rating, str | int) or isinstance(rating, bool):
+            return None
+        return {str(label).casefold(): label for label in self.labels}.get(str(rating).strip().casefold())
+
+
+def make_scale(given: ScaleInput | Scale) -> Scale:
+    """A scale from how people write it. Raises `ValueError`.
+
+    - two labels, `("yes", "no")`: the first passes (True), the second does not (False);
+    - more labels, `("formal", "neutral", "casual")`: the label is the result, there is no score;
+    - numbers, `range(1, 6)` or `(1, 2, 3)`: levels, each its own score;
+    - a dict of levels or labels with what they mean, `{1: "rude", …, 5: "warm"}`: a rubric;
+    - a dict of labels with what they are worth, `{"good": 1, "fair": 0.5, "bad": 0}`.
+
+    True and False are the labels "yes" and "no": YAML reads these words so.
+    """
+    if isinstance(given, Scale):
+        return given
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence | Mapping):
+        raise ValueError(f"a scale is a list of labels, a dict, or a range of levels, not {given!r:.200}")
+    labels = [_parse_label(label) for label in given]
+    if len(labels) < 2 or len({str(label).casefold() for label in labels}) < len(labels):
+        raise ValueError(f"a scale has at least two labels, all different, not {given!r:.200}")
+    if len({type(label) for label in labels}) > 1:
+        raise ValueError(f"the labels of a scale are all texts or all whole numbers, not {given!r:.200}")
+    values = list(given.values()) if isinstance(given, Mapping) else []
+    if values and all(_is_number(value) for value in values):
+        return Scale(dict(zip(labels, map(_parse_score, values), strict=True)), {})
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError(f"a scale's dict says what each label is worth, or what each means, not {given!r:.200}")
+    return Scale(_assign_scores(labels), dict(zip(labels, values, strict=True)) if values else {})
+
+
+def _assign_scores(labels: Sequence[Label]) -> dict[Label, float | bool | None]:
+    if all(isinstance(label, int) for label in labels):
+        return {label: float(label) for label in labels}
+    if len(labels) == 2:
+        return dict(zip(labels, (True, False), strict=True))
+    return dict.fromkeys(labels)
+
+
+def restore_boolean_label(label: Any) -> Any:
+    """A label as it was written: YAML makes True and False of yes and no."""
+    return ("yes" if label else "no") if isinstance(label, bool) else label
+
+
+def _parse_label(label: Any) -> Label:
+    """A level that JSON has made a text is a number again."""
+    label = restore_boolean_label(label)
+    if isinstance(label, str) and label.strip().lstrip("-").isdecimal():
+        return int(label)
+    if not isinstance(label, str | int) or str(label).strip() == "":
+        raise ValueError(f"a label is a text or a whole number, not {label!r:.200}")
+    return label.strip() if isinstance(label, str) else label
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) != float("inf") and value == value
+
+
+def _parse_score(value: Any) -> float | bool:
+    return value if isinstance(value, bool) else float(value)
+
+
+YES_NO_SCHEMA = make_rating_schema(("yes", "no"))
+
+
+async def ask_yes_no(
+    evaluator: str,
+    judge: Judge,
+    prompt: Prompt,
+    case: Case,
+    values: Mapping[str, str] | None = None,
+    *,
+    logprobs: bool = False,
+) -> dict[str, Any]:
+    """The feedback of a judge that says yes or no: True for yes, with its rationale as the comment.
+
+    With `logprobs` its metadata say how likely either was, and how likely what it said (`confidence`).
+    """
+    return await ask_rating(evaluator, judge, prompt, case, make_scale(("yes", "no")), values, logprobs=logprobs)
+
+
+async def ask_yes_no_in_parts(
+    evaluator: str, judge: Judge, prompt: Prompt, case: Case, values: Mapping[str, str], name: str = "outputs"
+) -> dict[str, Any]:
+    """Return the feedback of a judge that says yes or no about all of one value.
+
+    It is asked about each part of a long value, and the first no decides. Raises `Skip` for one that is too long.
+    """
+    scale = make_scale(("yes", "no"))
+    async with Judgement(evaluator, judge, case) as judgement:
+        parts = prompt.in_parts(values, name)
+        answers = await gather_or_cancel(judgement.ask(prompt, part, scale.schema) for part in parts)
+        worst = next((place for place, answer in enumerate(answers) if not scale.read(answer)[0]), 0)
+        score, label = scale.read(answers[worst])
+        comment = get_rationale(answers[worst])
+        if len(parts) > 1:
+            comment = f"{len(parts)} parts were judged; part {worst + 1}: {comment}"
+        metadata = {"parts": len(parts)} if len(parts) > 1 else {}
+        return judgement.row(score, comment=comment, label=str(label), metadata=metadata)
+
+
+async def ask_rating(
+    evaluator: str,
+    judge: Judge,
+    prompt: Prompt,
+    case: Case,
+    scale: Scale,
+    values: Mapping[str, str] | None = None,
+    *,
+    logprobs: bool = False,
+) -> dict[str, Any]:
+    """The feedback of a judge that rates: score and label, with its rationale as the comment.
+
+    With `logprobs` its metadata say how likely each label was, and a graded score is the mean of what the labels are
+    worth, each as likely as it was; without log-probabilities it is that of the label, and a note says so.
+    """
+    async with Judgement(evaluator, judge, case) as judgement:
+        given = render_values(case, prompt.asked) if values is None else values
+        answer = await judgement.ask(prompt, given, scale.schema, logprobs=TOP_LOGPROBS * logprobs)
+        score, label = scale.read(answer)
+        likely = compute_label_probabilities(answer, scale.labels) if logprobs else None
+        metadata = add_probabilities({}, likely, label) if logprobs else {}
+        if likely and scale.range is not None and not scale.is_boolean:
+            score = compute_expected_score(likely, {label: float(worth or 0) for label, worth in scale.scores.items()})
+        told = label if score is None else score
+        return judgement.row(told, comment=get_rationale(answer), label=str(label), metadata=metadata)
+
+
+def get_rationale(answer: Answer) -> str | None:
+    """Why, in the judge's words; None where it gave none."""
+    said = answer.value.get("rationale") if isinstance(answer.value, Mapping) else None
+    return str(said) if said else None
+
+
+TOP_LOGPROBS = 20  # alternatives per token, as many as OpenAI gives
+MIN_PROBABILITY = 0.01  # labels that are less likely than that are noise
+NO_LOGPROBS_NOTE = "no log-probabilities: the rating is the sampled one"
+_PADDING = " \t\r\n\"'`*([{"
+_RATING_ENDS = " \t\r\n\"'`*)]},.;:"
+
+
+def compute_label_probabilities(
+    answer: Answer, labels: Sequence[str | int], field: str = "rating"
+) -> dict[str | int, float] | None:
+    """How likely each label was where the reply gives its rating, those under 1 % left out; they add up to 1.
+
+    The rating is the last `field` of the reply's JSON, else the last label that stands in it as a word: what a
+    rationale quotes comes before. It may begin within a token, and go over several. None where the reply has no
+    log-probabilities, or none of a label.
+    """
+    at = _find_rating("".join(token.text for token in answer.logprobs), labels, field)
+    if at is None:
+        return None
+    masses: dict[str | int, float] = {}
+    for label, probability in _iterate_label_probabilities(answer.logprobs, *at, labels):
+        masses[label] = masses.get(label, 0.0) + probability
+    kept = {label: mass for label, mass in masses.items() if mass >= MIN_PROBABILITY} or masses
+    total = sum(kept.values())
+    return {label: kept[label] / total for label in labels if label in kept} if total else None
+
+
+def compute_expected_score(weights: Mapping[str | int, float], values: Mapping[str | int, float]) -> float:
+    """The mean of the labels' values, each as likely as it is."""
+    return sum(weight * values[label] for label, weight in weights.items())
+
+
+def add_probabilities(
+    metadata: Mapping[str, Any], weights: Mapping[str | int, float] | None, rating: str | int
+) -> dict[str, Any]:
+    """A judgement's metadata with the labels' probabilities, the rating's as `confidence`; or why there are none."""
+    if weights is None:
+        return {**metadata, "notes": [*metadata.get("notes", ()), NO_LOGPROBS_NOTE]}
+    likely = {str(label): round(weight, 6) for label, weight in weights.items()}
+    return {**metadata, "probabilities": likely, "confidence": round(weights.get(rating, 0.0), 6)}
+
+
+def _find_rating(text: str, labels: Sequence[str | int], field: str) -> tuple[int, str | int] | None:
+    """Where the rating's own characters begin, and which label it is. A quoted key in a text has its quotes escaped."""
+    either = "|".join(sorted((re.escape(str(label)) for label in labels), key=len, reverse=True))
+    in_json = re.compile(rf'"{re.escape(field)}"\s*:\s*"?\s*({either})(?!\w)', re.IGNORECASE)
+    as_word = re.compile(rf"(?<![\w.-])({either})(?!\w|\.\d)", re.IGNORECASE)
+    found = [*in_json.finditer(text)] or [*as_word.finditer(text)]
+    known = {str(label).lower(): label for label in labels}
+    return (found[-1].start(1), known[found[-1][1].lower()]) if found else None
+
+
+def _iterate_label_probabilities(
+    tokens: Sequence[Token], start: int, said: str | int, labels: Sequence[str | int]
+) -> Iterator[tuple[str | int, float]]:
+    """(label, probability): alternatives at each token of the rating, as long as what was said leads there."""
+    path, done, whole = 1.0, "", str(said).lower()
+    for token, begins in _iterate_tokens_from(tokens, start):
+        for text, logprob in token.top.items():
+            if (
+                text != token.text
+                and (label := _match_label_prefix(done + _strip_alternative(text, token.text[:begins]), labels))
+                is not None
+            ):
+                yield label, path * exp(logprob)
+        path *= exp(min(0.0, token.logprob))
+        done += token.text[begins:].lower().strip(_PADDING if not done else "")
+        if len(done) >= len(whole):
+            break
+    yield said, path
+
+
+def _iterate_tokens_from(tokens: Sequence[Token], start: int) -> Iterator[tuple[Token, int]]:
+    """Tokens from a character on, and where in the first of them that is."""
+    end = 0
+    for token in tokens:
+        begin, end = end, end + len(token.text)
+        if end > start:
+            yield token, max(0, start - begin)
+
+
+def _strip_alternative(text: str, before: str) -> str:
+    """An alternative without what stands before the rating in its place; what follows the rating ends it."""
+    bare = text.removeprefix(before).lower().lstrip(_PADDING)
+    return re.split(f"[{re.escape(_RATING_ENDS)}]", bare, maxsplit=1)[0]
+
+
+def _match_label_prefix(text: str, labels: Sequence[str | int]) -> str | int | None:
+    """The label that a text is, or the only one that it begins."""
+    if not text:
+        return None
+    exact = [label for label in labels if str(label).lower() == text]
+    begun = exact or [label for label in labels if str(label).lower().startswith(text)]
+    return begun[0] if len(begun) == 1 else None
+
+
+CHUNK_SCALE = make_scale(("yes", "no"))
+MAX_CONCURRENT_CHUNKS = 64  # chunks whose questions are in memory together
+CHUNK_PLACEHOLDERS = ("documents", "retrieved_context")  # what a prompt may call the one chunk that it asks about
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkVerdict:
+    """What was said of one chunk: a rating and why, or the error in their place."""
+
+    rating: str | None = None
+    rationale: str | None = None
+    error: Exception | None = None
+
+
+async def rate_chunks(
+    evaluator: str,
+    judge: Judge,
+    prompt: Prompt,
+    case: Case,
+    chunks: Sequence[Document],
+    values: Mapping[str, str],
+) -> dict[str, Any]:
+    """The share of yes among the chunks that were judged; `values` are those of the prompt but for the chunk.
+
+    `ratings`, `rationales` and `error_messages` of the metadata have one entry per chunk, None where there is none. A
+    chunk whose judgement failed, or that has no text, leaves the denominator. Raises `Skip` where there is nothing to
+    judge, `Unjudged` when all judgements have failed.
+    """
+    check_chunks(chunks)
+    gate = asyncio.Semaphore(MAX_CONCURRENT_CHUNKS)
+    async with Judgement(evaluator, judge, case) as judgement:
+        asked = (_rate_chunk(judgement, prompt, values, chunk.content, gate) for chunk in chunks)
+        verdicts = await asyncio.gather(*asked)
+        lists = _make_verdict_lists(verdicts)
+        ratings = [verdict.rating for verdict in verdicts if verdict.rating is not None]
+        if not ratings:
+            raise _make_no_verdict_error(verdicts, lists)
+        score = ratings.count("yes") / len(ratings)
+        return judgement.row(score, comment=_make_chunk_comment(ratings, verdicts), metadata=lists)
+
+
+def check_chunk_prompt(prompt: Prompt) -> None:
+    """Raises `ValueError` for a prompt that would ask the same of every chunk."""
+    if not set(CHUNK_PLACEHOLDERS) & set(prompt.asked):
+        raise ValueError(f"prompt {prompt.id!r} is asked about one chunk after the other: it has to name {{documents}}")
+
+
+def check_chunks(documents: Sequence[Document]) -> None:
+    """Raises `Skip` where nothing was retrieved, or only documents without their text."""
+    if not documents:
+        raise Skip("needs documents; none was retrieved")
+    if not any(document.content.strip() for document in documents):
+        raise Skip(f"needs the content of documents; none of the {len(documents)} has any")
+
+
+async def _rate_chunk(
+    judgement: Judgement, prompt: Prompt, values: Mapping[str, str], text: str, gate: asyncio.Semaphore
+) -> ChunkVerdict:
+    if not text.strip():
+        return ChunkVerdict(error=Skip("the chunk has no content"))
+    try:
+        async with gate:
+            answer = await judgement.ask(
+                prompt, {**values, **dict.fromkeys(CHUNK_PLACEHOLDERS, text)}, CHUNK_SCALE.schema
+            )
+        return ChunkVerdict(str(CHUNK_SCALE.read(answer)[1]), get_rationale(answer))
+    except Exception as error:  # of one chunk; the others have theirs
+        return ChunkVerdict(error=error)
+
+
+def _make_verdict_lists(verdicts: Sequence[ChunkVerdict]) -> dict[str, list[str | None]]:
+    return {
+        "ratings": [verdict.rating for verdict in verdicts],
+        "rationales": [verdict.rationale for verdict in verdicts],
+        "error_messages": [None if verdict.error is None else describe_error(verdict.error) for verdict in verdicts],
+    }
+
+
+def describe_error(error: Exception) -> str:
+    """What stands in the place of a judgement that did not come about."""
+    return str(error) if isinstance(error, Unjudged | Skip) else f"{type(error).__name__}: {error}"
+
+
+def _make_chunk_comment(ratings: Sequence[str], verdicts: Sequence[ChunkVerdict]) -> str:
+    failed = len(verdicts) - len(ratings)
+    without = f"; {failed} could not be judged" if failed else ""
+    return f"yes for {ratings.count('yes')} of {len(ratings)} chunks{without}"
+
+
+def _make_no_verdict_error(verdicts: Sequence[ChunkVerdict], lists: Mapping[str, Any]) -> Exception:
+    """An error that begins as the first one did, or a skip where all are: a budget that is used up."""
+    errors = [verdict.error for verdict in verdicts if verdict.error is not None]
+    failures = [error for error in errors if not isinstance(error, Skip)]
+    told = describe_error((failures or errors)[0]) + (
+        f" (none of {len(errors)} chunks was judged)" if errors[1:] else ""
+    )
+    return Unjudged(told, lists) if failures else Skip(told)

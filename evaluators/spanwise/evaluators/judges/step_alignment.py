@@ -1,0 +1,193 @@
+"""Step alignment: steps of a procedure in the answer compared with those in the retrieved context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from spanwise.collector.records import JSON, Case, Document
+from spanwise.evaluators.builtin.case_text import extract_text
+from spanwise.evaluators.builtin.text_segmentation import Splitter, extract_steps, split_text
+from spanwise.evaluators.interface import Metric, register_builtin, run_in_thread
+from spanwise.evaluators.interface.evaluator_spec import SOUNDNESS, TRANSPARENT, VALID
+from spanwise.evaluators.judges.claims import to_one_line
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
+from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
+from spanwise.evaluators.models.batched_evaluator import EmbeddingEvaluator, EmbeddingSteps
+from spanwise.evaluators.models.embedding_model import Embedder, embedder
+from spanwise.evaluators.models.model_resolution import DEFAULT
+from spanwise.evaluators.models.similarity import align_steps, alignment_rows
+
+EVALUATOR_ID = "step_alignment"
+DEFAULT_SIMILARITY = 0.6  # of all-MiniLM-L6-v2: paraphrases of a step had 0.63 to 0.94, other steps 0.53 at most
+_COUNT_RANGE = (0.0, float("inf"))
+_EDIT_METRICS = ("edits", "insertions", "deletions", "mismatches")
+_STEPS_SCHEMA: Mapping[str, JSON] = {
+    "type": "object",
+    "properties": {"steps": {"type": "array", "items": {"type": "string"}}},
+    "required": ["steps"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsByRules(EmbeddingEvaluator):
+    """Steps are told by rules, or by a function."""
+
+    similarity: float
+    splitter: Splitter | None = None
+    sentence_level_metrics: bool = True
+
+    def __call__(self, outputs: Any, documents: Sequence[Document]) -> Any:
+        return self._one(outputs=outputs, documents=tuple(documents))
+
+    def _steps(self, case: Case) -> EmbeddingSteps:
+        told = self.splitter or extract_steps
+        context = _join_steps(split_text(document.content or "", told) for document in case.documents or ())
+        answer = split_text(extract_text(case.outputs), told)
+        vectors = yield [*context, *answer]
+        found = align_steps(context, answer, vectors, self.similarity)
+        return alignment_rows(EVALUATOR_ID, context, answer, found, self.sentence_level_metrics)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsByJudge(JudgeEvaluator):
+    """A judge lists the steps: one question about the answer, and one about each chunk."""
+
+    PROMPT: ClassVar[str] = "steps"
+    NAMES: ClassVar[tuple[str, ...]] = ("text",)
+
+    similarity: float
+    model: Any = None
+    sentence_level_metrics: bool = True
+    _embedder: Embedder = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        JudgeEvaluator.__post_init__(self)
+        object.__setattr__(self, "_embedder", embedder(self.model))
+        if "text" not in self._prompt.asked:
+            raise ValueError("the prompt 'steps' has no {text}: nothing would be listed")
+
+    async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document]) -> Any:
+        texts = [extract_text(outputs), *(document.content or "" for document in documents)]
+        async with Judgement(EVALUATOR_ID, self._judge, case) as judgement:
+            answer, *chunks = await gather_or_cancel(self._listed(judgement, text) for text in texts)
+            context = _join_steps(chunks)
+            vectors = await run_in_thread(partial(self._embedder.by_text, [*context, *answer]))
+            found = align_steps(context, answer, vectors, self.similarity)
+            made = alignment_rows(EVALUATOR_ID, context, answer, found, self.sentence_level_metrics)
+            return [judgement.row(**row) for row in made]
+
+    async def _listed(self, judgement: Judgement, text: str) -> list[str]:
+        if not text.strip():
+            return []
+        return _read_steps(await judgement.ask(self._prompt, {"text": text}, _STEPS_SCHEMA))
+
+    def _identity(self) -> list[Any]:
+        return [*JudgeEvaluator._identity(self), dict(self._embedder.identity), self.similarity]
+
+
+@register_builtin(
+    EVALUATOR_ID,
+    metrics=(
+        *(
+            Metric(f"{EVALUATOR_ID}_{name}", _COUNT_RANGE, higher_is_better=False, primary=name == "edits")
+            for name in _EDIT_METRICS
+        ),
+        *(Metric(f"{EVALUATOR_ID}_{name}", _COUNT_RANGE) for name in ("context_steps", "answer_steps")),
+    ),
+    standards=(TRANSPARENT, SOUNDNESS, VALID),
+    source="H2O Eval Studio: step alignment and completeness",
+    canonical="Levenshtein (rapidfuzz)",
+    llm=False,
+    model=True,
+    gpu=True,
+    kind="model",
+    example='get_evaluator("step_alignment", model=lambda texts: [[len(text), 1] for text in texts], similarity=0.999), '
+    'outputs="1. Switch it off.\\n2. Wait a minute.", '
+    'documents=["1. Switch it off.\\n2. Pull the plug.\\n3. Wait a minute."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAlignment:
+    """How many steps have to be inserted, deleted or replaced in the answer to get the steps of the retrieved context.
+
+    The steps of both are put beside each other with the fewest edits; two are the same step from a cosine of
+    `similarity` on. An insertion is a step of the context that the answer lacks, a deletion one of the answer that the
+    context lacks, a mismatch one in the place of another; edits is their sum. Of several ways with the fewest edits it
+    is the one that leaves the most steps the same. The numbers of steps found on either side say how far to trust it.
+    Where neither has steps the case is skipped.
+
+    Steps are what numbered lines say, else bullets, else numbers or words of sequence ("First, …") in running text.
+    `splitter` is a function from a text to its steps in their place; `judge=…` has a judge list them, with one question
+    about the answer and one about each chunk, and `prompt` replaces its prompt. Where chunks overlap, the steps that
+    both have count once.
+
+    `similarity` is 0.6 for all-MiniLM-L6-v2, which takes "Attach the wheel" and "Remove the wheel" (0.78) for the same
+    step; the document names no number. With another `model` it has to be given. The document's thresholds of 0.75 are
+    below any count but 0: nothing passes or fails until one is given. `sentence_level_metrics=False` leaves the
+    alignment, step by step, out of the metadata.
+    """
+
+    model: Any = None
+    similarity: float | None = None
+    splitter: Splitter | None = None
+    sentence_level_metrics: bool = True
+    judge: Any = None
+    prompt: str | Path | Mapping[str, Any] | None = None
+    chosen: Any = field(init=False, repr=False, compare=False)  # who tells steps: this is what is called
+
+    def __post_init__(self) -> None:
+        if self.judge is not None and self.splitter is not None:
+            raise ValueError("splitter and judge are both given: one of them tells the steps")
+        if self.judge is None and self.prompt is not None:
+            raise ValueError("prompt is a judge's: give judge=…, too")
+        model = embedder(self.model)
+        known: dict[str, Any] = {
+            "model": model,
+            "similarity": self._same(model.name),
+            "sentence_level_metrics": self.sentence_level_metrics,
+        }
+        chosen: StepsByRules | StepsByJudge
+        if self.judge is None:
+            chosen = StepsByRules(**known, splitter=self.splitter)
+        else:
+            chosen = StepsByJudge(**known, judge=self.judge, prompt=self.prompt)
+        object.__setattr__(self, "chosen", chosen)
+
+    def __call__(self, outputs: Any, documents: Sequence[Document], **case: Case) -> Any:
+        return self.chosen(outputs=outputs, documents=documents, **case)
+
+    def _same(self, name: str) -> float:
+        if self.similarity is None and name != DEFAULT["embedding"]:
+            raise ValueError(
+                f"a similarity belongs to a model: {DEFAULT_SIMILARITY} is that of {DEFAULT['embedding']}; say from which cosine of "
+                f"{name!r} on two steps are the same, as in similarity={DEFAULT_SIMILARITY}"
+            )
+        same = DEFAULT_SIMILARITY if self.similarity is None else self.similarity
+        if not -1 <= same <= 1:
+            raise ValueError(f"a cosine is from -1 to 1, not {same!r}")
+        return same
+
+
+def _join_steps(chunks: Iterable[list[str]]) -> list[str]:
+    """The steps of all chunks, in their order; those once that a chunk has in common with the end of the one before."""
+    found: list[str] = []
+    seen: set[tuple[str, ...]] = set()
+    for chunk in chunks:
+        if tuple(chunk) not in seen:
+            common = max(n for n in range(min(len(found), len(chunk)) + 1) if found[len(found) - n :] == chunk[:n])
+            found += chunk[common:]
+            seen.add(tuple(chunk))
+    return found
+
+
+def _read_steps(answer: Answer) -> list[str]:
+    """Raises `ParseFailure`."""
+    listed = answer.value.get("steps") if isinstance(answer.value, Mapping) else None
+    if not isinstance(listed, list) or not all(isinstance(step, str) for step in listed):
+        raise ParseFailure('asked for {"steps": […]}, a list of texts', answer.text)
+    return [line for step in listed if (line := to_one_line(step))]

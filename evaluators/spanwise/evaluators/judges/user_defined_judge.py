@@ -1,0 +1,223 @@
+"""User-defined judges: `judge(name, prompt, scale)`, with few-shot examples."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from spanwise.collector.records import Case
+from spanwise.evaluators.interface import Evaluator, Metric, get_evaluator, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import VALID
+from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
+from spanwise.evaluators.judges.llm_client.judge_settings import make_judge
+from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Shot
+from spanwise.evaluators.judges.prompt_templates import prompt as load
+from spanwise.evaluators.judges.prompt_values import render_value, render_values
+from spanwise.evaluators.judges.ratings import Scale, ask_rating, make_scale, restore_boolean_label
+from spanwise.evaluators.judges.untrusted_data import neutralize
+from spanwise.tracer.suggestions import did_you_mean
+
+_INVALID_SCHEMA_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")
+_RESERVED_NAMES = frozenset({"self", "case", "trace", "run", "root_run", "example"})  # whole records
+_CASE_PARAMETER = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
+
+
+@register_builtin(
+    "judge",
+    metrics=(Metric("judge", None, primary=True),),
+    standards=(VALID,),
+    source="a judge of one's own",
+    judge=True,
+    kind="model",
+    example='judge("polite", "Is it polite?\\n{outputs}", '
+    'judge=scripted({"rationale": "It says please.", "rating": "yes"})), outputs="Wait a moment, please."',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserDefinedJudge(JudgeEvaluator):
+    """A judge of one's own: a question, and what may be answered. `spanwise.evaluators.judge` makes it.
+
+    `prompt` names what the judge sees: `{inputs}`, `{outputs}`, `{reference_outputs}`, `{documents}`,
+    `{expected_documents}`, `{conditions}`, `{guidelines}`, `{history}`, `{metadata}`, `{trajectory}`, and what `map`
+    names besides (`map={"question": "inputs.question"}`). A case that lacks one of them is skipped. What the ratings
+    mean, and how to reply, is said below it.
+
+    `scale` is two labels, of which the first is True, `("yes", "no")`; several labels; levels, `range(1, 6)`; a rubric,
+    `{1: "rude", …, 5: "warm"}`; or labels with what they are worth, `{"good": 1, "bad": 0}`. `examples` are shown to
+    the judge: dicts with what the prompt names, a `rationale` and a `rating`. `logprobs` weights a graded score by how
+    likely the judge was to give each rating, as G-Eval does.
+    """
+
+    key: str
+    prompt: str | Path
+    scale: Any = ("yes", "no")
+    examples: Sequence[Mapping[str, Any]] = ()
+    map: Mapping[str, Any] | None = None
+    higher_is_better: bool = True
+    logprobs: bool = False
+    _scale: Scale = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.max_characters < 1:
+            raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
+        _check_placeholder_names(self.map or {})
+        scale = make_scale(self.scale)
+        asked = load(
+            _make_schema_name(self.key), self.prompt, (*PLACEHOLDERS, *(self.map or {})), bound=self.max_characters
+        )
+        shots = make_shots(self.examples, asked.asked, scale)
+        text = f"{asked.text.rstrip()}\n\n{scale.words()}"
+        object.__setattr__(self, "scale", _export_scale(self.scale))
+        object.__setattr__(self, "_scale", scale)
+        object.__setattr__(self, "prompt", asked.text)
+        object.__setattr__(self, "_judge", make_judge(self.judge))
+        object.__setattr__(self, "_prompt", replace(asked, text=text, shots=shots))
+        object.__setattr__(self, "_more", {})
+
+    @property
+    def named(self) -> str:
+        """Under which name its feedback stands."""
+        return self.key
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What is known of its scores."""
+        return (self._scale.metric(self.key, self.higher_is_better),)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What it asks a case for: what its prompt names."""
+        return make_signature(self._prompt.asked, self.map or {})
+
+    async def __call__(self, case: Case, **values: Any) -> dict[str, Any]:
+        fields = {name: value for name, value in values.items() if name in Case.__dataclass_fields__}
+        seen = replace(case, **fields)
+        others = {
+            name: render_value(value)
+            for name, value in values.items()
+            if name not in fields and name not in PLACEHOLDERS
+        }
+        if "trajectory" in (self.map or {}):
+            others["trajectory"] = render_value(values["trajectory"])
+        texts = render_values(seen, [name for name in self._prompt.asked if name not in others])
+        return await ask_rating(
+            self.key, self._judge, self._prompt, seen, self._scale, {**texts, **others}, logprobs=self.logprobs
+        )
+
+    def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {**JudgeEvaluator.exported(self, {**parameters, "prompt": None}), "prompt": self.prompt}
+        return {**kept, "scale": self.scale} if "scale" in kept else kept
+
+    def _identity(self) -> list[Any]:
+        worth = [[label, score] for label, score in self._scale.scores.items()]
+        mapped = {name: path if isinstance(path, str) else repr(path) for name, path in (self.map or {}).items()}
+        return [*JudgeEvaluator._identity(self), worth, mapped, self.logprobs, self.higher_is_better]
+
+
+def judge(
+    name: str,
+    prompt: str | Path,
+    scale: Any = ("yes", "no"),
+    *,
+    judge: Any = None,
+    examples: Sequence[Mapping[str, Any]] = (),
+    map: Mapping[str, Any] | None = None,
+    threshold: float | None = None,
+    higher_is_better: bool = True,
+    logprobs: bool = False,
+    max_characters: int | None = None,
+    **options: Any,
+) -> Evaluator:
+    """A judge of one's own in three lines: `judge("polite", "Is this answer polite?\\n{outputs}", ("yes", "no"))`.
+
+    `Own` says what each means; `judge` is a model's name, a `Judge`, a function, None for what the environment says;
+    `options` are those of `get`. `to_dict` and `from_dict` write and read the definition. Raises `ValueError`.
+    """
+    if threshold is not None and make_scale(scale).range is None:
+        raise ValueError(f"judge {name!r}: labels have no order of worth, so no threshold; say {{label: worth, …}}")
+    given = {
+        "key": name,
+        "prompt": prompt,
+        "scale": scale,
+        "judge": judge,
+        "examples": examples,
+        "map": map,
+        "threshold": threshold,
+        "higher_is_better": higher_is_better,
+        "logprobs": logprobs,
+        "max_characters": max_characters,
+    }
+    usual = {"examples": (), "higher_is_better": True, "logprobs": False}
+    parameters = {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
+    return get_evaluator("judge", **parameters, **options)
+
+
+def _check_placeholder_names(mapped: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for names that cannot be those of values."""
+    for name in mapped:
+        if not name.isidentifier() or iskeyword(name) or name in _RESERVED_NAMES:
+            raise ValueError(f"map: {name!r} cannot be a placeholder's name; take another, such as 'question'")
+
+
+def make_signature(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.Signature:
+    """What is asked of a case by a prompt that names these: the case, and fields of it without which it is skipped."""
+    fields = dict.fromkeys("trace" if _is_trajectory(name, mapped) else name for name in names)
+    optional = inspect.Parameter("history", _CASE_PARAMETER.kind, default=None)  # it may stand in the inputs
+    asked = [
+        optional if name == "history" and name not in mapped else inspect.Parameter(name, _CASE_PARAMETER.kind)
+        for name in fields
+    ]
+    return inspect.Signature([*asked, _CASE_PARAMETER])
+
+
+def _make_schema_name(key: str) -> str:
+    """A key as endpoints take it for the name of a schema."""
+    return _INVALID_SCHEMA_CHARACTERS.sub("_", key)[:64]
+
+
+def _is_trajectory(name: str, mapped: Mapping[str, Any]) -> bool:
+    return name == "trajectory" and name not in mapped
+
+
+def _export_scale(scale: Any) -> Any:
+    """A scale as JSON has it."""
+    if isinstance(scale, Mapping):
+        return {str(restore_boolean_label(label)): value for label, value in scale.items()}
+    return [restore_boolean_label(label) for label in scale]
+
+
+REPLY_COLUMNS = ("rationale", "rating")  # what a good judge replies
+
+
+def make_shots(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> tuple[Shot, ...]:
+    """Examples as they are shown. Raises `ValueError`, naming the column that is unknown or missing."""
+    return tuple(_make_shot(number, row, asked, scale) for number, row in enumerate(examples, 1))
+
+
+def _make_shot(number: int, row: Any, asked: Sequence[str], scale: Scale) -> Shot:
+    _check_example(number, row, (*asked, *REPLY_COLUMNS))
+    label = scale.label_of(restore_boolean_label(row["rating"]))
+    if label is None:
+        known = ", ".join(map(repr, scale.labels))
+        raise ValueError(f"example {number} has the rating {row['rating']!r:.100}, which is none of {known}")
+    if not isinstance(row["rationale"], str) or not row["rationale"].strip():
+        raise ValueError(f"example {number} has no rationale: a judge would learn to give none")
+    reply = orjson.dumps({"rationale": neutralize(row["rationale"]), "rating": label}).decode()
+    return Shot(tuple((name, render_value(row[name])) for name in asked), reply)
+
+
+def _check_example(number: int, row: Any, columns: Sequence[str]) -> None:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"example {number} is a dict with {', '.join(columns)}, not {row!r:.200}")
+    for name in row:
+        if name not in columns:
+            hint = did_you_mean(str(name), columns)
+            raise ValueError(f"example {number} has the column {name!r}{hint}; it has {', '.join(columns)}")
+    if missing := [name for name in columns if row.get(name) is None]:
+        raise ValueError(f"example {number} lacks {', '.join(missing)}; it has {', '.join(columns)}")

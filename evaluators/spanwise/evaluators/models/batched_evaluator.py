@@ -1,0 +1,206 @@
+"""Base classes of evaluators that query a model for a batch of cases and isolate failing cases.
+
+A class says, as one generator, what it asks of its model for a case and what the replies make of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
+
+import orjson
+
+from spanwise.collector.records import Case
+from spanwise.evaluators.interface import Metric
+from spanwise.evaluators.interface.evaluator_registry import find_registration
+from spanwise.evaluators.models.cross_encoder import PairScorer, TextPair, pair_scorer
+from spanwise.evaluators.models.embedding_model import Embedder, embedder
+from spanwise.evaluators.models.model_resolution import NoModel
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.models.inference_batching import Vector
+
+
+Asked = TypeVar("Asked")
+Reply = TypeVar("Reply")
+ModelSteps: TypeAlias = Generator[Sequence[Asked], Mapping[Asked, Reply], Any]
+"""Yields what it asks, gets the replies, returns what an evaluator returns; may yield several times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchedEvaluator(ABC, Generic[Asked, Reply]):
+    """Base of the frozen dataclasses. `PRESET` names the model that is taken where none is named, `DEFAULT_MODEL` says
+    so in words, with its limits. `DOCUMENT` names the model of the document, whose thresholds hold for no other: with
+    another one nothing passes or fails until one is given (`threshold=`) or fitted.
+    """
+
+    DOCUMENT: ClassVar[str | None] = None
+    PRESET: ClassVar[str]
+    DEFAULT_MODEL: ClassVar[str]
+
+    @abstractmethod
+    def _steps(self, case: Case) -> ModelSteps[Asked, Reply]:
+        """Of one case."""
+
+    @abstractmethod
+    def _replies(self, asked: Sequence[Asked]) -> Mapping[Asked, Reply | Exception]:
+        """What the model says to each, or why it fails for this one. Raises `NoModel`."""
+
+    @abstractmethod
+    def _load(self) -> None:
+        """Have the model in memory. Raises `NoModel`."""
+
+    @property
+    @abstractmethod
+    def _model(self) -> Mapping[str, Any]:
+        """What the scores depend on, of the model; its name is `model`."""
+
+    def batch(self, cases: Sequence[Case]) -> list[Any]:
+        """What each case comes to, or the exception that it raised; what the cases ask in a step goes together."""
+        came: list[Any] = [None] * len(cases)
+        try:
+            self._load()
+        except NoModel as error:
+            return [error] * len(cases)
+        going: dict[int, tuple[ModelSteps[Asked, Reply], Sequence[Asked]]] = {}
+        for place, case in enumerate(cases):
+            _advance_case(going, came, place, self._steps(case), None)
+        while going:
+            replies = self._replies([one for _, asked in going.values() for one in asked])
+            for place, (steps, asked) in list(going.items()):
+                _advance_case(going, came, place, steps, {one: replies[one] for one in asked})
+        return came
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """With the document's thresholds where the model is the document's."""
+        known = find_registration(self)
+        metrics = known.spec.metrics if known else ()
+        if self.DOCUMENT in (None, self._model["model"]):
+            return metrics
+        return tuple(replace(metric, threshold=None) for metric in metrics)
+
+    @property
+    def version(self) -> str:
+        """8 hex digits over what its scores depend on: model and parameters."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "model"}
+        return hashlib.sha256(orjson.dumps([dict(self._model), own], default=repr)).hexdigest()[:8]
+
+    def _one(self, **known: Any) -> Any:
+        """What a batch of one comes to, of which these fields are known. Raises what it raises."""
+        [came] = self.batch([cast(Case, SimpleNamespace(**known))])
+        if isinstance(came, BaseException):
+            raise came
+        return came
+
+
+def _advance_case(
+    going: dict[int, tuple[ModelSteps[Asked, Reply], Sequence[Asked]]],
+    came: list[Any],
+    place: int,
+    steps: ModelSteps[Asked, Reply],
+    replies: Mapping[Asked, Reply | Exception] | None,
+) -> None:
+    """One step of one case: it asks, is done, or has failed; a reply that is an exception is raised in it."""
+    going.pop(place, None)
+    try:
+        failed = next((one for one in (replies or {}).values() if isinstance(one, Exception)), None)
+        asked = steps.throw(failed) if failed else steps.send(replies)  # type: ignore[arg-type]  # None begins
+        going[place] = steps, asked
+    except StopIteration as done:
+        came[place] = done.value
+    except Exception as error:
+        came[place] = error
+
+
+EmbeddingSteps: TypeAlias = "Generator[Sequence[str], Mapping[str, Vector], Any]"
+"""Yields the texts that it needs, gets their vectors, returns what an evaluator returns; may yield several times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingEvaluator(BatchedEvaluator[str, "Vector"]):
+    """Base of the frozen dataclasses: `model` is whatever names an embedder (None: all-MiniLM-L6-v2).
+
+    A class implements `_steps(case)`, and calls `Embedding.__post_init__(self)` in one of its own.
+    """
+
+    model: Any = None
+    _embedder: Embedder = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_embedder", embedder(self.model))
+
+    def _replies(self, asked: Sequence[str]) -> Mapping[str, Vector]:
+        return self._embedder.by_text(asked)
+
+    def _load(self) -> None:
+        """The first text loads it: a case that has none needs no model."""
+
+    @property
+    def _model(self) -> Mapping[str, Any]:
+        return self._embedder.identity
+
+
+PairScores: TypeAlias = tuple[float, ...]  # one score, or entailment, neutral and contradiction
+SupportSteps: TypeAlias = Generator[Sequence[TextPair], Mapping[TextPair, PairScores], list[float]]
+MAX_PAIRS = 100_000  # pairs of a case: hours on a CPU
+_PAIRS_PER_STEP = 4096  # pairs of a case whose texts are in memory at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
+    """Base of the frozen dataclasses: `model` is whatever names a pair scorer (None: the class' `PRESET`).
+
+    A class calls `OfPairs.__post_init__(self)` in one of its own.
+    """
+
+    model: Any = None
+    _scorer: PairScorer = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_scorer", pair_scorer(self.PRESET if self.model is None else self.model))
+
+    def _replies(self, asked: Sequence[TextPair]) -> Mapping[TextPair, PairScores | Exception]:
+        return self._scorer.each(asked)
+
+    def _load(self) -> None:
+        self._scorer.load()
+
+    @property
+    def _model(self) -> Mapping[str, Any]:
+        return self._scorer.identity
+
+    def _supports(self, context: Sequence[str], texts: Sequence[str]) -> SupportSteps:
+        """Of each text how far the context supports it: the most that a window of the context does.
+
+        A text that is itself too long for the model is as well supported as its least supported window. Raises
+        `ValueError` for more than `MOST` pairs.
+        """
+        firsts, seconds = self._scorer.parts(context, texts)
+        pairs = ((first, second) for parts in seconds for second in parts for first in firsts)
+        said: dict[TextPair, float] = {}
+        if (number := len(firsts) * sum(map(len, seconds))) > MAX_PAIRS:
+            raise ValueError(
+                f"{number:,} pairs of what was retrieved and the answer are to be scored: {MAX_PAIRS:,} at most"
+            )
+        while some := list(islice(pairs, _PAIRS_PER_STEP)):
+            replies = yield some
+            said |= {pair: support_probability(row, self._scorer.name) for pair, row in replies.items()}
+        return [min(max(said[first, second] for first in firsts) for second in parts) for parts in seconds]
+
+
+def support_probability(row: PairScores, name: str) -> float:
+    """The probability of entailment, or the one score. Raises `ValueError` for a score that is no probability."""
+    if not 0 <= row[0] <= 1:
+        raise ValueError(f"{name!r} gave {row[0]!r} for a pair: a model of support gives a probability, from 0 to 1")
+    return row[0]
+
+
+def retrieved_chunks(case: Case) -> list[str]:
+    """The texts of what was retrieved, without those that are blank."""
+    return [content for document in case.documents or () if (content := document.content or "").strip()]

@@ -1,0 +1,474 @@
+"""Causal language models: log-probabilities of given tokens, in strided windows.
+
+A window is what the model reads at once. The next one begins a stride later, and of its tokens those count that the
+one before has not counted: the strided window of Hugging Face's page "Perplexity of fixed-length models".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+
+from spanwise.evaluators.interface.progress_display import track_progress
+from spanwise.evaluators.models.inference_batching import CoalescingEncoder, join_pair, run_each, split_pair
+from spanwise.evaluators.models.local_models import (
+    LoadedModel,
+    LocalModel,
+    ModelKey,
+    choose_device,
+    make_model,
+    parameter_bytes,
+)
+from spanwise.evaluators.models.model_resolution import (
+    ModelLocation,
+    ModelUse,
+    NoModel,
+    check_complete,
+    check_gguf_support,
+    explain_loading_errors,
+    explain_trust_errors,
+    is_offline,
+    locate_gguf,
+)
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.models.inference_batching import Vector, Vectors
+
+
+PrefixedText: TypeAlias = tuple[str, str]
+"""A prefix, which may be empty, and the text after it."""
+
+GROUP_CHARACTERS = 1 << 20  # of texts whose tokens are in memory at once, or one text
+DEFAULT_WINDOW = 2048  # tokens that are read at once where nothing else is said
+MAX_LOGITS = 1 << 24  # numbers of a (tokens, vocabulary) array that is made at once: 64 MB as float32
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingSettings:
+    """How a model reads: tokens of a window and between two of them, a token before all, tokens of a batch."""
+
+    max_length: int | None = None
+    stride: int | None = None
+    bos: bool | None = None
+    batch_tokens: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPair:
+    """The tokens of prefix and text; those from `first` on count."""
+
+    ids: list[int]
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenWindow:
+    """A piece of a text, of which the tokens from `first` on count."""
+
+    whose: int
+    ids: list[int]
+    first: int
+
+
+class CausalModel:
+    """A model of transformers with its tokenizer, in memory. Not for two threads at once. Raises `NoModel`."""
+
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        self.model, self.name = model, name
+        self._tokenizer = tokenizer
+        tokenizer.split_special_tokens = True  # a text that quotes "<|endoftext|>" is read as any other
+        tokenizer.model_max_length = int(1e30)  # windows are ours: no warning
+        self._context = _context_length(model.config)
+        self._head = _find_output_head(model, name)
+
+    def log_probabilities(self, pairs: Sequence[PrefixedText], how: ReadingSettings) -> list[Vector]:
+        """Of each pair an array of (tokens of the text that have one before them,), natural logarithms.
+
+        Raises `NoModel` where the model cannot read so, `ValueError` where it gives a number that is not finite.
+        """
+        return [found for group in _group_pairs(pairs) for found in self._together(group, how)]
+
+    def _together(self, pairs: Sequence[PrefixedText], how: ReadingSettings) -> list[Vector]:
+        given = [self.tokens(*pair, how.bos) for pair in pairs]
+        width, stride = self._width(how)
+        rows = [row for whose, one in enumerate(given) for row in _token_windows(whose, one, width, stride)]
+        parts: list[list[tuple[int, Vector]]] = [[] for _ in pairs]
+        batches = list(_batch_windows(rows, self._fitting(how.batch_tokens)))
+        for batch in track_progress(batches, "windows of texts read"):
+            for place, found in zip(batch, self._scores([rows[place] for place in batch]), strict=True):
+                parts[rows[place].whose].append((place, found))
+        return [self._joined(found) for found in parts]
+
+    def tokens(self, prefix: str, text: str, bos: bool | None) -> TokenizedPair:
+        """Both tokenized as one text; a token with characters of both, as the space before a word, is the text's.
+
+        Before them stands what `bos` says. The very first token has none before it, and never counts.
+        """
+        start, (ids, of_prefix) = self._start(bos), self._split(prefix, text)
+        return TokenizedPair([*start, *ids], max(len(start) + of_prefix, 1))
+
+    def _split(self, prefix: str, text: str) -> tuple[list[int], int]:
+        """The tokens of both, and how many of them are the prefix's."""
+        ends_told = bool(getattr(self._tokenizer, "is_fast", False))
+        found = self._tokenizer(prefix + text, add_special_tokens=False, return_offsets_mapping=ends_told)
+        ids: list[int] = found["input_ids"]
+        if ends_told:
+            return ids, sum(1 for _ in takewhile(lambda ends: ends[1] <= len(prefix), found["offset_mapping"]))
+        before = self._tokenizer(prefix, add_special_tokens=False)["input_ids"] if prefix else []
+        return ids, sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(before, ids, strict=False)))
+
+    def _start(self, bos: bool | None) -> list[int]:
+        """The tokens before a text: None: what its tokenizer puts there; True: BOS, or EOS where there is no BOS."""
+        if bos is None:
+            whole, plain = (self._tokenizer("a", add_special_tokens=added)["input_ids"] for added in (True, False))
+            return list(takewhile(lambda token: token != plain[0], whole))
+        known = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
+        token = next((token for token in known if token is not None), None)
+        if bos and token is None:
+            raise NoModel(f"{self.name!r} has neither a BOS nor an EOS token: leave bos=True out")
+        return [token] if bos and token is not None else []
+
+    def _width(self, how: ReadingSettings) -> tuple[int, int]:
+        width = how.max_length or min(self._context or DEFAULT_WINDOW, DEFAULT_WINDOW)
+        if self._context is not None and width > self._context:
+            raise NoModel(f"{self.name!r} reads {self._context} tokens at once, not max_length={width}")
+        stride = how.stride or max(width // 2, 1)
+        if stride >= width:
+            raise NoModel(f"stride={stride} is below the {width} tokens that {self.name!r} reads at once, or left out")
+        return width, stride
+
+    def _fitting(self, batch_tokens: int) -> int:
+        """Tokens that go through the model together; fewer where it makes all logits at once."""
+        if self._head is not None:
+            return batch_tokens
+        return min(batch_tokens, max(MAX_LOGITS // _vocabulary_size(self.model.config), 1))
+
+    def _scores(self, rows: Sequence[_TokenWindow]) -> list[Vector]:
+        """Of each window the log-probabilities of the tokens that count."""
+        import torch
+
+        with torch.inference_mode():
+            ids, mask = _pad_windows(rows, self.model.device)
+            states = self._states(ids, mask)
+            ends = [(place, row.first, len(row.ids)) for place, row in enumerate(rows)]
+            before = torch.cat([states[place, first - 1 : end - 1] for place, first, end in ends])
+            tokens = torch.cat([ids[place, first:end] for place, first, end in ends])
+            found = self._picked(before, tokens).cpu()
+        if not found.isfinite().all():
+            raise ValueError(f"{self.name!r} gave a log-probability that is not finite; is its dtype too small for it?")
+        return [part.numpy() for part in found.split([end - first for _, first, end in ends])]
+
+    def _states(self, ids: Any, mask: Any) -> Any:
+        """What the head makes logits of; the logits themselves where there is more between them."""
+        if self._head is None:
+            return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        return self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+
+    def _picked(self, before: Any, tokens: Any) -> Any:
+        """The log-probability of each token after the state before it, so many at a time that memory stays bounded."""
+        import torch
+
+        many = max(MAX_LOGITS // _vocabulary_size(self.model.config), 1)
+        parts = zip(before.split(many), tokens.split(many), strict=True)
+        return torch.cat([self._log_probability(states, chosen) for states, chosen in parts])
+
+    def _log_probability(self, states: Any, tokens: Any) -> Any:
+        logits = (states if self._head is None else self._head(states)).float()
+        chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return (chosen - logits.logsumexp(-1)).clamp(max=0.0)
+
+    def _joined(self, parts: list[tuple[int, Vector]]) -> Vector:
+        """The windows of one text, in their order."""
+        import numpy
+
+        found = [part for _, part in sorted(parts, key=lambda part: part[0])]
+        return numpy.concatenate(found) if found else numpy.zeros(0, dtype=numpy.float32)
+
+
+def _group_pairs(pairs: Sequence[PrefixedText]) -> Iterator[list[PrefixedText]]:
+    """In their order, as many as are tokenized at once."""
+    group: list[PrefixedText] = []
+    characters = 0
+    for pair in pairs:
+        group.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if characters >= GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
+def _token_windows(whose: int, given: TokenizedPair, width: int, stride: int) -> Iterator[_TokenWindow]:
+    """Those in which a token counts that no window before it has counted."""
+    counted = given.first
+    for begin in range(0, len(given.ids), stride):
+        end = min(begin + width, len(given.ids))
+        if end > counted:
+            yield _TokenWindow(whose, given.ids[begin:end], counted - begin)
+            counted = end
+        if end == len(given.ids):
+            return
+
+
+def _batch_windows(rows: Sequence[_TokenWindow], tokens: int) -> Iterator[list[int]]:
+    """Places of windows that go together: of about one length, as many as fit, and at least one."""
+    batch: list[int] = []
+    longest = 0
+    for place in sorted(range(len(rows)), key=lambda place: -len(rows[place].ids)):
+        if batch and (len(batch) + 1) * longest > tokens:
+            yield batch
+            batch = []
+        if not batch:
+            longest = len(rows[place].ids)
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+def _pad_windows(rows: Sequence[_TokenWindow], device: Any) -> tuple[Any, Any]:
+    """Arrays of (windows, longest): tokens, padded on the right, and what is none; no mask where all are as long."""
+    import torch
+
+    longest = max(len(row.ids) for row in rows)
+    ids = torch.zeros((len(rows), longest), dtype=torch.long)
+    mask = torch.zeros((len(rows), longest), dtype=torch.long)
+    for place, row in enumerate(rows):
+        ids[place, : len(row.ids)] = torch.tensor(row.ids)
+        mask[place, : len(row.ids)] = 1
+    return ids.to(device), None if mask.all() else mask.to(device)
+
+
+def _find_output_head(model: Any, name: str) -> Any:
+    """The layer that makes logits of the last hidden states; None where logits are something else as well.
+
+    Some models scale or cap them (Gemma 2, Cohere, Granite): both ways are tried on a few tokens. Raises `NoModel`
+    where what comes later changes what was before, as in BERT.
+    """
+    import torch
+
+    with torch.inference_mode():
+        few = torch.tensor([[0, 1, 2, 0], [0, 1, 2, 1]], device=model.device)
+        logits = model(input_ids=few, use_cache=False).logits
+        if not torch.allclose(logits[0, :3], logits[1, :3], rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise NoModel(f"{name!r} is no causal language model: a token changes what is told of those before it")
+        head, body = model.get_output_embeddings(), model.base_model
+        if head is None or body is model:
+            return None
+        states = getattr(body(input_ids=few, use_cache=False), "last_hidden_state", None)
+        return head if states is not None and torch.equal(head(states), logits) else None
+
+
+def _context_length(config: Any) -> int | None:
+    """Tokens that the model can read at once; None where it has no such bound."""
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return int(found) if found else None
+
+
+def _vocabulary_size(config: Any) -> int:
+    return int(config.get_text_config().vocab_size)
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+EXPECTED_LIKELIHOOD = (
+    "a function of a list of (prefix, text) that gives a list of log-probabilities, one per token, for each"
+)
+_API_MODEL_NAME = re.compile(  # what only companies' own servers answer to
+    r"(chatgpt|gpt-(3\.5|4|5)|o[1345](-|$)|claude-|gemini-|grok-|command-(r|a)(-|$)|deepseek-(chat|reasoner)$)"
+)
+_API_PROVIDERS = (
+    "openai",
+    "anthropic",
+    "azure",
+    "google",
+    "gemini",
+    "vertex_ai",
+    "bedrock",
+    "openrouter",
+    "xai",
+    "cohere",
+)
+
+
+class LikelihoodModel(LocalModel):
+    """Log-probabilities of given texts, each text once per process and model; nothing is loaded before the first.
+
+    `model` is a folder, a model of the hub, a preset's name, a GGUF file (which needs `gguf` and `accelerate`), or a
+    function of a list of (prefix, text). `device` is "cuda", "mps" or "cpu" (None: the first that there is); `dtype`
+    "float32", or "bfloat16" or "float16" for half of the memory and two or three digits. Weights that run code when
+    they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where that is said.
+
+    Prefix and text are tokenized as one; a token with characters of both, as a space before a word, is the text's.
+    What special tokens are called is read as text. The first token has nothing before it: it has no log-probability,
+    and is left out, where the tokenizer puts no BOS there. `bos=True` puts one, or the EOS of models without, so that
+    all tokens count; `bos=False` none.
+
+    A text longer than `max_length` tokens (None: what the model reads at once, 2,048 at most) is read in windows that
+    begin `stride` tokens (None: half of them) after one another, and each of its tokens counts once, in the first
+    window that has it: the strided window of Hugging Face's page on perplexity. Windows of all texts go through the
+    model by about `batch_tokens` tokens.
+    """
+
+    USE: ClassVar[ModelUse] = "likelihood"
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Callable[[list[PrefixedText]], Any] | None = None,
+        *,
+        name: str | None = None,
+        device: str | None = None,
+        dtype: str = "float32",
+        max_length: int | None = None,
+        stride: int | None = None,
+        bos: bool | None = None,
+        batch_tokens: int = 4096,
+        token: str | None = None,
+        remote_code: bool = False,
+        pickle: bool = False,
+    ) -> None:
+        _check_settings(dtype, max_length=max_length, stride=stride, batch_tokens=batch_tokens)
+        local = model if model is None or callable(model) else _check_local_name(model)
+        super().__init__(local, name, device, token, remote_code, pickle)
+        self.dtype = dtype
+        self.reading = ReadingSettings(max_length, stride, bos, batch_tokens)
+        self._own = CoalescingEncoder(self._asked, ragged=True)  # of a function
+
+    def log_probabilities(self, pairs: Sequence[PrefixedText]) -> list[Vector]:
+        """Of each (prefix, text) an array of (tokens of the text,), in their order: natural logarithms.
+
+        Raises what the model raises for one of them.
+        """
+        if not pairs:
+            return []
+        keys = [join_pair(*pair) for pair in pairs]
+        found = self._encoding()(keys)
+        return [found[key] for key in keys]
+
+    def each(self, pairs: Sequence[PrefixedText]) -> dict[PrefixedText, Vector | Exception]:
+        """The log-probabilities of each, or why the model fails for this one. Raises `NoModel`: no text's fault."""
+        return run_each(self.log_probabilities, pairs)
+
+    @cached_property
+    def _found(self) -> tuple[ModelLocation, str | None]:
+        return locate_gguf(self._given)
+
+    @cached_property
+    def _place(self) -> ModelLocation:
+        return self._found[0]
+
+    def _encoding(self) -> CoalescingEncoder:
+        if self._function is not None:
+            return self._own
+        return self._shared(self._read, self.reading, ragged=True)
+
+    def _how(self) -> Mapping[str, Any]:
+        how = {name: value for name, value in asdict(self.reading).items() if name != "batch_tokens"}
+        return {"dtype": self.dtype, **how}
+
+    def _key(self) -> ModelKey:
+        return *super()._key(), self._found[1], self.dtype
+
+    def _load(self) -> LoadedModel:
+        place, file = self._found
+        with (
+            explain_loading_errors(place, f"log-probabilities with {place.name}"),
+            explain_trust_errors(place, "LikelihoodModel"),
+        ):
+            if file is not None:
+                check_gguf_support()
+            import torch
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+
+            device = choose_device(self.device)
+            options = self._options(file)
+            tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
+            if file is None and not self._pickle:
+                options["use_safetensors"] = True
+            model, told = cast(Any, AutoModelForCausalLM.from_pretrained)(
+                place.where, output_loading_info=True, **options
+            )
+            check_complete(told, place.name, "causal language model")
+            model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
+            causal = CausalModel(model, tokenizer, place.name)
+        return LoadedModel(causal, place.name, "likelihood", place.where, device, parameter_bytes(model), 0.0)
+
+    def _options(self, file: str | None) -> dict[str, Any]:
+        options = {"token": self._token, "trust_remote_code": self._remote_code, "local_files_only": is_offline()}
+        return options if file is None else {**options, "gguf_file": file}
+
+    def _read(self, keys: list[str]) -> Vectors:
+        held = self._loaded()
+        with held.running:
+            held.texts += len(keys)
+            found = held.model.log_probabilities([split_pair(key) for key in keys], self.reading)
+            return cast("Vectors", found)
+
+    def _asked(self, keys: list[str]) -> Vectors:
+        """What a function gives, if these are log-probabilities. Raises `ValueError`."""
+        assert self._function is not None
+        given = self._function([split_pair(key) for key in keys])
+        if isinstance(given, str | bytes) or not hasattr(given, "__len__") or len(given) != len(keys):
+            raise ValueError(
+                f"a likelihood model gave {given!r:.100} for {len(keys)} texts: it is {EXPECTED_LIKELIHOOD}"
+            )
+        return cast("Vectors", [_check_log_probabilities(one) for one in given])
+
+
+def likelihood_model(given: Any = None, **options: Any) -> LikelihoodModel:
+    """A model of whatever names one: itself, a function, a folder, a name, a dict of arguments, None (the default).
+
+    Raises `NoModel` for anything else, and for chat endpoints.
+    """
+    if (made := make_model(LikelihoodModel, given, options)) is not None:
+        return made
+    if hasattr(given, "base_url") or hasattr(given, "backend"):  # a `Judge`, or somebody's client
+        raise _chat_endpoint_error(type(given).__name__)
+    if callable(given):
+        return LikelihoodModel(given, **options)
+    raise NoModel(f"a likelihood model is a model's name, a folder, or {EXPECTED_LIKELIHOOD}, not {given!r:.200}")
+
+
+def _check_local_name(given: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The name of a model that may run here. Raises `NoModel` for that of a server."""
+    name = os.fspath(given)
+    first, *rest = re.split("[/:]", name)
+    of_an_api = _API_MODEL_NAME.match(rest[-1] if rest and first in _API_PROVIDERS else name)
+    if re.match(r"(https?|wss?)://", name, re.IGNORECASE) or (of_an_api and not os.path.isdir(name)):
+        raise _chat_endpoint_error(name)
+    return given
+
+
+def _chat_endpoint_error(what: str) -> NoModel:
+    return NoModel(
+        f"{what!r} is a chat endpoint, which gives log-probabilities of what it writes and none of a text that it is "
+        "given: name a model that runs here (a folder, a model of the hub, a GGUF file), or write a function of a list "
+        "of (prefix, text) for a completions endpoint that echoes its prompt"
+    )
+
+
+def _check_settings(dtype: str, **counts: int | None) -> None:
+    """Raises `ValueError`."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+    for name, count in counts.items():
+        least = 2 if name == "max_length" else 1
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
+            raise ValueError(f"{name} is a number of tokens, {least} or more, not {count!r}")
+
+
+def _check_log_probabilities(given: Any) -> Vector:
+    """One text's. Raises `ValueError`."""
+    import numpy
+
+    try:
+        found = numpy.asarray(given, dtype=numpy.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a likelihood model gave {given!r:.100}: it is {EXPECTED_LIKELIHOOD}") from error
+    if found.ndim != 1 or not numpy.isfinite(found).all() or (found > 0).any():
+        raise ValueError(f"a likelihood model gave {given!r:.100}: log-probabilities are finite, and 0 at most")
+    return cast("Vector", found)

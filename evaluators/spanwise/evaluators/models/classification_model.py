@@ -1,0 +1,198 @@
+"""Text classification models: probabilities by label, and normalization of label names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
+
+from spanwise.evaluators.models.inference_batching import make_span_finder, run_each, split_windows, token_limit
+from spanwise.evaluators.models.local_models import (
+    LoadedModel,
+    LocalModel,
+    choose_device,
+    make_model,
+    parameter_bytes,
+    run_by_length,
+)
+from spanwise.evaluators.models.model_resolution import (
+    ModelUse,
+    NoModel,
+    check_complete,
+    explain_loading_errors,
+    explain_trust_errors,
+    is_offline,
+)
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.models.inference_batching import Vectors
+
+
+def normalize_label(label: str, also: Mapping[str, str] | None = None) -> str:
+    """ "Severe_Toxic" is "severe toxic", or what `also` has under that."""
+    name = " ".join(str(label).lower().replace("_", " ").replace("-", " ").split())
+    return (also or {}).get(name, name)
+
+
+Activation: TypeAlias = Literal["sigmoid", "softmax"]
+EXPECTED_CLASSIFIER = "a function of a list of texts that gives probabilities by label for each"
+
+
+class TextClassifier(LocalModel):
+    """Probabilities of labels, each text looked at once per process and model; nothing is loaded before the first one.
+
+    `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A function gives a dict
+    for each, or one dict of lists, as Detoxify does, or a list of labels with scores for each, as a pipeline of
+    transformers does with `top_k=None`. Of logits probabilities are made by a sigmoid for each label where the model's
+    configuration says `multi_label_classification`, or has one label, else by a softmax over all; `activation`
+    says it where the configuration does not, or is wrong. `device` is "cuda", "mps" or "cpu" (None: the first that
+    there is), `batch_size` in texts. Weights that run code when they are loaded (`remote_code`), or that are pickles
+    (`pickle`), are loaded only where that is said. Raises `NoModel` where the model, or what runs it, is not here.
+    """
+
+    USE: ClassVar[ModelUse] = "classes"
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Callable[[list[str]], Any] | None = None,
+        *,
+        name: str | None = None,
+        device: str | None = None,
+        batch_size: int = 32,
+        token: str | None = None,
+        remote_code: bool = False,
+        pickle: bool = False,
+        activation: Activation | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is 1 or more, not {batch_size!r}")
+        if activation not in (None, "sigmoid", "softmax"):
+            raise ValueError(f"activation is 'sigmoid' or 'softmax', not {activation!r}")
+        super().__init__(model, name, device, token, remote_code, pickle)
+        self.batch_size = batch_size
+        self._activation = activation
+
+    def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
+        """Of each text, in their order, the probability of each label. Raises what the model raises for one of them.
+
+        A text that the model cannot read whole is cut at its end: `windows` gives parts that it can.
+        """
+        if not texts:
+            return []
+        if self._function is not None:
+            return _check_probabilities(self._function(list(texts)), len(texts), self.name)
+        rows = self._shared(self._predict, self._activation)(texts)
+        labels = self._labels()
+        return [dict(zip(labels, rows[text].tolist(), strict=True)) for text in texts]
+
+    def each(self, texts: Sequence[str]) -> dict[str, dict[str, float] | Exception]:
+        """The probabilities for each text, or why the model fails for this one. Raises `NoModel`: no text's fault."""
+        return run_each(self.classify, texts)
+
+    def windows(self, text: str) -> list[str]:
+        """The text, or parts of it that the model reads whole, with an overlap; a function is given it as it is."""
+        if self._function is not None:
+            return [text]
+        held = self._loaded()
+        tokenizer, network = held.model
+        with held.running:  # a tokenizer serves one at a time
+            room = token_limit(tokenizer, network.config) - tokenizer.num_special_tokens_to_add()
+            return split_windows(text, make_span_finder(tokenizer), room)
+
+    def _how(self) -> Mapping[str, Any]:
+        return {"activation": self._activation}
+
+    def _load(self) -> LoadedModel:
+        place = self._place
+        with (
+            explain_loading_errors(place, f"classifying with {place.name}"),
+            explain_trust_errors(place, "TextClassifier"),
+        ):
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+            device = choose_device(self.device)
+            asked = {"token": self._token, "local_files_only": is_offline(), "trust_remote_code": self._remote_code}
+            weights = {} if self._pickle else {"use_safetensors": True}
+            network, told = cast(Any, AutoModelForSequenceClassification.from_pretrained)(
+                place.where, output_loading_info=True, **asked, **weights
+            )
+            check_complete(told, place.name, "text classifier")
+            network = network.to(device).eval()
+            model = AutoTokenizer.from_pretrained(place.where, **asked), network
+        return LoadedModel(model, place.name, "classes", place.where, device, parameter_bytes(network), 0.0)
+
+    def _labels(self) -> list[str]:
+        config = self._loaded().model[1].config
+        return [str(config.id2label[place]) for place in range(config.num_labels)]
+
+    def _predict(self, texts: list[str]) -> Vectors:
+        import numpy
+
+        held = self._loaded()
+        with held.running:
+            held.texts += len(texts)
+            run = partial(self._probabilities, held.model)
+            found = run_by_length(texts, self.batch_size, run, "texts classified")
+        if not numpy.isfinite(found).all():
+            raise ValueError(f"{self.name!r} gave a number that is not finite for a text")
+        return found
+
+    def _probabilities(self, model: Any, texts: list[str]) -> Any:
+        import torch
+
+        tokenizer, network = model
+        longest = token_limit(tokenizer, network.config)
+        given = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=longest)
+        with torch.inference_mode():
+            logits = network(**given.to(network.device)).logits.float()
+        sigmoid = (self._activation or _default_activation(network.config)) == "sigmoid"
+        return (logits.sigmoid() if sigmoid else logits.softmax(-1)).cpu().numpy()
+
+
+def text_classifier(given: Any = None, **options: Any) -> TextClassifier:
+    """A classifier of whatever names one: itself, a function, a folder, a name, a dict of arguments, None (a default).
+
+    Raises `NoModel` for anything else.
+    """
+    if isinstance(given, Mapping):  # `options` are for what it does not say
+        given, options = {**options, **given}, {}
+    if (made := make_model(TextClassifier, given, options)) is not None:
+        return made
+    predict = getattr(given, "predict", given)  # Detoxify's models are no functions
+    if callable(predict):
+        return TextClassifier(predict, name=None if predict is given else type(given).__name__, **options)
+    raise NoModel(f"a text classifier is a model's name, a folder, or {EXPECTED_CLASSIFIER}, not {given!r:.200}")
+
+
+def _default_activation(config: Any) -> Activation:
+    several = getattr(config, "problem_type", None) == "multi_label_classification"
+    return "sigmoid" if several or config.num_labels == 1 else "softmax"
+
+
+def _check_probabilities(given: Any, number: int, name: str) -> list[dict[str, float]]:
+    """What a function gives, as a dict of finite numbers for each text. Raises `ValueError`."""
+    if isinstance(given, Mapping):  # of lists, by label
+        given = _rows_by_text(given, number)
+    if not isinstance(given, list | tuple) or len(given) != number:
+        raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {EXPECTED_CLASSIFIER}")
+    return [_label_probabilities(row, name) for row in given]
+
+
+def _rows_by_text(given: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+    columns = {label: list(values) for label, values in given.items() if hasattr(values, "__len__")}
+    if len(columns) != len(given) or any(len(values) != number for values in columns.values()):
+        raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {EXPECTED_CLASSIFIER}")
+    return [{label: values[place] for label, values in columns.items()} for place in range(number)]
+
+
+def _label_probabilities(row: Any, name: str) -> dict[str, float]:
+    try:
+        if isinstance(row, list | tuple):  # as pipelines of transformers give it
+            row = {one["label"]: one["score"] for one in row}
+        found = {str(label): float(value) for label, value in row.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"a text classifier gave {row!r:.100} for a text: it is {EXPECTED_CLASSIFIER}") from None
+    if not all(0 <= value <= 1 for value in found.values()):
+        raise ValueError(f"{name!r} gave {row!r:.200} for a text: a probability is a number from 0 to 1")
+    return found

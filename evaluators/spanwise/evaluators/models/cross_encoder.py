@@ -1,0 +1,418 @@
+"""Cross-encoders: scores of text pairs, natural language inference, Vectara's HHEM.
+
+What such a model gives is either one score (relevance, similarity, consistency), or the probabilities of natural
+language inference (NLI): does the second text follow from the first, contradict it, or neither?
+
+Its weights are a token classifier on FLAN-T5, loaded here as that: the code that lies beside them on the hub is not
+run. The prompt, the first token's logits and the second of their two classes are those of the model's documentation.
+The tokenizer and the shape of the network come with google/flan-t5-base, or with what `foundation` of the model's
+config.json names, which may be a folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+
+from spanwise.evaluators.models.classification_model import normalize_label
+from spanwise.evaluators.models.inference_batching import (
+    CoalescingEncoder,
+    join_pair,
+    make_span_finder,
+    run_each,
+    split_pair,
+    split_windows,
+    token_limit,
+)
+from spanwise.evaluators.models.local_models import (
+    BATCHES_PER_UPDATE,
+    LoadedModel,
+    LocalModel,
+    choose_device,
+    make_model,
+    parameter_bytes,
+    run_by_length,
+)
+from spanwise.evaluators.models.model_resolution import (
+    ModelUse,
+    NoModel,
+    check_complete,
+    explain_loading_errors,
+    explain_trust_errors,
+    is_offline,
+)
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.models.inference_batching import Vectors
+
+
+TextPair: TypeAlias = tuple[str, str]
+"""Two texts; of NLI the premise and the hypothesis, of relevance the question and the passage."""
+
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+EXPECTED_PAIR_SCORER = "a function of a list of pairs that gives one finite number, or probabilities by label, for each"
+_NLI_SYNONYMS = {  # how models of fact checking (FEVER, VitaminC) name the three
+    "supports": "entailment",
+    "supported": "entailment",
+    "refutes": "contradiction",
+    "refuted": "contradiction",
+    "not enough info": "neutral",
+    "nei": "neutral",
+}
+_PRESET_LABEL_ORDERS = {
+    "vitaminc": ("entailment", "contradiction", "neutral")
+}  # of presets, as SummaC's own code has it
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What an NLI model holds of a pair; the three are probabilities and make 1 together."""
+
+    entailment: float
+    neutral: float
+    contradiction: float
+
+
+class PairScorer(LocalModel):
+    """Scores of pairs of texts, each pair once per process and model; nothing is loaded before the first pair.
+
+    `model` is a folder, a model of the hub, a preset's name, or a function of a list of pairs. `device` is "cuda",
+    "mps" or "cpu" (None: the first that there is), `batch_size` in pairs. Weights that run code when they are loaded
+    (`remote_code`), or that are pickles (`pickle`), are loaded only where that is said; "hhem" needs neither. `labels`
+    names what a model gives, in its order, where its own configuration does not: `("contradiction", "entailment",
+    "neutral")`.
+
+    `score` gives one number for each pair, as the model gives it: after the activation that it was saved with (a
+    sigmoid where it names none). A function may also give probabilities by label, as dicts, or as rows in the order of
+    `labels`. Raises `NoModel` where the model, or what runs it, is not here or is of another kind.
+    """
+
+    USE: ClassVar[ModelUse] = "pairs"
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Callable[[list[TextPair]], Any] | None = None,
+        *,
+        name: str | None = None,
+        device: str | None = None,
+        batch_size: int = 32,
+        token: str | None = None,
+        remote_code: bool = False,
+        pickle: bool = False,
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is 1 or more, not {batch_size!r}")
+        super().__init__(model, name, device, token, remote_code, pickle)
+        self.batch_size = batch_size
+        self._labels = None if labels is None else tuple(labels)
+        self._own = CoalescingEncoder(self._asked)  # of a function
+
+    def score(self, pairs: Sequence[TextPair]) -> list[float]:
+        """One number for each pair, in their order; of an NLI model the probability of entailment.
+
+        Raises what the model raises for one of them.
+        """
+        return [_single_score(rows) for rows in self._rows(pairs)]
+
+    def infer(self, pairs: Sequence[TextPair]) -> list[Inference]:
+        """The probabilities of an NLI model, in the order of the pairs. Raises `NoModel` where it is none."""
+        return [make_inference(rows, self.name) for rows in self._rows(pairs)]
+
+    def each(self, pairs: Sequence[TextPair]) -> dict[TextPair, tuple[float, ...] | Exception]:
+        """What the model gives for each pair, one number or the three of `LABELS`, or why it fails for this one.
+
+        Raises `NoModel`, which is no pair's fault.
+        """
+        return run_each(self._rows, pairs)
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether its scores have no bounds: the model was saved to give them as they come. Functions are not asked."""
+        if self._function is not None:
+            return False
+        return type(getattr(self._loaded().model, "activation_fn", None)).__name__ == "Identity"
+
+    def parts(self, firsts: Sequence[str], seconds: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+        """Windows of all first texts, and of each second one its own: the model reads any beside any whole.
+
+        A second text is cut where it has more tokens than half of what the model reads at once; the first ones have
+        what the longest second one leaves of that. A function is given texts as they are.
+        """
+        if self._function is not None:
+            return list(firsts), [[second] for second in seconds]
+        held = self._loaded()
+        limit, taken = _token_budget(held.model)
+        with held.running:  # a tokenizer serves one at a time
+            spans_of = make_span_finder(held.model.tokenizer)
+            cut = [split_windows(second, spans_of, (limit - taken) // 2) for second in seconds]
+            longest = max(len(spans_of(part)) for parts in cut for part in parts)
+            room = limit - taken - longest
+            return [part for first in firsts for part in split_windows(first, spans_of, room)], cut
+
+    def _rows(self, pairs: Sequence[TextPair]) -> list[tuple[float, ...]]:
+        if not pairs:
+            return []
+        texts = [join_pair(*pair) for pair in pairs]
+        rows = self._encoding()(texts)
+        return [tuple(rows[text].tolist()) for text in texts]
+
+    def _encoding(self) -> CoalescingEncoder:
+        if self._function is not None:
+            return self._own
+        return self._shared(self._predict, self._labels)
+
+    def _how(self) -> Mapping[str, Any]:
+        return {"labels": self._labels}
+
+    def _load(self) -> LoadedModel:
+        place = self._place
+        with (
+            explain_loading_errors(place, f"scoring pairs with {place.name}"),
+            explain_trust_errors(place, "PairScorer"),
+        ):
+            import sentence_transformers  # noqa: F401 (which of the extra is missing is said before anything is read)
+            from transformers import PretrainedConfig
+
+            device = choose_device(self.device)
+            asked = {"token": self._token, "local_files_only": is_offline()}
+            described, _ = PretrainedConfig.get_config_dict(place.where, **asked)
+            model = self._model(described, device, asked)
+        return LoadedModel(model, place.name, "pairs", place.where, device, parameter_bytes(model), 0.0)
+
+    def _model(self, described: dict[str, Any], device: str, asked: dict[str, Any]) -> Any:
+        from sentence_transformers import CrossEncoder
+
+        weights = {} if self._pickle else {"use_safetensors": True}
+        if described.get("model_type") == HHEM_MODEL_TYPE:
+            return ConsistencyModel.load(self._place.where, described, device, **asked, **weights)
+        model = CrossEncoder(
+            self._place.where, device=device, trust_remote_code=self._remote_code, model_kwargs=weights, **asked
+        )
+        _check_trained(model, described.get("architectures"), self._place.name)
+        return model
+
+    def _predict(self, texts: list[str]) -> Vectors:
+        held = self._loaded()
+        labels = self._order(held.model)
+
+        def predict(part: list[str]) -> Vectors:
+            return _predict_pairs(held.model, [split_pair(text) for text in part], self.batch_size, labels)
+
+        with held.running:
+            held.texts += len(texts)
+            rows = run_by_length(texts, BATCHES_PER_UPDATE * self.batch_size, predict, "pairs scored")
+        return _check_finite(rows, self.name)
+
+    def _order(self, model: Any) -> list[int] | None:
+        """Where the three labels stand; None for a model of one score. Raises `NoModel` for any other."""
+        if model.num_labels == 1:
+            return None
+        preset = self._place.preset
+        labels = self._labels or (preset and _PRESET_LABEL_ORDERS.get(preset.name))
+        return label_order(labels or [model.config.id2label[place] for place in range(model.num_labels)], self.name)
+
+    def _asked(self, texts: list[str]) -> Vectors:
+        assert self._function is not None
+        pairs = [split_pair(text) for text in texts]
+        return _check_finite(self._checked(self._function(list(pairs)), len(pairs)), self.name)
+
+    def _checked(self, given: Any, number: int) -> Vectors:
+        """What a function gives, as rows of one or three. Raises `ValueError`, `NoModel`."""
+        import numpy
+
+        if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
+            given = [[row[label] for label in NLI_LABELS] for row in map(_scores_by_label, given)]
+            labels: Sequence[str] = NLI_LABELS
+        else:
+            labels = self._labels or NLI_LABELS
+        try:
+            rows = numpy.asarray(given, dtype=numpy.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"a pair scorer gave {given!r:.100}: it is {EXPECTED_PAIR_SCORER}") from error
+        rows = rows.reshape(-1, 1) if rows.ndim == 1 else rows
+        if rows.ndim != 2 or len(rows) != number or rows.shape[1] not in (1, len(labels)):
+            raise ValueError(
+                f"a pair scorer gave an array of {rows.shape} for {number} pairs: it is {EXPECTED_PAIR_SCORER}"
+            )
+        if rows.shape[1] == 1:
+            return cast("Vectors", rows)
+        if ((rows < 0) | (rows > 1)).any():
+            raise ValueError(f"a pair scorer gave {given!r:.100}: a probability is a number from 0 to 1")
+        return cast("Vectors", rows[:, label_order(labels, self.name)])
+
+
+def make_inference(row: Sequence[float], name: str) -> Inference:
+    """The three of a pair. Raises `NoModel` where the model gives one score instead."""
+    if len(row) != len(NLI_LABELS):
+        raise NoModel(
+            f"{name!r} gives one score for a pair: what is asked for are {', '.join(NLI_LABELS)}, of an NLI model"
+        )
+    return Inference(*row)
+
+
+def label_order(labels: Sequence[str], name: str) -> list[int]:
+    """Where entailment, neutral and contradiction stand among a model's labels, whatever their capitals.
+
+    Raises `NoModel` where one is missing, or is there twice.
+    """
+    plain = [normalize_label(label, _NLI_SYNONYMS) for label in labels]
+    if any(plain.count(label) != 1 for label in NLI_LABELS):
+        raise NoModel(
+            f"{name!r} gives {', '.join(map(repr, labels))} for a pair: an NLI model has the labels "
+            f"{', '.join(NLI_LABELS)}; if these are what it gives, in some order, say so with labels=(…)"
+        )
+    return [plain.index(label) for label in NLI_LABELS]
+
+
+def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
+    """A scorer of whatever names one: itself, a function, a folder, a name, a dict of arguments, None (the default).
+
+    Raises `NoModel` for anything else.
+    """
+    if (made := make_model(PairScorer, given, options)) is not None:
+        return made
+    if hasattr(given, "activation_fn") and hasattr(given, "predict"):
+        return _wrap_cross_encoder(given, **options)
+    predict = getattr(given, "predict", given)  # Vectara's model is no function of pairs
+    if callable(predict):
+        named = {} if predict is given else {"name": type(given).__name__}
+        return PairScorer(predict, **{**named, **options})
+    raise NoModel(f"a pair scorer is a model's name, a folder, or {EXPECTED_PAIR_SCORER}, not {given!r:.200}")
+
+
+def _wrap_cross_encoder(model: Any, *, batch_size: int = 32, **options: Any) -> PairScorer:
+    """Around one that is in memory, which is no function of pairs; of NLI it gives logits, in an order of its own."""
+    name = type(model).__name__
+    labels = options.pop("labels", None) or [model.config.id2label[place] for place in range(model.num_labels)]
+    order = None if model.num_labels == 1 else label_order(labels, name)
+    return PairScorer(lambda pairs: _predict_pairs(model, pairs, batch_size, order), **{"name": name, **options})
+
+
+def _predict_pairs(model: Any, pairs: list[TextPair], batch_size: int, order: list[int] | None) -> Vectors:
+    import torch
+
+    if isinstance(model, ConsistencyModel):
+        return model.predict(pairs, batch_size=batch_size).reshape(-1, 1)
+    if order is None:
+        given = model.predict(pairs, batch_size=batch_size, show_progress_bar=False)
+        return cast("Vectors", given.reshape(-1, 1))
+    given = model.predict(
+        pairs, batch_size=batch_size, show_progress_bar=False, activation_fn=torch.nn.Identity(), apply_softmax=True
+    )
+    return cast("Vectors", given[:, order])
+
+
+def _check_trained(model: Any, saved_as: Sequence[str] | None, name: str) -> None:
+    """Raises `NoModel` for what was saved without a layer that scores pairs, as embedding models are.
+
+    sentence-transformers would give it one of random weights, and scores of it.
+    """
+    made = len(model) == 1 and getattr(model[0], "transformer_task", None) == "sequence-classification"
+    if made and saved_as and not any(one.endswith("ForSequenceClassification") for one in saved_as):
+        raise NoModel(f"{name!r} is no model of pairs: it was saved as {', '.join(saved_as)}, without what scores them")
+
+
+def _token_budget(model: Any) -> tuple[int, int]:
+    """How many tokens a model reads at once, and how many of these no text of a pair has."""
+    if isinstance(model, ConsistencyModel):
+        return HHEM_WINDOW, len(model.tokenizer(model.prompt.format(text1="", text2=""))["input_ids"])
+    return token_limit(model.tokenizer, model.config), model.tokenizer.num_special_tokens_to_add(pair=True)
+
+
+def _check_finite(rows: Vectors, name: str) -> Vectors:
+    import numpy
+
+    if not numpy.isfinite(rows).all():
+        raise ValueError(f"{name!r} gave a number that is not finite for a pair")
+    return rows
+
+
+def _single_score(row: Sequence[float]) -> float:
+    return row[0]  # the only one, or that of entailment, which is the first of LABELS
+
+
+def _scores_by_label(row: Mapping[str, float]) -> dict[str, float]:
+    """Raises `ValueError` where a label of the three is missing."""
+    plain = {normalize_label(label, _NLI_SYNONYMS): value for label, value in row.items()}
+    if missing := [label for label in NLI_LABELS if label not in plain]:
+        raise ValueError(f"a pair scorer gave {row!r:.200}, without {', '.join(missing)}: it is {EXPECTED_PAIR_SCORER}")
+    return plain
+
+
+if TYPE_CHECKING:
+    import numpy
+
+    Column = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
+
+HHEM_MODEL_TYPE = "HHEMv2"  # the `model_type` of its config.json
+HHEM_FOUNDATION = "google/flan-t5-base"
+HHEM_PROMPT = "<pad> Determine if the hypothesis is true given the premise?\n\nPremise: {text1}\n\nHypothesis: {text2}"
+HHEM_WINDOW = 2048  # tokens; it has no limit of its own, and its documentation speaks of inputs of 2k tokens
+_MAX_SQUARED_TOKENS = 1 << 22  # squared tokens, which bounds the memory of attention
+
+
+class ConsistencyModel:
+    """The model and its tokenizer, with the method of a cross-encoder that pairs need."""
+
+    num_labels = 1
+
+    def __init__(self, network: Any, tokenizer: Any, prompt: str = HHEM_PROMPT) -> None:
+        self.network, self.tokenizer, self.prompt = network, tokenizer, prompt
+        self.config = network.config
+
+    @classmethod
+    def load(cls, where: str, described: dict[str, Any], device: str, **options: Any) -> ConsistencyModel:
+        """`options` are those of transformers' `from_pretrained`; raises what that raises."""
+        from transformers import T5ForTokenClassification
+
+        shape, tokenizer = _load_foundation(str(described.get("foundation") or HHEM_FOUNDATION), options)
+        network, told = cast(Any, T5ForTokenClassification.from_pretrained)(
+            where, config=shape, key_mapping={r"^t5\.": ""}, output_loading_info=True, **options
+        )
+        check_complete(told, where, "model of Vectara's")
+        return cls(network.to(device).eval(), tokenizer, described.get("prompt") or HHEM_PROMPT)
+
+    def parameters(self) -> Any:
+        """Those of the network."""
+        return self.network.parameters()
+
+    def predict(self, pairs: Sequence[tuple[str, str]], *, batch_size: int) -> Column:
+        """The probability that the second text of each pair is consistent with the first."""
+        import numpy
+
+        texts = [self.prompt.format(text1=one, text2=other) for one, other in pairs]
+        tokens = self.tokenizer(texts, verbose=False)["input_ids"]
+        order = sorted(range(len(texts)), key=lambda place: -len(tokens[place]))
+        scores = numpy.empty(len(texts), dtype=numpy.float32)
+        while order:
+            rows = max(1, min(batch_size, _MAX_SQUARED_TOKENS // len(tokens[order[0]]) ** 2))
+            now, order = order[:rows], order[rows:]
+            scores[now] = self._consistent([texts[place] for place in now])
+        return scores
+
+    def _consistent(self, texts: list[str]) -> Any:
+        import torch
+
+        given = self.tokenizer(texts, return_tensors="pt", padding=True, verbose=False).to(self.network.device)
+        with torch.inference_mode():
+            logits = self.network(**given).logits[:, 0, :]
+        return logits.float().softmax(-1)[:, 1].cpu().numpy()
+
+
+def _load_foundation(foundation: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The shape of the network, and its tokenizer. Raises `NoModel` where they are not here."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    options = {name: value for name, value in options.items() if name != "use_safetensors"}
+    try:
+        return AutoConfig.from_pretrained(foundation, **options), AutoTokenizer.from_pretrained(foundation, **options)
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise NoModel(
+            f"Vectara's model is built on {foundation!r}, whose shape and tokenizer are not here: where there is a "
+            f"network run `hf download {foundation} --include '*.json' 'spiece.model'`, or write the name of a folder "
+            f'that has them as "foundation" into the model\'s config.json; {said:.200}'
+        ) from error

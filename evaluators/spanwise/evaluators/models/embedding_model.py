@@ -1,0 +1,579 @@
+"""Embedding models: Embedder, sentence-transformers, OpenAI-compatible endpoints, user functions."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import time
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from spanwise.evaluators.interface import (
+    Unjudged,
+    compute_retry_delay,
+    get_http_status,
+    get_response_headers,
+    is_transient,
+)
+from spanwise.evaluators.models.disk_cache import VectorCache, folder_digest, vector_path
+from spanwise.evaluators.models.inference_batching import CoalescingEncoder
+from spanwise.evaluators.models.local_models import (
+    BATCHES_PER_UPDATE,
+    LoadedModel,
+    ModelKey,
+    choose_device,
+    load_shared,
+    make_model,
+    parameter_bytes,
+    put_current,
+    run_by_length,
+)
+from spanwise.evaluators.models.model_resolution import (
+    DEFAULT,
+    OPENAI_URL,
+    ModelLocation,
+    NoModel,
+    check_address,
+    check_key,
+    explain_loading_errors,
+    explain_trust_errors,
+    first_variable,
+    is_offline,
+    local_folder,
+    locate_model,
+    redact_url,
+    redirect_error,
+    require_modules,
+)
+from spanwise.evaluators.models.onnx_embeddings import OnnxSource
+from spanwise.tracer.http_connections import suppress_instrumentation
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+    from spanwise.evaluators.models.inference_batching import Vector, Vectors
+
+
+EXPECTED_EMBEDDER = "a function of a list of texts that gives one vector of finite numbers for each"
+
+
+class EmbeddingSource(Protocol):
+    """A model, wherever it runs. `key` is the same for what gives the same vectors in this process."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """By which its encoding is shared; another one when its files are written anew."""
+
+    @property
+    def portion(self) -> int | None:
+        """Texts that it takes at a time; None: all."""
+
+    @property
+    def paid(self) -> bool:
+        """Whether its vectors cost money."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What its vectors depend on, for versions."""
+
+    def digest(self) -> str | None:
+        """All that its vectors depend on, in any process; None where that is not known."""
+
+    def check(self) -> None:
+        """Raises `NoModel` for what can be seen to be missing without loading anything."""
+
+    def load(self) -> None:
+        """Make it ready now. Raises `NoModel`."""
+
+    def encode(self, texts: list[str]) -> Vectors:
+        """An array of (number of texts, dimensions). Raises what goes wrong."""
+
+
+class FunctionSource:
+    """A function of the user's. `name` is what they call it, where they do."""
+
+    portion = None
+    paid = False
+
+    def __init__(self, function: Callable[[list[str]], Any], name: str | None) -> None:
+        self._function, self._named = function, name
+        self.name = name or str(getattr(function, "__qualname__", type(function).__qualname__))
+        bound = getattr(function, "__self__", None)  # a bound method is another object each time
+        self.key = "function", id(function if bound is None else bound), id(getattr(function, "__func__", None))
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Nobody knows what it does: its name."""
+        return {"model": self.name, "function": True}
+
+    def digest(self) -> str | None:
+        """Its name, where the user gave it one."""
+        return f"function {self._named}" if self._named else None
+
+    def check(self) -> None:
+        """Nothing can be missing."""
+
+    def load(self) -> None:
+        """There is nothing to load."""
+
+    def encode(self, texts: list[str]) -> Vectors:
+        """What it gives, if these are vectors. Raises `ValueError`."""
+        return check_vectors(self._function(list(texts)), len(texts), "an embedder", EXPECTED_EMBEDDER)
+
+
+def check_vectors(given: Any, count: int, who: str, wanted: str) -> Vectors:
+    """An array of (count, dimensions) of finite numbers. Raises `ValueError` for anything else."""
+    import numpy
+
+    try:
+        vectors = numpy.asarray(given, dtype=numpy.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{who} gave {given!r:.100}: it is {wanted}") from error
+    if vectors.ndim != 2 or len(vectors) != count:
+        raise ValueError(f"{who} gave an array of {vectors.shape} for {count} texts: it is {wanted}")
+    if not numpy.isfinite(vectors).all():
+        raise ValueError(f"{who} gave numbers that are not finite: it is {wanted}")
+    return vectors
+
+
+TRANSFORMER_BATCH = 32  # texts, where nothing is said
+
+
+class SentenceTransformerSource:
+    """A SentenceTransformer, loaded once per process, place and device."""
+
+    portion = None
+    paid = False
+
+    def __init__(
+        self,
+        place: ModelLocation,
+        *,
+        device: str | None,
+        batch_size: int | None,
+        token: str | None,
+        remote_code: bool,
+        pickle: bool,
+    ) -> None:
+        self.name, self._place, self._device = place.name, place, device
+        self._batch_size = batch_size or TRANSFORMER_BATCH
+        self._token, self._remote_code, self._pickle = token, remote_code, pickle
+
+    @property
+    def key(self) -> ModelKey:
+        """Files, and how they are run."""
+        return "embedding", self._place.key, self._device, self._remote_code
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Its name, and of weights in a folder what these are."""
+        return {"model": self.name, "function": False, **self._place.identity}
+
+    def digest(self) -> str | None:
+        """Of its files, where they are here."""
+        folder = local_folder(self._place)
+        return folder_digest(folder) if folder else None
+
+    def check(self) -> None:
+        """Whether sentence-transformers is installed, and offline whether the model is here. Raises `NoModel`."""
+        with explain_loading_errors(self._place, f"embedding with {self.name}"):
+            require_modules("sentence_transformers")
+            if is_offline() and local_folder(self._place) is None:
+                raise FileNotFoundError("nothing is asked of the hub")
+
+    def load(self) -> None:
+        """Load the model now. Raises `NoModel`."""
+        load_shared(self.key, self._load)
+
+    def encode(self, texts: list[str]) -> Vectors:
+        """As the model gives them. Raises `NoModel`."""
+        held = load_shared(self.key, self._load)
+        with held.running:
+            held.texts += len(texts)
+            encode = partial(held.model.encode, batch_size=self._batch_size, show_progress_bar=False)
+            return run_by_length(texts, BATCHES_PER_UPDATE * self._batch_size, encode, "texts embedded")
+
+    def _load(self) -> LoadedModel:
+        place = self._place
+        with explain_loading_errors(place, f"embedding with {place.name}"), explain_trust_errors(place, "Embedder"):
+            from sentence_transformers import SentenceTransformer
+
+            device = choose_device(self._device)
+            model = SentenceTransformer(
+                place.where,
+                device=device,
+                token=self._token,
+                trust_remote_code=self._remote_code,
+                local_files_only=is_offline(),
+                model_kwargs={} if self._pickle else {"use_safetensors": True},
+            )
+        return LoadedModel(model, place.name, "embedding", place.where, device, parameter_bytes(model), 0.0)
+
+
+ENDPOINT_EXTRA = "pip install 'spanwise[server]'"
+DEADLINE_S = 120.0  # seconds for one request with all its attempts
+ENDPOINT_BATCH = 32  # texts in a request: some servers take no more
+REQUEST_CHARACTERS = 200_000  # of a request: OpenAI takes 300,000 tokens
+MAX_RESPONSE_BYTES = 256 << 20  # bytes of an answer
+MAX_ERROR_CHARACTERS = 300  # characters of what a server said
+_PLACEHOLDER_KEY = "none"  # the client insists on one; servers at home look at none
+_EXPECTED_EMBEDDINGS = "a list of one vector of finite numbers for each text"
+
+
+class EmbeddingEndpoint:
+    """A model by name, at an address. Raises `ValueError` for arguments that cannot be right."""
+
+    portion: int | None
+    paid = True
+
+    def __init__(
+        self,
+        model: Any,
+        base_url: Any,
+        api_key: Any = None,
+        *,
+        deadline: float = DEADLINE_S,
+        batch_size: int | None = None,
+    ) -> None:
+        if not isinstance(model, str) or not model.strip():
+            raise ValueError(
+                f"at {redact_url(base_url)} a model is asked by its name, which is never guessed, not {model!r:.200}"
+            )
+        if not isinstance(deadline, int | float) or not 0 < deadline < math.inf:
+            raise ValueError(f"deadline is a number of seconds above 0, not {deadline!r}")
+        self.name = self.model = model.strip()
+        self.base_url, self._deadline = check_address(base_url), float(deadline)
+        self._api_key = check_key(api_key) or check_key(_environment_key(self.base_url))
+        self.portion = batch_size or ENDPOINT_BATCH
+        self.key = "endpoint", self.model, self.base_url, self._api_key, self.portion, deadline
+        self._client: tuple[int, OpenAI] | None = (
+            None  # of which process, for a forked child has connections of its own
+        )
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Model and address, never the key."""
+        return {"model": self.model, "function": False, "endpoint": self.base_url}
+
+    def digest(self) -> str | None:
+        """Model and address."""
+        return f"endpoint {self.model} {self.base_url}"
+
+    def check(self) -> None:
+        """Raises `NoModel` where openai's client is not installed, or OpenAI would be asked without a key."""
+        with explain_loading_errors(
+            ModelLocation(self.model, self.base_url), f"embedding with {self._where}", ENDPOINT_EXTRA
+        ):
+            require_modules("openai")
+        if self.base_url == OPENAI_URL and not self._api_key:
+            raise NoModel(
+                f"the model {self.model!r} at {OPENAI_URL} needs a key: give api_key, or set OPENAI_API_KEY; or say with "
+                "base_url where else it is"
+            )
+
+    def load(self) -> None:
+        """There is nothing to load. Raises `NoModel` as `check` does."""
+        self.check()
+
+    def encode(self, texts: list[str]) -> Vectors:
+        """In as many requests as it takes. Raises `Unjudged` for what no other try can mend, and for what did not pass
+        within the deadline.
+        """
+        import numpy
+
+        self.check()
+        vectors = [self._in_time(some) for some in _split_requests(texts)]
+        if len({one.shape[1] for one in vectors}) > 1:
+            raise Unjudged(f"{self._where} gave vectors of {sorted({one.shape[1] for one in vectors})} numbers")
+        whole: Vectors = numpy.concatenate(vectors)
+        return whole
+
+    @property
+    def _where(self) -> str:
+        return f"{self.model} at {self.base_url}"
+
+    def _in_time(self, texts: list[str]) -> Vectors:
+        """Attempts under one deadline, with pauses between."""
+        until, attempt = time.monotonic() + self._deadline, 0
+        while True:
+            try:
+                return self._once(texts, until)
+            except Exception as error:
+                pause = compute_retry_delay(attempt, error)
+                if isinstance(error, Unjudged):
+                    raise
+                if refused := redirect_error(self.base_url, get_http_status(error), get_response_headers(error)):
+                    raise Unjudged(refused) from None
+                if not is_transient(error):
+                    raise Unjudged(self._told(error)) from error
+                if time.monotonic() + pause >= until:
+                    tried = f"within {self._deadline:g} s after {attempt + 1} attempt{'s' if attempt else ''}"
+                    raise TimeoutError(f"{self._where} gave no vectors {tried}: {self._short(error)}") from None
+            time.sleep(pause)
+            attempt += 1
+
+    def _once(self, texts: list[str], until: float) -> Vectors:
+        left = until - time.monotonic()
+        timeout = max(0.01, min(left, self._deadline / 2))  # so that a hang leaves room for another attempt
+        asking = self._connected().embeddings.with_streaming_response
+        said = [text or " " for text in texts]  # OpenAI refuses empty ones
+        with suppress_instrumentation():
+            asked = asking.create(model=self.model, input=said, encoding_format="base64", timeout=timeout)
+            with asked as raw:
+                content = self._content(raw, time.monotonic() + timeout)
+        try:
+            return _parse_embeddings(orjson.loads(content), len(texts))
+        except ValueError as error:
+            shown = self._hidden(" ".join(content[: 1 << 16].decode(errors="replace").split()))[:MAX_ERROR_CHARACTERS]
+            raise Unjudged(
+                f"{self.base_url} answered with no embeddings ({self._short(error)}): {shown!r}; is its "
+                "base_url right? most end with /v1"
+            ) from None
+
+    def _connected(self) -> OpenAI:
+        """A client, whose connections are kept as long as this is."""
+        from openai import DefaultHttpxClient, OpenAI
+
+        if self._client is None or self._client[0] != os.getpid():
+            client = OpenAI(
+                base_url=self.base_url,
+                api_key=self._api_key or _PLACEHOLDER_KEY,
+                max_retries=0,
+                http_client=DefaultHttpxClient(follow_redirects=False),
+            )
+            weakref.finalize(self, client.close)
+            self._client = os.getpid(), client
+        return self._client[1]
+
+    def _content(self, raw: Any, until: float) -> bytes:
+        """What came. Raises the client's error where it breaks off or takes too long, `Unjudged` for too much."""
+        import openai
+
+        content = bytearray()
+        try:
+            for piece in raw.iter_bytes():
+                content += piece
+                if time.monotonic() > until:
+                    raise TimeoutError("the answer came too slowly")
+                if len(content) > MAX_RESPONSE_BYTES:
+                    break
+        except Exception as error:
+            raise openai.APIConnectionError(request=raw.http_request) from error
+        if len(content) > MAX_RESPONSE_BYTES:
+            raise Unjudged(f"{self.base_url} answered with more than {MAX_RESPONSE_BYTES >> 20} MiB")
+        return bytes(content)
+
+    def _told(self, error: Exception) -> str:
+        """An error that no other try can mend, in words that say what to do."""
+        status = get_http_status(error)
+        words = {
+            401: f"{self.base_url} refused the key",
+            403: f"{self.base_url} does not allow it with this key",
+            404: f"there is no model {self.model!r} at {self.base_url}, or no embeddings",
+            413: f"{self.base_url} refused the size of the request; give a smaller batch_size",
+        }
+        said = words.get(status or 0, f"{self._where} refused to embed")
+        return f"{said}{f' ({status})' if status else ''}: {self._short(error)}"
+
+    def _short(self, error: BaseException) -> str:
+        body = getattr(error, "body", None)
+        message = body.get("message") if isinstance(body, Mapping) else None
+        cause = error.__cause__ if str(error) == "Connection error." and error.__cause__ is not None else error
+        words = message if isinstance(message, str) and message else f"{type(cause).__name__}: {cause}"
+        return self._hidden(" ".join(words.split()))[:MAX_ERROR_CHARACTERS]
+
+    def _hidden(self, said: str) -> str:
+        """Without the key: some servers repeat it."""
+        return said.replace(self._api_key, "…") if self._api_key else said
+
+
+def _environment_key(url: str) -> str | None:
+    """The environment's key for an address; none for one that it does not name, or whoever names one would get it."""
+    ours = first_variable("SPANWISE_EMBEDDINGS_URL")
+    if ours is not None and url == check_address(ours, "SPANWISE_EMBEDDINGS_URL"):
+        return first_variable("SPANWISE_EMBEDDINGS_KEY")
+    openai = check_address(first_variable("OPENAI_BASE_URL") or OPENAI_URL, "OPENAI_BASE_URL")
+    return first_variable("OPENAI_API_KEY") if url == openai else None
+
+
+def _split_requests(texts: list[str]) -> list[list[str]]:
+    """Texts in their order, as few characters together as a request may have."""
+    requests: list[list[str]] = []
+    room = 0
+    for text in texts:
+        if len(text) > room or not requests:
+            requests.append([])
+            room = REQUEST_CHARACTERS
+        requests[-1].append(text)
+        room -= len(text)
+    return requests
+
+
+def _parse_embeddings(body: Any, count: int) -> Vectors:
+    """In the order of `index`, whatever order they came in. Raises `ValueError` for anything but `count` of them."""
+    data = body.get("data") if isinstance(body, Mapping) else None
+    if not isinstance(data, list) or not all(isinstance(one, Mapping) for one in data):
+        raise ValueError("no list of embeddings")
+    places = [one.get("index", place) for place, one in enumerate(data)]
+    if sorted(places, key=repr) != sorted(range(count), key=repr):
+        raise ValueError(f"embeddings of {len(data)} places for {count} texts, not one of each")
+    placed = {place: _parse_embedding(one.get("embedding")) for place, one in zip(places, data, strict=True)}
+    return check_vectors([placed[place] for place in range(count)], count, "the endpoint", _EXPECTED_EMBEDDINGS)
+
+
+def _parse_embedding(given: Any) -> Any:
+    """Numbers as they are, or the bytes of 32-bit floats in base64."""
+    import numpy
+
+    if not isinstance(given, str):
+        return given
+    return numpy.frombuffer(base64.b64decode(given, validate=True), dtype="<f4")
+
+
+_model_encoders: dict[ModelKey, CoalescingEncoder] = {}  # of models, which stay in memory as well
+_user_encoders: weakref.WeakValueDictionary[ModelKey, CoalescingEncoder] = weakref.WeakValueDictionary()
+
+
+class Embedder:
+    """Vectors of texts, each text encoded once per process and model.
+
+    `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A folder with model.onnx
+    and no other weights, and a file that ends in .onnx, run on onnxruntime. With `base_url` it is the name of a model
+    at an OpenAI-compatible endpoint; `api_key` goes there and nowhere else (None: SPANWISE_EMBEDDINGS_KEY where the
+    address is SPANWISE_EMBEDDINGS_URL, OPENAI_API_KEY where it is OPENAI_BASE_URL or OpenAI's), and `deadline` is in
+    seconds, for one request with all its attempts. `device` is "cuda", "mps" or "cpu" (None: the first that there is),
+    `batch_size` in texts (None: what suits the model). `cache` keeps vectors in a file, True in the user's cache
+    directory, a path there; None keeps those of endpoints, and those of models where SPANWISE_VECTORS names a file.
+    Those of a function are kept where that is said and it has a `name`.
+    Weights that run code when they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where
+    that is said. Nothing is loaded before the first text. Raises `NoModel` then, where the model or what runs it is not
+    here, and `ValueError` at once for arguments that do not go together.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Callable[[list[str]], Any] | None = None,
+        *,
+        name: str | None = None,
+        device: str | None = None,
+        batch_size: int | None = None,
+        token: str | None = None,
+        remote_code: bool = False,
+        pickle: bool = False,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        deadline: float = DEADLINE_S,
+        cache: bool | str | os.PathLike[str] | None = None,
+    ) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size is 1 or more, not {batch_size!r}")
+        self._given, self._name, self._cache = model, name, cache
+        self._function = FunctionSource(model, name) if callable(model) else None
+        self._endpoint: EmbeddingEndpoint | None = None
+        if base_url is not None:
+            self._endpoint = EmbeddingEndpoint(model, base_url, api_key, deadline=deadline, batch_size=batch_size)
+        elif api_key is not None:
+            raise ValueError("api_key goes to base_url, which is not given")
+        if cache and self._function is not None and name is None:
+            raise ValueError("nobody knows what a function gives the next time: with cache= it needs a name=")
+        self.device, self.batch_size = device, batch_size
+        self._used: tuple[ModelKey, CoalescingEncoder] | None = None
+        self._options: dict[str, Any] = {"token": token, "remote_code": remote_code, "pickle": pickle}
+
+    def __repr__(self) -> str:
+        return f"Embedder({self.name!r})"
+
+    def __deepcopy__(self, memo: object) -> Embedder:
+        """Itself: what it holds is the process's."""
+        return self
+
+    @property
+    def name(self) -> str:
+        """What people call it: for thresholds, versions, and pages."""
+        return self._name if self._name is not None else self._source.name
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What its vectors depend on."""
+        return {**self._source.identity, "model": self.name}
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """An array of (number of texts, dimensions), in their order, as the model gives them."""
+        import numpy
+
+        if not texts:
+            return numpy.zeros((0, 0), dtype=numpy.float32)
+        vectors = self.by_text(texts)
+        return numpy.stack([vectors[text] for text in texts])
+
+    def by_text(self, texts: Sequence[str]) -> dict[str, Vector]:
+        """The vector of each text, by text."""
+        return self._encoding()(texts)
+
+    def check(self) -> None:
+        """Raises `NoModel` for what can be seen to be missing without loading anything."""
+        self._source.check()
+
+    def load(self) -> None:
+        """Load the model now. Raises `NoModel`."""
+        self._source.load()
+
+    @cached_property
+    def _place(self) -> ModelLocation:
+        assert not callable(self._given)
+        return locate_model(DEFAULT["embedding"] if self._given is None else self._given)
+
+    @cached_property
+    def _source(self) -> EmbeddingSource:
+        if self._function is not None:
+            return self._function
+        if self._endpoint is not None:
+            return self._endpoint
+        running: dict[str, Any] = {"device": self.device, "batch_size": self.batch_size}
+        if self._place.runs_on_onnx:
+            return OnnxSource(self._place, **running)
+        return SentenceTransformerSource(self._place, **running, **self._options)
+
+    def _encoding(self) -> CoalescingEncoder:
+        """Shared by all that encode with the same; for functions and endpoints as long as anybody has an embedder."""
+        key = self._source.key
+        if self._used is None or self._used[0] != key:
+            self._used = key, self._shared_as(key)
+        return self._used[1]
+
+    def _shared_as(self, key: ModelKey) -> CoalescingEncoder:
+        source, anonymous = self._source, self._function is not None and self._cache is None
+        path = None if anonymous else vector_path(self._cache, source.paid)
+        key = *key, path
+        of_user = self._function is not None or self._endpoint is not None
+        if (encoding := (_user_encoders if of_user else _model_encoders).get(key)) is not None:
+            return encoding
+        digest = source.digest() if path is not None else None
+        kept = VectorCache(path, self.name, digest) if path is not None and digest is not None else None
+        made = CoalescingEncoder(source.encode, kept, portion=source.portion)
+        return _user_encoders.setdefault(key, made) if of_user else put_current(_model_encoders, key, made)
+
+
+def embedder(given: Any = None, **options: Any) -> Embedder:
+    """An embedder of whatever names one: itself, a function, a folder, a name, a dict of arguments, None (the default).
+
+    Raises `ValueError` for anything else.
+    """
+    if (made := make_model(Embedder, given, options)) is not None:
+        return made
+    encode = getattr(given, "encode", given)  # a SentenceTransformer is no function
+    if callable(encode):
+        made = Embedder(encode, **options)
+        if encode is not given and made._name is None:
+            made._name = type(given).__name__
+        return made
+    raise NoModel(f"an embedder is a model's name, a folder, or {EXPECTED_EMBEDDER}, not {given!r:.200}")

@@ -1,0 +1,428 @@
+"""Factual consistency evaluators: hallucination, NLI faithfulness, SummaC summarization.
+
+Laban et al., "SummaC: Re-Visiting NLI-based Models for Inconsistency Detection in Summarization" (TACL 2022). ZS takes
+maxima and a mean. Conv counts, for each sentence of the summary, the probabilities of entailment by bins, and weighs
+the counts with what was learned: 23 numbers and a bias, then two classes of three features, in a file of its authors.
+
+Long contexts are cut into windows that the model reads whole, with an overlap; a text is as well supported as the
+window that supports it most says. An answer that is too long itself is cut, too: its least supported window counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
+
+from spanwise.collector.records import Case, Document
+from spanwise.evaluators.builtin.case_text import extract_question, extract_text
+from spanwise.evaluators.builtin.text_segmentation import Splitter, split_text
+from spanwise.evaluators.interface import Metric, Skip, register_builtin
+from spanwise.evaluators.interface.evaluator_spec import SAFE, TRANSPARENT, VALID
+from spanwise.evaluators.models.batched_evaluator import (
+    BatchedEvaluator,
+    ModelSteps,
+    PairEvaluator,
+    PairScores,
+    retrieved_chunks,
+)
+from spanwise.evaluators.models.cross_encoder import PairScorer, TextPair, make_inference, pair_scorer
+from spanwise.evaluators.models.embedding_model import Embedder, embedder
+from spanwise.evaluators.models.model_resolution import MODELS_EXTRA, NoModel
+from spanwise.evaluators.models.similarity import cosine
+
+if TYPE_CHECKING:
+    import numpy
+
+    Numbers = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
+
+# Where the authors' bins ("percentile") begin and end; their other way is 50 even ones.
+_LOW_PERCENTILES = (0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37)
+_HIGH_PERCENTILES = (0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 1.0)
+PERCENTILES = (*_LOW_PERCENTILES, *_HIGH_PERCENTILES)
+CONV_SENTENCES = 10  # sentences of the summary that Conv looks at
+MAX_WEIGHT_BYTES = 1 << 20  # bytes of a file with weights; the authors' has 2 kB
+_WEIGHT_SHAPES = {"mlp.weight": (1, None), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,)}
+
+
+def zero_shot_score(entailment: Numbers, contradiction: Numbers) -> float:
+    """ZS, in [-1, 1]. Both are arrays of (sentences of the text, sentences of the summary).
+
+    The mean, over the sentences of the summary, of the greatest entailment less the greatest contradiction.
+    """
+    return float(support_difference(entailment, contradiction).mean())
+
+
+def support_difference(entailment: Numbers, contradiction: Numbers) -> Numbers:
+    """Of each sentence of the summary the greatest entailment less the greatest contradiction."""
+    return cast("Numbers", entailment.max(axis=0) - contradiction.max(axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvWeights:
+    """The learned weights, from a file: safetensors, or the authors' `.bin`, a pickle, with `pickle=True`.
+
+    Raises `NoModel` where there is no such file, or it is no file of these weights.
+    """
+
+    file: str
+    pickle: bool = False
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        path = Path(self.file).expanduser()
+        if not path.is_file():
+            raise NoModel(f"there is no file {self.file!r} with the weights of SummaC-Conv")
+        if path.stat().st_size > MAX_WEIGHT_BYTES:
+            raise NoModel(f"{self.file!r} has {path.stat().st_size:,} bytes: the weights of SummaC-Conv are 2 kB")
+        if path.suffix != ".safetensors" and not self.pickle:
+            raise NoModel(
+                f"{self.file!r} is no .safetensors, so that it may be a pickle, which may run code when it is loaded; "
+                "if you trust it, say so with pickle=True"
+            )
+        object.__setattr__(self, "digest", hashlib.sha256(path.read_bytes()).hexdigest()[:12])
+
+    def score(self, entailment: Numbers) -> float:
+        """In [0, 1], of an array of (sentences of the text, sentences of the summary); ten of the latter count."""
+        import numpy
+
+        weights = _load_weights(self.file, self.digest)
+        edges = _bin_edges(weights["mlp.weight"].shape[1])
+        counts = [numpy.histogram(column, bins=edges)[0] for column in entailment.T[:CONV_SENTENCES]]
+        learned = numpy.asarray(counts) @ weights["mlp.weight"][0] + weights["mlp.bias"]
+        classes = weights["layer_final.weight"] @ numpy.full(3, learned.mean()) + weights["layer_final.bias"]
+        return float(1 / (1 + numpy.exp(classes[0] - classes[1])))
+
+
+def _bin_edges(bins: int) -> list[float]:
+    return list(PERCENTILES) if bins == len(PERCENTILES) - 1 else [place / bins for place in range(bins + 1)]
+
+
+@lru_cache(maxsize=8)
+def _load_weights(file: str, digest: str) -> dict[str, Numbers]:
+    """Raises `NoModel` for a file that has no such weights; `digest` stands for what is in it."""
+    path = Path(file).expanduser()
+    try:
+        read = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+        found = {name: read[name].astype("float64") for name in _WEIGHT_SHAPES}
+    except ModuleNotFoundError as error:
+        raise NoModel(
+            f"the weights of SummaC-Conv need {error.name!r}, which is not installed: {MODELS_EXTRA}"
+        ) from None
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise NoModel(f"{file!r} has no weights of SummaC-Conv ({', '.join(_WEIGHT_SHAPES)}): {said:.200}") from None
+    for name, shape in _WEIGHT_SHAPES.items():
+        _check_weight_shape(file, name, found[name].shape, shape)
+    return found
+
+
+def _read_safetensors(path: Path) -> Any:
+    from safetensors.numpy import load_file
+
+    return load_file(path)
+
+
+def _read_pickle(path: Path) -> Any:
+    import torch
+
+    held = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: value.float().numpy() for name, value in held.items()}
+
+
+def _check_weight_shape(file: str, name: str, found: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
+    sizes = (len(PERCENTILES) - 1, 50)
+    fits = len(found) == len(wanted) and all(
+        size == want or (want is None and size in sizes) for size, want in zip(found, wanted, strict=True)
+    )
+    if not fits:
+        raise NoModel(f"{file!r} has {name} of {found}: SummaC-Conv's are {str(wanted).replace('None', '23 or 50')}")
+
+
+_EXAMPLE_MODEL = "model=lambda pairs: [float(answer in context) for context, answer in pairs]"  # of the examples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ConsistencyEvaluator(PairEvaluator):
+    """Those that look at the answer beside what was retrieved."""
+
+    splitter: Splitter | None = None
+
+    def __call__(self, outputs: Any, documents: Sequence[Document]) -> Any:
+        return self._one(outputs=outputs, documents=tuple(documents))
+
+    def _sentences(self, text: str) -> list[str]:
+        """Raises `Skip` where there are none."""
+        if not (told := split_text(text, self.splitter)):
+            raise Skip("the answer has no sentence")
+        return told
+
+
+@register_builtin(
+    "hallucination",
+    metrics=(Metric("hallucination", threshold=0.75, primary=True),),
+    standards=(SAFE, VALID),
+    source="H2O Eval Studio: hallucination",
+    canonical="transformers",
+    llm=False,
+    model=True,
+    gpu=True,
+    kind="model",
+    example=f'get_evaluator("hallucination", {_EXAMPLE_MODEL}), outputs="It is 4,806 m high.", '
+    'documents=["It is 4,806 m high. It is in the Alps."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hallucination(_ConsistencyEvaluator):
+    """The probability that the answer is consistent with the retrieved context: 1 is good, 0 is hallucinated.
+
+    By Vectara's HHEM, or the probability of entailment of any NLI model. The chunks, in their order, are one text, and
+    the answer is the other. Where the text is too long for the model it is cut into windows, and the one that supports
+    the answer most counts; an answer that is too long itself is cut, too, and its least supported window counts. An
+    answer that takes its sentences from several windows is better looked at by sentence: `by="sentence"` takes each
+    sentence's best window, and the least of these, which is named in the comment. An empty answer is skipped; where
+    nothing was retrieved nothing is supported: 0.
+    """
+
+    DOCUMENT: ClassVar[str] = "hhem"
+    PRESET: ClassVar[str] = "hhem"
+    DEFAULT_MODEL: ClassVar[str] = (
+        "hhem, for English, in windows of 2,048 tokens for context and answer together; the threshold is its own, and "
+        "holds for no other"
+    )
+
+    by: Literal["answer", "sentence"] = "answer"
+
+    def _steps(self, case: Case) -> ModelSteps[TextPair, PairScores]:
+        answer = extract_text(case.outputs)
+        if not answer.strip():
+            raise Skip("the answer is empty")
+        if not (chunks := retrieved_chunks(case)):
+            return {"score": 0.0, "comment": "nothing was retrieved"}
+        said = [answer] if self.by == "answer" else self._sentences(answer)
+        support = yield from self._supports(["\n\n".join(chunks)], said)
+        least = min(range(len(said)), key=support.__getitem__)
+        comment = f"least supported: {said[least]!r:.300}" if self.by == "sentence" else None
+        return {"score": support[least], "comment": comment}
+
+
+@register_builtin(
+    "faithfulness_nli",
+    metrics=(Metric("faithfulness_nli", primary=True),),
+    standards=(TRANSPARENT, VALID),
+    source="H2O Eval Studio: faithfulness, with an NLI model in the judge's place",
+    canonical="transformers",
+    llm=False,
+    model=True,
+    gpu=True,
+    kind="model",
+    example=f'get_evaluator("faithfulness_nli", {_EXAMPLE_MODEL}), outputs="It is high. It is in Spain.", '
+    'documents=["It is high. It is in France."]',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaithfulnessNLI(_ConsistencyEvaluator):
+    """Sentences of the answer that follow from the retrieved context, over all that it has.
+
+    A sentence follows where some chunk, or some window of a long one, entails it with a probability of `supported_from`
+    or more; the least supported one is named in the comment. Unlike `faithfulness`, which asks a judge, it takes
+    sentences as they stand: one that makes two claims is one, and one with "it" may be lost without those before it. An
+    answer without a sentence is skipped; where nothing was retrieved nothing follows: 0. The document's threshold is a
+    judge's, so there is none until one is given or fitted.
+    """
+
+    PRESET: ClassVar[str] = "nli"
+    DEFAULT_MODEL: ClassVar[str] = "nli, DeBERTa-v3-base for English, in windows of 512 tokens for chunk and sentence"
+
+    supported_from: float = 0.5
+
+    def __post_init__(self) -> None:
+        PairEvaluator.__post_init__(self)
+        if not 0 <= self.supported_from <= 1:
+            raise ValueError(f"a probability is from 0 to 1, not {self.supported_from!r}")
+
+    def _steps(self, case: Case) -> ModelSteps[TextPair, PairScores]:
+        said = self._sentences(extract_text(case.outputs))
+        if not (chunks := retrieved_chunks(case)):
+            return {"score": 0.0, "comment": "nothing was retrieved"}
+        support = yield from self._supports(chunks, said)
+        follow = sum(one >= self.supported_from for one in support)
+        least = min(range(len(said)), key=support.__getitem__)
+        return {
+            "score": follow / len(said),
+            "comment": f"{follow} of {len(said)} sentences follow; least: {support[least]:.3f} {said[least]!r:.300}",
+        }
+
+
+if TYPE_CHECKING:
+    import numpy
+
+    from spanwise.evaluators.models.inference_batching import Vector
+
+    Image: TypeAlias = "numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.float64]]"
+
+    Asks: TypeAlias = Generator[Sequence[TextPair], Mapping[TextPair, PairScores], Image]
+_COMPLETENESS_KEY = "summarization_cf_completeness"
+_CONV_KEY = "summarization_cf_faithfulness_conv"
+_ZERO_SHOT_KEY = "summarization_cf_faithfulness_zs"
+_CONV_HINT = (
+    "its weights are in a file of SummaC's authors: get it at github.com/tingofurro/summac "
+    "(summac_conv_vitc_sent_perc_e.bin) and name it: conv=FILE, pickle=True"
+)
+
+
+@register_builtin(
+    "summarization_cf",
+    metrics=(
+        Metric(_COMPLETENESS_KEY, threshold=0.75, primary=True),
+        Metric(_CONV_KEY, threshold=0.75),
+        Metric(_ZERO_SHOT_KEY, (-1.0, 1.0), threshold=0.75),
+    ),
+    standards=(VALID,),
+    source="H2O Eval Studio: summarization (completeness and faithfulness); SummaC",
+    canonical="numpy; summac 0.0.4 (by its definitions)",
+    version="2",
+    model=True,
+    gpu=True,
+    kind="model",
+    example='get_evaluator("summarization_cf", '
+    "model=lambda pairs: [[float(said in text), 0.0, 0.0] for text, said in pairs], "
+    "embedding=lambda texts: [[len(text), 1] for text in texts]), "
+    'inputs="Mont Blanc is high. It is in the Alps.", outputs="Mont Blanc is high. It is in Spain."',
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summarization(BatchedEvaluator[TextPair, PairScores]):
+    """How faithful a summary is to the text (SummaC-ZS, SummaC-Conv), and how complete.
+
+    The text is what was retrieved, else the question. ZS is the mean, over the sentences of the summary, of the
+    greatest entailment by a sentence of the text less the greatest contradiction: from -1 to 1 (the document says from
+    0). Conv needs the learned weights, from a file that `conv` names: a `.safetensors`, or with `pickle=True` the
+    authors' `.bin`; without it that key is skipped. It was learned with VitaminC's model, "vitaminc", and looks at the
+    first 10 sentences of the summary. As published, sentences of 10 characters or less are left out (unless there are
+    no others), and the first `max_sentences` of the text count; one that is too long for the model counts as several.
+
+    Completeness, which the document does not define further, is here S of text and faithful part: the cosine, 0 where
+    it is less, of the mean vectors of the sentences of the text (all of them) and of those sentences of the summary
+    that are entailed more than contradicted; where none is, 0. No model is named for it, so that it has no threshold
+    until one is given or fitted. An empty summary or text is skipped.
+    """
+
+    DOCUMENT: ClassVar[str] = "vitaminc"
+    PRESET: ClassVar[str] = "vitaminc"
+    DEFAULT_MODEL: ClassVar[str] = (
+        "vitaminc, ALBERT-xlarge for English, 512 tokens for a pair of sentences; the thresholds are its own, and hold "
+        "for no other. For completeness all-MiniLM-L6-v2, 256 tokens for a sentence"
+    )
+
+    model: Any = None
+    embedding: Any = None
+    conv: str | os.PathLike[str] | None = None
+    pickle: bool = False
+    splitter: Splitter | None = None
+    min_characters: int = 10
+    max_sentences: int = 100
+    _scorer: PairScorer = field(init=False, repr=False, compare=False)
+    _embedder: Embedder = field(init=False, repr=False, compare=False)
+    _conv: ConvWeights | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.max_sentences < 1:
+            raise ValueError(f"max_sentences is 1 or more, not {self.max_sentences!r}")
+        object.__setattr__(self, "_scorer", pair_scorer(self.PRESET if self.model is None else self.model))
+        object.__setattr__(self, "_embedder", embedder(self.embedding))
+        conv = None if self.conv is None else ConvWeights(os.fspath(self.conv), self.pickle)
+        object.__setattr__(self, "_conv", conv)
+
+    def __call__(self, outputs: Any, inputs: Any = None, documents: Sequence[Document] = ()) -> Any:
+        return self._one(outputs=outputs, inputs=inputs, documents=tuple(documents or ()))
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        completeness, *faithfulness = super(Summarization, self).metrics
+        return Metric(completeness.key, primary=True), *faithfulness
+
+    @property
+    def _model(self) -> Mapping[str, Any]:
+        conv = None if self._conv is None else self._conv.digest
+        return {**self._scorer.identity, "embedding": dict(self._embedder.identity), "conv": conv}
+
+    def _load(self) -> None:
+        self._scorer.load()
+
+    def _replies(self, asked: Sequence[TextPair]) -> Mapping[TextPair, PairScores | Exception]:
+        return self._scorer.each(asked)
+
+    def _steps(self, case: Case) -> Any:
+        said, told = self._sentences(extract_text(case.outputs), "summary"), self._sentences(_source_text(case), "text")
+        firsts, seconds = self._scorer.parts(_long_sentences(told, self.min_characters)[: self.max_sentences], said)
+        image = yield from self._image(firsts, [part for parts in seconds for part in parts])
+        entailment, _, contradiction = image
+        faithful = support_difference(entailment, contradiction) > 0
+        kept = [one for one, holds in zip(said, _whole_sentences(faithful.tolist(), seconds), strict=True) if holds]
+        return [
+            self._completeness(told, kept, len(said)),
+            self._learned(entailment),
+            {"key": _ZERO_SHOT_KEY, "score": zero_shot_score(entailment, contradiction)},
+        ]
+
+    def _sentences(self, text: str, what: str) -> list[str]:
+        """Raises `Skip` where there are none."""
+        if not (told := split_text(text, self.splitter)):
+            raise Skip(f"the {what} has no sentence")
+        return _long_sentences(told, self.min_characters) if what == "summary" else told
+
+    def _image(self, firsts: list[str], seconds: list[str]) -> Asks:
+        """What the model holds of each pair: an array of (3 labels, sentences of the text, of the summary).
+
+        A sentence of the summary after the other, so that few pairs of many are in memory.
+        """
+        import numpy
+
+        image = numpy.zeros((3, len(firsts), len(seconds)))
+        for column, second in enumerate(seconds):
+            rows = yield [(first, second) for first in firsts]
+            for row, first in enumerate(firsts):
+                held = make_inference(rows[first, second], self._scorer.name)
+                image[:, row, column] = held.entailment, held.neutral, held.contradiction
+        return image
+
+    def _completeness(self, told: list[str], kept: list[str], said: int) -> dict[str, Any]:
+        comment = f"{len(kept)} of {said} sentences are faithful"
+        if not kept:
+            return {"key": _COMPLETENESS_KEY, "score": 0.0, "comment": comment}
+        vectors = self._embedder.by_text([*told, *kept])
+        score = max(cosine(_mean_direction(vectors, told), _mean_direction(vectors, kept)), 0.0)
+        return {"key": _COMPLETENESS_KEY, "score": score, "comment": comment}
+
+    def _learned(self, entailment: Any) -> dict[str, Any]:
+        if self._conv is None:
+            return {"key": _CONV_KEY, "score": None, "comment": f"needs SummaC-Conv: {_CONV_HINT}"}
+        return {"key": _CONV_KEY, "score": self._conv.score(entailment)}
+
+
+def _source_text(case: Case) -> str:
+    chunks = retrieved_chunks(case)
+    return "\n\n".join(chunks) if chunks else extract_question(case.inputs)
+
+
+def _long_sentences(found: list[str], characters: int) -> list[str]:
+    return [one for one in found if len(one) > characters] or found
+
+
+def _whole_sentences(holds: Sequence[bool], seconds: Sequence[Sequence[str]]) -> list[bool]:
+    """Of each sentence whether it holds for all of its windows."""
+    of_parts = iter(holds)
+    return [all(list(islice(of_parts, len(parts)))) for parts in seconds]
+
+
+def _mean_direction(vectors: Mapping[str, Vector], texts: Sequence[str]) -> Vector:
+    """The mean of the directions of their vectors; one of zeros has none."""
+    import numpy
+
+    matrix = numpy.asarray([vectors[text] for text in texts], dtype=numpy.float64)
+    lengths = numpy.linalg.norm(matrix, axis=1, keepdims=True)
+    mean: Vector = numpy.divide(matrix, lengths, out=numpy.zeros_like(matrix), where=lengths > 0).mean(axis=0)
+    return mean

@@ -1,0 +1,318 @@
+"""Models in memory: one instance per process, register of all processes, base class of local models."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+
+import orjson
+
+from spanwise.evaluators.interface.progress_display import track_progress
+from spanwise.evaluators.models.disk_cache import user_cache_path
+from spanwise.evaluators.models.inference_batching import CoalescingEncoder
+from spanwise.evaluators.models.model_resolution import DEFAULT, ModelLocation, ModelUse, check_no_secrets, locate_model
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.models.inference_batching import Vectors
+
+
+_COMMAND_CHARACTERS = 200  # characters of a command that tell which it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredModel:
+    """A model in the memory of a process."""
+
+    pid: int
+    command: str
+    model: str
+    use: str
+    where: str
+    device: str
+    parameters_bytes: int
+    seconds: float  # that loading took
+    since: float  # seconds since the epoch
+
+
+class ModelRegister:
+    """This process's file. A process that cannot write it goes without."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def write(self, models: Iterable[RegisteredModel]) -> None:
+        """Say what this process holds now, instead of what it held."""
+        with suppress(OSError):
+            if self._file is None:
+                self._file = _create_register_file()
+            text = orjson.dumps(list(models))
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, text, 0)
+
+    def forget(self) -> None:
+        """In a forked child: the file is the parent's."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+
+def register_folder() -> Path:
+    """In the user's cache directory."""
+    return user_cache_path("models")
+
+
+def registered_models() -> list[RegisteredModel]:
+    """What the processes that live hold, oldest first; files of others are removed."""
+    found = [one for path in register_folder().glob("*.json") for one in _read_register_file(path)]
+    return sorted(found, key=lambda one: one.since)
+
+
+def describe_own_model(**model: object) -> RegisteredModel:
+    """A model of this process."""
+    command = " ".join(sys.argv)[:_COMMAND_CHARACTERS]
+    return RegisteredModel(pid=os.getpid(), command=command, **{"since": time.time(), **model})  # type: ignore[arg-type]
+
+
+def _create_register_file() -> int:
+    """Locked before it has its name, so that no reader takes it for one that was left behind."""
+    register_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = register_folder() / f"{os.getpid()}.json"
+    beside = name.with_suffix(".new")
+    file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.replace(beside, name)
+    return file
+
+
+def _read_register_file(path: Path) -> Iterator[RegisteredModel]:
+    with suppress(OSError, ValueError, TypeError), path.open("rb") as file:
+        if _is_locked(file.fileno()):
+            yield from [RegisteredModel(**one) for one in orjson.loads(file.read())]
+        else:
+            path.unlink()
+
+
+def _is_locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model in memory, for `spanwise models`. One caller at a time runs it: it has the machine's threads to
+    itself."""
+
+    model: Any
+    name: str
+    use: str
+    where: str
+    device: str
+    parameters_bytes: int
+    seconds: float  # that loading took
+    running: threading.RLock = field(default_factory=threading.RLock)
+    texts: int = 0  # that it has looked at
+    since: float = field(default_factory=time.time)  # seconds since the epoch
+
+
+ModelKey: TypeAlias = tuple[Any, ...]  # its use, `Place.key`, and how it is run
+Known = TypeVar("Known")
+
+_loaded: dict[ModelKey, LoadedModel] = {}
+_locks: dict[ModelKey, threading.Lock] = {}
+_guard = threading.Lock()
+_register = ModelRegister()
+
+
+def load_shared(key: ModelKey, load: Callable[[], LoadedModel]) -> LoadedModel:
+    """What is loaded under a key, or what `load` gives, called once however many ask at the same time."""
+    with _guard:
+        lock = _locks.setdefault(key, threading.Lock())
+    with lock:
+        if key not in _loaded:
+            began = time.perf_counter()
+            made = load()
+            made.seconds = time.perf_counter() - began
+            with _guard:
+                put_current(_loaded, key, made)
+                _update_register()
+            return made
+        return _loaded[key]
+
+
+def put_current(known: dict[ModelKey, Known], key: ModelKey, one: Known) -> Known:
+    """What is under a key now. What was made of the same files before they were written anew is let go."""
+    use, place, *_ = key
+    for other in list(known):
+        if other[0] == use and other[1] != place and other[1][0] == place[0]:
+            known.pop(other, None)
+    return known.setdefault(key, one)
+
+
+def loaded_models() -> list[LoadedModel]:
+    """All that is in memory, in the order in which it was loaded."""
+    return list(_loaded.values())
+
+
+def unload_models() -> None:
+    """Let go of all; who holds one keeps it."""
+    with _guard:
+        _loaded.clear()
+        _locks.clear()
+        _update_register()
+
+
+def _update_register() -> None:
+    """Other processes, of what this one holds."""
+    _register.write(
+        describe_own_model(
+            model=one.name,
+            use=one.use,
+            where=one.where,
+            device=one.device,
+            parameters_bytes=one.parameters_bytes,
+            seconds=one.seconds,
+            since=one.since,
+        )
+        for one in _loaded.values()
+    )
+
+
+def choose_device(given: str | None) -> str:
+    """The device that is named, else cuda, mps or cpu, whatever there is first. SPANWISE_DEVICE names one for all."""
+    named = given or os.environ.get("SPANWISE_DEVICE")
+    if named:
+        return named
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def parameter_bytes(module: Any) -> int:
+    """Bytes of the parameters of a torch module."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def _forget_models_after_fork() -> None:
+    """Threads of the parent held these; the models' own threads are gone with it, and they are loaded anew."""
+    global _guard
+    _guard = threading.Lock()
+    _register.forget()
+    _loaded.clear()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_models_after_fork)
+
+
+BATCHES_PER_UPDATE = 16  # batches of a model between two looks at how far it is
+Kind = TypeVar("Kind")
+_encodings: dict[ModelKey, CoalescingEncoder] = {}
+
+
+class LocalModel(ABC):
+    """A model in a folder, of the hub or of a preset, loaded when it is first used; or a function in its place."""
+
+    USE: ClassVar[ModelUse]
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Callable[..., Any] | None,
+        name: str | None,
+        device: str | None,
+        token: str | None,
+        remote_code: bool,
+        pickle: bool,
+    ) -> None:
+        self._function = model if callable(model) else None
+        self._given = DEFAULT[self.USE] if model is None or callable(model) else model
+        self._name, self.device = name, device
+        self._token, self._remote_code, self._pickle = token, remote_code, pickle
+
+    @property
+    def name(self) -> str:
+        """What people call it: for thresholds, versions, and pages."""
+        if self._name is not None:
+            return self._name
+        if self._function is not None:
+            return getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        return self._place.name
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What it gives depends on."""
+        files = {} if self._function is not None else self._place.identity
+        return {"model": self.name, "function": self._function is not None, **self._how(), **files}
+
+    def load(self) -> None:
+        """Load the model now. Raises `NoModel`."""
+        if self._function is None:
+            self._loaded()
+
+    @abstractmethod
+    def _how(self) -> Mapping[str, Any]:
+        """What else its results depend on, by the names of the arguments."""
+
+    @abstractmethod
+    def _load(self) -> LoadedModel:
+        """Have it in memory. Raises `NoModel`."""
+
+    @cached_property
+    def _place(self) -> ModelLocation:
+        return locate_model(self._given)
+
+    def _key(self) -> ModelKey:
+        return self.USE, self._place.key, self.device, self._remote_code, self._pickle
+
+    def _loaded(self) -> LoadedModel:
+        return load_shared(self._key(), self._load)
+
+    def _shared(self, encode: Callable[[list[str]], Vectors], *how: Any, ragged: bool = False) -> CoalescingEncoder:
+        """Where all that run the model so keep what it gave."""
+        key = *self._key(), *how
+        return _encodings.get(key) or put_current(_encodings, key, CoalescingEncoder(encode, ragged=ragged))
+
+
+def make_model(kind: type[Kind], given: Any, options: Mapping[str, Any]) -> Kind | None:
+    """A model of itself, of a dict of arguments, of a folder or a name, or of None (the default).
+
+    None for anything else. Raises `ValueError` for a secret in a dict.
+    """
+    make: Callable[..., Kind] = kind
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, Mapping):
+        check_no_secrets(given, kind.__name__)
+        return make(**{**given, **options})
+    if given is None or isinstance(given, str | os.PathLike):
+        return make(given, **options)
+    return None
+
+
+def run_by_length(texts: Sequence[str], size: int, run: Callable[[list[str]], Vectors], what: str) -> Vectors:
+    """What `run` gives for `size` texts at a time, in the order of all of them.
+
+    Texts of like length go together, as within the model itself, so that parts cost no more than the whole.
+    """
+    import numpy
+
+    order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+    parts = [[texts[place] for place in order[start : start + size]] for start in range(0, len(order), size)]
+    rows: Vectors = numpy.concatenate([run(part) for part in track_progress(parts, what)])[numpy.argsort(order)]
+    return rows

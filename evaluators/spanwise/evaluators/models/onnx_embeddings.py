@@ -1,0 +1,313 @@
+"""Embeddings by ONNX Runtime: tokenization, batching, pooling and normalization without torch.
+
+What sentence-transformers does around the model is done here: tokens up to the model's length, pooling, normalisation,
+all as the files beside the weights say (without these: the mean over the tokens, normalised).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spanwise.evaluators.interface.progress_display import track_progress
+from spanwise.evaluators.models.disk_cache import folder_digest
+from spanwise.evaluators.models.local_models import LoadedModel, ModelKey, load_shared
+from spanwise.evaluators.models.model_resolution import (
+    ModelLocation,
+    NoModel,
+    explain_loading_errors,
+    find_onnx_weights,
+    is_offline,
+    local_folder,
+    locate_model,
+    require_modules,
+)
+
+if TYPE_CHECKING:
+    import numpy
+
+    from spanwise.evaluators.models.inference_batching import Vectors
+
+    Hidden = numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.float32]]
+    Mask = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.int64]]
+
+ONNX_EXTRA = "pip install 'spanwise[onnx]'"
+ONNX_BATCH = {"cpu": 8, "cuda": 32}  # texts, where nothing is said
+MAX_THREADS = 16
+DEFAULT_LENGTH = 512  # tokens, where no file says it
+_MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_DYNAMIC_QUANTIZATION = (b"DynamicQuantizeLinear", b"DynamicQuantizeMatMul", b"QAttention")
+_CONFIG_FILES = ("tokenizer.json", "*config.json", "modules.json", "1_Pooling/config.json")
+_BATCHES_PER_UPDATE = 64  # batches between two looks at how far it is
+
+
+class OnnxSource:
+    """A file of weights and what stands beside it, loaded once per process, place and device.
+
+    Weights of 8 bits whose activations are quantized while they run give a text another vector for each company that it
+    keeps in a batch: such a model reads texts one by one, several at the same time.
+    """
+
+    portion = None
+    paid = False
+
+    def __init__(self, place: ModelLocation, *, device: str | None, batch_size: int | None) -> None:
+        self.name, self._place, self._device, self._batch_size = place.name, place, device, batch_size
+
+    @property
+    def key(self) -> ModelKey:
+        """Files, and how they are run."""
+        return "onnx", self._place.key, self.name, self._device, self._batch_size
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Its name, and of weights in a folder what these are."""
+        return {"model": self.name, "function": False, **self._place.identity}
+
+    def digest(self) -> str | None:
+        """Of all files that it reads, where they are here."""
+        where = Path(self._place.where) if self._place.where else None
+        like = (
+            local_folder(locate_model(self._place.preset.like))
+            if self._place.preset and self._place.preset.like
+            else ""
+        )
+        if where is None or not where.exists() or like is None:
+            return None
+        folders = [where.parent if where.is_file() else where, *([Path(like)] if like else [])]
+        return f"onnx {where.name} {self._batch_size} {' '.join(map(folder_digest, folders))}"
+
+    def check(self) -> None:
+        """Whether onnxruntime is installed, and the file is here. Raises `NoModel`."""
+        with explain_loading_errors(self._place, f"embedding with {self.name}", ONNX_EXTRA):
+            require_modules("onnxruntime", "tokenizers")
+            _find_onnx_file(self._place)
+
+    def load(self) -> None:
+        """Load the model now. Raises `NoModel`."""
+        load_shared(self.key, self._load)
+
+    def encode(self, texts: list[str]) -> Vectors:
+        """Pooled as the model's files say. Raises `NoModel`."""
+        held = load_shared(self.key, self._load)
+        with held.running:
+            held.texts += len(texts)
+            vectors: Vectors = held.model(texts)
+            return vectors
+
+    def _load(self) -> LoadedModel:
+        with explain_loading_errors(self._place, f"embedding with {self.name}", ONNX_EXTRA):
+            import onnxruntime
+            import tokenizers
+
+            file = _find_onnx_file(self._place)
+            folders = _config_folders(file, self._place)
+            device = _choose_onnx_device(self._device, onnxruntime.get_available_providers())
+            try:
+                session = _make_session(onnxruntime, file, device)
+                reader = _load_tokenizer(tokenizers, folders)
+                model = _OnnxModel(
+                    session,
+                    reader,
+                    _EncodingConfig.of(folders),
+                    device,
+                    self._batch_size or _choose_batch_size(file, device),
+                )
+            except (OSError, ValueError, NoModel):
+                raise
+            except Exception as error:  # onnxruntime's and the tokenizer's own are of no common kind
+                raise ValueError(f"{type(error).__name__}: {error}") from error
+        return LoadedModel(model, self.name, "embedding", str(file), device, file.stat().st_size, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodingConfig:
+    """What is done with texts before the model, and with its tokens after it."""
+
+    length: int
+    pooling: str
+    normalized: bool
+    lower: bool
+    prefix: str
+
+    @classmethod
+    def of(cls, folders: Sequence[Path]) -> _EncodingConfig:
+        """As sentence-transformers' files say. Raises `NoModel` for what is not done here."""
+        own, tokens = _read_json(folders, "sentence_bert_config.json"), _read_json(folders, "tokenizer_config.json")
+        modules = [str(one.get("type", "")).rpartition(".")[2] for one in _read_json(folders, "modules.json", [])]
+        for module in modules:
+            if module not in ("Transformer", "Pooling", "Normalize"):
+                raise NoModel(f"{folders[0]} has a layer {module!r} after the model, which its ONNX file lacks")
+        length = own.get("max_seq_length") or tokens.get("model_max_length") or DEFAULT_LENGTH
+        said = _read_json(folders, "config_sentence_transformers.json")
+        return cls(
+            length=int(length) if length < 1e6 else DEFAULT_LENGTH,
+            pooling=_pooling_mode(_read_json(folders, "1_Pooling/config.json")),
+            normalized=not modules or "Normalize" in modules,
+            lower=bool(own.get("do_lower_case")),
+            prefix=(said.get("prompts") or {}).get(said.get("default_prompt_name") or "") or "",
+        )
+
+
+class _OnnxModel:
+    """Texts to vectors, in batches of like length, as many at the same time as there are processors."""
+
+    def __init__(self, session: Any, reader: Any, habits: _EncodingConfig, device: str, size: int) -> None:
+        self._session, self._reader, self._habits, self._size = session, reader, habits, size
+        self._fed = [one.name for one in session.get_inputs()]
+        if unknown := set(self._fed) - set(_MODEL_INPUTS):
+            raise NoModel(f"the ONNX file wants {', '.join(sorted(unknown))}, which texts do not give")
+        reader.no_padding()
+        reader.enable_truncation(habits.length)
+        threads = 1 if device == "cuda" else min(MAX_THREADS, _count_processors())
+        self._pool = ThreadPoolExecutor(threads, "spanwise-onnx") if threads > 1 else None
+
+    def __call__(self, texts: list[str]) -> Vectors:
+        import numpy
+
+        prefix = self._habits.prefix
+        read = self._reader.encode_batch([prefix + (text.lower() if self._habits.lower else text) for text in texts])
+        order = sorted(range(len(read)), key=lambda place: -len(read[place].ids))
+        lots = [order[start : start + self._size] for start in range(0, len(order), self._size)]
+        parts = [lots[start : start + _BATCHES_PER_UPDATE] for start in range(0, len(lots), _BATCHES_PER_UPDATE)]
+        made: list[Vectors] = []
+        for part in track_progress(parts, "batches of texts embedded"):
+            made += self._map(lambda lot: self._pooled([read[place] for place in lot]), part)
+        vectors: Vectors = numpy.concatenate(made)[numpy.argsort(order)]
+        return vectors
+
+    def _map(self, run: Callable[[list[int]], Vectors], lots: Sequence[list[int]]) -> list[Vectors]:
+        return list((self._pool.map if self._pool is not None else map)(run, lots))
+
+    def _pooled(self, read: Sequence[Any]) -> Vectors:
+        import numpy
+
+        fed, mask = _pad_tokens(read)
+        given = self._session.run(None, {name: fed[name] for name in self._fed})
+        whole = next((one for one in given if one.ndim == 2), None)  # pooled in the model itself
+        vectors = whole if whole is not None else _POOLING_FUNCTIONS[self._habits.pooling](given[0], mask)
+        if self._habits.normalized:
+            vectors = vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        pooled: Vectors = vectors.astype(numpy.float32)
+        return pooled
+
+
+def _count_processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pad_tokens(read: Sequence[Any]) -> tuple[dict[str, Mask], Mask]:
+    """Token ids and the like as arrays, with zeros on the right of what is shorter than the longest."""
+    import numpy
+
+    longest = max(len(one.ids) for one in read)
+    fed = {name: numpy.zeros((len(read), max(1, longest)), dtype=numpy.int64) for name in _MODEL_INPUTS}
+    for row, one in enumerate(read):
+        for name, values in zip(_MODEL_INPUTS, (one.ids, one.attention_mask, one.type_ids), strict=True):
+            fed[name][row, : len(values)] = values
+    return fed, fed["attention_mask"]
+
+
+def _mean_pooling(hidden: Hidden, mask: Mask) -> Any:
+    import numpy
+
+    weights = mask[..., None].astype(numpy.float32)
+    return (hidden * weights).sum(axis=1) / numpy.maximum(weights.sum(axis=1), 1e-9)
+
+
+def _max_pooling(hidden: Hidden, mask: Mask) -> Any:
+    import numpy
+
+    return numpy.where(mask[..., None] > 0, hidden, -1e9).max(axis=1)
+
+
+def _last_token_pooling(hidden: Hidden, mask: Mask) -> Any:
+    import numpy
+
+    return hidden[numpy.arange(len(hidden)), numpy.maximum(mask.sum(axis=1) - 1, 0)]
+
+
+_POOLING_FUNCTIONS: Mapping[str, Callable[[Hidden, Mask], Any]] = {
+    "mean": _mean_pooling,
+    "cls": lambda hidden, mask: hidden[:, 0],
+    "max": _max_pooling,
+    "lasttoken": _last_token_pooling,
+}
+
+
+def _pooling_mode(told: Mapping[str, Any]) -> str:
+    """The one mode that `1_Pooling/config.json` names, in either of its forms. Raises `NoModel` for others."""
+    old = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
+    flags = [name.removeprefix("pooling_mode_") for name, on in told.items() if name.startswith("pooling_mode_") and on]
+    said = told.get("pooling_mode") or [old.get(flag, flag) for flag in flags] or "mean"
+    mode = said[0] if isinstance(said, list) and len(said) == 1 else said
+    if mode not in _POOLING_FUNCTIONS:
+        raise NoModel(f"its pooling is {mode!r}; what is done here is {', '.join(_POOLING_FUNCTIONS)}")
+    return str(mode)
+
+
+def _find_onnx_file(place: ModelLocation) -> Path:
+    where = Path(place.where)
+    file = where if where.is_file() else find_onnx_weights(where) if place.where else None
+    if file is None:
+        raise FileNotFoundError(f"there is no model.onnx in {place.where!r}")
+    return file
+
+
+def _config_folders(file: Path, place: ModelLocation) -> list[Path]:
+    """Where the files beside the weights are looked for, in this order."""
+    folders = [file.parent, *([file.parent.parent] if file.parent.name == "onnx" else [])]
+    if place.preset is None or place.preset.like is None:
+        return folders
+    like = locate_model(place.preset.like)
+    if like.local:
+        return [*folders, Path(like.where)]
+    with explain_loading_errors(
+        like, f"embedding with {place.name}, whose tokenizer is that of {like.name},", ONNX_EXTRA
+    ):
+        from huggingface_hub import snapshot_download
+
+        fetched = snapshot_download(like.where, allow_patterns=list(_CONFIG_FILES), local_files_only=is_offline())
+    return [*folders, Path(fetched)]
+
+
+def _load_tokenizer(tokenizers: Any, folders: Sequence[Path]) -> Any:
+    file = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    if file is None:
+        raise NoModel(f"there is no tokenizer.json beside the ONNX file in {str(folders[0])!r}: put the model's there")
+    return tokenizers.Tokenizer.from_file(str(file))
+
+
+def _read_json(folders: Sequence[Path], name: str, empty: Any = None) -> Any:
+    """The first file of that name, as JSON."""
+    file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    return json.loads(file.read_text("utf-8")) if file is not None else {} if empty is None else empty
+
+
+def _make_session(onnxruntime: Any, file: Path, device: str) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # several batches run at the same time instead, which shares no work
+    providers = ["CUDAExecutionProvider"] if device == "cuda" else []
+    return onnxruntime.InferenceSession(str(file), options, providers=[*providers, "CPUExecutionProvider"])
+
+
+def _choose_onnx_device(given: str | None, providers: Sequence[str]) -> str:
+    """ "cuda" or "cpu". Raises `NoModel` where the first is asked for and onnxruntime cannot."""
+    named = (given or os.environ.get("SPANWISE_DEVICE") or "").partition(":")[0]
+    has = "CUDAExecutionProvider" in providers
+    if named == "cuda" and not has:
+        raise NoModel("this onnxruntime runs on no GPU: pip install onnxruntime-gpu in its place, or device='cpu'")
+    return "cuda" if has and named in ("", "cuda") else "cpu"
+
+
+def _choose_batch_size(file: Path, device: str) -> int:
+    """Texts in a batch: one where they would change each other's vectors."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return 1 if any(content.find(name) >= 0 for name in _DYNAMIC_QUANTIZATION) else ONNX_BATCH[device]

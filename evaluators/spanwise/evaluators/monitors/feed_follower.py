@@ -1,0 +1,415 @@
+"""Change feed of a rule: lease, slices, decisions, and their delivery to the store.
+
+A step reads a slice of what changed, lets what has to wait do so, and gives the store what is decided. Whatever breaks
+off on the way is decided again: rows and cursors are idempotent. Rules whose filters ask the text index go by
+themselves, as they wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from spanwise.collector.records import (
+    ChangePage,
+    Decision,
+    DecisionBatch,
+    Rule,
+    SettingsVersion,
+    Target,
+    Trace,
+    TraceHead,
+)
+from spanwise.collector.rule_policy import build_rule_filters, get_sampling_unit
+from spanwise.collector.stores import Store
+from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey, refresh_rules, rule_key
+from spanwise.evaluators.monitors.readiness import (
+    DecidedTargets,
+    FeedMark,
+    Readiness,
+    WaitingTarget,
+    WaitingTargets,
+    trace_readiness,
+)
+from spanwise.evaluators.monitors.rule_decision import (
+    AdmittedTarget,
+    EffectiveRule,
+    FilterQueries,
+    SamplingDraw,
+    apply_setting,
+    awaits_text_index,
+    batch_by_size,
+    choose_targets,
+    decide_trace,
+    make_decision,
+    make_empty_decision,
+    make_exclusion,
+    trace_target,
+)
+from spanwise.evaluators.monitors.rule_spending import BudgetPacing
+
+SLICE_HEADS = 1_000  # heads at once
+LEASE_S = 9.0  # seconds that the right to decide is held for
+MAX_TRACE_SIZES = 20_000  # of traces that are remembered
+SECOND_NS = 1_000_000_000
+
+
+class FeedFollower:
+    """Reads the feed and decides. `now` is a clock that measures, in seconds."""
+
+    def __init__(
+        self, store: Store, held: Sequence[ActiveRule], holder: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._held, self._holder, self._now = store, held, holder, now
+        self._following: dict[RuleKey, RuleFeed] = {}
+        self._spread, self._pacing = DecisionBuilder(store), BudgetPacing(store)
+        self._renew_at = 0.0
+        self.now_ns = 0  # the store's
+        self.behind = False  # whether there is more to be read at once
+        self.decided = 0  # changes of traces
+        self.sizes: OrderedDict[str, int] = OrderedDict()  # bytes of traces that were let in
+
+    @property
+    def waiting(self) -> int:
+        """Targets that wait in memory."""
+        return sum(len(one.waits) for one in self._following.values())
+
+    @property
+    def deciding(self) -> list[RuleKey]:
+        """Rules for which this process decides."""
+        return list(self._following)
+
+    @property
+    def next(self) -> float | None:
+        """When something that waits will be ready."""
+        return min((at for one in self._following.values() if (at := one.waits.next) is not None), default=None)
+
+    def step(self) -> int:
+        """Read one slice for each place that rules are at, and decide; how many changes and rows that was."""
+        if self._now() >= self._renew_at:
+            self._lease()
+        self.behind = False
+        read = sum([self._read(group) for group in _group_by_position(self._following.values())])
+        done = read + self._decide()
+        self._pacing.look([one.rule for one in self._following.values()], self.now_ns / SECOND_NS)
+        return done
+
+    def take_over(self, dead: Sequence[str]) -> None:
+        """Release the leases of dead holders, and acquire what is free at the next step."""
+        names = {decision_lease_name(*held.name) for held in self._held}
+        for lease in self._store.leases():
+            if lease.name in names and lease.holder in dead:
+                self._store.release(lease.name, lease.holder)
+        self._renew_at = self._now()
+
+    def stop(self) -> None:
+        """Let others decide."""
+        for name in list(self._following):
+            self._leave(name)
+
+    def _lease(self) -> None:
+        refresh_rules(self._store, self._held)
+        for held in self._held:
+            if held.idle is not None:
+                self._leave(held.name)
+                continue
+            lease = self._store.acquire(decision_lease_name(*held.name), self._holder, LEASE_S)
+            if lease is None:
+                self._following.pop(held.name, None)
+            elif held.name not in self._following or self._following[held.name].token != lease.token:
+                self._begin(held, lease.token)
+        self._renew_at = self._now() + LEASE_S / 3
+
+    def _leave(self, name: RuleKey) -> None:
+        """Let another decide for a rule."""
+        if self._following.pop(name, None) is not None:
+            self._store.release(decision_lease_name(*name), self._holder)
+
+    def _begin(self, held: ActiveRule, token: int) -> None:
+        rule = held.in_force
+        cursor = self._store.cursor(rule.name, rule.version, project=rule.project)
+        start = cursor if cursor is not None else _start_cursor(rule)
+        now_ns = self._store.changes(start, limit=1).now_ns if cursor is not None else 0  # nobody has decided before
+        self._following[held.name] = RuleFeed(rule, self._history(rule), token, cursor, start, now_ns)
+
+    def _history(self, rule: Rule) -> list[SettingsVersion]:
+        kept = self._store.settings(rule.name, project=rule.project)
+        return [setting for setting in kept if setting.version == rule.version] or [
+            SettingsVersion(version=rule.version, from_change=0, settings=rule.settings)
+        ]
+
+    def _read(self, group: Sequence[RuleFeed]) -> int:
+        questions = FilterQueries()
+        asked = [(one, one.asks(questions)) for one in group]
+        changes = self._store.changes(group[0].position, limit=SLICE_HEADS, filters=questions.filters)
+        self.now_ns = changes.now_ns
+        if changes.heads and not self._still_holds(group):
+            self.behind = True
+            return 0
+        heads = self._until_others(group, _decidable_heads(asked, changes))
+        for one, settings in asked:
+            one.meet(settings, heads, changes, self._now())
+        self.behind |= len(heads) == SLICE_HEADS
+        self.decided += len(heads)
+        return len(heads)
+
+    def _still_holds(self, group: Sequence[RuleFeed]) -> bool:
+        """Whether rules and settings are those that were asked with. What is saved from now on holds for later changes
+        than those that were read.
+        """
+        refresh_rules(self._store, self._held)
+        same = True
+        current = {held.name: held for held in self._held}
+        for one in group:
+            held = current[rule_key(one.rule)]
+            if held.idle is not None:
+                self._leave(held.name)
+                same = False
+            elif held.in_force.settings != one.rule.settings:
+                one.rule, one.history = held.in_force, self._history(held.in_force)
+                same = False
+        return same
+
+    def _until_others(self, group: Sequence[RuleFeed], heads: Sequence[TraceHead]) -> Sequence[TraceHead]:
+        """Only as far as to where other rules are: from there on one slice does for all."""
+        text = group[0].asks_text
+        others = {one.position for one in self._following.values() if one.asks_text == text} - {group[0].position}
+        last = max((place for place, head in enumerate(heads) if head.cursor in others), default=len(heads) - 1)
+        return heads[: last + 1]
+
+    def _decide(self) -> int:
+        for one in self._following.values():
+            one.take_due(self._now())
+            self._remember(one)
+            self._spread.rows(one)
+        pairs = [(one, decided) for one in self._following.values() if (decided := one.decided()) is not None]
+        if not pairs:
+            return 0
+        answers = self._store.decide(*(decided for _, decided in pairs))
+        for (one, decided), kept in zip(pairs, answers, strict=True):
+            self._told(one, decided, kept)
+        return sum(len(decided.rows) for _, decided in pairs)
+
+    def _told(self, one: RuleFeed, decided: DecisionBatch, kept: bool) -> None:
+        if kept:
+            one.kept(decided)
+            return
+        self._following.pop(rule_key(one.rule), None)  # another decides, or the version is not in force: begin anew
+        self._renew_at = self._now()
+
+    def _remember(self, one: RuleFeed) -> None:
+        for let in one.let_in:
+            self.sizes[let.head.trace_id] = let.head.size
+        while len(self.sizes) > MAX_TRACE_SIZES:
+            self.sizes.popitem(last=False)
+
+
+def decision_lease_name(project: str, rule: str) -> str:
+    """The name of the lease on deciding for a rule."""
+    return f"monitor/{project}/{rule}"
+
+
+def _start_cursor(rule: Rule) -> str:
+    """Where the feed begins for a rule that has decided nothing yet."""
+    return "0" if rule.since_ns is not None else str(rule.active_from)
+
+
+def _group_by_position(following: Iterable[RuleFeed]) -> list[list[RuleFeed]]:
+    """Rules that stand at the same place and wait for the same."""
+    groups: dict[tuple[bool, str], list[RuleFeed]] = {}
+    for one in following:
+        groups.setdefault((one.asks_text, one.position), []).append(one)
+    return list(groups.values())
+
+
+def _decidable_heads(asked: Sequence[tuple[RuleFeed, list[EffectiveRule]]], changes: ChangePage) -> Sequence[TraceHead]:
+    """What comes before the first trace of which the text index cannot tell yet what it says.
+
+    One that it has not reached in all the time that traces are waited for is taken to say nothing.
+    """
+    if not any(None in head.passes for head in changes.heads):
+        return changes.heads
+    for place, head in enumerate(changes.heads):
+        age = (changes.now_ns - head.changed_ns) / SECOND_NS
+        if any(awaits_text_index(settings[0], head) and age < settings[0].settings.max_wait_s for _, settings in asked):
+            return changes.heads[:place]
+    return changes.heads
+
+
+DECISIONS_PER_PASS = 1_000  # decided at once
+MAX_SETTINGS = 1_000  # settings that are looked at: what changed before them is decided by the oldest
+
+
+class RuleFeed:
+    """`rule` is the store's record, with `active_from`. `now` in its methods is in seconds, by any clock."""
+
+    def __init__(
+        self, rule: Rule, history: Sequence[SettingsVersion], token: int, cursor: str | None, start: str, began_ns: int
+    ) -> None:
+        self.rule, self.history, self.token, self.cursor = rule, history[:MAX_SETTINGS], token, cursor
+        self.position = self._kept = start
+        self.waits = WaitingTargets(start)
+        self._known = DecidedTargets(began_ns)
+        self.let_in: list[AdmittedTarget] = []
+        self.left_out: list[
+            tuple[TraceHead, SamplingDraw]
+        ] = []  # of spans and documents, whose rows have to be asked for
+        self.rows: list[Decision] = []
+        self.outcomes: dict[str, tuple[int, str]] = {}  # of traces that are decided, for the store to count
+
+    @property
+    def asks_text(self) -> bool:
+        """Whether the text index may hold it up."""
+        return any(
+            filter.text for setting in self.history[:1] for filter in build_rule_filters(self.rule, setting.settings)
+        )
+
+    def asks(self, questions: FilterQueries) -> list[EffectiveRule]:
+        """Its settings, newest first, with what they ask of each trace."""
+        return [apply_setting(self.rule, setting, questions) for setting in self.history]
+
+    def meet(
+        self, settings: Sequence[EffectiveRule], heads: Sequence[TraceHead], changes: ChangePage, now: float
+    ) -> None:
+        """Decide on what has changed, or let it wait."""
+        before = self.position
+        for head in heads:
+            current = _setting_at(settings, head.change)
+            drawn = decide_trace(current, head)
+            if drawn.verdict == "taken":
+                self._take(current, head, drawn, before, changes, now)
+            else:
+                self._leave(current, head, drawn, now)
+            before = head.cursor
+        self.position = before if len(heads) < len(changes.heads) else changes.cursor
+        self.waits.read(self.position)
+
+    def take_due(self, now: float) -> None:
+        """What has waited long enough is let in."""
+        for waiting in islice(self.waits.due(now), DECISIONS_PER_PASS):
+            self._let_in(AdmittedTarget(waiting.head, waiting.drawn, waiting.ready.incomplete), waiting.key)
+
+    def decided(self) -> DecisionBatch | None:
+        """What the store is to keep; None if there is nothing new."""
+        upto = self.waits.low_water
+        if not self.rows and not self.outcomes and upto == self._kept:
+            return None
+        return DecisionBatch(
+            project=self.rule.project,
+            rule=self.rule.name,
+            version=self.rule.version,
+            after=self.cursor,
+            upto=upto,
+            rows=tuple(self.rows),
+            outcomes=self.outcomes,
+            token=self.token,
+        )
+
+    def kept(self, decided: DecisionBatch) -> None:
+        """The store has it."""
+        self.cursor = self._kept = decided.upto
+        self.rows, self.outcomes = [], {}
+        self.waits.decided()
+
+    def _take(
+        self, current: EffectiveRule, head: TraceHead, drawn: SamplingDraw, before: str, changes: ChangePage, now: float
+    ) -> None:
+        key = get_sampling_unit(self.rule, head)
+        earlier = self.waits.drop(key)
+        changed = now - max(0, changes.now_ns - head.changed_ns) / SECOND_NS
+        first = min(changed, earlier.first if earlier is not None else changed)
+        if self.rule.target == "session":
+            due = Readiness(changed + current.settings.session_quiet_s, not head.whole)
+            drawn = _higher_rate(drawn, earlier)
+        else:
+            due = trace_readiness(head, current.settings, first, changed, again=self.waits.was_incomplete(key))
+        if due.at <= now or head.size > current.settings.max_bytes:
+            self._let_in(AdmittedTarget(head, drawn, due.incomplete), key)
+        elif self.waits.full:
+            self._let_in(
+                AdmittedTarget(head, drawn, due.incomplete, changes.now_ns + int((due.at - now) * SECOND_NS)), key
+            )
+        else:
+            self.waits.put(WaitingTarget(key, head, drawn, first, due, FeedMark(before)))
+
+    def _leave(self, current: EffectiveRule, head: TraceHead, drawn: SamplingDraw, now: float) -> None:
+        """It is out: what it has waited for is void, and a row that it may have is told."""
+        key = get_sampling_unit(self.rule, head)
+        if drawn.verdict != "outside":
+            self.outcomes[head.trace_id] = head.number, drawn.verdict
+        if self.rule.target == "session" and drawn.verdict != "sampled_out":
+            self.waits.postpone(key, now + current.settings.session_quiet_s)  # another turn of it may be in
+            return
+        self.waits.drop(key)
+        if not self._known.may_have_row(key, head):
+            return
+        if self.rule.target in ("trace", "session"):
+            self.rows.append(make_exclusion(self.rule, trace_target(self.rule, head), head, drawn))
+        else:
+            self.left_out.append((head, drawn))
+
+    def _let_in(self, let: AdmittedTarget, key: str) -> None:
+        self._known.add(key, let.head)
+        self.outcomes[let.head.trace_id] = let.head.number, "taken"
+        self.waits.took(key, incomplete=let.incomplete)
+        self.let_in.append(let)
+
+
+def _setting_at(settings: Sequence[EffectiveRule], change: int) -> EffectiveRule:
+    return next((one for one in settings if one.from_change <= change), settings[-1])
+
+
+def _higher_rate(drawn: SamplingDraw, earlier: WaitingTarget | None) -> SamplingDraw:
+    """A session is in as soon as one of its turns is: what counts is the highest of their rates."""
+    before = earlier.drawn if earlier is not None else drawn
+    return before if (before.rate or 0) > (drawn.rate or 0) and drawn.probability is not None else drawn
+
+
+class DecisionBuilder:
+    """Spans and documents are looked for in their traces, which are read for that."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def rows(self, one: RuleFeed) -> None:
+        """Turn what is let in, and what is out by now, into rows."""
+        if one.rule.target in ("trace", "session"):
+            one.rows += [make_decision(one.rule, trace_target(one.rule, let.head), let) for let in one.let_in]
+        else:
+            one.rows += [made for lot in self._lots(one) for made in self._within(one.rule, lot)]
+        one.let_in = []
+        while one.left_out:
+            head, drawn = one.left_out[-1]
+            one.rows += [
+                make_exclusion(one.rule, target, head, drawn) for target in self._known(one.rule, head.trace_id)
+            ]
+            one.left_out.pop()
+
+    def _lots(self, one: RuleFeed) -> Iterator[list[AdmittedTarget]]:
+        lets = {let.head.trace_id: let for let in one.let_in}
+        for lot in batch_by_size([(id, let.head.size) for id, let in lets.items()]):
+            yield [lets[id] for id in lot]
+
+    def _within(self, rule: Rule, lot: list[AdmittedTarget]) -> Iterator[Decision]:
+        lets = {let.head.trace_id: let for let in lot}
+        small = [id for id, let in lets.items() if let.head.size <= rule.settings.max_bytes]
+        for id in lets.keys() - set(small):
+            yield make_decision(rule, Target(trace_id=id), lets[id])
+        for trace in self._store.many(small):
+            yield from _target_decisions(rule, trace, lets[trace.trace_id])
+
+    def _known(self, rule: Rule, trace_id: str) -> list[Target]:
+        page = self._store.decisions(
+            trace_id=trace_id, rule=rule.name, version=rule.version, project=rule.project, limit=1_000
+        )
+        return [decision.target for decision in page if decision.target.trace_id == trace_id]
+
+
+def _target_decisions(rule: Rule, trace: Trace, let: AdmittedTarget) -> Iterator[Decision]:
+    targets, share = choose_targets(rule, trace)
+    if not targets:
+        yield make_empty_decision(rule, let)
+    for target in targets:
+        yield make_decision(rule, target, let, share)

@@ -1,0 +1,440 @@
+"""Executor of jobs: claims due targets, loads their cases, watches timeouts, reports to the store.
+
+No code of a user's runs on it: evaluators look on the slots of their rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any
+
+from spanwise.collector.errors import NotFound, Refused, SpanwiseError
+from spanwise.collector.former_names import former_names
+from spanwise.collector.records import Case, Claim, ClaimResult, Decision, Feedback, Run, Target, Trace, canonical_json
+from spanwise.collector.stores import Store
+from spanwise.evaluators.interface import Evaluator, JudgementBuffer
+from spanwise.evaluators.judges import Ledger
+from spanwise.evaluators.monitors.job_outcome import JobOutcome, finish_unchanged
+from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey
+from spanwise.evaluators.monitors.process_limits import WorkerMemory
+from spanwise.evaluators.monitors.rule_decision import batch_by_size, make_target_case
+from spanwise.evaluators.monitors.rule_jobs import (
+    EvaluationJob,
+    EventLoopThread,
+    RuleExecution,
+    evaluator_timeout,
+    row_claim,
+)
+from spanwise.evaluators.scoring import load_turns, make_case
+from spanwise.tracer import attribute_names as names
+
+ROWS_PER_REQUEST = 200  # rows that are claimed in a step, and finished in a request
+TIMEOUT_CHECK_S = 0.1  # seconds between two checks for evaluators that take too long
+TIMEOUT_GRACE_S = 5.0  # seconds beyond its time before a thread is given up that the loop should have ended
+
+
+class Stuck(SpanwiseError, RuntimeError):
+    """All slots of a rule are held by evaluators that do not come back: only another process can go on with it."""
+
+
+class JobExecutor:
+    """`now` is a clock that measures, in seconds; claims are held for `claim_s` seconds, and renewed by somebody.
+    `wake` is set when an evaluator is done.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        held: Sequence[ActiveRule],
+        holder: str,
+        ledgers: Mapping[RuleKey, Ledger],
+        sizes: Mapping[str, int],
+        claim_s: float,
+        wake: threading.Event,
+        now: Callable[[], float] = time.monotonic,
+        memory: WorkerMemory | None = None,
+    ) -> None:
+        self._memory = memory or WorkerMemory(None)
+        self._store, self._holder, self._claim_s, self._wake, self._now = store, holder, claim_s, wake, now
+        self._judgements = JudgementBuffer()
+        self._done: queue.SimpleQueue[EvaluationJob] = queue.SimpleQueue()
+        self._loading = JobLoader(store, sizes)
+        self._finishes: list[tuple[RuleExecution, ClaimResult]] = []
+        self._teller = ThreadPoolExecutor(1, "spanwise-monitor-tell")
+        self._telling: Future[list[str]] | None = None  # of the first finishes; meanwhile the next rows are read
+        self._keeping = 0  # runs of judgements that are stored with it
+        self._leaving: frozenset[str] = frozenset()  # orphans that are removed with it
+        self._orphans: set[str] = set()  # traces of judgements to which no feedback leads, perhaps stored already
+        self._runs: list[Run] = []  # of judgements, which feedback leads to that is not stored before them
+        self._unread: dict[RuleKey, dict[Target, Decision]] = {}  # claimed, and still to be read
+        self.working = [
+            RuleExecution(one, EventLoopThread(), self._put, self._judgements, ledgers.get(one.name), self._memory, now)
+            for one in held
+        ]
+        self._by_name = {one.held.name: one for one in self.working}
+        self.finished = 0
+        self.refused = 0
+        self.stuck: str | None = None
+        self._watch_at = 0.0
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What is held. From any thread."""
+        return [row_claim(row) for one in self.working for row in one.claimed.copy().values()]
+
+    @property
+    def in_flight(self) -> int:
+        """Targets that are claimed and not finished."""
+        return sum(len(one.claimed) for one in self.working)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is claimed, or is still to be told the store."""
+        return bool(self.in_flight or self._telling is not None or self._finishes or self._runs or self._orphans)
+
+    @property
+    def next(self) -> float:
+        """When there may be something to claim."""
+        return min((one.look_at for one in self.working), default=0.0)
+
+    def step(self) -> int:
+        """Take what is due, and tell what is done; how much that was. Raises `Stuck` once nothing else is under way."""
+        done = self._collect()
+        if time.monotonic() >= self._watch_at:
+            self._watch()
+        self._start()
+        claimed = 0 if self.stuck else self._claim()
+        return done + claimed + self._tell()
+
+    def stop(self, seconds: float) -> None:
+        """Let end what is under way, for so long; the rest is given back."""
+        until = self._now() + seconds
+        while self.in_flight and self._now() < until:
+            try:
+                self._over(self._done.get(timeout=0.05))
+            except queue.Empty:
+                self._watch()
+            self._tell()
+        for one in self.working:
+            one.slots.stop()
+        try:
+            self._tell_rest()
+            self._finishes = [(one, _release_claim(row)) for one in self.working for row in one.claimed.values()]
+            self._tell_rest()
+        finally:
+            self._teller.shutdown(wait=False)
+
+    def see_time(self, store_ns: int) -> None:
+        """Note the store's time, by which budgets begin anew."""
+        for one in self.working:
+            one.store_ns = max(one.store_ns, store_ns)
+
+    def _put(self, job: EvaluationJob) -> None:
+        self._done.put(job)
+        self._wake.set()
+
+    def _collect(self) -> int:
+        count = 0
+        while count < ROWS_PER_REQUEST:
+            try:
+                job = self._done.get_nowait()
+            except queue.Empty:
+                break
+            self._over(job)
+            count += 1
+        return count
+
+    def _over(self, job: EvaluationJob) -> None:
+        working = self._by_name[job.held.name]
+        now = self._now()
+        working.ended(job)
+        finish = JobOutcome(job, working.pauses, working.memory, now).finish()
+        self._finishes.append((working, finish))
+        if orphans := _judge_trace_ids(f for came in job.came.values() for f in came.feedback) - _judge_trace_ids(
+            finish.feedback
+        ):
+            self._forget(orphans)
+
+    def _forget(self, judgements: set[str]) -> None:
+        """Let judgements go to which no feedback leads, as of an attempt that is made again: nobody would find them,
+        nor would who deletes the trace that they quote.
+        """
+        self._runs += mark_monitor_runs(self._judgements.take())
+        kept = self._runs[: self._keeping]
+        self._runs = kept + [run for run in self._runs[self._keeping :] if run.trace_id not in judgements]
+        self._orphans |= judgements
+
+    def _watch(self) -> None:
+        """Give up evaluators that take longer than they may; their threads keep their slots."""
+        now = time.monotonic()
+        self._watch_at = now + TIMEOUT_CHECK_S
+        for one in self.working:
+            for job in list(one.slots.running - one.slots.held):
+                if (late := _overdue_evaluator(job, now)) is not None and one.slots.let_go(job):
+                    self._give_up(one, job, *late)
+            if one.slots.stuck:
+                self._give_back(one)
+        if self.stuck is not None and not self.in_flight and not self._finishes:
+            raise Stuck(self.stuck)
+
+    def _give_back(self, one: RuleExecution) -> None:
+        """No slot of this rule comes free any more in this process: what waits for one is somebody else's."""
+        name = one.held.record.name
+        self.stuck = self.stuck or f"all {one.slots.size} slots of rule {name!r} are held by evaluators that hang"
+        for job in one.slots.drain():
+            self._finishes.append((one, _release_claim(job.row)))
+
+    def _give_up(self, one: RuleExecution, job: EvaluationJob, key: str, seconds: float) -> None:
+        error = TimeoutError(f"the evaluator took more than {seconds:g} s")
+        evaluator = next(each for each in one.evaluators if each.key == key)
+        job.over = False
+        job.end(key, evaluator.make.failure(job.target, error), error)
+        job.over = True
+        self._over(job)
+
+    def _claim(self) -> int:
+        if self._suspects or self._memory.is_short:
+            return 0
+        now = self._now()
+        rooms = [(one, room) for one in self.working if (room := one.room(now)) > 0]
+        weight = sum(one.held.in_force.settings.priority for one, _ in rooms) or 1.0
+        count = 0
+        for one, room in rooms:
+            share = max(1, int(ROWS_PER_REQUEST * one.held.in_force.settings.priority / weight))
+            count += self._claim_of(one, min(room, share), now)
+            if self._suspects:
+                break
+        return count
+
+    @property
+    def _suspects(self) -> bool:
+        """Whether something is held whose last holder died: it runs with nothing beside it."""
+        return any(row.deaths for one in self.working for row in one.claimed.values())
+
+    def _claim_of(self, one: RuleExecution, limit: int, now: float) -> int:
+        rule = one.held.in_force
+        try:
+            rows = self._store.claim(
+                rule.name,
+                rule.version,
+                self._holder,
+                self._claim_s,
+                project=rule.project,
+                limit=limit,
+                over_budget=one.over_budget(now),
+            )
+        except Refused as refused:  # another version is in force by now
+            one.held.idle = str(refused)
+            return 0
+        one.took(len(rows), limit, now)
+        self.see_time(max((row.updated_ns for row in rows), default=0))
+        one.claimed.update((row.target, row) for row in rows)
+        self._unread.setdefault(one.held.name, {}).update((row.target, row) for row in rows)
+        self._start()
+        return len(rows)
+
+    def _start(self) -> None:
+        """Read what was claimed, and let it run. Raises `Unavailable`; what was not read is read next time."""
+        for name, rows in self._unread.items():
+            one = self._by_name[name]
+            due = [row for row in rows.values() if not row.deaths or self.in_flight == 1]
+            for made in self._loading.jobs(one, due, self._now()):
+                del rows[made.target if isinstance(made, EvaluationJob) else made.claim.target]
+                if isinstance(made, EvaluationJob):
+                    one.slots.put(made)
+                else:
+                    self._finishes.append((one, made))
+
+    def _tell(self) -> int:
+        """Let the store be told what is done, and take its answers to what it was told before. Raises what it raises:
+        what was not kept is told again.
+        """
+        told = self._take_answers() if self._telling is not None and self._telling.done() else 0
+        self._runs += mark_monitor_runs(self._judgements.take())
+        if self._telling is None and (self._finishes or self._runs or self._orphans):
+            lot, self._keeping = [finish for _, finish in self._finishes[:ROWS_PER_REQUEST]], len(self._runs)
+            self._leaving = frozenset(self._orphans)
+            self._telling = self._teller.submit(self._tell_store, list(self._runs), lot, tuple(self._leaving))
+            self._telling.add_done_callback(lambda _: self._wake.set())
+        return told
+
+    def _take_answers(self) -> int:
+        assert self._telling is not None
+        telling, keeping, self._telling, self._keeping = self._telling, self._keeping, None, 0
+        answers = telling.result()
+        lot = self._finishes[: len(answers)]
+        del self._finishes[: len(answers)], self._runs[:keeping]
+        self._orphans -= self._leaving
+        for (one, finish), answer in zip(lot, answers, strict=True):
+            self._told(one, finish, answer)
+        return len(lot)
+
+    def _tell_store(self, runs: Sequence[Run], finishes: Sequence[ClaimResult], orphans: tuple[str, ...]) -> list[str]:
+        """Judgements first, then the feedback that leads to them."""
+        if runs:
+            self._store.append(runs)
+        answers = self._finish(finishes) if finishes else []
+        if orphans:
+            self._store.delete(trace_ids=orphans, kind="evaluator")
+        return answers
+
+    def _tell_rest(self) -> None:
+        """Until the store knows all that is done."""
+        while self._telling is not None or self._finishes or self._runs or self._orphans:
+            if self._telling is not None:
+                wait([self._telling])
+            self._tell()
+
+    def _finish(self, finishes: Sequence[ClaimResult]) -> list[str]:
+        try:
+            return self._store.finish(*finishes)
+        except Refused as refused:
+            if len(finishes) > 1:
+                return [self._finish([finish])[0] for finish in finishes]
+            bare = ClaimResult(
+                claim=finishes[0].claim,
+                verdict="failed",
+                reason=f"the store refused what came of it: {refused}",
+                read_change=finishes[0].read_change,
+            )
+            return self._store.finish(bare)
+
+    def _told(self, one: RuleExecution, finish: ClaimResult, answer: str) -> None:
+        one.claimed.pop(finish.claim.target, None)
+        self.finished += 1
+        one.outcomes[finish.verdict] += 1
+        if answer.startswith("refused"):
+            self.refused += 1
+            self._orphans |= _judge_trace_ids(finish.feedback)
+        elif answer == "waiting":
+            one.look_soon(self._now())
+        elif finish.again_s is not None:
+            one.look_soon(self._now() + finish.again_s)
+
+
+def _judge_trace_ids(feedback: Iterable[Feedback]) -> set[str]:
+    """The traces of the judgements that it leads to."""
+    return {one.judge_trace_id for one in feedback if one.judge_trace_id is not None}
+
+
+def _release_claim(row: Decision) -> ClaimResult:
+    return ClaimResult(
+        claim=row_claim(row),
+        verdict="waiting",
+        reason="given back: its worker ended",
+        inputs_hash=row.inputs_hash,
+        read_change=row.read_change,
+    )
+
+
+def _overdue_evaluator(job: EvaluationJob, now: float) -> tuple[str, float] | None:
+    """The evaluator that has taken longer than it may, and how long that is."""
+    current = job.current
+    if current is None:
+        return None
+    key, began = current
+    evaluator = next(each for each in job.evaluators if each.key == key)
+    seconds = evaluator_timeout(evaluator, job.held.in_force.settings.timeout_s)
+    if evaluator.plain:
+        return (key, seconds) if now - began > seconds else None
+    longest = max(evaluator_timeout(each, job.held.in_force.settings.timeout_s) for each in job.evaluators)
+    return (key, longest) if now - began > longest + TIMEOUT_GRACE_S else None
+
+
+JobOrFinish = EvaluationJob | ClaimResult
+
+
+class JobLoader:
+    """`sizes` are bytes of traces, so far as they are known here."""
+
+    def __init__(self, store: Store, sizes: Mapping[str, int]) -> None:
+        self._store, self._sizes = store, sizes
+
+    def jobs(self, working: RuleExecution, rows: Sequence[Decision], now: float) -> Iterator[JobOrFinish]:
+        """What is to be run, and the ends of claims of which nothing is."""
+        wanted = []
+        for row in rows:
+            if working.to_run(row.states, now) or row.inputs_hash is not None:
+                wanted.append(row)
+            else:
+                yield JobOutcome(_make_empty_job(working, row, now), working.pauses, working.memory, now).finish()
+        yield from self._of_traces(working, [row for row in wanted if row.target.trace_id is not None], now)
+        for row in wanted:
+            if row.target.session_id is not None:
+                yield _make_job(working, row, self._session(row), now)
+
+    def _of_traces(self, working: RuleExecution, rows: Sequence[Decision], now: float) -> Iterator[JobOrFinish]:
+        by_trace: dict[str, list[Decision]] = {}
+        for row in rows:
+            by_trace.setdefault(row.target.trace_id or "", []).append(row)
+        for lot in batch_by_size((id, self._sizes.get(id)) for id in by_trace):
+            traces = {trace.trace_id: trace for trace in self._store.many(lot)}
+            for id in lot:
+                for row in by_trace[id]:
+                    yield _make_job(working, row, _load_target_case(row, traces.get(id)), now)
+
+    def _session(self, row: Decision) -> Case | str:
+        try:
+            return make_case(load_turns(row.target.session_id or "", self._store, row.project))
+        except NotFound:
+            return "the session is not there any more"
+
+
+def _load_target_case(row: Decision, trace: Trace | None) -> Case | str:
+    """What evaluators see; else why there is nothing."""
+    if trace is None:
+        return "the trace is not there any more"
+    try:
+        return make_target_case(row.target, trace) or "its span is not there any more"
+    except Exception as error:  # values that nobody foresaw fail alone
+        return f"it cannot be shown to evaluators: {type(error).__name__}: {error}"
+
+
+def _make_job(working: RuleExecution, row: Decision, case: Case | str, now: float) -> JobOrFinish:
+    if isinstance(case, str):
+        return ClaimResult(claim=row_claim(row), verdict="failed", reason=case, read_change=row.runs_change)
+    hashed = hash_case(case, working.evaluators)
+    same = row.inputs_hash in (None, hashed)
+    states = row.states if same else {}
+    evaluators = working.to_run(states, now)
+    job = EvaluationJob(working.held, row, case, hashed, evaluators, states, working.unpaid(states, now))
+    if evaluators:
+        return job
+    if row.inputs_hash == hashed and len(working.to_run(states, float("inf"))) == 0:
+        return finish_unchanged(job)
+    return JobOutcome(job, working.pauses, working.memory, now).finish()
+
+
+def _make_empty_job(working: RuleExecution, row: Decision, now: float) -> EvaluationJob:
+    unpaid = working.unpaid(row.states, now)
+    return EvaluationJob(working.held, row, make_case(None), row.inputs_hash or "", (), row.states, unpaid)
+
+
+_HASHED_FIELDS = ("inputs", "outputs", "documents", "reference_outputs", "history", "metadata")
+_VALUE_FIELDS = frozenset((*_HASHED_FIELDS, "expected_documents", "conditions", "guidelines"))
+
+
+def hash_case(case: Case, evaluators: Sequence[Evaluator]) -> str:
+    """32 hex digits. Over the values of the case, where that is all that they ask for; else over all of its runs."""
+    asked = {name for evaluator in evaluators for name in (*evaluator.needs, *evaluator.uses)}
+    seen: dict[str, Any] = {name: getattr(case, name) for name in _HASHED_FIELDS}
+    seen["root"] = None if case.run is None else (case.run.status, case.run.error)
+    if not asked <= _VALUE_FIELDS and case.trace is not None:
+        seen["runs"] = [_run_fields(run) for run in case.trace.runs]
+    return hashlib.sha256(canonical_json(seen)).hexdigest()[:32]
+
+
+def _run_fields(run: Run) -> dict[str, Any]:
+    fields = {name: getattr(run, name) for name in Run.__slots__}
+    return {**fields, "attributes": former_names(run.attributes), "resource": former_names(run.resource)}
+
+
+def mark_monitor_runs(runs: Iterable[Run]) -> list[Run]:
+    """Judgements begin in no context; their runs get the mark before they are stored."""
+    return [replace(run, resource={**run.resource, names.MONITOR: True}) for run in runs]

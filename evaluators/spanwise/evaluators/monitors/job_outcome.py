@@ -1,0 +1,201 @@
+"""Outcome of a job: feedback, retries, and failures caused by a full worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from spanwise.collector.formatting import first_line
+from spanwise.collector.records import ClaimResult, Feedback, Verdict
+from spanwise.evaluators.experiments import JudgeCost
+from spanwise.evaluators.interface import (
+    claim_keys,
+    compute_retry_delay,
+    get_http_status,
+    get_retry_after,
+    is_transient,
+    list_declared_keys,
+)
+from spanwise.evaluators.monitors.circuit_breaker import CircuitBreaker
+from spanwise.evaluators.monitors.process_limits import WorkerMemory
+from spanwise.evaluators.monitors.rule_jobs import EvaluationJob, EvaluatorResult, evaluator_state, is_final
+from spanwise.evaluators.monitors.rule_spending import BudgetExceeded
+
+OUTCOME_ORDER: tuple[Verdict, ...] = ("failed", "skipped", "scored")
+SHADOW_PREFIX = "shadow:"  # before the keys of a shadow's feedback, which no mean of the rule's own key is to have
+WAITING_RETRY_S = 1.0  # seconds, for what was not even begun
+MAX_FULL_TRIES = 10  # failures in full workers after which one more counts
+MAX_FULL_DELAY_S = 300.0  # seconds between two of these tries
+
+
+class _Retry(NamedTuple):
+    """An evaluator that has to look again: in how many seconds, and what the row is called meanwhile."""
+
+    verdict: Verdict
+    seconds: float
+    reason: str
+
+
+class JobOutcome:
+    """The end of one claim. Made where pauses are known; `now` is in seconds of their clock."""
+
+    def __init__(self, job: EvaluationJob, pauses: CircuitBreaker, memory: WorkerMemory, now: float) -> None:
+        self._job, self._pauses, self._memory, self._now = job, pauses, memory, now
+        self._states: dict[str, Any] = {}
+        self._reported: list[str] = []
+        self._feedback: list[Feedback] = []
+        self._again: list[_Retry] = []
+        self._owners = list_declared_keys(job.held.evaluators)
+        self._attempts = 0
+        for evaluator in job.held.evaluators:
+            if (came := job.came.get(evaluator.key)) is not None:
+                own = claim_keys(self._owners, evaluator, list(came.feedback), job.target)
+                job.came[evaluator.key] = replace(came, feedback=own)
+        for evaluator in job.held.evaluators:
+            self._look(evaluator.key)
+
+    def finish(self) -> ClaimResult:
+        """What is told the store."""
+        again = min(self._again, key=lambda one: one.seconds, default=None)
+        done = [state["state"] for state in self._states.values()]
+        verdict: Verdict = (
+            next((word for word in OUTCOME_ORDER if word in done), "skipped") if again is None else again.verdict
+        )
+        return ClaimResult(
+            claim=self._job.claim,
+            verdict=verdict,
+            reason=self._reason(verdict) if again is None else again.reason,
+            states=self._states,
+            reported=tuple(self._reported),
+            feedback=tuple(self._feedback),
+            inputs_hash=self._job.inputs_hash,
+            read_change=self._job.row.runs_change,
+            attempts=self._attempts,
+            again_s=None if again is None else again.seconds,
+            cost=feedback_cost(self._feedback),
+        )
+
+    def _look(self, key: str) -> None:
+        before = evaluator_state(self._job.states, key)
+        came = self._job.came.get(key)
+        if came is not None:
+            self._came(key, came, before)
+        elif is_final(before):
+            self._states[key] = before
+        elif (paused := self._pauses.paused(key, self._now)) is not None:
+            self._wait(key, before, _Retry("throttled", self._pauses.until(key) - self._now, paused))
+        elif key in self._job.unpaid:
+            seconds = max(WAITING_RETRY_S, self._pauses.money.until - self._now)
+            self._wait(key, before, _Retry("over_budget", seconds, self._pauses.money.reason))
+        else:
+            self._wait(key, before, _Retry("waiting", WAITING_RETRY_S, "it was not begun"))
+
+    def _came(self, key: str, came: EvaluatorResult, before: Mapping[str, Any]) -> None:
+        attempts = int(before.get("attempts") or 0)
+        full = int(before.get("full") or 0)
+        if full < MAX_FULL_TRIES and self._memory.is_to_blame(came.error):
+            why = f"{key!r} is tried in another worker: the memory of this one was full ({self._memory})"
+            self._pauses.came_to_nothing(key)
+            self._wait(key, {**before, "full": full + 1}, _Retry("waiting", min(2.0**full, MAX_FULL_DELAY_S), why))
+            return
+        again = self._to_try_again(key, came, attempts)
+        if again is not None:
+            self._pauses.came_to_nothing(key)
+            counted = again.verdict == "waiting"
+            self._attempts = max(self._attempts, int(counted))
+            self._wait(key, {**before, "attempts": attempts + counted}, again)
+            return
+        state = _feedback_state(came.feedback)
+        self._attempts = max(self._attempts, 1)
+        self._states[key] = {"state": state, "attempts": attempts + 1, **_feedback_error(came.feedback)}
+        self._reported.append(key)
+        self._feedback += [self._own(feedback) for feedback in came.feedback]
+        if state != "failed":
+            self._pauses.came(key)
+
+    def _to_try_again(self, key: str, came: EvaluatorResult, attempts: int) -> _Retry | None:
+        """Whether, why and when an evaluator is to look again; None if this is its outcome."""
+        error = came.error
+        if isinstance(error, BudgetExceeded):
+            seconds = self._pauses.money.refused(
+                str(error),
+                settled=error.settled,
+                left=error.left,
+                end_ns=error.end_ns,
+                budget=self._job.held.in_force.settings.budget,
+                now=self._now,
+            )
+            return _Retry("over_budget", seconds, str(error))
+        if any(evaluator.key == key and evaluator.asking is not None for evaluator in self._job.held.evaluators):
+            self._pauses.money.found()
+        if not any(feedback.outcome == "error" for feedback in came.feedback):
+            return None
+        told = first_line(next(feedback.error or "" for feedback in came.feedback if feedback.outcome == "error"))
+        if error is not None and is_rate_limited(error):
+            seconds = compute_retry_delay(self._pauses.refusals, error)
+            self._pauses.refuse(seconds, self._now)
+            return _Retry("throttled", seconds, f"{key!r}: {told}")
+        self._pauses.failed(key, told, self._now)
+        if (paused := self._pauses.paused(key, self._now)) is not None:
+            return _Retry("throttled", self._pauses.until(key) - self._now, paused)
+        if error is None or not is_transient(error) or attempts >= self._job.held.in_force.settings.retries:
+            return None
+        return _Retry("waiting", compute_retry_delay(attempts, error), f"{key!r} is tried again: {told}")
+
+    def _wait(self, key: str, before: Mapping[str, Any], again: _Retry) -> None:
+        self._again.append(again)
+        self._states[key] = {"attempts": 0, **before, "state": "waiting", "error": again.reason}
+
+    def _own(self, feedback: Feedback) -> Feedback:
+        row = self._job.row
+        key = SHADOW_PREFIX + feedback.key if self._job.held.in_force.shadow_of else feedback.key
+        return replace(feedback, key=key, rule=row.rule, claim=row.claim, id="")
+
+    def _reason(self, verdict: str) -> str:
+        told = [
+            f"{key}: {first_line(str(state.get('error') or state['state']))}"
+            for key, state in self._states.items()
+            if state["state"] == verdict and verdict != "scored"
+        ]
+        return "; ".join(told)[:500] or verdict
+
+
+def finish_unchanged(job: EvaluationJob) -> ClaimResult:
+    """The end of a claim of which nothing new was to be seen."""
+    states = {key: evaluator_state(job.states, key) for key in job.states}
+    done = [state.get("state") for state in states.values()]
+    verdict: Verdict = next((word for word in OUTCOME_ORDER if word in done), "skipped")
+    return ClaimResult(
+        claim=job.claim,
+        verdict=verdict,
+        reason="what changed is nothing that the evaluators look at",
+        states=states,
+        inputs_hash=job.inputs_hash,
+        read_change=job.row.runs_change,
+    )
+
+
+def is_rate_limited(error: BaseException) -> bool:
+    """Whether a server says that it gets too much: no fault of the target, and no attempt at it."""
+    return is_transient(error) and (get_http_status(error) in (429, 503, 529) or get_retry_after(error) is not None)
+
+
+def feedback_cost(feedback: Sequence[Feedback]) -> float | None:
+    """US dollars that judges have taken; None where nobody says."""
+    spent, counted = JudgeCost(), set[Any]()
+    for one in feedback:
+        spent.add(one, counted)
+    return spent.cost
+
+
+def _feedback_state(feedback: Sequence[Feedback]) -> str:
+    outcomes = {one.outcome for one in feedback}
+    if "error" in outcomes:
+        return "failed"
+    return "scored" if "score" in outcomes else "skipped"
+
+
+def _feedback_error(feedback: Sequence[Feedback]) -> dict[str, str]:
+    said = next((one.error or one.comment for one in feedback if one.outcome != "score"), None)
+    return {"error": first_line(said)} if said else {}

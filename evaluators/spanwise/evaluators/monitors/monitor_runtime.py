@@ -1,0 +1,270 @@
+"""Monitor: threads that follow the feed, execute jobs, renew claims and send reports.
+
+Evaluators run on none of them. Several workers, in several processes, share a store: of each rule one decides, all run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from spanwise.collector.errors import StoreError, Unavailable
+from spanwise.collector.records import JSON, WorkerReport
+from spanwise.collector.stores import Store
+from spanwise.evaluators.monitors.feed_follower import FeedFollower
+from spanwise.evaluators.monitors.job_executor import TIMEOUT_CHECK_S, JobExecutor, Stuck
+from spanwise.evaluators.monitors.monitored_rule import API_OWNER, ActiveRule, MonitoredRule, RuleKey, save_rules
+from spanwise.evaluators.monitors.process_limits import WorkerMemory
+from spanwise.evaluators.monitors.rule_spending import StoreLedger, find_unpriced_judge
+
+MIN_FEED_POLL_S, MAX_FEED_POLL_S = 0.02, 2.0  # seconds between two looks at the feed
+CLAIM_S = 30.0  # seconds that a claim is held for, unless it is renewed
+REPORT_INTERVAL_S = 5.0  # seconds between two reports
+STORE_RETRY_S = 1.0  # seconds after a store did not answer
+SHUTDOWN_GRACE_S = 10.0  # seconds that evaluators have at the end
+_log = logging.getLogger("spanwise.monitor")
+
+
+class Monitor:
+    """Carries out rules on what a store takes in, until it is stopped.
+
+    `holder` names the process for people; a random part is added, so that one that starts anew is another one. Rules
+    of a file take the place of all that it held before. `activate` puts versions in force again that newer ones have
+    superseded; without it the worker idles for those. Nothing is saved or read before the first step.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rules: Sequence[MonitoredRule],
+        *,
+        holder: str | None = None,
+        activate: bool = False,
+        claim_s: float = CLAIM_S,
+        now: Callable[[], float] = time.monotonic,
+        memory: WorkerMemory | None = None,
+    ) -> None:
+        self.holder = f"{holder or f'{socket.gethostname()}/{os.getpid()}'}/{secrets.token_hex(4)}"
+        owners = {rule.record.owner for rule in rules} - {API_OWNER}
+        self._owner = owners.pop() if len(owners) == 1 else None
+        self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
+        self._held = [ActiveRule(rule) for rule in rules]
+        for held in self._held:
+            held.barred = find_unpriced_judge(held.record.settings.budget, held.evaluators)
+        ledgers = {one.name: StoreLedger(store, one) for one in self._held}
+        self._follower = FeedFollower(store, self._held, self.holder, now)
+        self._wake, self._look_at_feed = threading.Event(), threading.Event()
+        self._dead: list[str] = []
+        self._runner = JobExecutor(
+            store, self._held, self.holder, ledgers, self._follower.sizes, claim_s, self._wake, now, memory
+        )
+        self._saved = False
+        self._last = SHUTDOWN_GRACE_S
+        self._over = threading.Event()
+        self._said = ""
+        self._began = now()
+        self._reported = (now(), 0, 0)
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """The rules for which it does nothing, and why."""
+        return {one.record.name: one.idle for one in self._held if one.idle is not None}
+
+    def rest(self, rules: Collection[RuleKey]) -> None:
+        """Leave these rules alone for now, from any thread: they have ended workers."""
+        for one in self._held:
+            one.rests = "it has ended several workers and rests for a while" if one.name in rules else None
+            if one.rests:
+                one.idle = one.rests
+
+    def take_over(self, dead: Sequence[str]) -> None:
+        """Release the leases of workers that have died, from any thread, so that this one need not wait for them."""
+        self._dead = list(dead)
+        self._look_at_feed.set()
+
+    def step(self) -> int:
+        """Decide and run what there is now, to its end; how much that was. 0: there is nothing to do now.
+
+        Raises what the store raises, and `Stuck`.
+        """
+        self._start()
+        done, self._follower.behind = 0, True
+        while self._follower.behind:
+            done += self._follower.step()
+            self._runner.see_time(self._follower.now_ns)
+            self._look()
+            done += self._run_all()
+        return done
+
+    def run(self) -> None:
+        """Go on until `stop()`. A store that is away is waited for. Raises `Stuck` when another process must go on."""
+        threads = [
+            threading.Thread(target=self._following, name="spanwise-monitor-feed", daemon=True),
+            threading.Thread(target=self._keeping, name="spanwise-monitor-keep", daemon=True),
+        ]
+        try:
+            self._begin()
+            for thread in threads:
+                thread.start()
+            self._running()
+        finally:
+            self._over.set()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(SHUTDOWN_GRACE_S)
+            self.close()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """End `run`, from any thread or signal handler: what is under way has some seconds, the rest is given back."""
+        self._last = self._last if seconds is None else seconds
+        self._over.set()
+        self._wake.set()
+        self._look_at_feed.set()
+
+    def close(self) -> None:
+        """Give back what is held; for who drives it by `step`."""
+        ends: tuple[Callable[[], None], ...] = (lambda: self._runner.stop(self._last), self._follower.stop)
+        for end in ends:
+            try:
+                end()
+            except StoreError as error:
+                _log.warning("spanwise monitor: at its end: %s", error)
+
+    def reports(self) -> list[WorkerReport]:
+        """Return what it says of itself, for each project that it serves."""
+        then, finished, decided = self._reported
+        now = self._now()
+        self._reported = (now, self._runner.finished, self._follower.decided)
+        seconds = max(now - then, 1e-9)
+        data: dict[str, JSON] = {
+            "finished_per_s": (self._runner.finished - finished) / seconds,
+            "decided_per_s": (self._follower.decided - decided) / seconds,
+            "finished": self._runner.finished,
+            "refused": self._runner.refused,
+            "in_flight": self._runner.in_flight,
+            "waiting_in_memory": self._follower.waiting,
+            "pid": os.getpid(),
+        }
+        return [
+            WorkerReport(
+                holder=self.holder,
+                project=project,
+                rules={one.record.name: one.record.version for one in held},
+                data={**data, **self._by_rule({one.name for one in held}, now)},
+            )
+            for project, held in self._by_project().items()
+        ]
+
+    def _by_project(self) -> dict[str, list[ActiveRule]]:
+        projects: dict[str, list[ActiveRule]] = {}
+        for one in self._held:
+            projects.setdefault(one.record.project, []).append(one)
+        return projects
+
+    def _by_rule(self, names: Collection[RuleKey], now: float) -> dict[str, JSON]:
+        """Return what is reported by a rule's name, of rules of one project."""
+        working = [one for one in self._runner.working if one.held.name in names]
+        return {
+            "deciding": sorted(rule for project, rule in self._follower.deciding if (project, rule) in names),
+            "evaluators": {one.held.record.name: one.told() for one in working},
+            "paused": {one.held.record.name: paused for one in working if (paused := one.pauses.all(now))},
+            "idle": {one.held.record.name: why for one in working if (why := one.held.reported_idle) is not None},
+        }
+
+    def _start(self) -> None:
+        if not self._saved:
+            save_rules(self._store, self._held, self._owner, activate=self._activate)
+            self._saved = True
+
+    def _begin(self) -> None:
+        """Put the rules in force, as soon as the store answers. Raises `Refused`."""
+        while not self._saved and not self._over.is_set():
+            try:
+                self._start()
+            except Unavailable as error:
+                _log.warning("spanwise monitor: %s", error)
+                self._over.wait(error.retry_after)
+
+    def _run_all(self) -> int:
+        done = 0
+        while (did := self._runner.step()) or self._runner.busy:
+            done += did
+            if not did:
+                time.sleep(0.001)
+        return done
+
+    def _look(self) -> None:
+        for one in self._runner.working:
+            one.look_soon(self._now())
+        self._wake.set()
+
+    def _running(self) -> None:
+        while not self._over.is_set():
+            self._wake.clear()
+            if not self._persist(self._runner.step):
+                self._wake.wait(self._pause())
+
+    def _pause(self) -> float:
+        """Seconds until something may be due; evaluators at work are looked after often."""
+        longest = TIMEOUT_CHECK_S if self._runner.in_flight else MAX_FEED_POLL_S
+        return min(longest, max(0.001, self._runner.next - self._now()))
+
+    def _following(self) -> None:
+        pause = MIN_FEED_POLL_S
+        while not self._over.is_set():
+            done = self._persist(self._follower.step)
+            self._runner.see_time(self._follower.now_ns)
+            if done:
+                self._look()
+            pause = MIN_FEED_POLL_S if done else min(2 * pause, MAX_FEED_POLL_S)
+            if not self._follower.behind:
+                due = self._follower.next
+                self._look_at_feed.wait(pause if due is None else min(pause, max(0.001, due - self._now())))
+                self._look_at_feed.clear()
+                self._persist(self._release_dead)
+
+    def _release_dead(self) -> None:
+        if self._dead and self._saved:
+            self._follower.take_over(self._dead)
+            self._dead = []
+
+    def _keeping(self) -> None:
+        """Claims are renewed whatever else is slow, and somebody is told how it goes."""
+        self._persist(self._report)  # so that nobody misses a worker that has just begun
+        report_at = self._now() + REPORT_INTERVAL_S
+        while not self._over.wait(min(REPORT_INTERVAL_S, self._claim_s / 4)):
+            self._persist(self._renew)
+            if self._now() >= report_at:
+                self._persist(self._report)
+                report_at = self._now() + REPORT_INTERVAL_S
+
+    def _report(self) -> None:
+        for report in self.reports():
+            self._store.report(report)
+
+    def _renew(self) -> None:
+        if claims := self._runner.claims:
+            self._store.renew(claims, self.holder, self._claim_s)
+
+    def _persist(self, do: Callable[[], Any]) -> Any:
+        """Do something with the store; where it does not answer, or refuses, say so and try again later."""
+        try:
+            return do()
+        except Stuck:
+            raise
+        except Exception as error:  # a worker that dies of what it did not foresee would evaluate nothing more
+            self._say(f"{type(error).__name__}: {error}")
+            self._over.wait(getattr(error, "retry_after", STORE_RETRY_S))
+            return None
+
+    def _say(self, what: str) -> None:
+        """Once, not every second while it lasts."""
+        if what != self._said:
+            self._said = what
+            _log.warning("spanwise monitor: %s", what)

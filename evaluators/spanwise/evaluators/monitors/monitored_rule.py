@@ -1,0 +1,316 @@
+"""Rule definition: `monitor(...)`, content version, and its state in the store."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, TypeAlias, get_args
+
+from spanwise.collector.errors import Refused
+from spanwise.collector.filter_values import parse_time
+from spanwise.collector.filters import Filter, extend_filter, filter_to_dict, parse, validate_filter
+from spanwise.collector.records import JSON, Rule, RuleSettings, RuleTarget, Scope, Stratum, canonical_json
+from spanwise.collector.stores import Store
+from spanwise.evaluators.interface import (
+    Evaluator,
+    SourceUnavailable,
+    as_evaluator,
+    check_keys,
+    digest_source,
+    list_evaluators,
+)
+from spanwise.tracer.suggestions import did_you_mean
+
+_VERSIONED_FIELDS = ("filter", "target", "kind", "scope", "evaluators")
+
+
+def assign_version(rule: Rule) -> Rule:
+    """The rule with its version: 12 hex digits over filter, target, scope and evaluators."""
+    return replace(rule, version=_digest({name: getattr(rule, name) for name in _VERSIONED_FIELDS}))
+
+
+def make_evaluator_entry(rule: str, evaluator: Evaluator, version: str | None) -> Mapping[str, JSON]:
+    """What a store keeps of an evaluator: registry id and parameters, or name and hash of source.
+
+    Raises `ValueError` for code whose source is not to be had, unless a `version` stands for it.
+    """
+    entry: dict[str, Any] = {"key": evaluator.key, "version": evaluator.revision}
+    code: Any
+    if _is_registered(evaluator):
+        try:
+            return {**entry, **evaluator.to_dict()}
+        except ValueError:  # a parameter is a function
+            entry["type"], code = evaluator.origin["type"], dict(evaluator.origin["init_parameters"])
+    elif identity := vars(type(evaluator.function)).get("RULE_IDENTITY"):
+        entry["function"], digest = identity
+        return {**entry, "source": version or _digest({entry["function"].replace(":", "."): digest})}
+    else:
+        entry["function"], code = _qualified_name(evaluator.function), evaluator.function
+    try:
+        return {**entry, "source": version or _source_digest(code)}
+    except SourceUnavailable as error:
+        way_out = f'say monitor({rule!r}, …, version="1"), and another one when it changes'
+        raise ValueError(f"rule {rule!r}: {error}; {way_out}") from None
+
+
+def _is_registered(evaluator: Evaluator) -> bool:
+    return bool(evaluator.origin) and (evaluator.spec is not None or evaluator.origin["type"] in list_evaluators())
+
+
+def _qualified_name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+def _source_digest(code: Any) -> str:
+    """The digest of the source of a function, or of parameters of which some are functions. Raises `NoSource`."""
+    if isinstance(code, Mapping):
+        return _digest(
+            {name: _source_digest(value) if callable(value) else repr(value) for name, value in code.items()}
+        )
+    return _digest(digest_source(code))
+
+
+def _digest(value: JSON) -> str:
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:12]
+
+
+FilterLike: TypeAlias = "Filter | Mapping[str, Any] | str | None"
+BUDGETS = ("usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
+rules_being_loaded: ContextVar[list[MonitoredRule] | None] = ContextVar(
+    "collecting", default=None
+)  # of the file being loaded
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoredRule:
+    """A rule with the evaluators themselves: `record` is what a store keeps."""
+
+    record: Rule
+    evaluators: tuple[Evaluator, ...]
+
+
+def monitor(
+    name: str,
+    *,
+    evaluators: Iterable[Any],
+    filter: FilterLike = None,
+    target: RuleTarget = "trace",
+    kind: str | None = None,
+    sample_rate: float = 1.0,
+    strata: Iterable[tuple[FilterLike, float]] = (),
+    scope: Scope = "live",
+    budget: Mapping[str, float] | None = None,
+    pace: bool = True,
+    concurrency: int = 8,
+    timeout: float = 60.0,
+    retries: int = 3,
+    priority: float = 1.0,
+    quiet: float = 10.0,
+    max_wait: float = 600.0,
+    session_quiet: float = 600.0,
+    max_bytes: int = 10_000_000,
+    project: str | None = None,
+    since: str | int | None = None,
+    version: str | None = None,
+    shadow_of: str | None = None,
+    enabled: bool = True,
+    metadata: Mapping[str, JSON] | None = None,
+) -> MonitoredRule:
+    """A rule: these evaluators on the traces that pass `filter`, `sample_rate` of them.
+
+    `filter` and the filters of `strata`, `(filter, rate)`, are in the store's grammar: `{"name": "answer"}`, or as on a
+    command line `"name=answer latency_ms>200"`. The first stratum that a trace passes gives its rate. `target` says
+    what is scored: traces, their spans (of one `kind`), their documents, or sessions once they are quiet. `scope` says
+    whose traces: of live traffic, of experiments, or both. `budget` takes usd_per_day, usd_per_minute, calls_per_day
+    and calls_per_minute; money is paced over the day unless `pace=False`. `timeout`, `quiet` (since the last span of a
+    trace that does not say when it is whole), `max_wait` and `session_quiet` are in seconds, `max_bytes` is the size
+    above which a target is skipped. `project` is SPANWISE_PROJECT, else "default". `since` also takes traces that began
+    since then (`"7d"`, an ISO date). `version` is needed where an evaluator has no source text; by default filter,
+    target, scope and the evaluators' source and parameters make it. `shadow_of` names the rule beside which this one is
+    tried. Raises `ValueError` for what cannot be.
+    """
+    made = tuple(map(as_evaluator, [evaluators] if callable(evaluators) else evaluators))
+    _check_definition(name, made, target, kind, scope, shadow_of)
+    settings = RuleSettings(
+        sample_rate=_check_rate(name, sample_rate),
+        strata=tuple(
+            Stratum(filter=_normalize_filter(name, one), rate=_check_rate(name, rate)) for one, rate in strata
+        ),
+        budget=_check_budget(name, budget or {}),
+        pace=pace,
+        concurrency=int(_check_number(name, "concurrency", concurrency)),
+        timeout_s=_check_number(name, "timeout", timeout),
+        retries=int(_check_number(name, "retries", retries, least=0)),
+        priority=_check_number(name, "priority", priority),
+        quiet_s=_check_number(name, "quiet", quiet, least=0),
+        max_wait_s=_check_number(name, "max_wait", max_wait, least=0),
+        session_quiet_s=_check_number(name, "session_quiet", session_quiet, least=0),
+        max_bytes=int(_check_number(name, "max_bytes", max_bytes)),
+    )
+    record = Rule(
+        name=name,
+        version="",
+        evaluators=tuple(make_evaluator_entry(name, evaluator, version) for evaluator in made),
+        project=project or os.environ.get("SPANWISE_PROJECT") or "default",
+        filter=_normalize_filter(name, filter),
+        target=target,
+        kind=kind,
+        scope=scope,
+        settings=settings,
+        shadow_of=shadow_of,
+        since_ns=parse_time(since) if isinstance(since, str) else since,
+        enabled=enabled,
+        metadata=metadata or {},
+    )
+    rule = MonitoredRule(assign_version(record), made)
+    if (rules := rules_being_loaded.get()) is not None:
+        rules.append(rule)
+    return rule
+
+
+def _check_definition(
+    name: str, evaluators: Sequence[Evaluator], target: str, kind: str | None, scope: str, shadow_of: str | None
+) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"a rule has a name, such as 'grounded', not {name!r}")
+    if not evaluators:
+        raise ValueError(f"rule {name!r} has no evaluators; give one at least")
+    if sets := [evaluator.key for evaluator in evaluators if evaluator.summary]:
+        raise ValueError(
+            f"rule {name!r}: {sets[0]!r} looks at a whole set of cases, which traffic has not; leave it out"
+        )
+    if shadow_of == name:
+        raise ValueError(f"rule {name!r} cannot be its own shadow; give the one that is tried another name")
+    keys = [evaluator.key for evaluator in evaluators]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ValueError(f"rule {name!r} has two evaluators with the key {twice!r}; give one of them another key=")
+    try:
+        check_keys(evaluators)
+    except ValueError as error:
+        raise ValueError(f"rule {name!r}: {error}") from None
+    for word, value, words in (("target", target, get_args(RuleTarget)), ("scope", scope, get_args(Scope))):
+        if value not in words:
+            raise ValueError(f"rule {name!r}: {word}={value!r} is none of {', '.join(words)}")
+    if kind is not None and target not in ("span", "document"):
+        raise ValueError(f"rule {name!r}: kind={kind!r} chooses spans, and its target is a {target}; use the filter")
+
+
+def _normalize_filter(name: str, given: FilterLike) -> Mapping[str, JSON]:
+    """The normal form of a filter; one whose times move with the clock is refused."""
+    try:
+        made = validate_filter(given if isinstance(given, Filter) else _parse_filter(given))
+    except (ValueError, TypeError, Refused) as error:
+        raise ValueError(f"rule {name!r}: {error}") from None
+    if made.since_ns is not None or made.until_ns is not None:
+        raise ValueError(f"rule {name!r}: a rule's filter holds at all times; leave out since and until (see since=)")
+    return filter_to_dict(made)
+
+
+def _parse_filter(given: Mapping[str, Any] | str | None) -> Filter:
+    if isinstance(given, str):
+        return parse(given.split())
+    return extend_filter(None, dict(given or {}))
+
+
+def _check_rate(name: str, rate: float) -> float:
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        raise ValueError(f"rule {name!r}: a rate is a number from 0 to 1, not {rate!r}")
+    return float(rate)
+
+
+def _check_number(name: str, what: str, value: float, least: float | None = None) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not number or (value <= 0 if least is None else value < least):
+        raise ValueError(f"rule {name!r}: {what}={value!r} is no number above {0 if least is None else 'or at 0'}")
+    return value
+
+
+def _check_budget(name: str, budget: Mapping[str, float]) -> Mapping[str, float]:
+    for key, limit in budget.items():
+        if key not in BUDGETS:
+            raise ValueError(f"rule {name!r}: a budget has no {key!r}{did_you_mean(key, BUDGETS, form=': {}')}")
+        _check_number(name, f"budget[{key!r}]", limit, least=0)
+    return dict(budget)
+
+
+API_OWNER = "api"  # the owner of rules that came through the API, where the store has them already
+REASON_UNSAVED, REASON_PAUSED = "it is not saved yet", "the rule is paused"
+RuleKey: TypeAlias = tuple[str, str]  # project and name
+
+
+class ActiveRule:
+    """A rule of this worker. `in_force` is the store's record of it; `idle` says why it is not worked on, or None."""
+
+    def __init__(self, rule: MonitoredRule) -> None:
+        self.record = rule.record
+        self.evaluators: tuple[Evaluator, ...] = rule.evaluators
+        self.in_force = rule.record
+        self.idle: str | None = REASON_UNSAVED
+        self.barred: str | None = None  # why it cannot be worked on as it stands
+        self.rests: str | None = None  # why this process leaves it alone, whatever the store says
+
+    @property
+    def name(self) -> RuleKey:
+        """Project and name."""
+        return rule_key(self.record)
+
+    @property
+    def reported_idle(self) -> str | None:
+        """Why it is idle, as reports say it. The store knows itself whether the rule is paused; a report may be old."""
+        return None if self.idle == REASON_PAUSED else self.idle
+
+    def see(self, current: Rule | None) -> None:
+        """What the store has in force under this name by now."""
+        if current is None:
+            self.idle = "the rule was removed"
+        elif current.version != self.record.version:
+            self.idle = f"version {self.record.version} was superseded by {current.version}"
+        elif not current.enabled:
+            self.idle = REASON_PAUSED
+        else:
+            self.idle = self.barred or self.rests
+        if current is not None and current.version == self.record.version:
+            self.in_force = current
+
+
+def rule_key(rule: Rule) -> RuleKey:
+    """Project and name of a rule."""
+    return rule.project, rule.name
+
+
+def rules_by_key(rules: Sequence[Rule]) -> Mapping[RuleKey, Rule]:
+    """Rules in force by project and name."""
+    return {rule_key(rule): rule for rule in rules}
+
+
+def save_rules(store: Store, held: Sequence[ActiveRule], owner: str | None, *, activate: bool) -> None:
+    """Put rules in force, those that another version has superseded only if they are to be activated again.
+
+    For such a one the worker idles. Raises `Refused` for a rule that belongs to another owner.
+    """
+    old = {} if activate else rules_by_key(_superseding_rules(store, held))
+    own = [
+        one for one in held if owner is None or one.record.owner != API_OWNER
+    ]  # beside a file's, those are the store's
+    if own:
+        store.save_rule(*(old.get(one.name, one.record) for one in own), owner=owner, activate=activate)
+    refresh_rules(store, held)
+
+
+def refresh_rules(store: Store, held: Sequence[ActiveRule]) -> None:
+    """Ask the store what is in force."""
+    current = rules_by_key(store.rules())
+    for one in held:
+        one.see(current.get(one.name))
+
+
+def _superseding_rules(store: Store, held: Sequence[ActiveRule]) -> list[Rule]:
+    """What is in force in the place of versions of ours that were in force before."""
+    current = rules_by_key(store.rules())
+    before = {(*rule_key(rule), rule.version) for rule in store.rules(all_versions=True)}
+    ours = [one for one in held if one.name in current and current[one.name].version != one.record.version]
+    return [replace(current[one.name]) for one in ours if (*one.name, one.record.version) in before]

@@ -1,0 +1,343 @@
+"""Analysis of rules: preview on stored traffic, comparison with a shadow rule, estimated means."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from statistics import fmean
+
+from spanwise.collector.errors import NotFound, Refused
+from spanwise.collector.filter_values import parse_time
+from spanwise.collector.filters import Filter, extend_filter
+from spanwise.collector.records import (
+    Case,
+    Decision,
+    Feedback,
+    Page,
+    Rule,
+    Target,
+    TraceSummary,
+    WeightedScore,
+    iterate_pages,
+)
+from spanwise.collector.rule_policy import MIN_PACING_FACTOR, get_sampling_rate, get_sampling_unit
+from spanwise.collector.statistics import SampledMean, estimate_means, get_sampling_position
+from spanwise.collector.stores import Store
+from spanwise.collector.stores import summarize_rule as read
+from spanwise.evaluators.interface import (
+    DiscardedJudgements,
+    StoreLocation,
+    open_store_location,
+    run_coroutine,
+    use_judge_context,
+)
+from spanwise.evaluators.monitors.job_outcome import SHADOW_PREFIX
+from spanwise.evaluators.monitors.monitored_rule import MonitoredRule
+from spanwise.evaluators.monitors.rule_decision import batch_by_size, choose_targets, make_target_case
+from spanwise.evaluators.scoring import CaseScorer, Estimate, estimate, load_turns, make_case
+from spanwise.evaluators.scoring.judge_calibration import open_optional_store
+
+MAX_COUNTED_TRACES = 20_000  # traces that are counted one by one, the newest; of more the share of these stands for all
+IDS_PER_FILTER = 500  # ids in one question
+MAX_PRICED_TARGETS = (
+    50  # traces that are read for their targets, and targets that are rehearsed for what judges would cost
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialScore:
+    """What a rule's evaluators say of one target; nothing of it is stored."""
+
+    target: Target
+    feedback: tuple[Feedback, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulePreview:
+    """What a rule would have done over some time: of `traces` there, `matched` pass and `sampled` are taken.
+
+    `targets` are what of these is scored: the traces (sessions) themselves, or spans or documents in them, by the mean
+    of the newest that are read. Where `exact` is false, more matched than are looked at one by one, and what is said is
+    extrapolated. `estimate` is of the `priced` newest targets, `usd` of all of them (None: some judge has no known
+    price). `paced` is the factor on the rates that a budget in US dollars a day asks for.
+    """
+
+    rule: Rule
+    seconds: float
+    traces: int
+    matched: int
+    sampled: int
+    targets: int
+    exact: bool
+    estimate: Estimate
+    priced: int
+    usd: float | None
+    calls: int
+    paced: float | None
+    tried: tuple[TrialScore, ...] = ()
+
+
+def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries: int = 0) -> RulePreview:
+    """What a rule would have done over the last `seconds`; `tries` of the newest that it takes are really scored.
+
+    Nothing is stored, and nobody is asked but for `tries`. Raises `NoJudge` for a judge that is not named.
+    """
+    since_ns = time.time_ns() - int(seconds * 1e9)
+    wanted = _rule_filter(rule.record, since_ns)
+    matched, looked = _count_traces(store, wanted), _sample_traces(rule.record, store, wanted)
+    taken = [summary for summary, is_taken in looked if is_taken]
+    share = matched / len(looked) if len(looked) >= MAX_COUNTED_TRACES and matched > len(looked) else 1.0
+    read = taken[: max(tries, MAX_PRICED_TARGETS)]
+    seen = list(_trial_targets(rule.record, store, read))
+    targets = len(seen) * len(taken) / len(read) * share if read else 0.0
+    estimated = estimate(rule.evaluators, [case for _, case in seen[:MAX_PRICED_TARGETS]])
+    scale = targets / estimated.cases if estimated.cases else 0.0
+    usd = None if estimated.total.usd is None else estimated.total.usd * scale
+    return RulePreview(
+        rule=rule.record,
+        seconds=seconds,
+        traces=_count_traces(
+            store, Filter(project=rule.record.project, since_ns=since_ns, experiment=wanted.experiment)
+        ),
+        matched=round(len(looked) * share),
+        sampled=round(len(taken) * share),
+        targets=round(targets),
+        exact=share == 1.0,
+        estimate=estimated,
+        priced=estimated.cases,
+        usd=usd,
+        calls=round(estimated.total.calls * scale),
+        paced=_pacing_factor(rule.record, usd, seconds),
+        tried=tuple(_score_targets(rule, seen[:tries])),
+    )
+
+
+def _rule_filter(rule: Rule, since_ns: int) -> Filter:
+    """The rule's filter over its own project and scope since a time."""
+    wanted = replace(extend_filter(None, rule.filter), project=rule.project, since_ns=since_ns)
+    return replace(wanted, experiment="") if rule.scope == "live" and wanted.experiment is None else wanted
+
+
+def _count_traces(store: Store, filter: Filter) -> int:
+    return sum(bucket.traces for bucket in store.aggregate(filter, newest="all"))
+
+
+def _sample_traces(rule: Rule, store: Store, wanted: Filter) -> list[tuple[TraceSummary, bool]]:
+    """The newest traces that match, and whether each would be taken; of a session its newest stands for it."""
+    matching = list(islice(_filter_scope(rule, _summaries(store, wanted)), MAX_COUNTED_TRACES))
+    strata = [_matching_ids(store, matching, stratum.filter) for stratum in rule.settings.strata]
+    rates = (get_sampling_rate(rule.settings, [it.trace_id in ids for ids in strata])[0] for it in matching)
+    return [
+        (it, get_sampling_position(get_sampling_unit(rule, it)) < rate)
+        for it, rate in zip(matching, rates, strict=True)
+    ]
+
+
+def _filter_scope(rule: Rule, summaries: Iterator[TraceSummary]) -> Iterator[TraceSummary]:
+    sessions: set[str] = set()
+    for summary in summaries:
+        if rule.scope == "experiments" and summary.experiment_id is None:
+            continue
+        if rule.target == "session":
+            if summary.session_id is None or summary.session_id in sessions:
+                continue
+            sessions.add(summary.session_id)
+        yield summary
+
+
+def _matching_ids(store: Store, summaries: Sequence[TraceSummary], filter: Mapping[str, object]) -> set[str]:
+    """Ids of those of the traces that pass a further filter, which may speak of the same things as the first."""
+    ids = [summary.trace_id for summary in summaries]
+    lots = (tuple(ids[start : start + IDS_PER_FILTER]) for start in range(0, len(ids), IDS_PER_FILTER))
+    passing = (_summaries(store, extend_filter(None, {**filter, "trace_ids": lot})) for lot in lots)
+    return {summary.trace_id for some in passing for summary in some}
+
+
+def _summaries(store: Store, filter: Filter) -> Iterator[TraceSummary]:
+    return iterate_pages(lambda cursor: store.traces(filter, limit=1000, cursor=cursor))
+
+
+def _pacing_factor(rule: Rule, usd: float | None, seconds: float) -> float | None:
+    limit = rule.settings.budget.get("usd_per_day")
+    if limit is None or usd is None or not rule.settings.pace:
+        return None
+    daily = usd * 86_400 / seconds
+    return max(MIN_PACING_FACTOR, min(1.0, limit / daily)) if daily else 1.0
+
+
+def _trial_targets(rule: Rule, store: Store, taken: Sequence[TraceSummary]) -> Iterator[tuple[Target, Case]]:
+    """What a worker would score of traces, or of the sessions that they stand for, each with what evaluators see."""
+    if rule.target == "session":
+        for session in (summary.session_id or "" for summary in taken):
+            yield Target(session_id=session), make_case(load_turns(session, store, rule.project))
+        return
+    for lot in batch_by_size((summary.trace_id, None) for summary in taken):
+        for trace in store.many(lot):
+            targets = [Target(trace_id=trace.trace_id)] if rule.target == "trace" else choose_targets(rule, trace)[0]
+            cases = ((target, make_target_case(target, trace)) for target in targets)
+            yield from ((target, case) for target, case in cases if case is not None)
+
+
+def _score_targets(rule: MonitoredRule, seen: Sequence[tuple[Target, Case]]) -> Iterator[TrialScore]:
+    """Really scored, newest first. What judges do meanwhile leaves no trace: nothing would lead to it."""
+    scoring = CaseScorer(rule.evaluators)
+    for target, case in seen:
+        with use_judge_context(judgements=DiscardedJudgements()):
+            yield TrialScore(target=target, feedback=run_coroutine(_score_target(scoring, case, target)))
+
+
+async def _score_target(scoring: CaseScorer, case: Case, target: Target) -> tuple[Feedback, ...]:
+    return (*await scoring.on_loop(case, target), *await scoring.later(case, target))
+
+
+MAX_COMPARED_SCORES = 50_000  # scores of each rule, the newest
+_ScoreKey = tuple[str | None, str | None, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyDifference:
+    """Under one key, on the traces (sessions) that both rules have scored: both means, and that of new minus old."""
+
+    key: str
+    old: SampledMean
+    new: SampledMean
+    change: SampledMean
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether the 95 % interval of the change leaves out 0."""
+        low, high = self.change.low, self.change.high
+        return low is not None and high is not None and not low <= 0 <= high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleComparison:
+    """Two rules on the same targets. `cost_old` and `cost_new` are US dollars per target, None where none is known.
+
+    `only_old` and `only_new` are traces (sessions) that one of them alone has scored, or failed to.
+    """
+
+    old: Rule
+    new: Rule
+    both: int
+    only_old: int
+    only_new: int
+    differences: tuple[KeyDifference, ...]
+    cost_old: float | None
+    cost_new: float | None
+
+
+def diff(store: StoreLocation, rule: str, shadow: str | None = None, *, project: str = "default") -> RuleComparison:
+    """What a rule and its shadow say of the same targets; `shadow` names the one that is meant, where it has several.
+
+    `store` may be a path or URL. Raises `NotFound` for a rule that there is not, `Refused` where it has no shadow, or
+    several.
+    """
+    with open_store_location(store) as found:
+        return _compare_rules(found, *_find_rule_pair(found, rule, shadow, project))
+
+
+def _compare_rules(store: Store, old: Rule, new: Rule) -> RuleComparison:
+    said, anew = _mean_scores(store, old), _mean_scores(store, new)
+    shared = [place for place in said if place in anew]
+    of_old, of_new = {place[:2] for place in said}, {place[:2] for place in anew}
+    return RuleComparison(
+        old=old,
+        new=new,
+        both=len(of_old & of_new),
+        only_old=len(of_old - of_new),
+        only_new=len(of_new - of_old),
+        differences=tuple(_list_differences([said[place] for place in shared], [anew[place] for place in shared])),
+        cost_old=_mean_cost(store, old),
+        cost_new=_mean_cost(store, new),
+    )
+
+
+def _find_rule_pair(store: Store, rule: str, shadow: str | None, project: str) -> tuple[Rule, Rule]:
+    rules = {one.name: one for one in store.rules(project=project)}
+    names = [shadow] if shadow else sorted(name for name, one in rules.items() if one.shadow_of == rule)
+    for name in (rule, *names):
+        if name not in rules:
+            raise NotFound(f"there is no rule {name!r} in project {project!r}; it has {', '.join(rules) or 'none'}")
+    if len(names) != 1:
+        told = (
+            f"has the shadows {', '.join(names)}: name one"
+            if names
+            else f"has no shadow: another rule with shadow_of={rule!r} is one"
+        )
+        raise Refused(f"rule {rule!r} {told}")
+    return rules[rule], rules[names[0]]
+
+
+def _mean_scores(store: Store, rule: Rule) -> dict[_ScoreKey, WeightedScore]:
+    """By trace, session and key the mean score of its targets there."""
+    found: dict[_ScoreKey, list[WeightedScore]] = {}
+    for one in _stored_scores(store, rule):
+        if one.score is not None:
+            key = one.key.removeprefix(SHADOW_PREFIX)
+            found.setdefault((one.trace_id, one.session_id, key), []).append(replace(one, key=key))
+    return {place: replace(all[0], score=fmean(float(one.score or 0) for one in all)) for place, all in found.items()}
+
+
+def _stored_scores(store: Store, rule: Rule) -> Iterator[WeightedScore]:
+    def ask(cursor: str | None) -> Page[WeightedScore]:
+        return store.weighted(rule.name, version=rule.version, project=rule.project, cursor=cursor)
+
+    return islice(iterate_pages(ask), MAX_COMPARED_SCORES)
+
+
+def _list_differences(said: list[WeightedScore], anew: list[WeightedScore]) -> Iterator[KeyDifference]:
+    changes = [replace(b, score=float(b.score or 0) - float(a.score or 0)) for a, b in zip(said, anew, strict=True)]
+    means = zip(estimate_means(said), estimate_means(anew), estimate_means(changes), strict=True)
+    return (KeyDifference(key=old.key, old=old, new=new, change=change) for old, new, change in means)
+
+
+def _mean_cost(store: Store, rule: Rule) -> float | None:
+    def ask(cursor: str | None) -> Page[Decision]:
+        return store.decisions(
+            rule=rule.name, version=rule.version, project=rule.project, verdict="scored", cursor=cursor
+        )
+
+    return _mean_of_known(decision.cost for decision in islice(iterate_pages(ask), MAX_COMPARED_SCORES))
+
+
+def _mean_of_known(costs: Iterable[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return fmean(known) if known else None
+
+
+def summary(
+    rule: str,
+    *,
+    key: str | None = None,
+    project: str | None = None,
+    since: str | int | None = None,
+    until: str | int | None = None,
+    store: Store | str | None = None,
+) -> list[SampledMean]:
+    """Per key the mean of all that a rule could have looked at, with its 95 % interval, by the version in force.
+
+    Scores are weighted by the inverse of the probability with which their target was sampled. `since` and `until`
+    (`"7d"`, an ISO date) bound when the traces started, whenever they were scored. `project` is SPANWISE_PROJECT, else
+    "default". Raises `NotFound`.
+    """
+    place = project or os.environ.get("SPANWISE_PROJECT") or "default"
+    with open_optional_store(store) as at:
+        assert at is not None
+        return read(at, _find_rule(at, rule, place), key=key, since_ns=_parse_time(since), until_ns=_parse_time(until))
+
+
+def _find_rule(store: Store, name: str, project: str) -> Rule:
+    rules = store.rules(project=project)
+    found = next((rule for rule in rules if rule.name == name), None)
+    if found is None:
+        there = ", ".join(repr(rule.name) for rule in rules) or "none"
+        raise NotFound(f"there is no rule {name!r} in project {project!r}; rules there: {there}")
+    return found
+
+
+def _parse_time(given: str | int | None) -> int | None:
+    return parse_time(given) if isinstance(given, str) else given

@@ -1,0 +1,429 @@
+"""Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, raised exceptions.
+
+No thread of ours waits for them: one that hangs keeps its slot, or holds up its rule's loop, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from spanwise.collector.records import JSON, Case, Claim, Decision, Feedback, Target
+from spanwise.collector.statistics import percentile
+from spanwise.evaluators.interface import (
+    Batch,
+    Evaluator,
+    FeedbackFactory,
+    JudgementBuffer,
+    capture_awaitable,
+    capture_call,
+    make_loop_waiter,
+    use_judge_context,
+)
+from spanwise.evaluators.judges import Ledger, use_ledger
+from spanwise.evaluators.monitors.circuit_breaker import CircuitBreaker
+from spanwise.evaluators.monitors.monitored_rule import ActiveRule
+from spanwise.evaluators.monitors.process_limits import WorkerMemory
+from spanwise.evaluators.scoring import CaseScorer
+from spanwise.tracer.internal_api import mark_monitor_spans
+
+FINAL_STATES = ("scored", "skipped", "failed")
+
+
+@dataclass(slots=True)
+class EvaluatorResult:
+    """What an evaluator has said of a target, what it raised, and how long it took (seconds)."""
+
+    feedback: Sequence[Feedback]
+    error: BaseException | None = None
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class EvaluationJob:
+    """A claimed row with what is to be done about it. Its thread writes `came` and `current`, others read them."""
+
+    held: ActiveRule
+    row: Decision
+    case: Case
+    inputs_hash: str
+    evaluators: Sequence[Evaluator]  # that are to look
+    states: Mapping[str, JSON]  # of those that have looked before
+    unpaid: frozenset[str] = frozenset()  # judges that are not asked for want of money
+    came: dict[str, EvaluatorResult] = field(default_factory=dict)
+    current: tuple[str, float] | None = None  # the evaluator at work, and since when
+    over: bool = False  # let go: what comes from now on is nobody's
+
+    @property
+    def target(self) -> Target:
+        """What is looked at."""
+        return self.row.target
+
+    @property
+    def claim(self) -> Claim:
+        """The right to finish it."""
+        return row_claim(self.row)
+
+    def begin(self, key: str) -> None:
+        """An evaluator starts."""
+        self.current = (key, time.monotonic())
+
+    def end(self, key: str, feedback: Sequence[Feedback], error: BaseException | None) -> None:
+        """An evaluator has looked."""
+        began = self.current[1] if self.current is not None else time.monotonic()
+        if not self.over:
+            self.came[key] = EvaluatorResult(feedback, error, time.monotonic() - began)
+
+
+def row_claim(row: Decision) -> Claim:
+    """The claim that a row was given out with."""
+    return Claim(project=row.project, rule=row.rule, version=row.version, target=row.target, number=row.claim)
+
+
+def evaluator_state(states: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What is known of an evaluator on a target."""
+    state = states.get(key)
+    return dict(state) if isinstance(state, Mapping) else {}
+
+
+def is_final(state: Mapping[str, Any]) -> bool:
+    """Whether an evaluator has come to an outcome."""
+    return state.get("state") in FINAL_STATES
+
+
+MAX_EXCEPTIONS = 10_000  # of evaluators that were let go nobody asks any more
+
+
+class RaisedExceptions:
+    """Exceptions by evaluator and target, until somebody takes them. From any thread."""
+
+    def __init__(self) -> None:
+        self._raised: OrderedDict[tuple[str, Target], BaseException] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, key: str, target: Target, error: BaseException) -> None:
+        """An evaluator has raised."""
+        with self._lock:
+            self._raised[key, target] = error
+            if len(self._raised) > MAX_EXCEPTIONS:
+                self._raised.popitem(last=False)
+
+    def take(self, key: str, target: Target) -> BaseException | None:
+        """What an evaluator has raised on a target, if it did."""
+        with self._lock:
+            return self._raised.pop((key, target), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingMaker(FeedbackFactory):
+    """Makes feedback of what was raised, and notes it."""
+
+    notes: RaisedExceptions
+
+    def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
+        """As of `Maker`."""
+        self.notes.add(self.key, target, error)
+        return FeedbackFactory.failure(self, target, error, hint)
+
+
+def record_exceptions(evaluator: Evaluator, notes: RaisedExceptions) -> Evaluator:
+    """The same evaluator; what it raises is noted."""
+    made = {field.name: getattr(evaluator.make, field.name) for field in fields(FeedbackFactory)}
+    return replace(evaluator, make=RecordingMaker(notes=notes, **{**made, "key": evaluator.key}))
+
+
+class EventLoopThread:
+    """An event loop on a daemon thread, which goes on after a Ctrl-C that an evaluator has raised."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._over = False
+        self._thread = threading.Thread(target=self._work, name="spanwise-monitor-loop", daemon=True)
+        self._thread.start()
+
+    def stop(self, seconds: float = 1.0) -> None:
+        """End it; one that an evaluator holds up is left to itself."""
+        self._over = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while not self._over:
+            capture_call(self.loop.run_forever)
+        capture_call(lambda: self.loop.run_until_complete(_cancel_tasks()))
+        self.loop.close()
+
+
+async def _cancel_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=0.5)
+
+
+class EvaluatorThreads:
+    """The threads of one rule. Jobs that are done are given to `done`, on the thread that did them."""
+
+    def __init__(
+        self,
+        scoring: CaseScorer,
+        notes: RaisedExceptions,
+        loop: EventLoopThread,
+        size: int,
+        around: Callable[[EvaluationJob, Evaluator | None], ExitStack],
+        done: Callable[[EvaluationJob], None],
+        may_begin: Callable[[EvaluationJob, str], bool],
+    ) -> None:
+        self._scoring, self._notes, self._loop, self.size = scoring, notes, loop, size
+        self._around, self._done, self._may_begin = around, done, may_begin
+        self._queue: queue.SimpleQueue[EvaluationJob | None] = queue.SimpleQueue()
+        self._threads = 0
+        self._stopped = False
+        self._idle = 0
+        self._lock = threading.Lock()
+        self.running: set[EvaluationJob] = set()
+        self.held: set[EvaluationJob] = set()  # past their time, and still on a thread
+
+    def put(self, job: EvaluationJob) -> None:
+        """Let a job run when there is a thread for it."""
+        self._queue.put(job)
+        with self._lock:
+            if self._threads < self.size and self._queue.qsize() > self._idle:
+                self._threads += 1
+                threading.Thread(target=self._work, name="spanwise-monitor-slot", daemon=True).start()
+
+    def let_go(self, job: EvaluationJob) -> bool:
+        """Give up a job that takes too long; whether it was still at work."""
+        with self._lock:
+            if job not in self.running:
+                return False
+            job.over = True
+            self.held.add(job)
+            return True
+
+    @property
+    def stuck(self) -> bool:
+        """Whether every slot is held by what takes too long."""
+        return len(self.held) >= self.size
+
+    def drain(self) -> list[EvaluationJob]:
+        """Take back what no thread has begun."""
+        jobs: list[EvaluationJob] = []
+        while True:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                return jobs
+            if job is not None:
+                jobs.append(job)
+
+    def stop(self) -> None:
+        """Let the threads end that are not held up, and the loop. What no thread has begun stays undone."""
+        self._stopped = True
+        self.drain()
+        for _ in range(self._threads):
+            self._queue.put(None)
+        self._loop.stop()
+
+    def _work(self) -> None:
+        while True:
+            self._idle += 1
+            job = self._queue.get()
+            self._idle -= 1
+            if job is None or self._stopped:
+                return
+            with self._lock:
+                self.running.add(job)
+            capture_call(lambda job=job: self._run(job))  # type: ignore[misc]
+            with self._lock:
+                self.running.discard(job)
+                self.held.discard(job)
+                over = job.over
+            if not over:
+                self._done(job)
+
+    def _run(self, job: EvaluationJob) -> None:
+        wait = make_loop_waiter(self._loop.loop)
+        for evaluator in job.evaluators:
+            if evaluator.plain and not job.over and self._may_begin(job, evaluator.key):
+                job.begin(evaluator.key)
+                with self._around(job, evaluator):
+                    came = capture_call(lambda e=evaluator: self._scoring.here(job.case, job.target, wait, [e]))  # type: ignore[misc]
+                self._end(job, evaluator, came.result, came.error)
+        later = [one for one in job.evaluators if not one.plain and not job.over and self._may_begin(job, one.key)]
+        if later and not self._stopped:
+            job.begin(later[0].key)
+            asyncio.run_coroutine_threadsafe(capture_awaitable(self._all(job, later)), self._loop.loop).result()
+        job.current = None
+
+    async def _all(self, job: EvaluationJob, evaluators: Sequence[Evaluator]) -> None:
+        await asyncio.gather(*(self._one(job, evaluator) for evaluator in evaluators), return_exceptions=True)
+
+    async def _one(self, job: EvaluationJob, evaluator: Evaluator) -> None:
+        seconds = evaluator_timeout(evaluator, job.held.in_force.settings.timeout_s)
+        with self._around(job, evaluator):
+            looking = asyncio.ensure_future(self._scoring.later(job.case, job.target, [evaluator]))
+            await asyncio.wait([looking], timeout=seconds)
+        if not looking.done():
+            looking.cancel()
+            late: BaseException = TimeoutError(f"the evaluator took more than {seconds:g} s")
+            self._end(job, evaluator, None, late)
+            return
+        error = None if looking.cancelled() else looking.exception()
+        self._end(job, evaluator, None if error or looking.cancelled() else looking.result(), error)
+
+    def _end(
+        self, job: EvaluationJob, evaluator: Evaluator, feedback: list[Feedback] | None, error: BaseException | None
+    ) -> None:
+        if feedback is None:
+            feedback = evaluator.make.failure(job.target, error or asyncio.CancelledError("it cancelled itself"))
+        job.end(evaluator.key, feedback, self._notes.take(evaluator.key, job.target))
+
+
+JUDGE_QUEUE_S = (
+    600.0  # seconds more for a judge: while it waits for its turn no call runs, and each question has its deadline
+)
+
+
+def evaluator_timeout(evaluator: Evaluator, timeout: float) -> float:
+    """How long an evaluator may look."""
+    return timeout + JUDGE_QUEUE_S if evaluator.asking is not None else timeout
+
+
+MAX_CLAIMED_ROWS = 200  # rows of a rule that are held at most
+BATCH_SIZE = 32  # cases that a model scores at once
+CLAIM_BATCHES = 4  # requests in which the rows that are held at most are claimed
+CLAIM_AHEAD_S = 0.3  # of work that are claimed ahead: what a crash leaves is run one by one
+MIN_DURATION_S = 0.001  # seconds that are no less than nothing
+FIRST_POLL_S, MAX_POLL_S = 0.05, 5.0  # seconds between two questions what is due, while nothing is
+RECENT_DURATIONS = 500  # durations of an evaluator that are kept
+
+
+class RuleExecution:
+    """`money` is the ledger of its judges, if it has a budget. Times are seconds of one clock."""
+
+    def __init__(
+        self,
+        held: ActiveRule,
+        loop: EventLoopThread,
+        done: Callable[[EvaluationJob], None],
+        judgements: JudgementBuffer,
+        money: Ledger | None,
+        memory: WorkerMemory,
+        now: Callable[[], float],
+    ) -> None:
+        self.held, self.memory, self._now = held, memory, now
+        self.pauses = CircuitBreaker()
+        self.claimed: dict[Target, Decision] = {}
+        self.look_at = 0.0
+        self.store_ns = 0  # the store's time, as it was last seen
+        self.outcomes: Counter[str] = Counter()
+        self.money, self._judgements = money, judgements
+        self._patience = FIRST_POLL_S
+        self._mean = CLAIM_AHEAD_S  # of what a target takes, of late
+        self._took: dict[str, deque[float]] = {}
+        self._failed: Counter[str] = Counter()
+        self._looked: Counter[str] = Counter()
+        notes = RaisedExceptions()
+        self.evaluators = tuple(record_exceptions(evaluator, notes) for evaluator in held.evaluators)
+        self._is_batched = any(isinstance(evaluator.function, Batch) for evaluator in self.evaluators)
+        self.slots = EvaluatorThreads(
+            CaseScorer(self.evaluators, BATCH_SIZE), notes, loop, self._size, self._around, done, self._may_begin
+        )
+
+    @property
+    def _size(self) -> int:
+        concurrency = self.held.in_force.settings.concurrency
+        return max(concurrency, BATCH_SIZE) if self._is_batched else concurrency
+
+    def room(self, now: float) -> int:
+        """Return how many more rows it may claim now: none until a batch of them fits, as each claim is a request."""
+        if self.held.idle is not None or now < max(self.look_at, self.pauses.refused_until):
+            return 0
+        if all(self.pauses.paused(evaluator.key, now) for evaluator in self.evaluators):
+            return 0
+        self.slots.size = self._size
+        if self.pauses.is_probing(now):
+            return 1 - len(self.claimed)
+        ahead = int(self.slots.size * CLAIM_AHEAD_S / max(self._mean, MIN_DURATION_S))
+        most = min(MAX_CLAIMED_ROWS, max(2 * self.slots.size, ahead))
+        free = most - len(self.claimed)
+        return free if free >= most // CLAIM_BATCHES else 0
+
+    def took(self, rows: int, asked: int, now: float) -> None:
+        """The store gave so many of the rows that it was asked for."""
+        if rows:
+            self._patience = FIRST_POLL_S
+        if rows < asked:
+            self.look_at = now + self._patience
+            self._patience = min(2 * self._patience, MAX_POLL_S)
+
+    def look_soon(self, at: float) -> None:
+        """There will be something due then."""
+        self.look_at = min(self.look_at, at)
+        self._patience = FIRST_POLL_S
+
+    def to_run(self, states: Mapping[str, JSON], now: float) -> list[Evaluator]:
+        """Which evaluators have still to look, and may."""
+        return [
+            evaluator
+            for evaluator in self.evaluators
+            if not is_final(evaluator_state(states, evaluator.key))
+            and self.pauses.paused(evaluator.key, now) is None
+            and not (evaluator.asking is not None and self._has_no_money(now))
+        ]
+
+    def unpaid(self, states: Mapping[str, JSON], now: float) -> frozenset[str]:
+        """Return the keys of judges that have still to look, and are not asked for want of money."""
+        if not self._has_no_money(now):
+            return frozenset()
+        waiting = (one for one in self.evaluators if not is_final(evaluator_state(states, one.key)))
+        return frozenset(one.key for one in waiting if one.asking is not None)
+
+    def over_budget(self, now: float) -> int | None:
+        """Return how many rows over budget it may take now: all (None), one that probes the budget, or none."""
+        if not self.pauses.money.is_used_up(self.held.in_force.settings.budget, self.store_ns):
+            return None
+        return int(now >= self.pauses.money.until)
+
+    def _has_no_money(self, now: float) -> bool:
+        return self.over_budget(now) == 0
+
+    def ended(self, job: EvaluationJob) -> None:
+        """A job is done."""
+        self._mean += (sum(came.seconds for came in job.came.values()) - self._mean) / 10
+        for key, came in job.came.items():
+            self._note(key, came)
+
+    def told(self) -> dict[str, JSON]:
+        """What a worker says of its evaluators."""
+        return {key: self._of(key) for key in self._took.copy()}
+
+    def _may_begin(self, job: EvaluationJob, key: str) -> bool:
+        """Return whether an evaluator may look at a target that has waited for its turn."""
+        return self.pauses.begin(key, self._now())
+
+    def _note(self, key: str, came: EvaluatorResult) -> None:
+        self._looked[key] += 1
+        self._failed[key] += any(feedback.outcome == "error" for feedback in came.feedback)
+        self._took.setdefault(key, deque(maxlen=RECENT_DURATIONS)).append(came.seconds)
+
+    def _of(self, key: str) -> JSON:
+        took = sorted(int(seconds * 1e9) for seconds in self._took[key].copy())
+        return {"looked": self._looked[key], "failed": self._failed[key], "p95_s": percentile(took, 95) / 1e9}
+
+    def _around(self, job: EvaluationJob, evaluator: Evaluator | None) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(mark_monitor_spans())
+        stack.enter_context(use_judge_context(judgements=self._judgements, target=job.target, inside=None))
+        stack.enter_context(use_ledger(self.money))
+        return stack

@@ -1,0 +1,267 @@
+"""Rule loading: Python files and API data, file watching, description of the loaded rules."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from spanwise.collector.errors import SpanwiseError
+from spanwise.collector.records import JSON, Rule
+from spanwise.evaluators.interface import Evaluator, check_keys, from_dict, list_evaluators
+from spanwise.evaluators.interface.evaluator_registry import get_registration
+from spanwise.evaluators.models.model_resolution import PRESETS, PRESETS_BY_HUB, URL_VARIABLES, is_configured_url
+from spanwise.evaluators.monitors.monitored_rule import MonitoredRule, rules_being_loaded
+from spanwise.evaluators.monitors.rule_spending import find_unpriced_judge
+from spanwise.tracer.suggestions import did_you_mean
+
+
+class BrokenRules(SpanwiseError, ValueError):
+    """A file of rules that cannot be used: it does not run, holds no rule, or two of one
+    name, or a rule whose budget cannot be kept."""
+
+
+def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
+    """The rules of a file. Raises `BrokenRules`; what the file itself raises is the cause.
+
+    The file is run as a module of its own, with its folder importable as for `python FILE`. Its path, as it is given,
+    is the owner of its rules.
+    """
+    path = Path(file)
+    rules: list[MonitoredRule] = []
+    token = rules_being_loaded.set(rules)
+    try:
+        _execute_file(path)
+    except (BrokenRules, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also one that ends the process, had it been the main program
+        raise BrokenRules(f"{str(path)!r} does not run: {type(error).__name__}: {error}") from error
+    finally:
+        rules_being_loaded.reset(token)
+    _check_rules(path, rules)
+    return [MonitoredRule(replace(rule.record, owner=path.as_posix()), rule.evaluators) for rule in rules]
+
+
+def _execute_file(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.exists():
+        raise BrokenRules(f"there is no file {str(path)!r}")
+    if spec is None or spec.loader is None:
+        raise BrokenRules(f"{str(path)!r} is not a Python file")
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+
+
+def _check_rules(path: Path, rules: list[MonitoredRule]) -> None:
+    if not rules:
+        raise BrokenRules(f"{str(path)!r} holds no rule: call spanwise.evaluators.monitor(…) in it")
+    names = [(rule.record.project, rule.record.name) for rule in rules]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BrokenRules(f"{str(path)!r} holds two rules named {twice[1]!r} in project {twice[0]!r}")
+    for rule in rules:
+        if why := find_unpriced_judge(rule.record.settings.budget, rule.evaluators):
+            raise BrokenRules(f"{str(path)!r}: rule {rule.record.name!r}: {why}")
+
+
+_ENTRY_FIELDS = ("type", "init_parameters", "parameters", "key", "version", "source")
+_MODEL_PARAMETERS = ("model", "embed", "embedding")  # parameters that name what is loaded
+_JUDGE_PARAMETERS = ("judge", "agent")  # whose model is a name at an address
+_COMPARISON_PARAMETERS = ("json_schema", "attributes", "inputs", "expected", "expectations", "tools", "examples", "map")
+_CODE_PARAMETERS, _PATH_PARAMETERS = ("pickle", "remote_code"), ("directory", "conv")
+_FILE_HINT = "write such a rule in a file"
+
+
+def rule_from_data(rule: Rule) -> MonitoredRule:
+    """The rule with its evaluators. Raises `ValueError`, with the way out, for what data may not say."""
+    made = tuple(_evaluator_from_data(entry) for entry in rule.evaluators)
+    if not made:
+        raise ValueError("a rule has at least one evaluator, not []")
+    try:
+        check_keys(made)
+    except ValueError as error:
+        raise ValueError(f"evaluators have one key each: {error}") from None
+    if sets := [evaluator.key for evaluator in made if evaluator.summary]:
+        raise ValueError(f"{sets[0]!r} looks at a whole set of cases; leave it out")
+    return MonitoredRule(rule, made)
+
+
+def _evaluator_from_data(entry: Mapping[str, JSON]) -> Evaluator:
+    id, parameters = entry.get("type"), entry.get("init_parameters", entry.get("parameters")) or {}
+    if unknown := next((name for name in entry if name not in _ENTRY_FIELDS), None):
+        raise ValueError(f"an evaluator in data has type and init_parameters, not {unknown!r}")
+    if not isinstance(id, str) or id not in list_evaluators():
+        # A dotted name would import a module: data names what is registered, and nothing else
+        hint = did_you_mean(str(id), list_evaluators(), 3) or "; `spanwise evaluators list` shows all"
+        raise ValueError(f"{id!r} is no registered evaluator{hint}")
+    if not isinstance(parameters, Mapping):
+        raise ValueError(f"init_parameters of {id!r} are an object of names and values, not {parameters!r:.100}")
+    _check_parameters(id, parameters)
+    try:
+        return from_dict({"type": id, "init_parameters": dict(parameters)})
+    except Exception as error:  # an evaluator of another package may raise anything
+        raise ValueError(f"evaluator {id!r}: {error}") from error
+
+
+def _check_parameters(id: str, parameters: Mapping[str, Any]) -> None:
+    """Whoever may save a rule is not whoever runs the monitor: what it names runs no code, is no file, and sends no
+    text to where the environment does not send it anyway. Keys would be seen by all who read the rule.
+    """
+    for name, value in _machine_parameters(id, parameters):
+        if name in ("api_key", "token"):
+            raise ValueError(
+                f"{id!r} names {'an' if name == 'api_key' else 'a'} {name}, which everybody would see who reads the "
+                "rule: at the environment's own address that of the monitor's environment is taken; for another one "
+                "write the rule in a file"
+            )
+        if name in _CODE_PARAMETERS and value:
+            raise ValueError(f"{id!r}: {name}={value!r} would run code on the monitor's machine: {_FILE_HINT}")
+        if (name in _PATH_PARAMETERS and value) or (name == "cache" and isinstance(value, str)):
+            raise ValueError(f"{id!r} names {name}={value!r} on the monitor's machine: {_FILE_HINT}")
+        if name == "base_url" and value is not None and not is_configured_url(value):
+            raise ValueError(
+                f"{id!r} would send texts to {value!r:.200}, which the monitor's environment does not name "
+                f"({', '.join(URL_VARIABLES)}): {_FILE_HINT}"
+            )
+        if (
+            name in _MODEL_PARAMETERS
+            and isinstance(value, str)
+            and value not in PRESETS
+            and value not in PRESETS_BY_HUB
+        ):
+            raise ValueError(
+                f"{id!r}: {name}={value!r:.200} is none of the models that rules may name without a file "
+                f"({', '.join(PRESETS)}): {_FILE_HINT}"
+            )
+
+
+def _machine_parameters(id: str, parameters: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Parameters that say what the machine does, and what is within them. What answers and spans are compared with says
+    nothing of it; what another package's evaluator takes for a model nobody knows.
+    """
+    if get_registration(id) is None:
+        yield from ((name, value) for name, value in _nested_items(parameters) if name not in _MODEL_PARAMETERS)
+        return
+    for name, value in parameters.items():
+        yield name, value
+        if name not in _COMPARISON_PARAMETERS:
+            at_an_address = name in _JUDGE_PARAMETERS or (
+                isinstance(value, Mapping) and value.get("base_url") is not None
+            )
+            yield from ((inner, one) for inner, one in _nested_items(value) if not (at_an_address and inner == "model"))
+
+
+def _nested_items(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield str(name), inner
+            yield from _nested_items(inner)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for inner in value:
+            yield from _nested_items(inner)
+
+
+_FileStamps: TypeAlias = dict[str, tuple[int, int, int]]
+MAX_WATCHED_FILES = 500  # files that are looked at
+_COARSE_CLOCK_NS = 2 * 10**9  # ns; clocks of file systems may be as coarse
+
+
+def source_files(file: Path) -> list[str]:
+    """The file, then the modules of this process that come from its folder, as paths."""
+    folder, own = file.parent.resolve(), str(file.resolve())
+    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    found = {path for path in named if path and Path(path).is_relative_to(folder) and "site-packages" not in path}
+    return [own, *sorted(found - {own})[: MAX_WATCHED_FILES - 1]]
+
+
+def content_digest(files: Iterable[str]) -> str:
+    """A digest of what stands in the files; those that cannot be read are left out."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        with suppress(OSError):
+            digest.update(file.encode() + b"\0" + hashlib.sha256(Path(file).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+class FileWatch:
+    """Looks at files whenever `changed` is asked.
+
+    A change counts once two looks in a row see the same: editors write in pieces, or put a new file in the old one's
+    place. While the file itself is away nothing has changed.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = str(file.resolve())
+        self.follow([self._file], content_digest([self._file]))
+
+    @property
+    def away(self) -> bool:
+        """Whether there is no such file now."""
+        return not os.path.exists(self._file)
+
+    def follow(self, files: Iterable[str], known: str) -> None:
+        """From now on these are the files, and `known` is their content of which everybody knows."""
+        self._files = sorted({self._file, *files})
+        self._stamp: _FileStamps = {}  # as it was last seen
+        self._digested: _FileStamps = {}  # whose content is known
+        self.known = known
+
+    def follow_folder(self) -> None:
+        """All Python files beside the file, too: one of them may be what it lacks."""
+        beside = sorted(map(str, Path(self._file).parent.glob("*.py")))
+        files = [*self._files, *beside][:MAX_WATCHED_FILES]
+        self.follow(files, content_digest(files))
+
+    def changed(self) -> bool:
+        """Whether there is other content than what is known, which is known from now on."""
+        stamp = {file: found for file in self._files if (found := _file_stamp(file))}
+        before, self._stamp = self._stamp, stamp
+        if self._file not in stamp or stamp != before or (stamp == self._digested and not _is_recent(stamp)):
+            return False
+        self._digested = stamp
+        if (now := content_digest(self._files)) == self.known:
+            return False
+        self.known = now
+        return True
+
+
+def _is_recent(stamp: _FileStamps) -> bool:
+    return max(changed for changed, _, _ in stamp.values()) > time.time_ns() - _COARSE_CLOCK_NS
+
+
+def _file_stamp(file: str) -> tuple[int, int, int] | None:
+    with suppress(OSError):
+        told = os.stat(file)
+        return told.st_mtime_ns, told.st_size, told.st_ino
+    return None
+
+
+def describe_rules(rules: Iterable[MonitoredRule]) -> list[dict[str, Any]]:
+    """Of each rule what runs, on what, how often, at what cost at most, and to whom text goes."""
+    return [_describe_rule(rule) for rule in rules]
+
+
+def _describe_rule(rule: MonitoredRule) -> dict[str, Any]:
+    record, settings = rule.record, rule.record.settings
+    asked = [judges for evaluator in rule.evaluators if (judges := evaluator.asking)]
+    return {
+        "project": record.project,
+        "name": record.name,
+        "version": record.version,
+        "target": record.target,
+        "rate": settings.sample_rate,
+        "strata": [stratum.rate for stratum in settings.strata],
+        "budget": dict(settings.budget),
+        "evaluators": [evaluator.key for evaluator in rule.evaluators],
+        "where": list(dict.fromkeys(where for judges in asked for where in judges.where)),
+    }

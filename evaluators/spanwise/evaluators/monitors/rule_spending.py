@@ -1,0 +1,282 @@
+"""Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day.
+
+Each call is booked in the store before it is made, at the most that it can cost, and settled after it; what is to be
+booked at the same time goes in one request. A worker that dies in between leaves what it has booked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import NamedTuple
+
+from spanwise.collector.records import Booking, BudgetUsage, Period, Rule
+from spanwise.collector.rule_policy import MIN_PACING_FACTOR
+from spanwise.collector.stores import Store
+from spanwise.evaluators.interface import Evaluator, Skip
+from spanwise.evaluators.judges import Amount, Judge
+from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey, rule_key
+
+BATCH_DELAY_S = 0.005  # seconds in which bookings and settlements gather
+PERIOD_LENGTH_S: Mapping[str, int] = {"minute": 60, "day": 86_400}
+STORE_RETRY_S = 2.0  # seconds until the store is asked again after it did not answer
+OWN_CALLS_WAIT_S = 30.0  # seconds that own calls are waited for, which mostly come to less than was reserved for them
+SECOND_NS = 1_000_000_000
+MAX_NESTING = 4  # levels of objects in which judges are looked for
+
+
+class BudgetExceeded(Skip):
+    """There is no room for a call in a budget of which `settled` is spent; its period ends in `left` seconds."""
+
+    def __init__(self, why: str, *, settled: float, left: float, end_ns: int) -> None:
+        super().__init__(why)
+        self.settled, self.left, self.end_ns = settled, left, end_ns
+
+
+class BudgetLimit(NamedTuple):
+    """One bound: US dollars or calls, by the day or by the minute."""
+
+    key: str  # as settings call it: "usd_per_day"
+    limit: float
+
+    @property
+    def period(self) -> Period:
+        """Day or minute."""
+        return "day" if self.key.endswith("day") else "minute"
+
+    def of(self, amount: Amount) -> float:
+        """What an amount takes of it."""
+        return amount.usd if self.key.startswith("usd") else float(amount.calls)
+
+
+def budget_name(project: str, rule: str, key: str) -> str:
+    """The name under which a store keeps what a rule has spent of a bound."""
+    return f"{project}/{rule}/{key}"
+
+
+def find_unpriced_judge(budget: Mapping[str, float], evaluators: Sequence[Evaluator]) -> str | None:
+    """Return why a rule's budget in dollars cannot be kept: the price of one of its judges is unknown."""
+    if not any(key.startswith("usd") for key in budget):
+        return None
+    judges = (judge for evaluator in evaluators for judge in _find_judges(evaluator.function))
+    if (judge := next((judge for judge in judges if judge.prices is None), None)) is None:
+        return None
+    return (
+        f"its budget in dollars cannot be kept: the price of {judge.model or 'its judge'!r} is unknown; give the judge "
+        "price=(dollars per million input tokens, per million output tokens), or use calls_per_day"
+    )
+
+
+def _find_judges(value: object, depth: int = 0) -> Iterator[Judge]:
+    """Yield the judges that an evaluator's function holds, in panels too."""
+    if isinstance(value, Judge):
+        yield value
+    elif depth < MAX_NESTING and isinstance(value, list | tuple):
+        for each in value:
+            yield from _find_judges(each, depth + 1)
+    elif depth < MAX_NESTING and is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _find_judges(getattr(value, field.name, None), depth + 1)
+
+
+class _BookingRequest(NamedTuple):
+    bookings: Sequence[Booking]
+    answer: asyncio.Future[list[bool]]
+
+
+class StoreLedger:
+    """A `Ledger` of one rule, with the limits that are in force. Lives on the judges' loop."""
+
+    def __init__(self, store: Store, held: ActiveRule) -> None:
+        self._store, self._held = store, held
+        self._project, self._rule = held.name
+        self._asked: list[_BookingRequest] = []
+        self._settled: dict[str, float] = {}
+        self._sending: asyncio.Task[None] | None = None
+        self._booked: dict[str, Sequence[BudgetLimit]] = {}
+        self._settling: list[asyncio.Future[None]] = []
+
+    async def book(self, id: str, amount: Amount) -> None:
+        """Reserve an amount; the same id books once. Raises `OverBudget` where there is no room."""
+        limits = [BudgetLimit(key, limit) for key, limit in self._held.in_force.settings.budget.items()]
+        until = time.monotonic() + OWN_CALLS_WAIT_S
+        while limits and id not in self._booked:
+            kept = await self._ask([self._booking(id, limit, amount) for limit in limits])
+            if all(kept):
+                self._booked[id] = limits
+                return
+            self._give_back(id, [limit for limit, held in zip(limits, kept, strict=True) if held])
+            full = limits[kept.index(False)]
+            if not self._booked or time.monotonic() > until:
+                raise await self._refusal(full, amount)
+            await self._own_settlement()
+
+    async def settle(self, id: str, actual: Amount | None) -> None:
+        """Replace the reserved amount by the actual one; None: it stays booked, with its cost unknown.
+
+        An id that is not booked changes nothing.
+        """
+        for limit in self._booked.pop(id, ()):
+            if actual is not None:
+                self._settled[f"{id}:{limit.key}"] = limit.of(actual)
+        self._send()
+        waiting, self._settling = self._settling, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    def _booking(self, id: str, limit: BudgetLimit, amount: Amount) -> Booking:
+        budget = budget_name(self._project, self._rule, limit.key)
+        return Booking(
+            id=f"{id}:{limit.key}", budget=budget, amount=limit.of(amount), limit=limit.limit, period=limit.period
+        )
+
+    def _give_back(self, id: str, limits: Sequence[BudgetLimit]) -> None:
+        for limit in limits:
+            self._settled[f"{id}:{limit.key}"] = 0.0
+        self._send()
+
+    async def _ask(self, bookings: Sequence[Booking]) -> list[bool]:
+        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+        self._asked.append(_BookingRequest(bookings, answer))
+        self._send()
+        return await answer
+
+    async def _own_settlement(self) -> None:
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settling.append(settled)
+        await asyncio.wait([settled], timeout=OWN_CALLS_WAIT_S)
+
+    def _send(self) -> None:
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._sent())
+
+    async def _sent(self) -> None:
+        """Settle, then book, until nothing is left to be sent."""
+        await asyncio.sleep(BATCH_DELAY_S)
+        while self._asked or self._settled:
+            settled, self._settled = self._settled, {}
+            asked, self._asked = self._asked, []
+            await self._exchange(settled, asked)
+
+    async def _exchange(self, settled: Mapping[str, float], asked: Sequence[_BookingRequest]) -> None:
+        try:
+            if settled:
+                await asyncio.to_thread(self._store.settle, settled)
+            bookings = [booking for one in asked for booking in one.bookings]
+            kept = await asyncio.to_thread(self._store.book, *bookings) if bookings else []
+        except BaseException as error:
+            self._settled = {**settled, **self._settled}  # the same again changes nothing
+            for one in asked:
+                if not one.answer.done():
+                    one.answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            await asyncio.sleep(STORE_RETRY_S)
+            return
+        for one in asked:
+            mine, kept = kept[: len(one.bookings)], kept[len(one.bookings) :]
+            if not one.answer.done():
+                one.answer.set_result(mine)
+
+    async def _refusal(self, full: BudgetLimit, amount: Amount) -> BudgetExceeded:
+        """Return why there is no room, and until when the period goes on."""
+        now_ns, booked = await asyncio.to_thread(self._seen, full)
+        length = PERIOD_LENGTH_S[full.period] * SECOND_NS
+        start_ns = now_ns // length * length
+        used = next(
+            (one for one in booked if one.period_start_ns == start_ns), BudgetUsage(budget="", period_start_ns=0)
+        )
+        unknown = f", {used.unknown:.6g} cost unknown" if used.unknown else ""
+        why = (
+            f"{full.key}={full.limit:g}, {used.settled:.6g} spent, {used.reserved:.6g} reserved{unknown}, and this "
+            f"call may take {full.of(amount):.6g}"
+        )
+        end_ns = start_ns + length
+        return BudgetExceeded(why, settled=used.settled, left=(end_ns - now_ns) / SECOND_NS, end_ns=end_ns)
+
+    def _seen(self, full: BudgetLimit) -> tuple[int, list[BudgetUsage]]:
+        booked = self._store.booked(budget_name(self._project, self._rule, full.key))
+        return self._store.changes(limit=1).now_ns, booked
+
+
+PACING_INTERVAL_S = 2.0  # seconds between two looks at what was spent
+MIN_CHANGE_INTERVAL_S = 60.0  # seconds between two changes of the rate
+SPEND_WINDOW_S = 600.0  # seconds over which the speed of spending is measured
+MIN_CHANGE = 0.1  # changes below this part are not worth a line in the history
+MAX_INCREASE = 2.0  # the most that a rate rises in one change: what is spent follows with a delay
+DAY_S = 86_400.0
+
+
+class Pacer:
+    """Of one rule. `factor` is what its rates are multiplied with, `LEAST_PACED` at the lowest: a burst must not end
+    the scoring of a day. What is still too expensive then stops when the budget is used up.
+    """
+
+    def __init__(self, factor: float | None) -> None:
+        self.factor = 1.0 if factor is None else factor
+        self._seen: deque[tuple[float, float]] = deque()  # when, and what had been spent by then
+        self._changed_at: float | None = None
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to look again."""
+        return not self._seen or now >= self._seen[-1][0] + PACING_INTERVAL_S
+
+    def look(self, now: float, spent: float, limit: float) -> float | None:
+        """The factor from now on, if it changes. `now` is in seconds since 1970, UTC; `spent` is of this day."""
+        if self._seen and spent < self._seen[-1][1] - 1e-9 and now // DAY_S != self._seen[-1][0] // DAY_S:
+            self._seen.clear()  # a new day
+        self._seen.append((now, spent))
+        while now - self._seen[0][0] > SPEND_WINDOW_S:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        if now - began < PACING_INTERVAL_S or (
+            self._changed_at is not None and now < self._changed_at + MIN_CHANGE_INTERVAL_S
+        ):
+            return None
+        wanted = self._wanted((spent - before) / (now - began), max(0.0, limit - spent) / (DAY_S - now % DAY_S))
+        if abs(wanted - self.factor) < MIN_CHANGE * self.factor and not (wanted == 1.0 != self.factor):
+            return None
+        self.factor, self._changed_at = wanted, now
+        self._seen = deque([(now, spent)])
+        return wanted
+
+    def _wanted(self, speed: float, allowed: float) -> float:
+        """Both in dollars per second."""
+        if speed <= 0:
+            return min(1.0, MAX_INCREASE * self.factor) if allowed > 0 else self.factor
+        return max(MIN_PACING_FACTOR, min(1.0, self.factor * MAX_INCREASE, self.factor * allowed / speed))
+
+
+PACED_BUDGET = "usd_per_day"
+
+
+class BudgetPacing:
+    """For those rules for which this process decides."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pacers: dict[RuleKey, Pacer] = {}
+
+    def look(self, rules: Iterable[Rule], now: float) -> None:
+        """Change rates that no longer fit. `now` is the store's time, in seconds since 1970."""
+        paced = {rule_key(rule): rule for rule in rules if rule.settings.pace and PACED_BUDGET in rule.settings.budget}
+        self._pacers = {name: pacer for name, pacer in self._pacers.items() if name in paced}
+        for name, rule in paced.items():
+            pacer = self._pacers.setdefault(name, Pacer(rule.settings.paced))
+            if pacer.is_due(now):
+                self._pace(rule, pacer, now)
+
+    def _pace(self, rule: Rule, pacer: Pacer, now: float) -> None:
+        factor = pacer.look(now, self._spent(rule, now), rule.settings.budget[PACED_BUDGET])
+        if factor is not None:
+            paced = None if factor == 1.0 else factor
+            self._store.change_rule(rule.name, project=rule.project, settings={"paced": paced})
+
+    def _spent(self, rule: Rule, now: float) -> float:
+        today = int(now // DAY_S * DAY_S) * SECOND_NS
+        booked = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
+        return sum(one.settled + one.reserved + one.unknown for one in booked if one.period_start_ns == today)

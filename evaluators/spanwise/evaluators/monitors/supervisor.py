@@ -1,0 +1,288 @@
+"""Supervisor: starts, restarts and stops worker processes; quarantines rules that crash them.
+
+No code of users is loaded here: whatever rules and evaluators do, they do to a worker's process.
+"""
+
+from __future__ import annotations
+
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from spanwise.evaluators.monitors.rule_loading import FileWatch
+from spanwise.evaluators.monitors.worker_process import LoadedRules, WorkerPlan, WorkerProcess
+from spanwise.tracer.backoff import compute_backoff
+
+MAX_DEATHS = 3  # deaths while nothing but this rule ran
+FIRST_QUARANTINE_S, MAX_QUARANTINE_S = 60.0, 3600.0  # seconds of rest; each is twice as long as the one before
+RESET_AFTER_S = 3600.0  # seconds without a death after which a rule begins anew
+
+
+@dataclass(slots=True)
+class _CrashRecord:
+    deaths: int = 0
+    rests: int = 0
+    left: float = 0.0  # seconds of rest
+    since: float = 0.0  # seconds since its last death
+
+
+class RuleQuarantine:
+    """Who rests, and for how long; time passes as it is told."""
+
+    def __init__(self, tell: Callable[[str], Any]) -> None:
+        self._tell = tell
+        self._rules: dict[tuple[str, str], _CrashRecord] = {}
+
+    def names(self) -> list[Sequence[str]]:
+        """Project and name of the rules that rest."""
+        return [rule for rule, record in self._rules.items() if record.left > 0]
+
+    def blame(self, claims: Iterable[Sequence[str]]) -> None:
+        """A worker has died with these claims, (project, rule, target); where one rule alone ran it was that one."""
+        rules = {(claim[0], claim[1]) for claim in claims}
+        if len(rules) != 1:
+            return
+        record = self._rules.setdefault(rule := rules.pop(), _CrashRecord())
+        record.deaths, record.since = record.deaths + 1, 0.0
+        if record.deaths >= MAX_DEATHS:
+            record.left = min(FIRST_QUARANTINE_S * 2.0**record.rests, MAX_QUARANTINE_S)
+            record.deaths, record.rests = 0, record.rests + 1
+            self._tell(
+                f"rule {rule[1]!r} has ended {MAX_DEATHS} workers; it rests for {record.left:g} s, the others go on"
+            )
+
+    def passed(self, seconds: float) -> bool:
+        """Time has passed; whether somebody has rested enough."""
+        before = len(self.names())
+        for rule, record in list(self._rules.items()):
+            record.left, record.since = max(0.0, record.left - seconds), record.since + seconds
+            if record.since > RESET_AFTER_S + MAX_QUARANTINE_S:
+                del self._rules[rule]
+        return len(self.names()) < before
+
+
+TICK_S = 0.2  # seconds
+FILE_CHECK_INTERVAL_S = 1.0  # seconds between two looks at the files
+MAX_RESTART_DELAY_S = 30.0  # seconds between a death and the next beginning
+STEADY_RUN_S = 600.0  # seconds of work after which a full worker counts as the first of its kind
+MAX_DEAD_HOLDERS = 20  # dead workers whose names are passed on
+HEALTHY_RUN_S = 10.0  # seconds of work after which a death is not one more of a row
+RELOAD_RETRY_S = 30.0  # seconds until a file that could not be loaded is tried once more, if nothing runs
+
+LineLogger: TypeAlias = Callable[[str], Any]
+
+
+class Supervisor:
+    """Runs the workers of a plan until it is told to stop; `tell` takes what is to be known, a line at a time.
+
+    `shown` is called with what was found in the file, at first and after each change.
+    """
+
+    def __init__(
+        self, plan: WorkerPlan, tell: LineLogger, shown: Callable[[LoadedRules], Any] = lambda loaded: None
+    ) -> None:
+        self._plan, self._tell, self._shown = plan, tell, shown
+        self._workers: list[WorkerProcess] = []
+        self._selector = selectors.DefaultSelector()
+        self._watch = FileWatch(plan.file)
+        self._rest = RuleQuarantine(tell)
+        self._accepted: LoadedRules | None = None
+        self._former: LoadedRules | None = None  # what was accepted before that
+        self._ever = False  # whether rules were in force
+        self._shown_content: str | None = None
+        self._broken: str | None = None  # the content that could not be loaded
+        self._said: set[str] = set()  # of this content
+        self._deaths = 0  # in a row
+        self._begun = 0
+        self._dead: list[str] = []  # names of dead workers, whose leases others release
+        self._full = 0  # workers replaced in a row because they were full
+        self._not_before = 0.0
+        self._looked = 0.0
+
+    def run(self, stop: threading.Event, *, patient: bool = False) -> bool:
+        """Until `stop` is set. False, at once, where the file cannot be loaded at first, unless `patient`.
+
+        To be called in the thread that ends last: on Linux workers end with the thread that began them.
+        """
+        last = time.monotonic()
+        try:
+            while not stop.is_set():
+                self._fill()
+                self._listen(TICK_S)
+                now = time.monotonic()
+                self._pass(min(now - last, 5 * TICK_S))  # more than that this process has slept, and workers with it
+                last = now
+                if self._broken and not self._ever and not patient:
+                    return False
+                self._look()
+            return True
+        finally:
+            self._end()
+
+    @property
+    def _sure(self) -> bool:
+        """Whether what the files hold now has been loaded before."""
+        return self._accepted is not None and self._accepted.content == self._watch.known
+
+    def _fill(self) -> None:
+        """As many workers as planned; only one while it is unknown whether the file can be loaded."""
+        here = [worker for worker in self._workers if worker.phase != "ending"]
+        wanted = self._plan.workers if self._sure else 1
+        if len(here) < wanted and time.monotonic() >= self._not_before:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._begun += 1
+        worker = WorkerProcess(self._plan, self._begun)
+        self._workers.append(worker)
+        self._selector.register(worker.listener.descriptor, selectors.EVENT_READ, worker)
+
+    def _listen(self, seconds: float) -> None:
+        self._selector.select(seconds)
+        for worker in list(self._workers):
+            ended = worker.process.poll() is not None  # asked first: what it said before its end is there then
+            for message in worker.told():
+                self._hear(worker, message)
+            if ended:
+                self._ended(worker)
+        time.sleep(0.005)  # a pipe whose other end is closed is always ready
+
+    def _hear(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
+        match message["kind"]:
+            case "loaded" if worker.phase == "loading":
+                worker.loaded = LoadedRules(**{name: value for name, value in message.items() if name != "kind"})
+                worker.enter("loaded")
+                self._accept(worker, worker.loaded)
+            case "broken":
+                worker.end(0.0)
+                self._refuse(message["error"], message["files"])
+            case "refused":  # by the store
+                worker.end(0.0)
+                self._accepted = self._former
+                self._refuse(f"{str(self._plan.file)!r}: {message['error']}", [])
+            case "saved":
+                self._ever = True
+                self._show(worker)
+                self._retire(worker)
+            case "say":
+                self._say(message["text"])
+
+    def _accept(self, worker: WorkerProcess, loaded: LoadedRules) -> None:
+        """It may run. What is new in it takes the place of what ran."""
+        before, self._broken = self._accepted, None
+        new = before is None or before.content != loaded.content
+        self._watch.follow(loaded.files, loaded.content)
+        if new:
+            self._said.clear()
+            self._former, self._accepted = before, loaded
+        elif sum(other.phase == "running" for other in self._workers) >= self._plan.workers:
+            worker.end(0.0)  # the file is again what it was
+            return
+        worker.enter("running")
+        activate = self._plan.activate or (new and before is not None)
+        worker.tell(resting=self._rest.names(), activate=activate, dead=self._dead)
+
+    def _show(self, worker: WorkerProcess) -> None:
+        """Show the rules once they are in force; one that another file owns never is."""
+        if worker.loaded and worker.loaded.content != self._shown_content:
+            self._shown_content = worker.loaded.content
+            self._shown(worker.loaded)
+
+    def _retire(self, worker: WorkerProcess) -> None:
+        """Its rules are in force: workers with those from before finish what they have begun."""
+        for other in self._workers:
+            if other.loaded and worker.loaded and other.loaded.content != worker.loaded.content:
+                other.end(self._plan.draining)
+
+    def _refuse(self, error: str, files: list[str]) -> None:
+        """The file cannot be loaded: what ran before goes on."""
+        self._watch.follow(files, self._watch.known)
+        self._watch.follow_folder()
+        self._not_before = time.monotonic() + RELOAD_RETRY_S
+        goes_on = "; the rules from before stay" if self._ever else "; nothing runs"
+        if self._broken != self._watch.known:
+            self._tell(f"{error}{goes_on}")
+        self._broken = self._watch.known
+
+    def _say(self, text: str) -> None:
+        """What several workers find is told once."""
+        if text not in self._said:
+            self._said.add(text)
+            self._tell(text)
+
+    def _ended(self, worker: WorkerProcess) -> None:
+        self._selector.unregister(worker.listener.descriptor)
+        self._workers.remove(worker)
+        if worker.phase != "ending" or worker.overdue:
+            self._died(worker)
+        worker.bury()
+
+    def _died(self, worker: WorkerProcess) -> None:
+        loading = worker.phase in ("loading", "loaded")
+        if loading and not self._sure:
+            told = f"{str(self._plan.file)!r} ended the process that loaded it: {worker.obituary()}"
+            self._refuse(told, [])
+            return
+        self._deaths = 0 if worker.spent > HEALTHY_RUN_S and not loading else self._deaths + 1
+        wait = compute_backoff(self._deaths, longest=MAX_RESTART_DELAY_S)
+        self._not_before = time.monotonic() + wait
+        self._tell(f"worker {worker.number} ended: {worker.obituary()}")
+        self._rest.blame(worker.claims)
+        self._dead = [*self._dead, *worker.holders][-MAX_DEAD_HOLDERS:]
+        self._send_rest()
+
+    def _pass(self, seconds: float) -> None:
+        for worker in self._workers:
+            worker.passed(seconds)
+            if worker.is_full(min(self._plan.full * 2.0**self._full, STEADY_RUN_S)):
+                self._replace_full(worker)
+        if self._rest.passed(seconds):
+            self._send_rest()
+
+    def _replace_full(self, worker: WorkerProcess) -> None:
+        """Let another worker take the place of one whose memory stays full."""
+        self._full = 0 if worker.spent > STEADY_RUN_S else self._full + 1
+        if "full" not in self._said:
+            self._said.add("full")
+            used, limit = (f"{(size or 0) / 2**30:.2f}" for size in (worker.used, self._plan.memory))
+            self._tell(
+                f"worker {worker.number} is replaced: it fills {used} of {limit} GiB; an evaluator keeps memory, or "
+                "its rules need more (--memory). Later replacements are not logged"
+            )
+        worker.end(self._plan.draining)
+
+    def _send_rest(self) -> None:
+        for worker in self._workers:
+            if worker.phase == "running":
+                worker.tell(resting=self._rest.names(), dead=self._dead)
+
+    def _look(self) -> None:
+        """Look at the files, and try what has changed beside what runs."""
+        if time.monotonic() < self._looked + FILE_CHECK_INTERVAL_S:
+            return
+        self._looked = time.monotonic()
+        if self._watch.away:
+            self._say(f"{str(self._plan.file)!r} is away; its rules stay as they are")
+        if self._watch.changed():
+            for worker in self._workers:
+                if worker.phase == "loading":
+                    worker.end(0.0)
+                    worker.kill()
+            self._not_before = 0.0
+            self._begin()
+
+    def _end(self) -> None:
+        """Ask all to end, and end them."""
+        for worker in self._workers:
+            worker.end(self._plan.ending)
+        last = time.monotonic()
+        while self._workers:
+            self._listen(TICK_S)
+            now = time.monotonic()
+            for worker in self._workers:
+                worker.passed(min(now - last, 5 * TICK_S))
+            last = now
+        self._selector.close()

@@ -1,0 +1,360 @@
+"""Worker process entry point: loads rules, sends heartbeats, restarts on changed API rules.
+
+It loads the file, says what is in it, waits to be told to go, and runs until it is told to end or the supervisor is
+gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias, cast
+
+import orjson
+
+from spanwise.collector import connect
+from spanwise.collector.errors import Refused, StoreError
+from spanwise.collector.records import Claim, ClaimResult, Decision, Rule, Target, WorkerReport, canonical_json
+from spanwise.collector.stores import Store
+from spanwise.evaluators.monitors.job_executor import Stuck
+from spanwise.evaluators.monitors.monitor_runtime import CLAIM_S, Monitor
+from spanwise.evaluators.monitors.monitored_rule import API_OWNER, REASON_UNSAVED, MonitoredRule
+from spanwise.evaluators.monitors.process_limits import WorkerMemory, memory_in_use, protect_process
+from spanwise.evaluators.monitors.rule_loading import (
+    BrokenRules,
+    content_digest,
+    describe_rules,
+    load,
+    rule_from_data,
+    source_files,
+)
+from spanwise.evaluators.monitors.worker_process import MessageSender
+
+
+def make_reporting_store(store: Store, teller: MessageSender, idle: Mapping[str, str]) -> Store:
+    """The same store. `idle` are rules for which nothing is done, and why: said in this worker's reports, too."""
+    return cast(Store, _ReportingStore(store, teller, idle))
+
+
+class _ReportingStore:
+    def __init__(self, store: Store, teller: MessageSender, idle: Mapping[str, str]) -> None:
+        self._store, self._teller, self._idle = store, teller, idle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def save_rule(self, *rules: Any, **options: Any) -> None:
+        self._store.save_rule(*rules, **options)
+        self._teller.tell("saved")
+
+    def claim(self, rule: str, *arguments: Any, **options: Any) -> list[Decision]:
+        rows = self._store.claim(rule, *arguments, **options)
+        if rows:
+            self._teller.tell("claimed", claims=[_claim_key(row) for row in rows])
+        return rows
+
+    def finish(self, *finishes: ClaimResult) -> list[str]:
+        came = self._store.finish(*finishes)
+        self._teller.tell("finished", claims=[_claim_key(finish.claim) for finish in finishes])
+        return came
+
+    def report(self, worker: WorkerReport) -> None:
+        idle = worker.data.get("idle")
+        mine = {**(idle if isinstance(idle, Mapping) else {}), **self._idle}
+        self._store.report(replace(worker, data={**worker.data, "idle": mine}))
+
+
+def _claim_key(of: Decision | Claim) -> tuple[str, str, str]:
+    return of.project, of.rule, _describe_target(of.target)
+
+
+def _describe_target(target: Target) -> str:
+    if target.session_id is not None:
+        return f"session {target.session_id}"
+    return f"trace {target.trace_id}" + (f", span {target.span_id}" if target.span_id else "")
+
+
+API_POLL_INTERVAL_S = 2.0  # seconds between two looks at the rules of the API
+EXIT_STUCK, EXIT_REFUSED, EXIT_MONITOR_FAILED = 75, 65, 70  # exit statuses
+
+MessageQueue: TypeAlias = "queue.SimpleQueue[Mapping[str, Any]]"
+
+
+class WorkerController:
+    """Runs a monitor of the rules that there are; when the API's become others, a new one takes its place.
+
+    `said` is what the supervisor says: `{"resting": [[project, rule]], …}` or `{"end": seconds}`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        own: Sequence[MonitoredRule],
+        *,
+        said: MessageQueue,
+        teller: MessageSender,
+        memory: WorkerMemory | None = None,
+    ) -> None:
+        self._own, self._said, self._teller, self._memory = own, said, teller, memory
+        self._logged: dict[str, str] = {}  # rules for which this worker does nothing, and why, as it was logged
+        self._idle: dict[str, str] = {}  # rules of the API that cannot be, and why
+        self._store = make_reporting_store(store, teller, self._idle)
+        self._dead: list[str] = []  # workers that have died, by the names of their leases
+        self._resting: set[tuple[str, str]] = set()
+        self._known: dict[
+            tuple[str, str, bytes], MonitoredRule | None
+        ] = {}  # of the API, by project, name and what it says
+
+    def run(self, first: Mapping[str, Any]) -> int:
+        """Until told to end; the exit status of this process."""
+        self._hear(first)
+        activate, claim_s = bool(first.get("activate")), first.get("claim_s")
+        of_api: list[MonitoredRule] = self._of_api([])
+        running = self._begin(of_api, claim_s, activate)
+        while "end" not in (message := self._next()) and running.alive:
+            if self._hear(message):
+                running.monitor.take_over(self._dead)
+            running.monitor.rest(self._resting)
+            self._log_idle(running.monitor.idle)
+            if (now := self._of_api(of_api)) != of_api:
+                of_api = now
+                running.end()
+                running = self._begin(of_api, claim_s)
+        running.end(message.get("end"))
+        return running.status
+
+    def _log_idle(self, idle: Mapping[str, str]) -> None:
+        """Log once for which rules this worker does nothing, and why; the supervisor logs each rest itself."""
+        resting = {name for _, name in self._resting}
+        now = {name: why for name, why in idle.items() if why != REASON_UNSAVED and name not in resting}
+        for name in sorted(name for name, why in now.items() if self._logged.get(name) != why):
+            self._teller.tell("say", text=f"rule {name!r} idles: {now[name]}")
+        self._logged = now
+
+    def _next(self) -> Mapping[str, Any]:
+        try:
+            return self._said.get(timeout=API_POLL_INTERVAL_S)
+        except queue.Empty:
+            return {}
+
+    def _hear(self, message: Mapping[str, Any]) -> bool:
+        """Note what the supervisor says; whether workers have died since."""
+        if "resting" in message:
+            self._resting = {(project, name) for project, name in message["resting"]}
+        before, self._dead = self._dead, message.get("dead", self._dead)
+        return self._dead != before
+
+    def _begin(self, of_api: Sequence[MonitoredRule], claim_s: float | None, activate: bool = False) -> _MonitorThread:
+        rules = [*self._own, *of_api]
+        monitor = Monitor(self._store, rules, activate=activate, claim_s=claim_s or CLAIM_S, memory=self._memory)
+        monitor.rest(self._resting)
+        monitor.take_over(self._dead)
+        self._teller.tell("holder", name=monitor.holder)
+        return _MonitorThread(monitor, self._teller)
+
+    def _of_api(self, before: list[MonitoredRule]) -> list[MonitoredRule]:
+        """Rules that came through the API, as they are now; while the store is away, as they were."""
+        try:
+            rules = [rule for rule in self._store.rules() if rule.owner == API_OWNER]
+        except StoreError:
+            return before
+        known = {(rule.project, rule.name, _rule_identity(rule)): rule for rule in rules}
+        self._known = {key: self._known[key] if key in self._known else self._made(rule) for key, rule in known.items()}
+        for name in self._idle.keys() - {rule.name for rule in rules}:
+            del self._idle[name]
+        return [made for made in self._known.values() if made is not None]
+
+    def _made(self, rule: Rule) -> MonitoredRule | None:
+        try:
+            made = rule_from_data(rule)
+        except ValueError as error:
+            self._idle[rule.name] = str(error)
+            self._teller.tell("say", text=f"rule {rule.name!r} idles: {error}")
+            return None
+        self._idle.pop(rule.name, None)
+        where = " and ".join(describe_rules([made])[0]["where"])
+        self._teller.tell("say", text=f"rule {rule.name!r} came through the API{where and f'; text goes to {where}'}")
+        return made
+
+
+def _rule_identity(rule: Rule) -> bytes:
+    """What makes it another one for this process; the rest the monitor asks the store for."""
+    return canonical_json([rule.version, rule.target, rule.kind, rule.scope, dict(rule.filter), list(rule.evaluators)])
+
+
+class _MonitorThread:
+    """A monitor in a thread of its own, so that signals and the supervisor are heard meanwhile."""
+
+    def __init__(self, monitor: Monitor, teller: MessageSender) -> None:
+        self.monitor, self._teller = monitor, teller
+        self.status = 0
+        self._thread = threading.Thread(target=self._run, name="spanwise-monitor", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it goes on."""
+        return self._thread.is_alive()
+
+    def end(self, seconds: float | None = None) -> None:
+        """Let it give back what it holds, after it had so many seconds to finish it."""
+        self.monitor.stop(seconds)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.monitor.run()
+        except Stuck as error:
+            self.status = EXIT_STUCK
+            self._teller.tell("say", text=str(error))
+        except Refused as error:
+            self.status = EXIT_REFUSED
+            self._teller.tell("refused", error=str(error))
+        except BaseException as error:
+            self.status = EXIT_MONITOR_FAILED
+            self._teller.tell("say", text=f"a worker failed: {''.join(traceback.format_exception(error, limit=-3))}")
+
+
+HEARTBEAT_INTERVAL_S = 1.0  # seconds
+EXIT_BROKEN_RULES, EXIT_WORKER_FAILED = 64, 70  # exit statuses
+
+_END_MESSAGE: Mapping[str, Any] = {"end": None}  # as long as the monitor likes
+
+
+def main() -> None:
+    """Run until told to end. The process ends here whatever threads are left."""
+    given = _parse_arguments()
+    teller = MessageSender(given.report)
+    os.set_inheritable(given.report, False)
+    os.set_inheritable(given.line, False)
+    protect_process(given.report, given.memory)
+    said: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+    memory = WorkerMemory(given.memory)
+    _start_thread(_send_heartbeats, teller, memory)
+    _start_thread(_receive_messages, given.line, said, given.ending)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: said.put(_END_MESSAGE))
+    try:
+        status = _run_rules(given, teller, said, memory)
+    except BaseException:  # nothing of this process's may end it without a word
+        teller.tell("say", text=f"a worker failed: {traceback.format_exc(limit=-3)}")
+        status = EXIT_WORKER_FAILED
+    _exit_now(status)
+
+
+def _run_rules(
+    given: argparse.Namespace, teller: MessageSender, said: queue.SimpleQueue[Mapping[str, Any]], memory: WorkerMemory
+) -> int:
+    rules = _load_rules(given.file, given.url, teller)
+    if rules is None:
+        return EXIT_BROKEN_RULES
+    memory.rules_are_loaded()
+    first = said.get()
+    if "end" in first:
+        return 0
+    conduct = WorkerController(connect(given.url), rules, said=said, teller=teller, memory=memory)
+    return conduct.run({**first, "claim_s": given.claim})
+
+
+def _load_rules(file: Path, url: str, teller: MessageSender) -> list[MonitoredRule] | None:
+    """The rules, of which the supervisor is told; None where there are none."""
+    try:
+        rules = load(file)
+    except BrokenRules as error:
+        told = _error_line(error, file)
+        _report_file(url, file, told)
+        teller.tell("broken", error=told, files=source_files(file))
+        return None
+    _report_file(url, file, None)
+    files = source_files(file)
+    longest = max(rule.record.settings.timeout_s for rule in rules)
+    teller.tell("loaded", rules=describe_rules(rules), files=files, content=content_digest(files), longest=longest)
+    return rules
+
+
+def _report_file(url: str, file: Path, broken: str | None) -> None:
+    """Tell the store whether the file loads: a rule that no worker runs says so."""
+    data = {"file": file.as_posix(), "broken": broken}
+    with suppress(StoreError), closing(connect(url)) as store:
+        store.report(WorkerReport(holder=f"{socket.gethostname()} {file}", project="default", rules={}, data=data))
+
+
+def _error_line(error: BrokenRules, file: Path) -> str:
+    """What is wrong, in one line, and in which line of the user's files."""
+    cause = error.__cause__
+    told = str(error).splitlines()[0]
+    if cause is None:
+        return told
+    if isinstance(cause, SyntaxError):  # which says where
+        return told
+    folder = file.parent.resolve()
+    frames = [
+        frame for frame in _traceback_frames(cause.__traceback__) if Path(frame[0]).resolve().is_relative_to(folder)
+    ]
+    return f"{told} ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else told
+
+
+def _traceback_frames(trace: TracebackType | None) -> list[tuple[str, int]]:
+    return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(trace)]
+
+
+def _send_heartbeats(teller: MessageSender, memory: WorkerMemory) -> None:
+    """Tell the supervisor that this process lives, and how full it is.
+
+    No message comes while something keeps all threads of this process from running.
+    """
+    never = threading.Event()
+    while not never.wait(HEARTBEAT_INTERVAL_S):
+        with suppress(MemoryError):
+            teller.tell("beat", used=memory_in_use(), deferred=memory.deferred)
+
+
+def _receive_messages(line: int, said: queue.SimpleQueue[Mapping[str, Any]], ending: float) -> None:
+    """What the supervisor says; once he is gone, this process ends."""
+    with open(line, "rb", closefd=False) as lines:
+        for each in lines:
+            said.put(orjson.loads(each))
+    said.put(_END_MESSAGE)
+    threading.Event().wait(ending)
+    os._exit(0)
+
+
+def _start_thread(what: Any, *arguments: Any) -> None:
+    threading.Thread(target=what, args=arguments, name=f"spanwise-{what.__name__.strip('_')}", daemon=True).start()
+
+
+def _exit_now(status: int) -> None:
+    """End at once: threads of evaluators that hang would keep the process for ever."""
+    from spanwise.tracer import flush
+
+    flush(1.0)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="spanwise.evaluators.monitors.worker")
+    parser.add_argument("--file", type=Path, required=True)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--report", type=int, required=True)
+    parser.add_argument("--line", type=int, required=True)
+    parser.add_argument("--ending", type=float, required=True)
+    parser.add_argument("--memory", type=int)
+    parser.add_argument("--claim", type=float)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

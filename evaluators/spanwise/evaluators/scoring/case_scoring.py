@@ -1,0 +1,285 @@
+"""Evaluators applied to cases: `score`, batches for models, threads and the event loop.
+
+It gives only outcomes: whatever an evaluator raises is an error of its own, and no other feedback is lost for it. What
+ends everything (see `ends_the_run`) is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import count
+from os import PathLike
+from typing import Any, NamedTuple, TypeAlias
+
+from spanwise.collector.records import Case, Example, Feedback, Target, Trace
+from spanwise.collector.stores import TraceStore
+from spanwise.evaluators.interface import (
+    AwaitFunction,
+    Batch,
+    Evaluator,
+    as_evaluator,
+    claim_keys,
+    is_interruption,
+    list_declared_keys,
+    make_loop_waiter,
+    make_untraced_target,
+    run_coroutine,
+    run_in_thread,
+)
+from spanwise.evaluators.scoring.case_builder import load_turns, make_case, normalize_case
+
+StoreLocation: TypeAlias = "TraceStore | str | PathLike[str] | None"
+
+
+async def ascore(
+    evaluator: Any,
+    on: Trace | Case | Sequence[Case] | None = None,
+    *,
+    example: Example | None = None,
+    session: str | None = None,
+    store: StoreLocation = None,
+    **fields: Any,
+) -> list[Feedback]:
+    """As `score`, from async code."""
+    judge = as_evaluator(evaluator)
+    if session is not None:
+        return await _score_session(judge, on, session, store, example, fields)
+    if store is not None:
+        raise TypeError("a store is where a session is: score(…, session=id, store=…)")
+    if judge.summary:
+        return await judge.evaluate_set(_input_cases(on, fields), make_untraced_target())
+    case = _input_case(on, example, fields)
+    target = Target(trace_id=case.trace.trace_id) if case.trace else make_untraced_target()
+    if isinstance(on, Trace) and "outputs" not in fields and (skipped := skip_failed(judge, case, target)):
+        return skipped
+    return (await judge.evaluate_batch([case], [target]))[0]
+
+
+def score(
+    evaluator: Any,
+    on: Trace | Case | Sequence[Case] | None = None,
+    *,
+    example: Example | None = None,
+    session: str | None = None,
+    store: StoreLocation = None,
+    **fields: Any,
+) -> list[Feedback]:
+    """What one evaluator says of a trace, a case, or values: `score(get_evaluator("exact"), outputs="a", reference_outputs="b")`.
+
+    `fields` are those of `Case`, or Databricks' columns (`request`, `response`, …); over a trace they take precedence.
+    The evaluator sees them as in `evaluate()`, as plain values: a model as a dict, numpy's numbers as Python's. A
+    set-level evaluator takes a list of cases, or a list per field. With `session`, the id of one, it sees the last
+    turn, and all turns as `history`; the feedback is about the session. It is read from `store` (None: see
+    `spanwise.collector.connect`). Nothing is stored: `store.add_feedback(…)` does that.
+    Never raises for what the evaluator does; raises `TypeError` when `evaluator` is none, and for fields that are
+    none, `ValueError` for lists of unequal length, `NotFound` for a session without traces.
+    """
+    return run_coroutine(ascore(evaluator, on, example=example, session=session, store=store, **fields))
+
+
+async def _score_session(
+    judge: Evaluator, on: Any, session: str, store: StoreLocation, example: Example | None, fields: dict[str, Any]
+) -> list[Feedback]:
+    if on is not None or judge.summary:
+        what = "an evaluator of a set looks at cases" if judge.summary else "a trace or a case stands for itself"
+        raise TypeError(f"session={session!r} is what an evaluator of single cases looks at: {what}")
+    turns = await asyncio.to_thread(load_turns, session, store)
+    target = Target(session_id=session)
+    return (await judge.evaluate_batch([normalize_case(make_case(turns, example, **fields))], [target]))[0]
+
+
+def _input_case(on: Any, example: Example | None, fields: dict[str, Any]) -> Case:
+    if isinstance(on, Case):
+        return normalize_case(on)
+    if on is None or isinstance(on, Trace):
+        return normalize_case(make_case(on, example, **fields))
+    raise TypeError(f"an evaluator of single cases looks at a trace, a case or values, not {on!r:.200}")
+
+
+def _input_cases(on: Any, columns: dict[str, Any]) -> list[Case]:
+    if on is not None:
+        return [_input_case(member, None, {}) for member in ([on] if isinstance(on, Trace | Case) else on)]
+    listed = {name: _require_column(name, column) for name, column in columns.items() if column is not None}
+    lengths = {name: len(column) for name, column in listed.items()}
+    if len(set(lengths.values())) > 1:
+        counted = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        raise ValueError(f"a set has as many of each: {counted} were given")
+    rows = zip(*listed.values(), strict=True)
+    return [_input_case(None, None, dict(zip(listed, row, strict=True))) for row in rows]
+
+
+def _require_column(name: str, column: Any) -> list[Any]:
+    """A field of many cases. Raises `TypeError` for what is one value, such as a text, or has no order."""
+    if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
+        raise TypeError(f"an evaluator of a set takes a list per field, not {name}={column!r:.200}")
+    return list(column)
+
+
+_FAILURE_FIELDS = frozenset(
+    {"run", "root_run", "trace", "case"}
+)  # evaluators that ask for these can judge a failed run
+
+
+class CaseScorer:
+    """A set of evaluators of single cases, sorted by where they run. `only` names those of them that are to look."""
+
+    def __init__(self, evaluators: Sequence[Evaluator], batch_size: int = 32) -> None:
+        self._batchers = {judge.key: CaseBatcher(judge, batch_size) for judge in evaluators if is_batch(judge)}
+        self._plain = tuple(judge for judge in evaluators if judge.plain)
+        self._others = tuple(judge for judge in evaluators if not judge.plain)
+        self.has_later = bool(self._others)
+        self._owners = list_declared_keys(evaluators)
+        self._returned: set[str] = set()  # keys of plain ones that have come back once
+        self._looked = {judge.key: count(1) for judge in evaluators if judge.max_cases is not None}
+
+    def here(
+        self, case: Case, target: Target, wait: AwaitFunction, only: Sequence[Evaluator] | None = None
+    ) -> list[Feedback]:
+        """What the plain evaluators say, on this thread; `wait` gets what has to be awaited."""
+        feedback: list[Feedback] = []
+        for evaluator in _select_evaluators(self._plain, only):
+            left_out = self._left_out(evaluator, case, target)
+            said = left_out or evaluator.evaluate_here(case, target, wait)
+            feedback += claim_keys(self._owners, evaluator, said, target)
+        return feedback
+
+    async def on_loop(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
+        """What the plain evaluators say, on the loop; those that turn out slow move to threads."""
+        feedback: list[Feedback] = []
+        for evaluator in _select_evaluators(self._plain, only):
+            said = self._left_out(evaluator, case, target) or await self._tried(evaluator, case, target)
+            feedback += claim_keys(self._owners, evaluator, said, target)
+        return feedback
+
+    async def later(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
+        """What all others say, at the same time."""
+        evaluators = _select_evaluators(self._others, only)
+        looking = (self._one(evaluator, case, target) for evaluator in evaluators)
+        outcomes = await asyncio.gather(*looking, return_exceptions=True)
+        feedback: list[Feedback] = []
+        for evaluator, outcome in zip(evaluators, outcomes, strict=True):
+            feedback += claim_keys(self._owners, evaluator, evaluator.settled(outcome, target), target)
+        return feedback
+
+    async def _tried(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
+        """The first time on a thread: one that hangs would hold up the loop, and Ctrl-C with it."""
+        if evaluator.key in self._returned:
+            return await evaluator.evaluate(case, target)
+        wait = make_loop_waiter(asyncio.get_running_loop())
+        feedback: list[Feedback] = await run_in_thread(lambda: evaluator.evaluate_here(case, target, wait))
+        self._returned.add(evaluator.key)
+        return feedback
+
+    async def _one(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
+        if left_out := self._left_out(evaluator, case, target):
+            return left_out
+        batcher = self._batchers.get(evaluator.key)
+        return await (evaluator.evaluate(case, target) if batcher is None else batcher.score(case, target))
+
+    def _left_out(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback] | None:
+        """Skips, when the task failed or the evaluator has looked at as many runs as it may."""
+        if failed := skip_failed(evaluator, case, target):
+            return failed
+        if evaluator.max_cases is None or next(self._looked[evaluator.key]) <= evaluator.max_cases:
+            return None
+        return evaluator.make.skip(target, f"it has looked at {evaluator.max_cases} cases (max_dataset_rows)")
+
+
+def skip_failed(evaluator: Evaluator, case: Case, target: Target) -> list[Feedback] | None:
+    """Return skips when the task failed, or was cancelled without outputs, and the evaluator judges its outputs."""
+    run = case.run
+    cancelled = run is not None and run.status == "cancelled" and run.outputs is None
+    if run is None or not (cancelled or run.status == "error"):
+        return None
+    if _FAILURE_FIELDS & set(evaluator.needs) or "outputs" in evaluator.uses:
+        return None
+    reason = "the run was cancelled before it returned" if cancelled else f"the task failed: {run.error or 'error'}"
+    return evaluator.make.skip(target, reason)
+
+
+def _select_evaluators(evaluators: Sequence[Evaluator], only: Sequence[Evaluator] | None) -> Sequence[Evaluator]:
+    return evaluators if only is None else [judge for judge in evaluators if judge in only]
+
+
+IDLE_S = 0.02  # seconds that a batch waits for more
+
+FeedbackFuture: TypeAlias = "asyncio.Future[list[Feedback]]"
+
+
+class WaitingCase(NamedTuple):
+    """A case that waits for its batch, and where its feedback goes."""
+
+    case: Case
+    target: Target
+    outcome: FeedbackFuture
+
+
+def is_batch(evaluator: Evaluator) -> bool:
+    """Whether an evaluator scores many cases better together."""
+    return isinstance(evaluator.function, Batch)
+
+
+class CaseBatcher:
+    """Gathers cases for one evaluator: full batches of `size`, or what came within `IDLE` seconds."""
+
+    def __init__(self, evaluator: Evaluator, size: int) -> None:
+        self._evaluator = evaluator
+        self._size = size
+        self._waiting: list[WaitingCase] = []
+        self._one_at_a_time = asyncio.Lock()  # two batches at once would only share the model's threads
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def score(self, case: Case, target: Target) -> list[Feedback]:
+        """The feedback on one case, when its batch is done."""
+        loop = asyncio.get_running_loop()
+        outcome: FeedbackFuture = loop.create_future()
+        self._waiting.append(WaitingCase(case, target, outcome))
+        if len(self._waiting) >= self._size:
+            self._start()
+        elif self._timer is None:
+            self._timer = loop.call_later(IDLE_S, self._start)
+        return await outcome
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        task = asyncio.get_running_loop().create_task(self._flush())
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def _flush(self) -> None:
+        async with self._one_at_a_time:
+            batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
+            if batch:
+                await self._settle(batch)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Start the next batch for those that still wait, however this one ended: it may have been cancelled."""
+        self._running.discard(task)
+        self._waiting = [one for one in self._waiting if not one.outcome.done()]
+        if self._waiting and not self._running and self._timer is None:
+            self._start()
+
+    async def _settle(self, batch: Sequence[WaitingCase]) -> None:
+        """Give every case of a batch its outcome, whatever happens: nobody else will."""
+        cases, targets, outcomes = zip(*batch, strict=True)
+        try:
+            feedback = await self._evaluator.evaluate_batch(cases, targets)
+        except BaseException as error:
+            _cancel_outcomes(outcomes, error)
+            if is_interruption(error):
+                raise
+            return
+        for outcome, of_case in zip(outcomes, feedback, strict=True):
+            if not outcome.done():
+                outcome.set_result(of_case)
+
+
+def _cancel_outcomes(outcomes: Sequence[FeedbackFuture], error: BaseException) -> None:
+    """What ends the run ends the wait."""
+    for outcome in outcomes:
+        if not outcome.done():
+            outcome.cancel(f"the batch was not scored: {type(error).__name__}")

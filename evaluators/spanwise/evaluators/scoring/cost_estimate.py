@@ -1,0 +1,140 @@
+"""Cost estimate: calls, tokens and price of judges over cases, without asking them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spanwise.collector.records import Case, Example, Feedback, Target, Trace
+from spanwise.evaluators.interface import (
+    DiscardedJudgements,
+    Evaluator,
+    as_evaluator,
+    make_untraced_target,
+    run_coroutine,
+    use_judge_context,
+)
+from spanwise.evaluators.scoring.case_builder import make_case, normalize_case
+
+if TYPE_CHECKING:
+    from spanwise.evaluators.judges import Judge
+    from spanwise.evaluators.judges.llm_client.judge_dry_run import DryRunCounts, JudgeDryRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Of evaluators over cases, by evaluator's key and together; `skipped` are cases that lack what it needs, `errors`
+    what an evaluator raises before it asks anything.
+
+    `where` says to whom text would go. Printed, it is a line for each evaluator and one for all.
+    """
+
+    by_evaluator: Mapping[str, DryRunCounts]
+    skipped: Mapping[str, int]
+    errors: Mapping[str, str]
+    where: tuple[str, ...]
+    cases: int
+
+    @property
+    def total(self) -> DryRunCounts:
+        """Of all evaluators."""
+        return _sum_counts(self.by_evaluator.values())
+
+    def __str__(self) -> str:
+        lines = [
+            f"{key}: {_describe_counts(counted, self.skipped[key], self.errors.get(key))}"
+            for key, counted in self.by_evaluator.items()
+        ]
+        to = f", to {' and '.join(self.where)}" if self.where else ""
+        return "\n".join([*lines, f"together, over {self.cases} cases: {_describe_counts(self.total)}{to}"])
+
+
+def estimate(evaluators: Any, cases: Iterable[Any], *, repetitions: int = 1) -> Estimate:
+    """What `score` or `evaluate` would ask judges, and what it would cost; nobody is asked, and nothing is stored.
+
+    `cases` are cases, traces, dicts of a case's fields, or examples, whose reference outputs stand for the outputs that
+    no task has made yet. Evaluators without a judge cost nothing and are left out; those that ask several questions
+    are led through them with made-up answers. Answers that the cache holds are counted as such.
+    Raises `NoJudge` for an evaluator whose judge is not named.
+    """
+    given = [evaluators] if isinstance(evaluators, str) or callable(evaluators) else list(evaluators)
+    judged = {each.key: each for each in map(as_evaluator, given) if find_judges(each)}
+    for each in judged.values():
+        for judge in find_judges(each):
+            if not judge.model:  # a key is not asked for: nobody is asked
+                judge.check()
+    return run_coroutine(_estimate_evaluators(judged, [_to_case(case) for case in cases], repetitions))
+
+
+def find_judges(evaluator: Evaluator) -> list[Judge]:
+    """The judges that an evaluator holds, also in lists of them."""
+    from spanwise.evaluators.judges import Judge
+
+    function = evaluator.function
+    names = {name for kind in type(function).__mro__ for name in getattr(kind, "__slots__", ())}
+    values = [getattr(function, name, None) for name in {*names, *getattr(function, "__dict__", {})}]
+    flat = [each for value in values for each in (value if isinstance(value, list | tuple) else (value,))]
+    return list({id(each): each for each in flat if isinstance(each, Judge)}.values())
+
+
+async def _estimate_evaluators(evaluators: Mapping[str, Evaluator], cases: list[Case], repetitions: int) -> Estimate:
+    counted, skipped, errors = {}, {}, {}
+    for key, evaluator in evaluators.items():
+        of_cases = [await _estimate_case(evaluator, case, place) for place in range(repetitions) for case in cases]
+        counted[key] = _sum_counts(each for each, _ in of_cases)
+        first_time = [said for _, said in of_cases[: len(cases)]]
+        skipped[key] = sum(said is not None and said.outcome == "skip" for said in first_time)
+        error = next((said.error for said in first_time if said is not None and said.outcome == "error"), None)
+        if error is not None:
+            errors[key] = error
+    where = {judge.where: None for evaluator in evaluators.values() for judge in find_judges(evaluator)}
+    return Estimate(by_evaluator=counted, skipped=skipped, errors=errors, where=tuple(where), cases=len(cases))
+
+
+async def _estimate_case(evaluator: Evaluator, case: Case, repetition: int) -> tuple[DryRunCounts, Feedback | None]:
+    """What one case takes at most, and what is said where nothing is asked."""
+    from spanwise.evaluators.judges.llm_client.judge_dry_run import JudgeDryRun
+
+    outcomes = [await _rehearse_case(evaluator, case, repetition, JudgeDryRun(label)) for label in (0, -1)]
+    return max(outcomes, key=lambda outcome: outcome[0].calls)
+
+
+async def _rehearse_case(
+    evaluator: Evaluator, case: Case, repetition: int, rehearsal: JudgeDryRun
+) -> tuple[DryRunCounts, Feedback | None]:
+    from spanwise.evaluators.judges.llm_client.judge_dry_run import use_dry_run
+
+    target = Target(trace_id=case.trace.trace_id) if case.trace else make_untraced_target()
+    with use_dry_run(rehearsal), use_judge_context(judgements=DiscardedJudgements(), repetition=repetition):
+        feedback: list[Feedback] = await evaluator.evaluate(case, target)
+    asked = rehearsal.counted.calls or rehearsal.counted.cached
+    return rehearsal.counted, None if asked or not feedback else feedback[0]
+
+
+def _sum_counts(several: Iterable[DryRunCounts]) -> DryRunCounts:
+    from spanwise.evaluators.judges.llm_client.judge_dry_run import DryRunCounts
+
+    return sum(several, DryRunCounts())
+
+
+def _to_case(given: Any) -> Case:
+    if isinstance(given, Case):
+        return normalize_case(given)
+    if isinstance(given, Trace):
+        return normalize_case(make_case(given))
+    if isinstance(given, Example):
+        return normalize_case(make_case(None, given, outputs=given.reference_outputs))
+    if isinstance(given, Mapping):
+        return normalize_case(make_case(None, **given))
+    raise TypeError(f"cases are cases, traces, examples or dicts of a case's fields, not {given!r:.200}")
+
+
+def _describe_counts(counted: DryRunCounts, skipped: int = 0, error: str | None = None) -> str:
+    usd = "price unknown"
+    if counted.usd is not None and counted.usd_at_most is not None:
+        usd = f"about ${counted.usd:.4f}, ${counted.usd_at_most:.4f} at most"
+    cached = f", {counted.cached} answers from the cache" if counted.cached else ""
+    lacking = f", {skipped} cases skipped" if skipped else ""
+    failed = f", error: {error}" if error is not None else ""
+    return f"{counted.calls} calls, about {counted.input_tokens} tokens of input, {usd}{cached}{lacking}{failed}"

@@ -1,0 +1,479 @@
+"""Calibration of judges against human feedback: agreement, biases, prediction-powered mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain
+from math import sqrt
+from statistics import fmean, median, variance
+from typing import Any
+
+from spanwise.collector import connect
+from spanwise.collector.filters import Filter
+from spanwise.collector.records import Feedback, Target, Trace, iterate_pages
+from spanwise.collector.statistics import (
+    Agreement,
+    CorrectedMean,
+    JudgeCheck,
+    LabelledCase,
+    Value,
+    check_judge,
+    estimate_ppi_mean,
+    get_feedback_value,
+    measure_agreement,
+    t_quantile,
+)
+from spanwise.collector.stores import Store, list_human_feedback, list_judge_scores
+from spanwise.evaluators.interface import Evaluator, as_evaluator, run_coroutine
+from spanwise.evaluators.scoring.case_builder import make_case
+from spanwise.evaluators.scoring.case_scoring import ascore
+
+TRACES_PER_BATCH = 50  # traces read, and judged, together
+_EXAMPLE_FIELDS = ("inputs", "outputs", "reference_outputs", "history")  # by which a case is known as an example
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bias:
+    """How far the judge is above people on average (`difference`, with its 95 % interval), and on how many cases.
+
+    Of two halves of the cases: how much farther above it is on the second. None where one case, or none, is left.
+    """
+
+    what: str
+    n: int
+    difference: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        there = not self.low <= 0 <= self.high
+        said = f"{self.difference:+.2g} ({self.low:+.2g} to {self.high:+.2g}, {self.n} cases)"
+        return f"{self.what}: {said}{'' if there else ', no more than chance'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A case on which the judge and people differ. `why` is the judge's rationale, `said` what people wrote."""
+
+    target: Target
+    judged: Value
+    people: Value
+    why: str | None
+    said: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """One version of a judge against people's votes under `votes_key` (None: votes that were given).
+
+    `agreement` holds the share, kappa with its interval, and the confusion matrix; `differing` the cases where the two
+    differ, farthest first. `undecided`, `failed`, `skipped`, `unjudged` and `examples` count the voted targets that are
+    not in it: people differ evenly; the judge failed, skipped, or has not spoken; the case is an example of its prompt.
+    `among` is the share of pairs of people who agree with each other. `length` and `position` are biases: judges
+    tend to like what is long, and what comes first.
+    """
+
+    key: str
+    version: str | None
+    votes_key: str | None
+    agreement: Agreement
+    differing: tuple[Difference, ...]
+    bias: Bias | None
+    length: Bias | None
+    position: Bias | None
+    among: float | None
+    undecided: int
+    failed: int
+    skipped: int
+    unjudged: int
+    examples: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        confusion = [[*pair, count] for pair, count in self.agreement.confusion.items()]
+        return {**asdict(self), "agreement": {**asdict(self.agreement), "confusion": confusion}}
+
+    def __repr__(self) -> str:
+        return f"<Calibration {self.key!r} {self.version or ''}: {self.agreement}>"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.key}{f', version {self.version}' if self.version else ''}: {self.agreement}"
+        if self.agreement.kappa is not None and self.agreement.low is not None:
+            weighted = " (weighted by squared distance)" * self.agreement.weighted
+            yield f"κ {self.agreement.kappa:.2f}, 95 %: {self.agreement.low:.2f} to {self.agreement.high:.2f}{weighted}"
+        yield from _format_matrix(self.agreement.confusion)
+        yield from (str(bias) for bias in (self.bias, self.length, self.position) if bias)
+        if self.among is not None:
+            yield f"people agree with each other {self.among:.0%}"
+        if self.differing:
+            yield f"{len(self.differing)} cases differ: `.differing`"
+        counts = {
+            "undecided: people differ evenly": self.undecided,
+            "the judge failed": self.failed,
+            "the judge skipped": self.skipped,
+            "not judged by this version": self.unjudged,
+            "examples of the prompt": self.examples,
+        }
+        if left_out := [f"{count} {what}" for what, count in counts.items() if count]:
+            yield f"left out: {'; '.join(left_out)}"
+
+
+def calibrate(
+    judge: Any,
+    votes: str | Iterable[Feedback] | None = None,
+    *,
+    store: Store | str | None = None,
+    version: str | None = None,
+    missing: bool = False,
+) -> Calibration:
+    """Compare a judge with people, over the cases on which there are votes.
+
+    `judge` is an evaluator, the key of its feedback, or a list of its feedback; `votes` the key of people's feedback
+    (None: the judge's own), or a list of feedback. They are paired by target: the same trace, span, session. Of a judge
+    the version of the evaluator counts, else the newest, or `version`; so each version has a calibration of its own.
+    With `missing` an evaluator judges what it has not, and that is kept. `store`: as `connect()` finds it.
+
+    Raises `ValueError` where there are no votes, or no evaluator to judge what is missing.
+    """
+    evaluator = None if isinstance(judge, str | list | tuple) else as_evaluator(judge)
+    if missing and evaluator is None:
+        raise ValueError(f"only an evaluator can judge what is missing, not {judge!r:.100}")
+    key = judge_feedback_key(judge, evaluator)
+    votes_key = votes if isinstance(votes, str) else key if votes is None else None
+    with open_optional_store(store, needed=not isinstance(judge, list | tuple) or votes_key is not None) as at:
+        given = load_labels(at, votes, votes_key)
+        checked = match_labels(at, judge, key, given, evaluator, version=version, missing=missing)
+        seen = dict(_case_texts(at, checked.pairs)) if at else {}
+    return _make_calibration(key, votes_key, checked, seen, evaluator)
+
+
+def judge_feedback_key(judge: Any, evaluator: Evaluator | None) -> str:
+    """The key of a judge's feedback. Raises `ValueError` for a list that is of no key, or of several."""
+    if evaluator is not None:
+        return evaluator.key
+    if isinstance(judge, str):
+        return judge
+    keys = {row.key for row in judge}
+    if len(keys) != 1:
+        raise ValueError(f"a judge's feedback has one key, not {sorted(keys)!r:.200}")
+    return str(keys.pop())
+
+
+@contextmanager
+def open_optional_store(store: Store | str | None, *, needed: bool = True) -> Iterator[Store | None]:
+    """The store that is given, or that `connect` finds, which is closed again; None where none is given or needed."""
+    if store is not None and not isinstance(store, str):
+        yield store
+        return
+    if store is None and not needed:
+        yield None
+        return
+    found = connect(store)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def load_labels(store: Store | None, votes: Any, key: str | None) -> list[Feedback]:
+    given = list(votes) if key is None else list_human_feedback(store, key) if store else []
+    if not given:
+        where = f" under {key!r} in {store.where}" if key and store else ""
+        raise ValueError(f"there are no votes of people{where}: `spanwise judges label` asks for some")
+    return given
+
+
+def match_labels(
+    store: Store | None,
+    judge: Any,
+    key: str,
+    votes: Sequence[Feedback],
+    evaluator: Evaluator | None,
+    *,
+    version: str | None,
+    missing: bool,
+) -> JudgeCheck:
+    """Votes beside what a judge said of the same: a list of its feedback, else what the store has under its key, and
+    with `missing` more of it.
+    """
+    wanted = version or (evaluator.version if evaluator else None)
+    source = evaluator.make.source if evaluator else "model"
+
+    def said() -> Iterable[Feedback]:
+        if isinstance(judge, list | tuple):
+            return judge
+        return list_judge_scores(store, key, [vote.target for vote in votes], source) if store else ()
+
+    checked = check_judge(said(), votes, wanted)
+    if missing and evaluator and checked.unjudged and store:
+        _judge_missing(store, evaluator, checked.unjudged)
+        checked = check_judge(said(), votes, wanted)
+    return checked
+
+
+def _judge_missing(store: Store, evaluator: Evaluator, targets: Sequence[Target]) -> None:
+    """Let the judge look at the voted traces that it has not judged, some at a time, and keep what it says."""
+    ids = list(dict.fromkeys(target.trace_id for target in targets if target.trace_id and target.span_id is None))
+    for place in range(0, len(ids), TRACES_PER_BATCH):
+        store.add_feedback(run_coroutine(_score_traces(evaluator, store.many(ids[place : place + TRACES_PER_BATCH]))))
+
+
+async def _score_traces(evaluator: Evaluator, traces: Sequence[Trace]) -> list[Feedback]:
+    said = await asyncio.gather(*(ascore(evaluator, trace) for trace in traces))
+    return [feedback for rows in said for feedback in rows]
+
+
+def _case_texts(store: Store, pairs: Sequence[LabelledCase]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Per trace id what an example of a prompt may show of it, and how long its answer is."""
+    ids = list(dict.fromkeys(pair.target.trace_id for pair in pairs if pair.target.trace_id))
+    for place in range(0, len(ids), TRACES_PER_BATCH):
+        for trace in store.many(ids[place : place + TRACES_PER_BATCH]):
+            case = make_case(trace)
+            fields = {name: _stripped_text(getattr(case, name)) for name in _EXAMPLE_FIELDS}
+            yield trace.trace_id, {**fields, "length": len(fields["outputs"])}
+
+
+def _make_calibration(
+    key: str, votes_key: str | None, checked: JudgeCheck, seen: Mapping[str, Mapping[str, Any]], judge: Evaluator | None
+) -> Calibration:
+    shown = [dict(example) for example in getattr(judge.function, "examples", None) or ()] if judge else []
+    pairs = [pair for pair in checked.pairs if not _is_example(seen.get(pair.target.trace_id or ""), shown)]
+    return Calibration(
+        key=key,
+        version=checked.version,
+        votes_key=votes_key,
+        agreement=measure_agreement([(pair.judged, pair.people) for pair in pairs]),
+        differing=tuple(_list_differences(pairs)),
+        bias=_measure_bias("the judge above people", [gap for pair in pairs if (gap := _score_gap(pair)) is not None]),
+        length=_length_bias(pairs, seen),
+        position=_position_bias(pairs),
+        among=checked.among,
+        undecided=checked.undecided,
+        failed=checked.failed,
+        skipped=checked.skipped,
+        unjudged=len(checked.unjudged),
+        examples=len(checked.pairs) - len(pairs),
+    )
+
+
+def _is_example(case: Mapping[str, Any] | None, examples: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all that an example shows of what was asked and answered is that of the case."""
+    if case is None:
+        return False
+    shown = (
+        {name: _stripped_text(example[name]) for name in _EXAMPLE_FIELDS if name in example} for example in examples
+    )
+    return any(fields and all(case[name] == text for name, text in fields.items()) for fields in shown)
+
+
+def _stripped_text(value: Any) -> str:
+    if isinstance(value, Mapping) and len(value) == 1:
+        value = next(iter(value.values()))
+    return value.strip() if isinstance(value, str) else "" if value is None else repr(value)
+
+
+def _score_gap(pair: LabelledCase) -> float | None:
+    if isinstance(pair.judged, str) or isinstance(pair.people, str):
+        return None
+    return pair.judged - pair.people
+
+
+def _list_differences(pairs: Sequence[LabelledCase]) -> list[Difference]:
+    differing = [pair for pair in pairs if (pair.judged != pair.people if (gap := _score_gap(pair)) is None else gap)]
+    differing.sort(key=lambda pair: -abs(_score_gap(pair) or 0.0))
+    return [
+        Difference(
+            target=pair.target,
+            judged=pair.judged,
+            people=pair.people,
+            why=pair.judge.comment,
+            said="; ".join(vote.comment for vote in pair.votes if vote.comment) or None,
+        )
+        for pair in differing
+    ]
+
+
+def _measure_bias(what: str, gaps: Sequence[float]) -> Bias | None:
+    if len(gaps) < 2:
+        return None
+    half = t_quantile(0.975, len(gaps) - 1) * sqrt(variance(gaps) / len(gaps))
+    mean = fmean(gaps)
+    return Bias(what=what, n=len(gaps), difference=mean, low=mean - half, high=mean + half)
+
+
+def _length_bias(pairs: Sequence[LabelledCase], seen: Mapping[str, Mapping[str, Any]]) -> Bias | None:
+    """The longer half of the answers less the shorter."""
+    measured = [
+        (case["length"], gap)
+        for pair in pairs
+        if (case := seen.get(pair.target.trace_id or "")) and (gap := _score_gap(pair)) is not None
+    ]
+    if not measured:
+        return None
+    middle = median(length for length, _ in measured)
+    what = f"for answers longer than {middle:g} characters"
+    return _mean_difference(
+        what, [g for length, g in measured if length <= middle], [g for length, g in measured if length > middle]
+    )
+
+
+def _position_bias(pairs: Sequence[LabelledCase]) -> Bias | None:
+    """Of pairwise judges: how much farther above people where the answer was shown first; of documents: later ones."""
+    turned = [pair.judge.metadata.get("pairwise") for pair in pairs]
+    known = [one["turned"] for one in turned if isinstance(one, Mapping) and "turned" in one]
+    if known:
+        return _measure_bias(
+            "towards the answer shown first", [{"first": 1.0, "second": -1.0}.get(one, 0.0) for one in known]
+        )
+    placed = [(pair.target.document, gap) for pair in pairs if (gap := _score_gap(pair)) is not None]
+    ranks = [(rank, gap) for rank, gap in placed if rank is not None]
+    if not ranks:
+        return None
+    middle = median(rank for rank, _ in ranks)
+    what = f"for documents after the {middle + 1:g}."
+    return _mean_difference(
+        what, [gap for rank, gap in ranks if rank <= middle], [gap for rank, gap in ranks if rank > middle]
+    )
+
+
+def _mean_difference(what: str, first: Sequence[float], second: Sequence[float]) -> Bias | None:
+    """The second mean less the first (Welch), with the degrees of freedom of the smaller half."""
+    if min(len(first), len(second)) < 2:
+        return None
+    half = t_quantile(0.975, min(len(first), len(second)) - 1)
+    half *= sqrt(variance(first) / len(first) + variance(second) / len(second))
+    mean = fmean(second) - fmean(first)
+    return Bias(what=what, n=len(first) + len(second), difference=mean, low=mean - half, high=mean + half)
+
+
+def _format_matrix(confusion: Mapping[tuple[Value, Value], int]) -> Iterator[str]:
+    """The confusion matrix, a row per value of the judge's."""
+    if not confusion:
+        return
+    values = sorted({value for pair in confusion for value in pair}, key=lambda value: (isinstance(value, str), value))
+    names = [value if isinstance(value, str) else f"{value:g}" for value in values]
+    width = max(6, *(len(name) + 1 for name in names))
+    yield f"{'judge ↓ people →':<18}" + "".join(f"{name:>{width}}" for name in names)
+    for name, judged in zip(names, values, strict=True):
+        yield f"{name:<18}" + "".join(f"{confusion.get((judged, people), 0):>{width}}" for people in values)
+
+
+_PAGE_ROWS = 5_000
+_MAX_LABELS = 100_000  # votes
+
+
+def corrected_mean(
+    scores: Any,
+    votes: str | Iterable[Feedback] | None = None,
+    *,
+    store: Store | str | None = None,
+    where: Filter | None = None,
+    version: str | None = None,
+    assume_random: bool = False,
+) -> CorrectedMean:
+    """The mean that people would have given, with its 95 % interval, of all cases that a judge has scored.
+
+    `scores` is the key of the judge's feedback, its evaluator, or a list of its feedback; `votes` the key of people's
+    feedback (None: the judge's own), or a list. `where` says which traces (`Filter(experiment=…)`), None all. One
+    version of the judge counts, the evaluator's, else the newest. Voted cases are some of the scored ones: votes on
+    others are left out, which is said in `notes`.
+
+    Votes that `spanwise judges label` draws carry their probability, and are weighted by it. Raises `ValueError` where
+    none does, as people vote on what catches their eye: `assume_random=True` insists that all cases were as likely.
+    """
+    evaluator = None if isinstance(scores, str | list | tuple) else as_evaluator(scores)
+    key = judge_feedback_key(scores, evaluator)
+    votes_key = votes if isinstance(votes, str) else key if votes is None else None
+    listed = isinstance(scores, list | tuple)
+    with open_optional_store(store, needed=not listed or votes_key is not None) as at:
+        given = _load_given_labels(at, votes, votes_key)
+        said = iter(sorted(scores, key=_newest_first)) if listed else _stored_scores(at, key, where)
+        values, judged = _gather_scores(said, {vote.target for vote in given}, version or _evaluator_version(evaluator))
+    checked = check_judge(judged, given)
+    pairs = checked.pairs
+    known = [pair for pair in pairs if pair.probability is not None]
+    if not assume_random and len(pairs) < len(values):
+        _require_probabilities(len(pairs), len(known))
+    random = assume_random or len(pairs) == len(values)
+    counting = pairs if random else known
+    notes = tuple(_describe_exclusions(len(given), pairs, counting))
+    return replace(estimate_ppi_mean(values, [_weighted_label(pair, random) for pair in counting]), notes=notes)
+
+
+def _newest_first(feedback: Feedback) -> int:
+    return -feedback.created_ns
+
+
+def _evaluator_version(evaluator: Any) -> str | None:
+    return evaluator.version if evaluator else None
+
+
+def _load_given_labels(store: Store | None, votes: Any, key: str | None) -> list[Feedback]:
+    if key is None:
+        return list(votes)
+    return list_human_feedback(store, key, most=_MAX_LABELS) if store else []
+
+
+def _stored_scores(store: Store | None, key: str, where: Filter | None) -> Iterator[Feedback]:
+    ask = partial(store.feedbacks, where, key=key, source="model", limit=_PAGE_ROWS) if store else None
+    return iter(()) if ask is None else iterate_pages(ask)
+
+
+def _gather_scores(
+    said: Iterator[Feedback], voted: set[Target], version: str | None
+) -> tuple[list[float], list[Feedback]]:
+    """All scores of one version, once per target, and the feedback itself on voted targets. The newest come first.
+
+    Raises `ValueError` for labels, of which there is no mean.
+    """
+    first = next(said, None)
+    if first is None:
+        return [], []
+    version = first.version if version is None else version
+    values: list[float] = []
+    judged: list[Feedback] = []
+    seen: set[Target] = set()
+    for row in chain((first,), said):
+        if row.version != version or row.target in seen:
+            continue
+        seen.add(row.target)
+        if row.target in voted:
+            judged.append(row)
+        if row.outcome == "score":
+            values.append(_require_number(get_feedback_value(row), "the judge"))
+    return values, judged
+
+
+def _require_number(value: float | str, whose: str) -> float:
+    if isinstance(value, str):
+        raise ValueError(f"labels have no mean: {whose} said {value!r:.100}; a scale says what each is worth")
+    return value
+
+
+def _require_probabilities(pairs: int, known: int) -> None:
+    if pairs and not known:
+        raise ValueError(
+            f"none of {pairs} votes says how likely its case was to be drawn, and people vote on what catches their "
+            "eye: let `spanwise judges label` draw, or insist with assume_random=True"
+        )
+
+
+def _describe_exclusions(
+    given: int, pairs: tuple[LabelledCase, ...], counting: Iterable[LabelledCase]
+) -> Iterator[str]:
+    if lost := len(pairs) - len(list(counting)):
+        yield f"{lost} votes without a probability are left out"
+    if lost := given - sum(len(pair.votes) for pair in pairs):
+        yield f"{lost} votes are on cases that the judge has not scored, undecided, or replaced by later ones"
+
+
+def _weighted_label(pair: LabelledCase, random: bool) -> tuple[float, float, float]:
+    probability = 1.0 if random or pair.probability is None else pair.probability
+    return _require_number(pair.judged, "the judge"), _require_number(pair.people, "people"), probability

@@ -1,0 +1,272 @@
+"""Pairwise comparison of two answers or experiments by a judge, asked in both orders.
+
+As in MT-Bench (Zheng et al. 2023, arXiv 2306.05685, section 3.4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Literal, Protocol, TypeAlias
+
+from spanwise.collector.records import Feedback, Target
+from spanwise.collector.statistics import PairedTest, paired_test
+from spanwise.evaluators.interface import (
+    JudgementBuffer,
+    Skip,
+    Unjudged,
+    get_judge_context,
+    run_coroutine,
+    use_judge_context,
+)
+from spanwise.evaluators.judges.judgement import Judgement
+from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure
+from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.prompt_templates import Prompt, prompt
+from spanwise.evaluators.judges.prompt_values import render_value
+from spanwise.evaluators.judges.ratings import make_rating_schema
+from spanwise.evaluators.scoring.case_builder import make_case
+
+Winner: TypeAlias = Literal["first", "second", "tie"]
+
+_NAMES = ("inputs", "first", "second")
+_SCHEMA = make_rating_schema(("A", "B", "tie"))
+_PAIRS_PER_BATCH = 50  # pairs judged together
+_WINNER_SCORES: Mapping[Winner, float] = {"first": 1.0, "tie": 0.5, "second": 0.0}
+_SWAPPED_WINNER: Mapping[Winner, Winner] = {"first": "second", "second": "first", "tie": "tie"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """What came of one pair. `verdicts` are of the first answer shown first, and of it shown second, both in terms of
+    which answer is better; `winner` is what both say, else "tie". `turned` is the place that the judge preferred where
+    its verdict turned with the order.
+    """
+
+    winner: Winner
+    verdicts: tuple[Winner, Winner]
+    rationales: tuple[str | None, str | None]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    judge_trace_id: str | None = None
+
+    @property
+    def turned(self) -> Literal["first", "second"] | None:
+        """ "first" where each order made the answer shown first the better one."""
+        return {("first", "second"): "first", ("second", "first"): "second"}.get(self.verdicts)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """What came of all pairs of two experiments: the examples that each won, ties, and what could not be judged.
+
+    `test` is of the difference between the shares of pairs won, +1 to −1; None without pairs.
+    """
+
+    key: str
+    names: tuple[str, str]
+    pairs: Mapping[str, Preference]  # by example id, and repetition after the first
+    errors: Mapping[str, str]
+    alone: int  # runs that only one of the two has, or that failed
+
+    @property
+    def wins(self) -> tuple[int, int]:
+        """How many pairs the first experiment won, and how many the second."""
+        winners = [preference.winner for preference in self.pairs.values()]
+        return winners.count("first"), winners.count("second")
+
+    @property
+    def ties(self) -> int:
+        """How many pairs neither won."""
+        return len(self.pairs) - sum(self.wins)
+
+    @property
+    def turned(self) -> tuple[int, int]:
+        """How many verdicts turned with the order: towards the answer shown first, and towards that shown second."""
+        places = [preference.turned for preference in self.pairs.values()]
+        return places.count("first"), places.count("second")
+
+    @property
+    def test(self) -> PairedTest | None:
+        """Whether one wins more often than chance."""
+        return paired_test([2 * _WINNER_SCORES[one.winner] - 1 for one in self.pairs.values()]) if self.pairs else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        pairs = {id: {"winner": one.winner, "verdicts": list(one.verdicts)} for id, one in self.pairs.items()}
+        names = {"key": self.key, "names": list(self.names), "errors": dict(self.errors), "alone": self.alone}
+        return {**names, "wins": list(self.wins), "ties": self.ties, "turned": list(self.turned), "pairs": pairs}
+
+    def __str__(self) -> str:
+        (one, other), (to_first, to_second) = self.wins, self.turned
+        lines = [f"{self.key}: {self.names[0]} wins {one}, {self.names[1]} wins {other}, {self.ties} ties"]
+        if self.test is not None:
+            lines.append(f"p {self.test.p:.3g} that neither is better")
+        if to_first or to_second:
+            lines.append(f"{to_first + to_second} verdicts turned with the order: {to_first} to the answer shown first")
+        if self.errors:
+            lines.append(f"{len(self.errors)} pairs could not be judged, as with: {next(iter(self.errors.values()))}")
+        return "\n".join([*lines, f"{self.alone} runs have no counterpart" * bool(self.alone)]).rstrip()
+
+
+class ComparedRuns(Protocol):
+    """Two of these are compared: experiments."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def store(self) -> Any: ...
+    def rows(self) -> Iterator[Any]:
+        """Rows with `example_id`, `repetition`, `inputs`, `outputs`, `error` and `trace`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pairwise:
+    """Which of two answers is better. `pairwise` makes it."""
+
+    key: str
+    prompt: Prompt
+    judge: Judge
+
+    @property
+    def version(self) -> str:
+        """8 hex digits over prompt and judge."""
+        said = self.prompt.hash, sorted(self.judge.identity.items(), key=str)
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
+
+    def __call__(self, inputs: Any, first: Any, second: Any) -> Preference:
+        """Two answers to the same inputs, by hand. Raises `Unjudged` where a verdict did not come about."""
+        preference: Preference = run_coroutine(self.prefer(inputs, first, second))
+        return preference
+
+    async def prefer(self, inputs: Any, first: Any, second: Any) -> Preference:
+        """The same from async code."""
+        case = make_case(None, inputs=inputs, outputs={"first": first, "second": second})
+        async with Judgement(self.key, self.judge, case) as both:
+            verdicts = await asyncio.gather(
+                self._asked(both, inputs, first, second), self._asked(both, inputs, second, first)
+            )
+            (one, why), (turned, why_turned) = verdicts
+            other = _SWAPPED_WINNER[turned]
+            winner: Winner = one if one == other else "tie"
+            row = both.row(_WINNER_SCORES[winner], comment=why)
+            return Preference(
+                winner=winner,
+                verdicts=(one, other),
+                rationales=(why, why_turned),
+                metadata=row["metadata"],
+                judge_trace_id=row["judge_trace_id"],
+            )
+
+    async def _asked(self, judgement: Judgement, inputs: Any, shown: Any, beside: Any) -> tuple[Winner, str | None]:
+        values = {"inputs": render_value(inputs), "first": render_value(shown), "second": render_value(beside)}
+        answer = await judgement.ask(self.prompt, values, _SCHEMA)
+        places: Mapping[str, Winner] = {"a": "first", "b": "second", "tie": "tie"}
+        place = places.get(str(answer.value.get("rating")).lower())
+        if place is None:
+            raise ParseFailure(f"the rating is {answer.value.get('rating')!r:.100}, none of A, B, tie", answer.text)
+        return place, answer.value.get("rationale")
+
+    def compare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
+        """Two experiments, example by example and repetition by repetition. What comes of it is kept as feedback on
+        both runs: 1 for the better one, ½ each for a tie, under a rule that names the other experiment.
+        """
+        return run_coroutine(self.acompare(first, second, keep=keep))
+
+    async def acompare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
+        """As `compare`, from async code."""
+        others = {_run_key(row): row for row in second.rows() if row.error is None}
+        pairs: dict[str, Preference] = {}
+        errors: dict[str, str] = {}
+        rows = iter(first.rows())
+        count = 0
+        known = get_judge_context()
+        judgements = JudgementBuffer() if keep else known.judgements
+        while chunk := list(islice(rows, _PAIRS_PER_BATCH)):
+            count += len(chunk)
+            both = [(row, others[_run_key(row)]) for row in chunk if row.error is None and _run_key(row) in others]
+            with use_judge_context(judgements=judgements):
+                said = await asyncio.gather(*(self._of_rows(*pair) for pair in both))
+            for (row, _), came in zip(both, said, strict=True):
+                if isinstance(came, Preference):
+                    pairs[_run_key(row)] = came
+                else:
+                    errors[_run_key(row)] = str(came)
+            if keep:
+                kept = [
+                    feedback
+                    for pair, came in zip(both, said, strict=True)
+                    for feedback in self._rows(pair, came, first, second)
+                ]
+                first.store.append(judgements.take() if judgements else [], kept)
+        done = len(pairs) + len(errors)
+        alone = count - done + len(others) - done
+        return Preferences(key=self.key, names=(first.name, second.name), pairs=pairs, errors=errors, alone=alone)
+
+    async def _of_rows(self, row: Any, other: Any) -> Preference | Unjudged | Skip:
+        try:
+            return await self.prefer(row.inputs, row.outputs, other.outputs)
+        except (Unjudged, Skip) as error:
+            return error
+
+    def _rows(
+        self, pair: tuple[Any, Any], came: Preference | Unjudged | Skip, first: ComparedRuns, second: ComparedRuns
+    ) -> Iterable[Feedback]:
+        sides: Sequence[tuple[Any, Any, ComparedRuns, bool]] = ((*pair, second, False), (pair[1], pair[0], first, True))
+        for row, other, against, turned in sides:
+            said = (
+                _preference_fields(came, other, turned=turned)
+                if isinstance(came, Preference)
+                else _failure_fields(came, turned=turned)
+            )
+            yield Feedback(
+                target=Target(trace_id=row.trace.trace_id),
+                key=self.key,
+                source="model",
+                evaluator=self.key,
+                version=self.version,
+                rule=f"against {against.name} {against.id[:8]}",
+                **said,
+            )
+
+
+def _preference_fields(preference: Preference, other: Any, *, turned: bool) -> dict[str, Any]:
+    mine = [_SWAPPED_WINNER[verdict] if turned else verdict for verdict in preference.verdicts]
+    pairwise = {"with": other.trace.trace_id, "verdicts": mine, "turned": preference.turned}
+    worth = _WINNER_SCORES[preference.winner]
+    return {
+        "score": 1 - worth if turned else worth,
+        "comment": preference.rationales[0],
+        "metadata": {**({} if turned else preference.metadata), "pairwise": pairwise},  # what it cost counts once
+        "judge_trace_id": preference.judge_trace_id,
+    }
+
+
+def _failure_fields(came: Unjudged | Skip, *, turned: bool) -> dict[str, Any]:
+    link = getattr(came, "judge_trace_id", None)
+    if isinstance(came, Skip):
+        return {"outcome": "skip", "comment": str(came), "judge_trace_id": link}
+    metadata = {} if turned else dict(came.metadata)
+    return {"outcome": "error", "error": str(came), "metadata": metadata, "judge_trace_id": link}
+
+
+def _run_key(row: Any) -> str:
+    return f"{row.example_id} ×{row.repetition + 1}" if row.repetition else str(row.example_id)
+
+
+def pairwise(key: str, criterion: str, *, judge: Any = None) -> Pairwise:
+    """A judge of pairs: `better = pairwise("better", "Which answer helps the customer more?")`.
+
+    `better(inputs, one, other)` compares two answers; `better.compare(before, after)` two experiments over the same
+    examples. The judge sees each pair in both orders. Raises `ValueError` for an empty criterion.
+    """
+    if not criterion.strip():
+        raise ValueError(f"a criterion says by what answers are compared, not {criterion!r}")
+    frame = prompt("pairwise", names=_NAMES)
+    plain = criterion.strip().replace("{", "(").replace("}", ")")  # it names no arguments
+    return Pairwise(key, replace(frame, text=frame.text.replace("[criterion]", plain)), make_judge(judge))

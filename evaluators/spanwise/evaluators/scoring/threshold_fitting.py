@@ -1,0 +1,228 @@
+"""Threshold of an evaluator fitted to human feedback, with its confidence interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from spanwise.collector.records import Case, Feedback, Target, Trace
+from spanwise.collector.statistics import Agreement, JudgeCheck, ThresholdFit, Value, check_judge, choose_threshold
+from spanwise.collector.stores import Store
+from spanwise.evaluators.interface import Evaluator, Metric, as_evaluator, run_coroutine
+from spanwise.evaluators.scoring.case_builder import make_case, normalize_case
+from spanwise.evaluators.scoring.judge_calibration import (
+    TRACES_PER_BATCH,
+    judge_feedback_key,
+    load_labels,
+    match_labels,
+    open_optional_store,
+)
+
+ScorePair: TypeAlias = tuple[Any, Any]  # a score, a case or its fields, and whether it is good
+_LABELS_HINT = (
+    "votes are the key of people's feedback, a list of that, or a list of pairs of a score (or a case, or a dict of "
+    "its fields) and True or False"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedThreshold:
+    """The threshold of one version of an evaluator, which is that of its model and its parameters.
+
+    `get(…, threshold=fitted.threshold)` takes it over. `low` to `high` is its 95 % interval; `agreement` says how far
+    passing agrees with people, on votes that the threshold was not fitted to. Where votes give none (too few, all the
+    same, scores that are inverted or tell nothing), `threshold` is None and `why` says so.
+
+    `n` votes count, of which `good` say good; `apart` is how often a good one has the better score than a bad one.
+    `undecided`, `failed`, `skipped` and `unjudged` count the voted cases that are not in it, as in a `Calibration`.
+    """
+
+    key: str
+    version: str | None
+    higher_is_better: bool
+    threshold: float | None
+    low: float | None
+    high: float | None
+    why: str | None
+    n: int
+    good: int
+    apart: float | None
+    agreement: Agreement
+    undecided: int = 0
+    failed: int = 0
+    skipped: int = 0
+    unjudged: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        confusion = [[*pair, count] for pair, count in self.agreement.confusion.items()]
+        return {**asdict(self), "agreement": {**asdict(self.agreement), "confusion": confusion}}
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        named = f"{self.key}{f', version {self.version}' if self.version else ''}"
+        if self.threshold is None:
+            yield f"{named}: no threshold: {self.why}"
+        else:
+            side = "from" if self.higher_is_better else "up to"
+            yield f"{named}: good {side} {self.threshold:.4g} (95 %: {self.low:.4g} to {self.high:.4g})"
+            yield f"on votes left out of the fit it {self.agreement}"
+        counts = {
+            "undecided: people differ evenly": self.undecided,
+            "the evaluator failed": self.failed,
+            "the evaluator skipped": self.skipped,
+            "not scored by this version": self.unjudged,
+        }
+        if left_out := [f"{count} {what}" for what, count in counts.items() if count]:
+            yield f"left out: {'; '.join(left_out)}"
+
+
+def fit_threshold(
+    evaluator: Any,
+    votes: str | Iterable[Feedback] | Iterable[ScorePair] | None = None,
+    *,
+    good: float | str | None = None,
+    higher_is_better: bool | None = None,
+    store: Store | str | None = None,
+    version: str | None = None,
+    missing: bool = False,
+) -> FittedThreshold:
+    """The threshold of an evaluator's primary metric, from what people say of the same cases.
+
+    `evaluator` is one, the key of its feedback, or a list of its feedback. `votes` are the key of people's feedback
+    (None: that of the metric) or a list of feedback, which are paired by target as in `calibrate`; or pairs: of a score
+    (or a case, or a dict of a case's fields, which the evaluator scores now) and whether it is good. A vote is yes or
+    no; of grades `good` says from which on they are good, of labels which one is. `higher_is_better` is the metric's
+    unless it is given. `version`, `missing` and `store` are as in `calibrate`.
+
+    Raises `ValueError` for no votes, for grades or labels without `good`, and for labels in place of scores.
+    """
+    known = None if isinstance(evaluator, str | list | tuple) else as_evaluator(evaluator)
+    metric = _primary_metric(known) if known else None
+    rising = higher_is_better if higher_is_better is not None else metric.higher_is_better if metric else True
+    key = metric.key if metric else judge_feedback_key(evaluator, None)
+    given = votes if votes is None or isinstance(votes, str) else list(votes)
+    if isinstance(given, list) and given and not isinstance(given[0], Feedback):
+        checked = _match_pairs(known, key, given)
+    else:
+        checked = _match_stored_labels(evaluator, known, key, given, store=store, version=version, missing=missing)
+    rated = [(_require_score(pair.judged), _is_good(pair.people, good)) for pair in checked.pairs]
+    return _make_fitted(key, checked, choose_threshold(rated, rising=rising))
+
+
+def _primary_metric(evaluator: Evaluator) -> Metric:
+    """The metric to which `threshold=` belongs. Raises `ValueError` where that is not one."""
+    primary = [metric for metric in evaluator.metrics if metric.primary] or list(evaluator.metrics)
+    if len(primary) != 1:
+        keys = ", ".join(metric.key for metric in primary) or "none"
+        raise ValueError(f"a threshold is fitted to one metric; {evaluator.key!r} has {keys}: name the key of one")
+    return primary[0]
+
+
+def _match_stored_labels(
+    given: Any,
+    evaluator: Evaluator | None,
+    key: str,
+    votes: str | list[Any] | None,
+    *,
+    store: Store | str | None,
+    version: str | None,
+    missing: bool,
+) -> JudgeCheck:
+    if missing and evaluator is None:
+        raise ValueError(f"only an evaluator can score what is missing, not {given!r:.100}")
+    votes_key = votes if isinstance(votes, str) else key if votes is None else None
+    if isinstance(votes, list) and not all(isinstance(vote, Feedback) for vote in votes):
+        raise ValueError(_LABELS_HINT)
+    with open_optional_store(store, needed=not isinstance(given, list | tuple) or votes_key is not None) as at:
+        found = load_labels(at, votes, votes_key)
+        return match_labels(at, given, key, found, evaluator, version=version, missing=missing)
+
+
+def _match_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) -> JudgeCheck:
+    """Pairs as feedback, each on a target of its own. Raises `ValueError` for what is no pair."""
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise ValueError(_LABELS_HINT)
+    seen, verdicts = zip(*pairs, strict=True)
+    targets = [Target(trace_id=f"{place:032x}") for place in range(1, len(pairs) + 1)]
+    votes = [_pair_label(target, key, verdict) for target, verdict in zip(targets, verdicts, strict=True)]
+    version = evaluator.version if evaluator else None
+    if all(isinstance(one, int | float) for one in seen):
+        rows = zip(targets, seen, strict=True)
+        return check_judge(
+            [Feedback(target=target, key=key, score=score, version=version) for target, score in rows], votes
+        )
+    if evaluator is None:
+        raise ValueError(f"the key {key!r} scores no case: give the evaluator itself, or a score in each pair")
+    said = run_coroutine(_score_cases(evaluator, list(map(_pair_case, seen)), targets))
+    return check_judge((feedback for feedback in said if feedback.key == key), votes, version)
+
+
+def _pair_label(target: Target, key: str, verdict: Any) -> Feedback:
+    if not isinstance(verdict, bool | int | float | str):
+        raise ValueError(f"a verdict is True or False, a grade or a label, not {verdict!r:.100}")
+    said = {"label": verdict} if isinstance(verdict, str) else {"score": verdict}
+    return Feedback(target=target, key=key, source="human", **said)
+
+
+def _pair_case(seen: Any) -> Case:
+    if isinstance(seen, Case):
+        return normalize_case(seen)
+    if isinstance(seen, Trace):
+        return make_case(seen)
+    if isinstance(seen, Mapping):
+        return normalize_case(make_case(None, **seen))
+    raise ValueError(f"a pair is of a case, a trace, a dict of a case's fields, or a score, not {seen!r:.100}")
+
+
+async def _score_cases(evaluator: Evaluator, cases: Sequence[Case], targets: Sequence[Target]) -> list[Feedback]:
+    """What an evaluator says of cases, some at a time."""
+    said: list[Feedback] = []
+    for place in range(0, len(cases), TRACES_PER_BATCH):
+        part = slice(place, place + TRACES_PER_BATCH)
+        rows = await evaluator.evaluate_batch(cases[part], targets[part])
+        said += (feedback for row in rows for feedback in row)
+    return said
+
+
+def _require_score(value: Value) -> float:
+    if isinstance(value, str):
+        raise ValueError(f"a threshold is one of scores, and the evaluator said {value!r:.100}")
+    return value
+
+
+def _is_good(value: Value, good: float | str | None) -> bool:
+    if isinstance(value, str) or isinstance(good, str):
+        if not isinstance(good, str):
+            raise ValueError(
+                f"a vote is yes or no, not {value!r:.100}: say which label is good, as in good={value!r:.50}"
+            )
+        return value == good
+    if good is None and value not in (0.0, 1.0):
+        raise ValueError(
+            f"a vote is yes or no, not {value:g}: say from which grade on it is good, as in good={value:g}"
+        )
+    return value >= (0.5 if good is None else good)
+
+
+def _make_fitted(key: str, checked: JudgeCheck, found: ThresholdFit) -> FittedThreshold:
+    return FittedThreshold(
+        key=key,
+        version=checked.version,
+        higher_is_better=found.rising,
+        threshold=found.threshold,
+        low=found.low,
+        high=found.high,
+        why=found.why,
+        n=found.n,
+        good=found.good,
+        apart=found.apart,
+        agreement=found.agreement,
+        undecided=checked.undecided,
+        failed=checked.failed,
+        skipped=checked.skipped,
+        unjudged=len(checked.unjudged),
+    )

@@ -1,0 +1,171 @@
+"""Recording of one call: argument binding, inputs, outputs or error, start and end of its span.
+
+Two pairs: `start` and `finish` (or `fail`) are about the span alone; `enter` and `leave` also make it the current one.
+`try … except` and not `ours`, for every call passes here (see `_errors.ours`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from inspect import Parameter
+from typing import Any, NamedTuple, TypeAlias
+
+from opentelemetry import trace as otel
+from opentelemetry.context.context import Context
+
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer import internal_errors
+from spanwise.tracer.content.documents import convert_documents
+from spanwise.tracer.content.serialization import to_json, truncate_text
+from spanwise.tracer.otel import trace_context
+from spanwise.tracer.otel.live_span import mark_ok
+from spanwise.tracer.process_runtime import Runtime, get_runtime
+from spanwise.tracer.run_handle import JSON_MIME, TEXT_MIME
+
+
+class TraceSpec(NamedTuple):
+    """What was decided at decoration time."""
+
+    name: str
+    template: dict[str, Any]
+    bind: ArgumentBinder | None  # None: inputs are not captured
+    outputs: bool
+    documents: bool
+    reduce: Callable[[list[Any]], Any] | None
+
+
+class TracedCall(NamedTuple):
+    """A call whose span is open; `inside` is the context in which it is current, `token` gives back the one before."""
+
+    runtime: Runtime
+    span: otel.Span
+    inside: Context
+    token: Any = None
+
+
+def start_call(spec: TraceSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TracedCall | None:
+    """Start the span of a call. None if nothing is recorded."""
+    try:
+        runtime = get_runtime()
+        if runtime.off:
+            return None
+        attributes = spec.template.copy()
+        if spec.bind is not None and runtime.content and not runtime.may_skip:
+            attributes[names.INPUT_VALUE] = to_json(spec.bind(args, kwargs), runtime.limit)
+            attributes[names.INPUT_MIME] = JSON_MIME
+        span, inside = runtime.open(spec.name, attributes, trace_context.get_current())
+        if runtime.may_skip and spec.bind is not None and runtime.content and span.is_recording():
+            span.set_attribute(names.INPUT_VALUE, to_json(spec.bind(args, kwargs), runtime.limit))
+            span.set_attribute(names.INPUT_MIME, JSON_MIME)
+        return TracedCall(runtime, span, inside)
+    except Exception as error:
+        internal_errors.record_error("trace", error)
+        return None
+
+
+def finish_call(spec: TraceSpec, call: TracedCall, result: object) -> None:
+    """Record what a call returned, and end its span."""
+    try:
+        try:
+            if spec.outputs and call.runtime.content and call.span.is_recording():
+                record_outputs(spec, call, result)
+            if call.runtime.joined is not None:  # of our own spans the delivery thread sees to it
+                mark_ok(call.span)
+        finally:
+            call.span.end()
+    except Exception as error:
+        internal_errors.record_error("trace", error)
+
+
+@internal_errors.error_boundary("trace")
+def fail_call(call: TracedCall, error: BaseException) -> None:
+    """Record what a call raised, and end its span."""
+    try:
+        call.runtime.fail(call.span, error)
+    finally:
+        call.span.end()
+
+
+def enter_call(spec: TraceSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TracedCall | None:
+    """Start the span of a call and make it current. None if nothing is recorded."""
+    call = start_call(spec, args, kwargs)
+    if call is None:
+        return None
+    runtime, span, inside, _ = call
+    return TracedCall(runtime, span, inside, trace_context.attach(inside))  # `_replace` takes twice as long
+
+
+def leave_call(call: TracedCall) -> None:
+    """Make current again what was before `enter`; the span stays open."""
+    try:
+        trace_context.detach(call.token)
+    except Exception as error:
+        internal_errors.record_error("trace", error)
+
+
+def record_outputs(spec: TraceSpec, call: TracedCall, result: object) -> None:
+    """Record outputs, unless the function has set its own."""
+    if names.OUTPUT_VALUE in (getattr(call.span, "_attributes", None) or ()):
+        return
+    if type(result) is str:
+        set_output_attributes(call, truncate_text(result, call.runtime.limit), TEXT_MIME)
+    else:
+        set_output_attributes(
+            call, to_json(convert_documents(result) if spec.documents else result, call.runtime.limit), JSON_MIME
+        )
+
+
+def set_output_attributes(call: TracedCall, text: str, mime: str) -> None:
+    """Set the two attributes of outputs, over what was there."""
+    call.span.set_attribute(names.OUTPUT_VALUE, text)
+    call.span.set_attribute(names.OUTPUT_MIME, mime)
+
+
+ArgumentBinder: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]]
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def make_argument_binder(function: Callable[..., Any]) -> ArgumentBinder:
+    """A function from `(args, kwargs)` to `{parameter: value}`: defaults included, a leading `self` or `cls` left out.
+
+    Arguments that do not fit (the call itself will raise) are kept under `args` and `kwargs`.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some builtins have none
+        return _bind_unmatched
+    skip = int(bool(parameters) and parameters[0].kind in _POSITIONAL and parameters[0].name in ("self", "cls"))
+    return _make_signature_binder(parameters[skip:], skip)
+
+
+def _bind_unmatched(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"args": args, **kwargs} if args else dict(kwargs)
+
+
+def _make_signature_binder(parameters: list[Parameter], skip: int) -> ArgumentBinder:
+    names = tuple(p.name for p in parameters if p.kind in _POSITIONAL)
+    rest = next((p.name for p in parameters if p.kind is Parameter.VAR_POSITIONAL), None)
+    extra = next((p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
+    defaults = {p.name: p.default for p in parameters if p.default is not Parameter.empty}
+    known = {p.name for p in parameters if p.kind is not Parameter.POSITIONAL_ONLY} - {rest, extra}
+    order = [p.name for p in parameters]
+    exact = len(names) + skip if len(order) == len(names) else -1
+
+    def bind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if len(args) == exact and not kwargs:
+            return dict(zip(names, args[skip:] if skip else args, strict=True))
+        given = args[skip:]
+        values = {**defaults, **dict(zip(names, given, strict=False))}
+        if rest is not None:
+            values[rest] = given[len(names) :]
+        unknown = {k: v for k, v in kwargs.items() if k not in known}
+        values.update((k, v) for k, v in kwargs.items() if k in known)
+        if extra is not None:
+            values[extra] = unknown
+        elif unknown or (rest is None and len(given) > len(names)):
+            return _bind_unmatched(given, kwargs)
+        return {name: values[name] for name in order if name in values}
+
+    return bind

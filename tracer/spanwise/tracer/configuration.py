@@ -1,0 +1,288 @@
+"""Settings: arguments of `configure`, then `ASSAY_*` and `OTEL_*` environment variables, then defaults.
+
+Source: opentelemetry-specification, "OpenTelemetry Protocol Exporter" and "SDK environment variables". Of a variable
+for traces alone and the one for all signals, the first counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+from urllib.parse import unquote, urlsplit
+
+from spanwise.tracer import internal_errors, propagation_targets
+from spanwise.tracer.cache_folder import cache_folder
+from spanwise.tracer.http_connections import find_trusted_authorities, find_url_problem
+
+Capture: TypeAlias = Literal["none", "metadata", "full"]
+Compression: TypeAlias = Literal["gzip", "none"]
+Redactor: TypeAlias = "str | re.Pattern[str] | Callable[[str, Any], Any]"
+
+MIB = 1 << 20
+DEFAULT_URL = "http://127.0.0.1:4318"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that `configure` takes but the provider, resolved."""
+
+    url: str = DEFAULT_URL
+    traces_url: str | None = None  # where spans go, if that is not `<url>/v1/traces`
+    api_key: str | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    compression: Compression | None = None  # None: gzip, but not to this machine itself
+    timeout: float = 10.0  # seconds of one request
+    certificate: str | None = None  # a file or folder with the certificate authorities to trust
+    by_otel: bool = False  # the address is that of OpenTelemetry's own variables
+    project: str = "default"
+    environment: str = "default"
+    capture: Capture = "full"
+    redact: tuple[Redactor, ...] = ()
+    sample_rate: float = 1.0
+    max_value_bytes: int = MIB
+    spill_dir: Path | None = None
+    threads: bool = True
+    sigterm: bool = True
+    propagate_to: tuple[str, ...] = ()  # hosts that get session, user and tags, with wildcards
+    resource: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown_url(self) -> str:
+        """The address without what stands before an @."""
+        parts = urlsplit(self.url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+_API_KEY_PATTERN = re.compile(r"[\x21-\x7e]+")
+_UNSET_VALUES: tuple[Any, ...] = (None, "", (), {})
+
+
+def resolve_settings(**given: Any) -> Settings:
+    """Settings from what was given (None: not given) over the environment over the defaults. Raises `ValueError`."""
+    values = {**_read_environment(), **{k: v for k, v in given.items() if v is not None}}
+    if given.get("url") is not None:  # what the environment says of another address does not go to this one
+        values |= {"traces_url": None, "by_otel": False}
+        values["headers"] = given.get("headers") or {}
+    values["url"] = _normalize_url(values.get("url", DEFAULT_URL))
+    values["redact"] = tuple(values.get("redact", ()))
+    values["propagate_to"] = propagation_targets.normalize_patterns(values.get("propagate_to", ()))
+    if isinstance(values["spill_dir"], str):
+        values["spill_dir"] = _resolve_spill_dir(values["spill_dir"])
+    settings = Settings(**values)
+    _validate(settings)
+    return settings
+
+
+def resolve_valid_settings() -> Settings:
+    """The environment where it can be read. Where the rules for content cannot, content is withheld."""
+    kept: dict[str, Any] = {}
+    withheld = False
+    for key, read in _environment_readers().items():
+        try:
+            value = read()
+            if value not in _UNSET_VALUES:
+                kept[key] = _CONVERTERS.get(key, _return_unchanged)(value)
+                _validate(Settings(**{key: kept[key]}))
+        except (ValueError, re.error):
+            kept.pop(key, None)
+            withheld = withheld or key in ("capture", "redact")
+    if withheld and kept.get("capture") != "none":
+        kept["capture"] = "metadata"
+    return Settings(**kept)
+
+
+def _read_environment() -> dict[str, Any]:
+    values = {key: read() for key, read in _environment_readers().items()}
+    return {key: value for key, value in values.items() if value not in _UNSET_VALUES or key == "spill_dir"}
+
+
+def _environment_readers() -> dict[str, Callable[[], Any]]:
+    get = os.environ.get
+    otlp = read_otlp_environment
+    return {
+        "url": lambda: get("SPANWISE_URL") or otlp().url,
+        "by_otel": lambda: not get("SPANWISE_URL") and otlp().url is not None,
+        "traces_url": lambda: None if get("SPANWISE_URL") else otlp().traces_url,
+        "headers": lambda: {} if get("SPANWISE_URL") else otlp().headers,
+        "compression": lambda: otlp().compression,
+        "timeout": lambda: otlp().timeout,
+        "certificate": find_trusted_authorities,
+        "api_key": lambda: get("SPANWISE_API_KEY"),
+        "project": lambda: get("SPANWISE_PROJECT"),
+        "environment": lambda: get("SPANWISE_ENVIRONMENT") or read_deployment_environment(),
+        "capture": lambda: "none" if _read_flag("OTEL_SDK_DISABLED") else get("SPANWISE_CAPTURE", "").lower(),
+        "redact": lambda: tuple(_parse_redactors(get("SPANWISE_REDACT", ""))),
+        "sample_rate": lambda: _read_number("SPANWISE_SAMPLE_RATE"),
+        "threads": lambda: _read_flag("SPANWISE_THREADS"),
+        "sigterm": lambda: _read_flag("SPANWISE_SIGTERM"),
+        "propagate_to": lambda: tuple(filter(None, map(str.strip, get("SPANWISE_PROPAGATE_TO", "").split(",")))),
+        "spill_dir": lambda: _resolve_spill_dir(get("SPANWISE_SPILL_DIR")),
+    }
+
+
+def _resolve_spill_dir(value: str | None) -> Path | None:
+    """`off` or an empty value switches the spool off; unset means the user's cache directory."""
+    if value is None:
+        return cache_folder() / "spill"
+    return None if value.strip().lower() in ("", "0", "off", "none") else Path(value)
+
+
+def _parse_redactors(text: str) -> Iterable[Redactor]:
+    """Comma-separated keys; `/…/` is a pattern."""
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        is_pattern = len(part) > 2 and part[0] == part[-1] == "/"
+        yield re.compile(part[1:-1]) if is_pattern else part
+
+
+def _read_number(name: str) -> float | None:
+    text = os.environ.get(name)
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"{name} is a number, not {text!r}") from None
+
+
+def _read_flag(name: str) -> bool | None:
+    text = os.environ.get(name, "").strip().lower()
+    return None if not text else text not in ("0", "off", "false", "no")
+
+
+def _normalize_url(value: str) -> str:
+    if problem := find_url_problem(value):
+        raise ValueError(f"url is the collector's address such as {DEFAULT_URL!r}, not {value!r}: {problem}")
+    return value.rstrip("/").removesuffix("/v1/traces")
+
+
+def _return_unchanged(value: Any) -> Any:
+    return value
+
+
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
+    "url": _normalize_url,
+    "propagate_to": propagation_targets.normalize_patterns,
+}
+
+
+def _validate(settings: Settings) -> None:
+    if settings.capture not in get_args(Capture):
+        raise ValueError(f"capture is one of {get_args(Capture)}, not {settings.capture!r}")
+    if not 0.0 <= settings.sample_rate <= 1.0:
+        raise ValueError(f"sample_rate is between 0 and 1, not {settings.sample_rate!r}")
+    if settings.compression not in (None, *get_args(Compression)):
+        raise ValueError(f"compression is one of {get_args(Compression)}, not {settings.compression!r}")
+    if not 0 < settings.timeout <= 600:
+        raise ValueError(f"timeout is in seconds, up to 600, not {settings.timeout!r}")
+    for name, value in settings.headers.items():
+        if not is_valid_header(name, value):
+            raise ValueError(f"no HTTP header can be {name!r}, or hold what is given for it")
+    if settings.api_key and not _API_KEY_PATTERN.fullmatch(
+        settings.api_key
+    ):  # quotes that an editor has curled, for one
+        odd = _API_KEY_PATTERN.sub("", settings.api_key)
+        raise ValueError(f"api_key goes into an HTTP header, which cannot hold {odd!r}: copy the key alone")
+    for redactor in settings.redact:
+        if not (isinstance(redactor, (str, re.Pattern)) or callable(redactor)):
+            raise ValueError(f"redact takes keys, compiled patterns and functions (key, value), not {redactor!r}")
+
+
+_TRACES_PATH = "/v1/traces"
+_FIRST_MILLISECONDS = 500.0  # from here on a time-out is in milliseconds, as specified; Python's SDK takes seconds
+_MAX_TIMEOUT = 600.0  # seconds
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
+_ENVIRONMENT_ATTRIBUTES = ("deployment.environment.name", "deployment.environment")
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpEnvironment:
+    """What the environment says; None and {} where it says nothing."""
+
+    url: str | None = None  # without the path of a signal
+    traces_url: str | None = None  # only where it has another path than that
+    headers: Mapping[str, str] = field(default_factory=dict)
+    compression: str | None = None
+    timeout: float | None = None  # seconds
+
+
+def read_otlp_environment() -> OtlpEnvironment:
+    """What `OTEL_EXPORTER_OTLP_*` say. They are others' as well: what of them is not for us is said once, and left."""
+    url, traces_url = _read_endpoints()
+    if url is not None and _read_variable("PROTOCOL") == "grpc":
+        return _ignore_variable("PROTOCOL", "grpc", "we speak http/protobuf: spans do not go there")
+    for address in filter(None, (url, traces_url)):
+        if problem := find_url_problem(address):
+            return _ignore_variable("ENDPOINT", address, f"it is not a usable address: {problem}")
+    return OtlpEnvironment(
+        url,
+        traces_url,
+        _select_valid_headers(_parse_pairs(_read_variable("HEADERS") or ""))
+        if url
+        else {},  # they are for its own address
+        _parse_compression(_read_variable("COMPRESSION")),
+        _parse_timeout(_read_variable("TIMEOUT")),
+    )
+
+
+def _ignore_variable(name: str, value: str, why: str) -> OtlpEnvironment:
+    internal_errors.warn_once(f"otlp:{name}", f"OTEL_EXPORTER_OTLP_{name} is {value!r}: {why}")
+    return OtlpEnvironment()
+
+
+def read_deployment_environment() -> str | None:
+    """The environment's name in `OTEL_RESOURCE_ATTRIBUTES`."""
+    known = _parse_pairs(os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
+    return next((known[name] for name in _ENVIRONMENT_ATTRIBUTES if known.get(name)), None)
+
+
+def _read_endpoints() -> tuple[str | None, str | None]:
+    own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
+    common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
+    if not own:
+        return common or None, None
+    if own.rstrip("/").endswith(_TRACES_PATH):
+        return own.rstrip("/").removesuffix(_TRACES_PATH), None
+    return common or own, own
+
+
+def _read_variable(name: str) -> str | None:
+    get = os.environ.get
+    return get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or get(f"OTEL_EXPORTER_OTLP_{name}") or None
+
+
+def _parse_pairs(text: str) -> dict[str, str]:
+    parts = (part.partition("=") for part in text.split(",") if "=" in part)
+    return {unquote(name.strip()): unquote(value.strip()) for name, _, value in parts}
+
+
+def is_valid_header(name: str, value: str) -> bool:
+    """Whether that can be a header of a request."""
+    return bool(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value))
+
+
+def _select_valid_headers(given: dict[str, str]) -> dict[str, str]:
+    headers = {name: value for name, value in given.items() if is_valid_header(name, value)}
+    if len(headers) < len(given):
+        names = ", ".join(name for name in given if name not in headers)  # never what is given for them: keys, mostly
+        internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS has what is no HTTP header: {names!r}")
+    return headers
+
+
+def _parse_compression(text: str | None) -> str | None:
+    if text not in (None, "gzip", "none"):
+        _ignore_variable("COMPRESSION", str(text), "we know gzip and none")
+        return None
+    return text
+
+
+def _parse_timeout(text: str | None) -> float | None:
+    try:
+        given = float(text or "nan")
+    except ValueError:
+        _ignore_variable("TIMEOUT", str(text), "it is no number")
+        return None
+    given = given / 1000 if given >= _FIRST_MILLISECONDS else given
+    return min(given, _MAX_TIMEOUT) if given > 0 else None

@@ -1,0 +1,8 @@
+"""Captured content: JSON serialization, retrieved documents and token usage.
+
+Modules, in the order in which data flows:
+
+- `serialization`: JSON serialization of any Python value, bounded in bytes, depth and CPU time.
+- `documents`: Retrieved documents: conversion from LangChain, LlamaIndex and Haystack, OpenInference attributes.
+- `token_usage`: Token usage: vendors' usage fields as OpenTelemetry attributes, and estimates for calls without them.
+"""

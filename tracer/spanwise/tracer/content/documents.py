@@ -1,0 +1,128 @@
+"""Retrieved documents: conversion from LangChain, LlamaIndex and Haystack, OpenInference attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import orjson
+
+from spanwise.tracer import attribute_names as names
+
+DocumentFields: TypeAlias = dict[str, Any]  # content, id, score, metadata
+
+_MAX_DOCUMENTS = 1000  # documents looked at on the caller's thread, whose time is bounded
+_CONTENT_FIELDS = ("content", "page_content", "text")
+_ID_FIELDS = ("id", "doc_uri", "id_", "node_id")
+_METADATA_FIELDS = ("metadata", "meta")
+_NODE_REPR_PREFIX = (
+    "<NodeWithScore("  # LlamaIndex's nodes as its instrumentor writes them: they name texts and hold none
+)
+_DOCUMENT_LIST_FIELDS = ("documents", "source_nodes", "nodes", "results")
+
+
+def convert_documents(value: Any) -> Any:
+    """What a retriever returned, with document objects turned into dicts; plain values are returned as they are."""
+    try:
+        return _convert_value(value)
+    except Exception:  # a class that answers every question with an exception
+        return value
+
+
+def _convert_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        key = next((k for k in _DOCUMENT_LIST_FIELDS if isinstance(value.get(k), (list, tuple))), None)
+        return value if key is None else {**value, key: convert_documents(value[key])}
+    if not isinstance(value, (list, tuple)):
+        return value
+    if all(type(v) in (str, dict) for v in value[:_MAX_DOCUMENTS]):
+        return value
+    return [*map(_convert_item, value[:_MAX_DOCUMENTS]), *value[_MAX_DOCUMENTS:]]
+
+
+def _convert_item(value: Any) -> Any:
+    try:
+        return _document_to_dict(value)
+    except Exception:  # a property of the document raised: keep what the general serialiser makes of it
+        return value
+
+
+def _document_to_dict(value: Any) -> Any:
+    if isinstance(value, (str, Mapping)):
+        return value
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):  # (document, score)
+        inner = _document_to_dict(value[0])
+        return {**inner, "score": value[1]} if isinstance(inner, dict) else value
+    return parse_document(value) or value
+
+
+def parse_document(value: Any, nested: bool = False) -> DocumentFields | None:
+    """`{content, id, score, metadata}` of one document, None if the value is none. Absent fields are None or {}."""
+    if isinstance(value, str):
+        if value.startswith(_NODE_REPR_PREFIX):
+            return None
+        return {"content": value, "id": None, "score": None, "metadata": {}}
+    inner = _find_first_value(value, ("node", "document"))
+    if not (nested or inner is None or isinstance(inner, (str, int, float))):  # NodeWithScore: the score is outside
+        fields = parse_document(inner, nested=True)
+        return fields and {**fields, "score": _to_score(_find_first_value(value, ("score",)), fields["score"])}
+    content = _find_first_value(value, _CONTENT_FIELDS)
+    if content is None:
+        if not _is_empty(value):
+            return None
+        content = ""
+    metadata = _find_first_value(value, _METADATA_FIELDS)
+    return {
+        "content": content if isinstance(content, str) else str(content),
+        "id": _to_text(_find_first_value(value, _ID_FIELDS) or _find_first_value(metadata, ("doc_uri", "id"))),
+        "score": _to_score(_find_first_value(value, ("score",)), None),
+        "metadata": dict(metadata) if isinstance(metadata, Mapping) else {},
+    }
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether it is a document all the same: a dict with an id or content that is None, an object with such content."""
+    if isinstance(value, Mapping):
+        return any(key in value for key in (*_CONTENT_FIELDS, *_ID_FIELDS))
+    missing = object()
+    return any(getattr(value, key, missing) is None for key in _CONTENT_FIELDS)
+
+
+def _find_first_value(value: Any, keys: Iterable[str]) -> Any:
+    if isinstance(value, Mapping):
+        return next((value[k] for k in keys if value.get(k) is not None), None)
+    values = (getattr(value, k, None) for k in keys if value is not None)
+    return next((v for v in values if v is not None and not callable(v)), None)
+
+
+def _to_score(value: Any, otherwise: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None if otherwise is None else float(otherwise)
+
+
+def _to_text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def flatten_documents(text: str) -> dict[str, Any]:
+    """OpenInference attributes of the documents in a JSON text; empty if it holds none."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    if isinstance(value, dict):
+        value = next((value[k] for k in _DOCUMENT_LIST_FIELDS if isinstance(value.get(k), list)), [])
+    documents = [parse_document(v) for v in value] if isinstance(value, list) else []
+    flat: dict[str, Any] = {}
+    for i, fields in enumerate(d for d in documents if d is not None):
+        flat.update(_flatten_document(f"{names.DOCUMENTS}.{i}.document.", fields))
+    return flat
+
+
+def _flatten_document(prefix: str, document: DocumentFields) -> dict[str, Any]:
+    flat = {prefix + k: document[k] for k in ("id", "content", "score") if document[k] is not None}
+    if document["metadata"]:
+        flat[prefix + "metadata"] = orjson.dumps(document["metadata"]).decode()
+    return flat

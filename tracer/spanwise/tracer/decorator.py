@@ -1,0 +1,205 @@
+"""`@trace` decorator: options, and wrappers for functions, coroutines and generator functions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+from spanwise.tracer.call_recording import (
+    TracedCall,
+    TraceSpec,
+    enter_call,
+    fail_call,
+    finish_call,
+    leave_call,
+    make_argument_binder,
+    start_call,
+)
+from spanwise.tracer.generator_tracing import wrap_stream
+from spanwise.tracer.run_handle import build_initial_attributes
+from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error
+
+# Attribute of what `trace` returns, which is its value too: `functools.wraps` gives it to wrappers, who are another
+TRACED_MARK = "__spanwise_traced__"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Decorator(Protocol):
+    """What `trace(…)` with options returns."""
+
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
+        """Trace a callable."""
+
+
+@overload
+def trace(function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def trace(
+    *,
+    name: str | None = None,
+    kind: str = "chain",
+    capture_inputs: bool = True,
+    capture_outputs: bool = True,
+    tags: Sequence[str] = (),
+    metadata: Mapping[str, object] | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    reduce: Callable[[list[Any]], Any] | None = None,
+) -> Decorator: ...
+
+
+def trace(function: Any = None, /, **options: Any) -> Any:
+    """Record every call of a function as a span: inputs, outputs, errors, and what it calls in turn.
+
+    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. What a retriever
+    returns is read as documents. A generator's outputs are what it yields, or what `reduce` makes of the list of it.
+    Raises `TypeError` for a class or an unknown option, `ValueError` for an unknown kind; the traced function itself
+    behaves as before.
+    """
+    _check_options(options)
+    if function is None:
+        return functools.partial(_trace_callable, **options)
+    return _trace_callable(function, **options)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Options are `_decorate`'s, but that name would tell people nothing."""
+    known = _decorate.__kwdefaults__ or {}
+    for name in options:
+        if name not in known:
+            raise make_unknown_option_error("@trace", name, known, OPTION_EQUIVALENTS)
+
+
+def _trace_callable(function: Any, **options: Any) -> Any:
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(_decorate(function.__func__, **options))
+    return _decorate(function, **options)
+
+
+def _decorate(
+    function: Any,
+    *,
+    name: str | None = None,
+    kind: str = "chain",
+    capture_inputs: bool = True,
+    capture_outputs: bool = True,
+    tags: Sequence[str] = (),
+    metadata: Mapping[str, object] | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    reduce: Callable[[list[Any]], Any] | None = None,
+) -> Any:
+    if not callable(function) or inspect.isclass(function):
+        hint = f"; a kind is named: @trace(kind={function!r})" if isinstance(function, str) else ""
+        raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}{hint}")
+    spec = TraceSpec(
+        name or _span_name(function),
+        build_initial_attributes(kind, tags, metadata, attributes),
+        make_argument_binder(function) if capture_inputs else None,
+        capture_outputs,
+        kind == "retriever",
+        reduce,
+    )
+    traced = functools.update_wrapper(_make_wrapper(function, spec), function)
+    setattr(traced, TRACED_MARK, traced)
+    return traced
+
+
+def _span_name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _make_wrapper(function: Any, spec: TraceSpec) -> Any:
+    """The wrapper for the kind of callable that it is."""
+    inner = _underlying_function(function)
+    if inspect.iscoroutinefunction(inner):
+        return _wrap_async(function, spec)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        return _GeneratorFunction(function, inner, spec)
+    return _wrap_sync(function, spec)
+
+
+def _underlying_function(function: Any) -> Any:
+    """What decides the kind: the function behind partials, and the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _wrap_sync(function: Callable[..., Any], spec: TraceSpec) -> Callable[..., Any]:
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        call = enter_call(spec, args, kwargs)
+        if call is None:
+            return function(*args, **kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            leave_call(call)
+            fail_call(call, error)
+            raise
+        leave_call(call)
+        if (stream := wrap_stream(spec, call, result)) is not None:
+            return stream
+        finish_call(spec, call, result)
+        return result
+
+    return traced
+
+
+def _wrap_async(function: Callable[..., Awaitable[Any]], spec: TraceSpec) -> Callable[..., Awaitable[Any]]:
+    async def traced(*args: Any, **kwargs: Any) -> Any:
+        call = enter_call(spec, args, kwargs)
+        if call is None:
+            return await function(*args, **kwargs)
+        try:
+            result = await function(*args, **kwargs)
+        except BaseException as error:
+            leave_call(call)
+            fail_call(call, error)
+            raise
+        leave_call(call)
+        if (stream := wrap_stream(spec, call, result)) is not None:
+            return stream
+        finish_call(spec, call, result)
+        return result
+
+    return traced
+
+
+class _GeneratorFunction:
+    """A traced generator function: its span starts with the call, in the caller's context.
+
+    It shows the original's code object, so that `inspect.isgeneratorfunction` and `isasyncgenfunction` stay true
+    (frameworks decide by them how to treat a handler).
+    """
+
+    def __init__(self, function: Any, inner: Any, spec: TraceSpec) -> None:
+        self._function, self._spec = function, spec
+        for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
+            setattr(self, name, getattr(inner, name, None))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = start_call(self._spec, args, kwargs)
+        if call is None:
+            return self._function(*args, **kwargs)
+        return wrap_stream(self._spec, call, self._made(call, args, kwargs))
+
+    def _made(self, call: TracedCall, args: Any, kwargs: Any) -> Any:
+        try:
+            return self._function(*args, **kwargs)
+        except BaseException as error:  # the arguments do not fit
+            fail_call(call, error)
+            raise
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        return str(self.__qualname__)  # type: ignore[attr-defined]  # pickled by name, as functions are

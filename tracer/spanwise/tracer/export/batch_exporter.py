@@ -1,0 +1,407 @@
+"""Batch exporter: splits queued spans into batches, sends and retries them, spools them when offline.
+
+What cannot be spooled either returns to the queue. Each item is counted once as delivered, spilled or dropped.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spanwise.tracer import internal_errors
+from spanwise.tracer.backoff import compute_backoff
+from spanwise.tracer.configuration import Settings
+from spanwise.tracer.export import disk_spool
+from spanwise.tracer.export.delivery_stats import DeliveryCounts, ProcessReporter, get_account
+from spanwise.tracer.export.disk_spool import RequestCopy, Spool
+from spanwise.tracer.export.otlp_encoding import (
+    LOGS_PATH,
+    TRACES_PATH,
+    FeedbackEvent,
+    encode_events,
+    encode_spans,
+    parse_rejections,
+)
+from spanwise.tracer.export.otlp_http_client import (
+    OtlpHttpClient,
+    PendingRequest,
+    RequestOutcome,
+    RequestThread,
+    to_one_line,
+)
+from spanwise.tracer.export.span_queue import BATCH_ITEMS, ExportItem, SpanQueue
+from spanwise.tracer.export.span_sanitizer import SpanSanitizer
+
+BATCH_BYTES = 4 << 20  # of values
+MAX_FINAL_SEND = 5.0  # seconds of sending at the end of the process, while the collector answers
+SLOW_ANSWER = 1.0  # seconds without an answer, after which what a request holds up is spooled
+_SLOW_ANSWER_AT_END = 0.2  # the same at the end of the process, and the least time left for another request
+_ANSWER_POLL_INTERVAL = 0.1  # seconds between two looks at the time while a request waits for its answer
+_TIMEOUT_GRACE = 1.0  # seconds beyond the timeout of a request, which does not count the time of a slow answer
+_FIRST_BACKOFF, _MAX_BACKOFF = 0.5, 60.0
+_random = random.Random()  # our own: the application's sequence must not depend on our retries
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Items of one signal that are sent together."""
+
+    path: str
+    items: list[Any]
+    whole: Batch | None = None  # that it is a part of; counts the items of all its parts
+    unsettled: int = 0
+
+    def split(self, size: int) -> Iterator[Batch]:
+        """Return parts of at most `size` items each."""
+        for start in range(0, len(self.items), size):
+            yield Batch(self.path, self.items[start : start + size], self.whole or self)
+
+
+def split_into_batches(items: Sequence[ExportItem]) -> list[Batch]:
+    """Split items by signal, number and bytes of values; spans come first."""
+    made: list[Batch] = []
+    for path in (TRACES_PATH, LOGS_PATH):
+        size = BATCH_BYTES + 1
+        for item in items:
+            if isinstance(item, FeedbackEvent) is (path == TRACES_PATH):
+                continue
+            weight = getattr(item, "weight", 1000)
+            if size + weight > BATCH_BYTES or len(made[-1].items) >= BATCH_ITEMS:
+                made.append(Batch(path, []))
+                size = 0
+            made[-1].items.append(item)
+            made[-1].unsettled += 1
+            size += weight
+    return made
+
+
+class Exporter:
+    """Exports what is queued, on the delivery thread. `spool_some`, `discard` and `abandon` run on others, too."""
+
+    def __init__(self, settings: Settings, finisher: SpanSanitizer, queue: SpanQueue) -> None:
+        self.settings, self.queue = settings, queue
+        self.tally = DeliveryCounts()
+        self.spool = Spool(disk_spool.get_spool_folder(settings), about=disk_spool.describe_owner(settings))
+        self.account = get_account(settings.url)
+        self.account.folders.add(self.spool.folder)
+        self.deadline = float("inf")  # of sending, on the monotonic clock
+        self._finisher = finisher
+        post = OtlpHttpClient(settings)
+        self._requests = RequestThread(post)
+        self._presence = ProcessReporter(self.account, finisher, post)
+        self._batches: deque[Batch] = deque()  # taken from the queue
+        self._patience, self._longest = 0.0, float("inf")
+        self._failures, self._not_before = 0, 0.0  # in a row
+        self._failure = RequestOutcome("later")  # of the latest request that failed
+        self._is_last = self._is_abandoned = False
+
+    @property
+    def pending(self) -> int:
+        """Items in memory."""
+        return len(self.queue) + self.queue.in_hand
+
+    def export(self, urgent: bool = False) -> None:
+        """Export what is queued now, send what the spool holds, and report. `urgent`: do not wait for the backoff."""
+        if self._is_abandoned:
+            return
+        if urgent:
+            self._not_before = 0.0
+        if self._may_send() or self._may_spool() or self._is_last:
+            self._batches.extend(split_into_batches(self.queue.take()))
+        while self._batches:
+            self._settle(self._send, self._batches.popleft())
+        if self._may_send():
+            self._survive(self._replay_all)
+        if self._may_send():
+            self._survive(self._report, urgent)
+
+    def export_last(self) -> None:
+        """Export the rest: what can be neither sent nor spooled is dropped."""
+        self._is_last = True
+        self.export()
+        self.spool.rest()
+        self._requests.end()
+
+    def limit(self, timeout: float) -> None:
+        """Send for `timeout` seconds more, counted from the last acknowledgement, and for `LONGEST_END` at most."""
+        now = time.monotonic()
+        self._patience, self._longest = timeout, now + max(timeout, MAX_FINAL_SEND)
+        self.deadline = now + timeout
+        self.queue.keep_less(True)
+
+    def extend(self, share: float = 1.0) -> None:
+        """Leave at least this share of the time that `limit` sets, counted from now."""
+        if self.deadline != float("inf"):
+            self.deadline = max(self.deadline, min(time.monotonic() + share * self._patience, self._longest))
+
+    def spool_some(self) -> None:
+        """Write some of the queue to the spool: it grows faster than it can be sent."""
+        if self.spool.works:  # else it grows up to its bound
+            for batch in split_into_batches(self.queue.take_some(BATCH_ITEMS)):
+                self._settle(self._spool_batch, batch)
+
+    def discard(self, reason: str) -> None:
+        """Drop what is queued."""
+        for batch in split_into_batches(self.queue.take()):
+            self._drop_items(batch, len(batch.items), reason)
+
+    def abandon(self) -> None:
+        """Drop what is queued and what was taken: the delivery thread hangs, in a redactor or in the file system."""
+        self.discard("delivery_stuck")
+        self._is_abandoned = True
+        self._batches.clear()
+        held = self.queue.in_hand
+        if held > 0:
+            self.queue.settle(held)
+            self.drop("delivery_stuck", held)
+
+    def drop(self, reason: str, count: int, path: str = TRACES_PATH, detail: str = "") -> None:
+        """Count items as dropped, and log the first of each reason, with the cause in words."""
+        self.tally.add(dropped=count, reason=reason)
+        if path == TRACES_PATH:
+            self.account.dropped[reason] += count
+        if reason == "collector_away":
+            detail = detail or self._failure.explanation
+        said = f"{reason}: {to_one_line(detail)}" if detail else reason
+        internal_errors.warn_once(
+            f"dropped:{reason}", f"spans or feedback are dropped: {said} ({self.settings.shown_url})"
+        )
+
+    def _settle(self, step: Callable[[Batch], object], batch: Batch) -> None:
+        """Send or spool a batch; whatever fails, each item is counted in the end."""
+        try:
+            self._survive(step, batch)
+        finally:
+            self._drop_items(batch, batch.unsettled, "delivery_failed")
+
+    def _survive(self, step: Callable[..., object], *arguments: Any) -> None:
+        """Run code that may call code of others (redactors, instrumented clients): no error ends the thread."""
+        try:
+            step(*arguments)
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C while the process ends
+            internal_errors.record_error("delivery", error)
+
+    def _send(self, batch: Batch) -> None:
+        """Send a batch, or spool it where the collector cannot be asked now or says to try later."""
+        if not self._may_send():
+            self._spool_batch(batch)
+            return
+        body = self._encoded(batch, self._send)
+        if body is None:
+            return
+        answer, copy = self._answer(batch.path, body, len(batch.items))
+        if answer.verdict == "later":
+            self._back_off(answer)
+            self._keep(batch, body, copy)
+            return
+        if copy is not None:
+            copy.remove()
+        if answer.verdict == "ok":
+            self._acknowledged(batch, answer)
+        elif answer.verdict == "too_large" and batch.path == TRACES_PATH:
+            self._send_halves(batch)
+        else:
+            self._drop_items(batch, len(batch.items), answer.reason)
+
+    def _send_halves(self, batch: Batch) -> None:
+        if len(batch.items) == 1:
+            return self._drop_items(batch, 1, "too_large")
+        for half in batch.split((len(batch.items) + 1) // 2):
+            self._send(half)
+        return None
+
+    def _encoded(self, batch: Batch, otherwise: Callable[[Batch], object]) -> bytes | None:
+        """Return the body of a request. None if none of the items is left, or one of them cannot be encoded, so that
+        `otherwise` was called with each of them alone.
+        """
+        if batch.path == LOGS_PATH:
+            return encode_events(map(self._finisher.feedback, batch.items))
+        finished = [(item, span) for item in batch.items if (span := self._finisher.span(item)) is not None]
+        self._drop_items(batch, len(batch.items) - len(finished), "not_finished")
+        batch.items = [item for item, _ in finished]
+        try:
+            return encode_spans([span for _, span in finished]) if finished else None
+        except Exception as error:
+            if len(finished) == 1:
+                self._drop_items(batch, 1, "not_encodable")
+                internal_errors.record_error("encode", error)
+                return None
+        for single in batch.split(1):
+            otherwise(single)
+        return None
+
+    def _answer(self, path: str, body: bytes, count: int = 0) -> tuple[RequestOutcome, RequestCopy | None]:
+        """Send a request and wait for its answer. If that takes long, return a copy of the request in the spool, too.
+
+        Meanwhile what waits behind the request is spooled, so that a process that is killed loses little.
+        """
+        timeout = min(self.settings.timeout, self.deadline - time.monotonic())
+        request, copy = self._requests.send(path, body, timeout), None
+        while request is not None and not self._is_over(request):
+            answer = request.wait(max(0.0, min(_ANSWER_POLL_INTERVAL, self.deadline - time.monotonic())))
+            if answer is not None:
+                return answer, copy
+            if (
+                request.age >= (SLOW_ANSWER if self.deadline == float("inf") else _SLOW_ANSWER_AT_END)
+                and self.spool.works
+            ):
+                if copy is None and count:
+                    copy = self.spool.copy(path, body, count)
+                self._spool_behind(request)
+        return RequestOutcome("later", "no_answer", explanation="no answer in time"), copy
+
+    def _is_over(self, request: PendingRequest) -> bool:
+        """Return whether to wait for the answer no longer."""
+        return time.monotonic() >= self.deadline or request.age >= self.settings.timeout + _TIMEOUT_GRACE
+
+    def _spool_behind(self, request: PendingRequest) -> None:
+        """Spool what waits, until the request is answered."""
+        self.queue.keep_less(True)
+        self._batches.extend(split_into_batches(self.queue.take()))
+        while self._batches and not request.is_done:
+            self._settle(self._spool_batch, self._batches.popleft())
+
+    def _keep(self, batch: Batch, body: bytes, copy: RequestCopy | None) -> None:
+        """Spool a batch that was sent in vain."""
+        if copy is not None:
+            copy.leave()
+            self._count(batch, len(batch.items), spilled=len(batch.items))
+        elif self._may_spool():
+            self._write(batch, body)
+        else:
+            self._give_back(batch)
+        self._log_failure()
+
+    def _spool_batch(self, batch: Batch) -> None:
+        if self._may_spool():
+            self._write(batch)
+        else:
+            self._give_back(batch)
+
+    def _write(self, batch: Batch, body: bytes | None = None) -> bool:
+        """Write a batch to the spool, or as much of it as the disk has room for; the rest goes back to the queue.
+        Returns whether all of it was written.
+        """
+        body = self._encoded(batch, self._write) if body is None else body
+        if body is None:
+            return True
+        kept, lost = self.spool.keep(batch.path, body, len(batch.items))
+        if kept:
+            self._count(batch, kept, spilled=kept)
+            for reason, count in lost.items():
+                self.drop(reason, count, batch.path)  # older ones, to make room
+            return True
+        if not self.spool.is_full or len(batch.items) == 1:
+            self._give_back(batch)
+            return False
+        first, second = batch.split((len(batch.items) + 1) // 2)
+        if self._write(first):
+            return self._write(second)
+        self._give_back(second)
+        return False
+
+    def _give_back(self, batch: Batch) -> None:
+        """Return a batch that cannot be spooled to the queue, or drop it where the process ends."""
+        if self._is_last:
+            away = self._failure.reason if self._failure.reason.startswith("http_") else "collector_away"
+            self._drop_items(batch, len(batch.items), away if self.spool.folder is None else "disk")
+        elif not self._is_abandoned:
+            (batch.whole or batch).unsettled -= len(batch.items)
+            self.queue.put_back(batch.items)
+
+    def _may_send(self) -> bool:
+        """Return whether to send now: not during the backoff, nor when the process ends before there is an answer."""
+        now = time.monotonic()
+        return now >= self._not_before and self.deadline - now >= _SLOW_ANSWER_AT_END
+
+    def _may_spool(self) -> bool:
+        return self.spool.works or (self._is_last and self.spool.folder is not None)
+
+    def _back_off(self, answer: RequestOutcome) -> None:
+        longest = compute_backoff(self._failures, _FIRST_BACKOFF, _MAX_BACKOFF)
+        self._failures += 1
+        self.queue.keep_less(True)
+        self._failure = answer
+        self._not_before = time.monotonic() + max(answer.after, longest * _random.uniform(0.7, 1.0))
+
+    def _log_failure(self) -> None:
+        url, reason = self.settings.shown_url, self._failure.reason
+        where = "on disk" if self.spool.works else "in memory"
+        if reason in ("http_401", "http_403"):
+            refused = f"the collector at {url} refuses our key ({reason})"
+            internal_errors.warn_once(reason, f"{refused}: spans wait {where} until SPANWISE_API_KEY is right")
+        else:
+            failure = self._failure.explanation or "no connection"
+            text = f"no collector answers at {url} ({failure}): spans wait {where} until one does"
+            internal_errors.warn_once(f"spilled:{failure}", text)
+
+    def _acknowledged(self, batch: Batch, answer: RequestOutcome) -> None:
+        refused, why = parse_rejections(batch.path, answer.body)
+        refused = min(refused, len(batch.items))
+        taken = len(batch.items) - refused
+        self._drop_items(batch, refused, "rejected", why)
+        self._count(batch, taken, delivered=taken)
+        if batch.path == TRACES_PATH:
+            self.account.delivered += taken
+        self._answers_again()
+
+    def _answers_again(self) -> None:
+        self._failures = 0
+        self.queue.keep_less(self.deadline != float("inf"))
+        self.extend()
+
+    def _replay_all(self) -> None:
+        """Send what the spool holds."""
+        held, dropped = disk_spool.count_spooled(self.spool.folder), self.account.dropped.total()
+        for reason, count in self.spool.replay(self._replay).items():
+            self.drop(reason, count)
+        sent = held - disk_spool.count_spooled(self.spool.folder) - (self.account.dropped.total() - dropped)
+        self.account.delivered += max(0, sent)  # what other processes had left there is no part of this account
+
+    def _replay(self, path: str, body: bytes, count: int) -> str:
+        """Send a request from the spool; returns the verdict."""
+        if not self._may_send():
+            return "later"
+        answer, _ = self._answer(path, body)
+        if answer.verdict == "ok":
+            refused, why = parse_rejections(path, answer.body)
+            refused = min(refused, count)
+            self.tally.add(delivered=count - refused)
+            if refused:
+                self.drop("rejected", refused, path, why)
+            self._answers_again()
+        elif answer.verdict == "later":
+            self._back_off(answer)
+        else:
+            self.drop(answer.reason, count, path)
+        return answer.verdict
+
+    def _report(self, urgent: bool) -> None:
+        """Send what Spanwise's collectors are told besides spans. It is not kept where it cannot be sent."""
+        self._presence.tell(self._send_aside, self.pending, self.queue.dropped, urgent)
+
+    def _send_aside(self, path: str, body: bytes) -> RequestOutcome:
+        answer, _ = self._answer(path, body)
+        if answer.verdict == "later":
+            self._back_off(answer)
+        return answer
+
+    def _drop_items(self, batch: Batch, count: int, reason: str, detail: str = "") -> None:
+        if count and not self._is_abandoned:
+            self._count(batch, count)
+            self.drop(reason, count, batch.path, detail)
+
+    def _count(self, batch: Batch, count: int, *, delivered: int = 0, spilled: int = 0) -> None:
+        """Count items of a batch, unless `abandon` has counted them."""
+        if self._is_abandoned:
+            return
+        (batch.whole or batch).unsettled -= count
+        self.queue.settle(count)
+        self.tally.add(delivered=delivered, spilled=spilled)

@@ -1,0 +1,204 @@
+"""Delivery statistics: span counts by outcome, and reports of counts and open spans to the collector.
+
+Both are OTLP log events, for collectors that call themselves Spanwise's in their answers. Neither is worth keeping:
+what cannot be sent now is said anew later, or never.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from opentelemetry.sdk.resources import Resource
+
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.export.disk_spool import count_spooled
+from spanwise.tracer.export.otlp_encoding import LOGS_PATH, TRACES_PATH, FeedbackEvent, encode_events
+from spanwise.tracer.export.otlp_http_client import OtlpHttpClient, RequestOutcome
+from spanwise.tracer.export.span_sanitizer import SpanSanitizer
+from spanwise.tracer.otel.exit_lock import ExitLock
+from spanwise.tracer.otel.live_span import Clock, LiveSpan, LocalTrace, sync_open_traces
+
+
+@dataclass(frozen=True, slots=True)
+class FlushResult:
+    """What a flush achieved. True if every span and feedback handed in before it was acknowledged by the collector."""
+
+    delivered: int = 0
+    spilled: int = 0  # of this process, on disk now, to be sent when the collector is back
+    dropped: int = 0
+    pending: int = 0  # still queued when the time was up
+
+    def __bool__(self) -> bool:
+        return not (self.spilled or self.dropped or self.pending)
+
+
+class DeliveryCounts:
+    """Counts of spans and feedbacks since the start of the process."""
+
+    def __init__(self) -> None:
+        self.delivered = self.spilled = 0
+        self.dropped: Counter[str] = Counter()
+        self._lock: Any = threading.RLock()
+
+    def add(self, *, delivered: int = 0, spilled: int = 0, dropped: int = 0, reason: str = "") -> None:
+        """Count some more."""
+        with self._lock:
+            self.delivered += delivered
+            self.spilled += spilled
+            if dropped:
+                self.dropped[reason] += dropped
+
+    @property
+    def settled(self) -> int:
+        """How many were counted; an item that was spooled counts again when it is sent from the spool."""
+        return self.delivered + self.spilled + sum(tuple(self.dropped.values()))
+
+    def bound_waits(self) -> None:
+        """Wait for no lock for long from now on; see `ExitLock`."""
+        self._lock = ExitLock(self._lock)
+
+
+LONG_NS = 1_000_000_000  # from then on it is told that a run goes on
+_MAX_PER_REPORT = 1_000
+_MAX_YOUNG = 50_000  # beyond: spans that nobody ends
+
+
+class SpanAccount:
+    """Counts of spans. Starts and ends are booked by local root, so that a call pays for none of it (see `book`)."""
+
+    def __init__(self) -> None:
+        self.started = self.open = self.delivered = 0
+        self.dropped: Counter[str] = Counter()  # by reason
+        self.folders: set[Path | None] = set()  # of the spool
+        self.resource: Resource | None = None
+        self.young: set[Any] = set()  # open spans of which it was not told yet that they go on
+
+    def due(self) -> list[Any]:
+        """Spans that have been open for long, the oldest first; not more than a request should hold."""
+        young, latest = tuple(self.young), Clock.now() - LONG_NS
+        if len(young) > _MAX_YOUNG:
+            self.young.clear()
+        due = [span for span in young if span.end_time is None and (span.start_time or 0) <= latest]
+        return sorted(due, key=lambda span: span.start_time or 0)[:_MAX_PER_REPORT]
+
+    def told(self, spans: list[Any]) -> None:
+        """Of these nothing more is to be told before they end."""
+        self.young.difference_update(spans)
+
+    def report(self, pending: int, dropped: Counter[str]) -> dict[str, Any]:
+        """How many were started, and where they are; `dropped` beside those of its own."""
+        sync_open_traces(self)
+        return {
+            "started": self.started,
+            "open": self.open,
+            "delivered": self.delivered,
+            "spilled": sum(map(count_spooled, self.folders)),
+            "pending": pending,
+            "dropped": dict(self.dropped + dropped),
+        }
+
+
+_accounts: weakref.WeakValueDictionary[str, SpanAccount] = weakref.WeakValueDictionary()
+
+
+def get_account(url: str) -> SpanAccount:
+    """The account of an address, one for all set-ups of this process that deliver there."""
+    account = _accounts.get(url)
+    if account is None:
+        account = _accounts[url] = SpanAccount()
+    return account
+
+
+def forget_accounts() -> None:
+    """Begin anew, in a forked child."""
+    _accounts.clear()
+
+
+PERIOD = 10.0  # seconds between two reports, at least
+SendRequest = Callable[[str, bytes], RequestOutcome]
+
+
+class ProcessReporter:
+    """Says it, from the delivery thread."""
+
+    def __init__(self, account: SpanAccount, finisher: SpanSanitizer, post: OtlpHttpClient) -> None:
+        self._account, self._finisher, self._post = account, finisher, post
+        self._reported: dict[str, Any] = {}
+        self._next_report = 0.0
+
+    def tell(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
+        """Say what is new. `pending` spans are in memory, `dropped` ones have never left the queue; an urgent round may
+        be the last one.
+        """
+        due = self._account.due()
+        if due and self._post.is_spanwise is None:
+            self._ask(send)
+        if self._post.is_spanwise:
+            self._tell_started(send, due)
+            self._report(send, pending, dropped, urgent)
+        elif self._post.is_spanwise is False:
+            self._account.told(due)
+
+    def _ask(self, send: SendRequest) -> None:
+        """Nothing was sent yet: an empty request, which every collector takes, shows whose it is."""
+        if send(TRACES_PATH, b"").verdict != "later" and self._post.is_spanwise is None:
+            self._post.is_spanwise = False
+
+    def _tell_started(self, send: SendRequest, due: Sequence[Any]) -> None:
+        resources = {id(resource): resource for resource in (_get_local_trace_of(span).resource for span in due)}
+        for key, resource in resources.items():
+            spans = [span for span in due if id(_get_local_trace_of(span).resource) == key]
+            attributes = self._finisher.resource(resource).attributes
+            body = encode_events([self._started(span, attributes) for span in spans])
+            if send(LOGS_PATH, body).verdict != "later":
+                self._account.told(spans)
+
+    def _started(self, span: Any, resource: Any) -> FeedbackEvent:
+        context, parent = span.get_span_context(), span.parent
+        attributes = {
+            names.STARTED_NAME: self._finisher.name(span.name),
+            names.KIND: (span.attributes or {}).get(names.KIND),
+            names.STARTED_PARENT: f"{parent.span_id:016x}" if parent else None,
+            names.LOCAL_ROOT: f"{_get_local_trace_of(span).root_id:016x}",
+        }
+        start = span.start_time or 0
+        return FeedbackEvent(context.trace_id, context.span_id, start, attributes, resource, names.STARTED_EVENT)
+
+    def _report(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
+        if not urgent and time.monotonic() < self._next_report:
+            return
+        report, resource = self._account.report(pending, dropped), self._account.resource
+        if not report["started"] or report == self._reported or resource is None:
+            return
+        event = FeedbackEvent(
+            0, 0, Clock.now(), _make_report_attributes(report), resource.attributes, names.REPORT_EVENT
+        )
+        self._next_report = time.monotonic() + PERIOD
+        if send(LOGS_PATH, encode_events([event])).verdict == "ok":
+            self._reported = report
+
+
+def _get_local_trace_of(span: Any) -> LocalTrace:
+    local: LocalTrace = span.local if isinstance(span, LiveSpan) else span._spanwise_local
+    return local
+
+
+def _make_report_attributes(report: dict[str, Any]) -> dict[str, Any]:
+    return {
+        names.REPORT_STARTED: report["started"],
+        names.REPORT_OPEN: report["open"],
+        names.REPORT_DELIVERED: report["delivered"],
+        names.REPORT_SPILLED: report["spilled"],
+        names.REPORT_PENDING: report["pending"],
+        names.REPORT_DROPPED: orjson.dumps(report["dropped"]).decode(),
+        names.REPORT_PID: os.getpid(),
+    }

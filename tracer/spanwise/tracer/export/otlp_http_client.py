@@ -1,0 +1,271 @@
+"""OTLP/HTTP client: request thread, compression, authentication, response status and error messages."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.client import RemoteDisconnected
+from typing import TYPE_CHECKING, Literal
+
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer import internal_errors, propagation_targets
+from spanwise.tracer.backoff import parse_retry_after
+from spanwise.tracer.configuration import Settings
+from spanwise.tracer.export.otlp_encoding import TRACES_PATH
+from spanwise.tracer.http_connections import is_loopback, suppress_instrumentation
+
+if TYPE_CHECKING:
+    import requests
+
+
+_MIN_COMPRESS_BYTES = 1024  # bytes
+_MAX_RETRY_AFTER = 300.0  # seconds, whatever a server asks for
+_UNAUTHORIZED = frozenset((401, 403))  # somebody can mend that, and the next process may have the right one
+_RETRYABLE = frozenset((*_UNAUTHORIZED, 408, 425, 429, 500, 502, 503, 504))
+
+
+_preload_lock = threading.Lock()
+_MAX_PRELOAD_WAIT = 5.0  # seconds that a fork waits for it; more can only be a deadlock of imports
+
+
+def preload_modules() -> None:
+    """Import all that delivery needs, on its own thread, for it takes a tenth of a second.
+
+    No fork comes in between: a child would inherit modules that are half imported, or locked for ever.
+    """
+    with _preload_lock:
+        import encodings.idna  # noqa: F401  (imported by the first connection)
+        import netrc  # noqa: F401  (by the first request)
+
+        import requests  # noqa: F401
+        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2  # noqa: F401  (`_encode`)
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # noqa: F401
+
+
+def _before_fork() -> None:
+    _preload_lock.acquire(timeout=_MAX_PRELOAD_WAIT)
+
+
+def _after_fork() -> None:
+    if _preload_lock.locked():
+        _preload_lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """Outcome of a request: ok, refused (permanent), too_large, or later (retryable, not before `after` seconds).
+
+    `reason` is a key for counters, `explanation` the cause in words for the log.
+    """
+
+    verdict: Literal["ok", "refused", "too_large", "later"]
+    reason: str = ""
+    after: float = 0.0
+    body: bytes = b""
+    explanation: str = ""
+
+
+class OtlpHttpClient:
+    """Sends request bodies to a collector over one kept-alive connection. Used by one thread at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "spanwise-tracer"}
+        if settings.api_key:
+            self._headers["Authorization"] = f"Bearer {settings.api_key}"
+        self._headers.update(settings.headers)
+        self._packs = settings.compression == "gzip" or (settings.compression is None and not is_loopback(settings.url))
+        self._session: requests.Session | None = None
+        self.is_spanwise: bool | None = None  # whether the collector is one of Spanwise's; None: it has not said
+
+    def send(self, path: str, body: bytes, timeout: float) -> RequestOutcome:
+        """POST a protobuf body to the address of the signal, `<url><path>`."""
+        import requests
+
+        if self._session is None:
+            self._session = requests.Session()
+        headers = self._headers
+        if self._packs and len(body) >= _MIN_COMPRESS_BYTES:
+            body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
+        address = self._address(path)
+        self._session.trust_env = not is_loopback(address)  # a proxy cannot reach the loopback of this machine
+        auth = requests.utils.get_auth_from_url(address)
+        try:
+            with suppress_instrumentation():
+                response = self._session.post(
+                    address,
+                    data=body,
+                    headers=headers,
+                    auth=auth if any(auth) else _keep_request,
+                    timeout=max(timeout, 0.05),
+                    verify=self._settings.certificate or True,
+                    allow_redirects=False,
+                )
+        except OSError as error:  # all of requests' own, and a file of certificates that does not exist
+            return RequestOutcome("later", type(error).__name__, explanation=explain_connection_error(error, timeout))
+        if response.ok or names.COLLECTOR_HEADER in response.headers:
+            self.is_spanwise = response.headers.get(names.COLLECTOR_HEADER) == "1"
+        if (named := response.headers.get(names.DESTINATIONS_HEADER)) is not None:
+            propagation_targets.update_from_header(self._settings, named)
+        return _classify_response(response)
+
+    def _address(self, path: str) -> str:
+        own = self._settings.traces_url if path == TRACES_PATH else None
+        return own or self._settings.url + path
+
+
+def _keep_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Else what `~/.netrc` says of the host would take the place of our key."""
+    return request
+
+
+def _classify_response(response: requests.Response) -> RequestOutcome:
+    status = response.status_code
+    if 200 <= status < 300:
+        return RequestOutcome("ok", body=response.content)
+    if status == 413:
+        return RequestOutcome("too_large", "http_413")
+    if status in _RETRYABLE:
+        after = _parse_retry_delay(response.headers.get("Retry-After"))
+        return RequestOutcome(
+            "later", f"http_{status}", after, explanation=f"HTTP {status} {to_one_line(response.reason or '')}".strip()
+        )
+    return RequestOutcome("refused", f"http_{status}")
+
+
+def _parse_retry_delay(text: str | None) -> float:
+    return min(_MAX_RETRY_AFTER, parse_retry_after(text) or 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """A request that was sent, or is about to be."""
+
+    path: str
+    body: bytes
+    timeout: float  # seconds
+    began: float = field(default_factory=time.monotonic)
+    is_done: bool = False
+    _answers: queue.SimpleQueue[RequestOutcome] = field(default_factory=queue.SimpleQueue)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was sent."""
+        return time.monotonic() - self.began
+
+    def wait(self, seconds: float) -> RequestOutcome | None:
+        """Return the answer; None if there is none within so many seconds."""
+        try:
+            return self._answers.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def send(self, post: OtlpHttpClient) -> None:
+        """Send the request and keep the answer. An error that nobody expected means to try later."""
+        answer = RequestOutcome("later", "failed")
+        try:
+            answer = post.send(self.path, self.body, self.timeout)
+        except BaseException as error:
+            answer = RequestOutcome("later", type(error).__name__)
+            internal_errors.record_error("delivery", error)
+        finally:
+            self.is_done = True
+            self._answers.put(answer)
+
+
+class RequestThread:
+    """Sends one request at a time. A request that nobody waits for any more keeps the thread busy until it ends."""
+
+    def __init__(self, post: OtlpHttpClient) -> None:
+        self._post = post
+        self._requests: queue.SimpleQueue[PendingRequest | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: PendingRequest | None = None
+
+    def send(self, path: str, body: bytes, timeout: float) -> PendingRequest | None:
+        """Begin a request; None while an earlier one is under way. Called by one thread at a time."""
+        if self._last is not None and not self._last.is_done:
+            return None
+        request = self._last = PendingRequest(path, body, timeout)
+        if self._starts():
+            self._requests.put(request)
+        else:
+            request.send(self._post)
+        return request
+
+    def end(self) -> None:
+        """End the thread, after the request under way."""
+        self._requests.put(None)
+
+    def _starts(self) -> bool:
+        """Whether there is a thread; False where the system has none left."""
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._run, name="spanwise-request", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            request.send(self._post)
+
+
+_MAX_LENGTH = 200  # characters of a message that comes from a library or a server
+
+
+def explain_connection_error(error: BaseException, timeout: float | None = None) -> str:
+    """Return why a request failed, in a few words and on one line; `timeout` is the request's limit in seconds."""
+    causes = list(_iterate_causes(error))
+    for cause in causes:
+        if text := _describe_known_cause(cause):
+            return text
+    if any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in causes):
+        return "no answer in time" if timeout is None else f"no answer within {timeout:.3g} s"
+    return to_one_line(f"{type(causes[-1]).__name__}: {causes[-1]}")
+
+
+def to_one_line(text: str) -> str:
+    """Return a foreign message as one printable line of at most 200 characters."""
+    printable = "".join(c if c.isprintable() else " " for c in text[: 2 * _MAX_LENGTH])
+    text = " ".join(printable.split())
+    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
+
+
+def _describe_known_cause(cause: BaseException) -> str | None:
+    if isinstance(cause, socket.gaierror):
+        return "the host name cannot be resolved"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {to_one_line(cause.verify_message)}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS failed: {to_one_line(cause.reason or str(cause))}"
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(cause, (RemoteDisconnected, ConnectionResetError, BrokenPipeError)):
+        return "it closed the connection without an answer"
+    return None
+
+
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and all that it wraps, also as urllib3's `reason` or among its arguments."""
+    pending, seen = [error], set[int]()
+    while pending and len(seen) < 32:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        wrapped = (current.__context__, current.__cause__, getattr(current, "reason", None), *current.args)
+        pending += [item for item in wrapped if isinstance(item, BaseException)]

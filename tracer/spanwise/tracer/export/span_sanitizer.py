@@ -1,0 +1,341 @@
+"""Sanitization of ended spans: content removal, redaction of secrets and size limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, Status
+
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer import internal_errors
+from spanwise.tracer.configuration import Redactor, Settings
+from spanwise.tracer.content import token_usage
+from spanwise.tracer.content.documents import flatten_documents
+from spanwise.tracer.content.serialization import to_json, truncate_text
+from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.otel.live_span import SCOPE, LiveSpan
+
+_MAX_RESOURCES = 100
+_DOCUMENT_KINDS = ("RETRIEVER", "RERANKER")
+
+# What people said, in every dialect: left out when only metadata is captured.
+_CONTENT_ATTRIBUTES = re.compile(
+    r"^(?:(?:in|out)put\.(?:value|mime_type)|(?:.*\.)?(?:in|out)put_messages\b.*|spanwise\.documents"
+    r"|llm\.(?:prompts|choices|prompt_template|tools|function_call)\b.*|.*\.document\.(?:content|metadata|url|name)"
+    r"|(?:in|out)put\.documents\b.*|embedding\..*(?:text|vector)|reranker\.query|(?:tool\.)?parameters|tool\.(?:json_schema|description)"
+    r"|gen_ai\.(?:prompt|completion|input\.messages|output\.messages|system_instructions|tool\.definitions)\b.*"
+    r"|gen_ai\.(?:tool\.call\.(?:arguments|result)|tool\.description|retrieval\.(?:query\.text|documents))"
+    r"|gen_ai\.event\.content|(?:gen_ai\.)?(?:content|message|body|role)|traceloop\.entity\.(?:input|output)"
+    r"|mlflow\.span(?:In|Out)puts|lmnr\.span\.(?:input|output)|langfuse\..*(?:input|output)"
+    r"|(?:request|response|all_messages\S*|final_result|db\.(?:statement|query\.text))|exception\.(?:message|stacktrace))$"
+)
+
+
+class SpanSanitizer:
+    """Turns ended spans and feedback into what leaves, under one set of settings. Never raises."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._limit = settings.max_value_bytes
+        self._content = settings.capture == "full"
+        self._redaction = Redaction(settings.redact)
+        self._scopes: dict[str, InstrumentationScope] = {}
+        self._resources: dict[int, tuple[Resource, Resource]] = {}
+
+    def span(self, span: ReadableSpan) -> ReadableSpan | None:
+        """The span as it leaves; None if it cannot be made safe to leave."""
+        try:  # every span passes here: not `ours`, which costs something
+            if isinstance(span, LiveSpan):
+                return span if span.finished else self._own(span)
+            return self._foreign(span)
+        except Exception as error:
+            internal_errors.record_error("finish", error)
+            return None
+
+    def feedback(self, event: FeedbackEvent) -> FeedbackEvent:
+        """The feedback as it leaves."""
+        if not self._redaction:
+            return event
+        key = self._redaction.key(event.attributes.get(names.EVALUATION_NAME, ""))
+        known = {names.EVALUATION_NAME: key, names.FEEDBACK_SOURCE: event.attributes.get(names.FEEDBACK_SOURCE)}
+        clean = {k: known[k] if k in known else self._redaction.attribute(k, v) for k, v in event.attributes.items()}
+        return replace(event, attributes=clean)
+
+    def name(self, name: str) -> str:
+        """The name of a run, redacted."""
+        return (self._redaction.text(_replace_surrogates(name)) or "") if self._redaction else _replace_surrogates(name)
+
+    def scope(self, scope: InstrumentationScope | None) -> InstrumentationScope | None:
+        """The scope, its name redacted."""
+        if not self._redaction or scope is None:
+            return scope
+        name, attributes = self._redaction.key(scope.name), self._redaction.attributes(scope.attributes)
+        if name == scope.name and attributes == dict(scope.attributes or {}):
+            return scope
+        return self._scopes.setdefault(name, InstrumentationScope(name, scope.version, scope.schema_url, attributes))
+
+    def resource(self, resource: Resource) -> Resource:
+        """The resource, redacted once."""
+        if not self._redaction:
+            return resource
+        pair = self._resources.get(id(resource))
+        if pair is None:
+            if len(self._resources) >= _MAX_RESOURCES:
+                self._resources.clear()
+            clean = Resource(self._redaction.attributes(resource.attributes), resource.schema_url)
+            pair = self._resources[id(resource)] = resource, clean  # the first is kept, so that its id stays its own
+        return pair[1]
+
+    def _own(self, span: LiveSpan) -> LiveSpan:
+        if span.local.dropped and names.LOCAL_ROOT in span._attributes:
+            span._attributes[names.SPANS_DROPPED] = span.local.dropped
+        scope = span._instrumentation_scope
+        if scope is SCOPE:
+            span.infer_status()
+        if token_usage.is_enabled and scope is not None and scope.name in token_usage.ESTIMATED_SCOPES:
+            token_usage.add_usage_estimate(span._attributes)
+        span._attributes = self._values(span._attributes)
+        if span._events:
+            span._events = tuple(map(self._event, span._events))
+        if span._links:
+            span._links = tuple(map(self._link, span._links))
+        span._name, span._status = self._texts(span._name, span._status)
+        if self._redaction:
+            span._instrumentation_scope = self.scope(span._instrumentation_scope)
+        span.finished = True
+        return span
+
+    def _foreign(self, span: ReadableSpan) -> ReadableSpan:
+        """A span of another SDK's making (joined mode): others see it too, so what leaves is a copy."""
+        name, status = self._texts(span.name, span.status)
+        return ReadableSpan(
+            name=name,
+            context=span.context,
+            parent=span.parent,
+            resource=self.resource(span.resource),
+            attributes=self._values(dict(span.attributes or {})),
+            events=tuple(map(self._event, span.events)),
+            links=tuple(map(self._link, span.links)),
+            kind=span.kind,
+            status=status,
+            start_time=span.start_time,
+            end_time=span.end_time,
+            instrumentation_scope=self.scope(span.instrumentation_scope),
+        )
+
+    def _values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        kept = dict(attributes)
+        _add_documents(kept)
+        if not self._content:
+            kept = {
+                k: v
+                for k, v in kept.items()
+                if not (_CONTENT_ATTRIBUTES.match(k) or (_is_long_text(v) and k != names.METADATA))
+            }
+        longest, value = self._limit, self._value
+        values = {
+            _replace_surrogates(k): v if type(v) is str and len(v) <= longest and v.isascii() else value(v)
+            for k, v in kept.items()
+            if v is not None
+        }
+        return self._redaction.attributes(values) if self._redaction else values
+
+    def _value(self, value: Any) -> Any:
+        """A value that OTLP can carry."""
+        if type(value) is int and -(2**63) <= value < 2**63:
+            return value
+        if isinstance(value, str):
+            return _replace_surrogates(self._cut(value if type(value) is str else str.__str__(value)))
+        if isinstance(value, (bool, float)) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+            return value
+        if isinstance(value, (tuple, list)) and len({type(v) for v in value}) <= 1:
+            return tuple(map(self._value, value))
+        return value if isinstance(value, bytes) else to_json(value, self._limit)
+
+    def _cut(self, text: str) -> str:
+        """Cut a long text; JSON stays JSON. Ours have been cut before, and are over by no more than their marker."""
+        if len(text) <= self._limit + 400:
+            return text
+        try:
+            return to_json(orjson.loads(text), self._limit) if text[0] in "{[" else truncate_text(text, self._limit)
+        except orjson.JSONDecodeError:
+            return truncate_text(text, self._limit)
+
+    def _event(self, event: Event) -> Event:
+        name = self._redaction.text(event.name) if self._redaction else event.name
+        return Event(_replace_surrogates(name or ""), self._values(event.attributes or {}), event.timestamp)
+
+    def _link(self, link: Link) -> Link:
+        return Link(link.context, self._values(link.attributes or {}))
+
+    def _texts(self, name: str, status: Status) -> tuple[str, Status]:
+        name, description = _replace_surrogates(name), status.description and _replace_surrogates(status.description)
+        if description and not self._content:
+            description = description.partition(":")[0]
+        if self._redaction:
+            name, description = self._redaction.text(name) or "", self._redaction.text(description)
+        return name, status if description == status.description else Status(status.status_code, description)
+
+
+def _replace_surrogates(text: str) -> str:
+    """The text without lone surrogates; of what is no text but should be (a name), its text."""
+    if type(text) is not str:
+        text = str.__str__(text) if isinstance(text, str) else str(text)
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+
+
+def _is_long_text(value: Any) -> bool:
+    """Whether a text is long enough to be what somebody said, under whatever name."""
+    return isinstance(value, str) and len(value) > 1000
+
+
+def _add_documents(attributes: dict[str, Any]) -> None:
+    """Documents in OpenInference's flat form."""
+    documents = attributes.pop(names.DOCUMENTS_JSON, None)
+    if documents is None and attributes.get(names.KIND) in _DOCUMENT_KINDS:
+        documents = attributes.get(names.OUTPUT_VALUE)
+    if isinstance(documents, str) and f"{names.DOCUMENTS}.0.document.content" not in attributes:
+        attributes.update(flatten_documents(documents))
+
+
+REDACTED_TEXT = "[redacted]"
+FAILED_TEXT = "[redacted: the redactor failed]"
+_LIST_INDEX = re.compile(r"\d{1,5}")  # of a list that was flattened into keys
+_MAX_REMEMBERED_KEYS = 4_096  # that are remembered
+
+
+class Redaction:
+    """Applies a list of redactors to attribute mappings and texts."""
+
+    def __init__(self, redactors: Sequence[Redactor]) -> None:
+        keys = [r for r in redactors if isinstance(r, str)]
+        self._keys = frozenset(map(_normalize_key, keys))
+        self._patterns = [r for r in redactors if isinstance(r, re.Pattern)]
+        self._functions: list[Callable[[str, Any], Any]] = [
+            r for r in redactors if not isinstance(r, (str, re.Pattern)) and callable(r)
+        ]
+        self._assigned = _compile_assignment_pattern(keys) if keys else None
+        self._keys_known: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._keys or self._patterns or self._functions)
+
+    def attributes(self, attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The attributes with every secret replaced; JSON texts are redacted inside, and stay JSON."""
+        clean: dict[str, Any] = {}
+        for key, value in (attributes or {}).items():
+            clean[_make_unique_key(self.key(key), clean)] = self.attribute(key, value)
+        return clean
+
+    def key(self, key: str) -> str:
+        """A key, or another name that is one of few: patterns look at its words, which stand between dots. Functions do
+        not: one that hides all texts would leave no name to find anything by.
+        """
+        if not self._patterns or self._keys_known.get(key) == key:
+            return key
+        if len(self._keys_known) > _MAX_REMEMBERED_KEYS:
+            self._keys_known.clear()
+        if key not in self._keys_known:
+            words = (word if _LIST_INDEX.fullmatch(word) else self._without(word) for word in key.split("."))
+            self._keys_known[key] = ".".join(words)
+        return self._keys_known[key]
+
+    def _without(self, text: str) -> str:
+        for pattern in self._patterns:
+            text = pattern.sub(REDACTED_TEXT, text)
+        return text
+
+    def attribute(self, key: str, value: Any) -> Any:
+        """One attribute's value, redacted."""
+        try:
+            if _normalize_key(key) in self._keys or _normalize_key(key.rpartition(".")[2]) in self._keys:
+                return REDACTED_TEXT
+            if isinstance(value, bytes):
+                value = value.decode("utf-8", "replace")
+            clean = self._node(key, list(value) if isinstance(value, tuple) else value, top=True)
+            return clean if _is_attribute(clean) else orjson.dumps(clean, default=repr).decode()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a `SystemExit` too: what a redactor cannot look at is withheld
+            internal_errors.record_user_error("redact", error)
+            return FAILED_TEXT
+
+    def text(self, text: str | None) -> str | None:
+        """A free text (a name, a status description), redacted."""
+        if not text:
+            return text
+        clean = self.attribute("", text)
+        return clean if isinstance(clean, str) else FAILED_TEXT
+
+    def _node(self, key: str, value: Any, top: bool = False) -> Any:
+        for function in self._functions:
+            value = function(key, value)
+        if isinstance(value, str):
+            return self._string(key, value)
+        if isinstance(value, Mapping):
+            return {self._without(str(k)): self._entry(k, v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._node(key, v) for v in value]
+        # A card's number may be a number. Attributes that are numbers are counts, of which patterns know nothing.
+        return value if top or type(value) is not int else self._number(value)
+
+    def _number(self, value: int) -> int | str:
+        text = str(value)
+        return REDACTED_TEXT if any(pattern.search(text) for pattern in self._patterns) else value
+
+    def _entry(self, key: Any, value: Any) -> Any:
+        return REDACTED_TEXT if _normalize_key(str(key)) in self._keys else self._node(str(key), value)
+
+    def _string(self, key: str, text: str) -> str:
+        inner = _decode_json(text)
+        if inner is not None:
+            return orjson.dumps(self._node(key, inner), default=repr).decode()
+        text = self._without(text)
+        return self._assigned.sub(rf"\g<1>{REDACTED_TEXT}", text) if self._assigned is not None else text
+
+
+def _normalize_key(key: str) -> str:
+    """`api_key`, `apiKey` and `API-Key` are the same key."""
+    return key.lower().replace("_", "").replace("-", "").replace(" ", "")
+
+
+def _compile_assignment_pattern(keys: Sequence[str]) -> re.Pattern[str]:
+    """`password='x'` and `"password": "x"` in running text, as reprs and stack traces have them."""
+    parts = "|".join("[-_ ]?".join(map(re.escape, re.split(r"[-_ ]", key))) for key in keys)
+    value = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;)}\]&]+)"""
+    return re.compile(rf"""((?<![A-Za-z0-9])(?:{parts})["']?\s*[:=]\s*)(?:Bearer\s+|Basic\s+)?{value}""", re.IGNORECASE)
+
+
+def _decode_json(text: str) -> Any:
+    """The list or dict that a text is the JSON of, else None."""
+    start = text[:64].lstrip()[:1]
+    if start not in ("{", "["):
+        return None
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _make_unique_key(key: str, taken: Mapping[str, Any]) -> str:
+    """The key, numbered where another became the same."""
+    if key not in taken:
+        return key
+    return next(numbered for i in range(2, len(taken) + 3) if (numbered := f"{key}~{i}") not in taken)
+
+
+def _is_attribute(value: Any) -> bool:
+    scalars = (str, bool, int, float)
+    return isinstance(value, scalars) or (isinstance(value, list) and all(isinstance(v, scalars) for v in value))

@@ -1,0 +1,149 @@
+"""Tail sampling: spans of unsampled traces wait in memory and are exported if one of them failed.
+
+They are delivered if it or any span below it had an error, and forgotten if none had. What waits is bounded in bytes,
+for all traces together: beyond it the oldest trace loses its oldest spans first, those with errors last.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import Any, Protocol
+
+from opentelemetry.trace import StatusCode
+
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.configuration import MIB
+from spanwise.tracer.export.delivery_stats import SpanAccount
+from spanwise.tracer.export.span_queue import ExportItem, estimate_bytes
+from spanwise.tracer.otel import head_sampling
+from spanwise.tracer.otel.exit_lock import ExitLock
+from spanwise.tracer.otel.live_span import LiveSpan, sync_account
+
+MAX_BYTES = 32 * MIB  # of spans and feedback, about
+
+_lock: Any = threading.RLock()  # as the queue's: a signal handler may come in between
+_pending_traces: dict[PendingTrace, None] = {}  # in the order in which they began to wait
+_bytes = 0
+
+
+def _after_fork() -> None:
+    global _bytes
+    _lock.release()
+    _pending_traces.clear()  # they are the parent's
+    _bytes = 0
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
+
+
+def bound_lock_waits() -> None:
+    """Wait for no lock for long from now on; see `ExitLock`."""
+    global _lock
+    _lock = ExitLock(_lock)
+
+
+class DeliveryTarget(Protocol):
+    """Where ended spans and feedback go; a `Delivery`."""
+
+    @property
+    def account(self) -> SpanAccount:
+        """The count of spans that go there."""
+
+    def begin(self) -> None:
+        """Be ready: a trace has begun that goes there."""
+
+    def put(self, item: Any) -> None:
+        """Take an ended span or a feedback."""
+
+    def lose(self, reason: str, count: int) -> None:
+        """Count spans that were dropped before they came here."""
+
+
+class PendingTrace:
+    """Takes the spans and the feedback of this process's part of one unsampled trace."""
+
+    __slots__ = ("_forgotten", "_kept", "_outlet", "_waits")
+
+    def __init__(self, outlet: DeliveryTarget) -> None:
+        self._outlet = outlet
+        self._waits: _PendingItems | None = None  # most have nothing that waits
+        self._forgotten = 0
+        self._kept: bool | None = None  # None: the local root is open
+
+    def put(self, item: Any) -> None:
+        """Keep an ended span or a feedback until it is decided; afterwards deliver it, or forget it."""
+        if self._kept is None and type(item) is LiveSpan and item.span_id == item.local.root_id:
+            self._decide(item)
+        elif not self._wait(item) and self._kept:
+            self._outlet.put(item)
+
+    def _wait(self, item: Any) -> bool:
+        global _bytes
+        failed, weight = _has_failed(item), estimate_bytes(item)
+        with _lock:
+            if self._kept is not None:
+                return False
+            waits = self._waits = self._waits or _PendingItems()
+            (waits.failed if failed else waits.others).append((item, weight))
+            waits.has_failed |= failed
+            _pending_traces[self] = None
+            waits.bytes += weight
+            _bytes += weight
+            while _bytes > MAX_BYTES:
+                next(iter(_pending_traces))._forget()
+        return True
+
+    def _forget(self) -> None:
+        global _bytes
+        waits = self._waits
+        if waits is not None:
+            _, weight = (waits.others or waits.failed).popleft()
+            waits.bytes -= weight
+            _bytes -= weight
+            self._forgotten += 1
+        if waits is None or not (waits.others or waits.failed):
+            del _pending_traces[self]
+
+    def _decide(self, root: LiveSpan) -> None:
+        items = self._taken(_has_failed(root))
+        if not self._kept:
+            return
+        local = root.local
+        local.ot, local.account = head_sampling.make_kept_member(local.ot), self._outlet.account
+        sync_account(local)
+        root._attributes[names.PARTIAL] = True
+        if self._forgotten:
+            local.dropped += self._forgotten
+            self._outlet.lose("unsampled_full", self._forgotten)
+        for item in (*items, root):
+            self._outlet.put(item)
+
+    def _taken(self, failed: bool) -> list[Any]:
+        global _bytes
+        with _lock:
+            waits, self._waits = self._waits, None
+            if waits is None:
+                self._kept = failed
+                return []
+            _pending_traces.pop(self, None)
+            _bytes -= waits.bytes
+            self._kept = waits.has_failed or failed
+        return [item for item, _ in (*waits.others, *waits.failed)] if self._kept else []
+
+
+class _PendingItems:
+    """What waits of one trace."""
+
+    __slots__ = ("bytes", "failed", "has_failed", "others")
+
+    def __init__(self) -> None:
+        self.others: deque[tuple[ExportItem, int]] = deque()
+        self.failed: deque[tuple[ExportItem, int]] = deque()
+        self.bytes = 0
+        self.has_failed = False  # also where it waits no more
+
+
+def _has_failed(item: Any) -> bool:
+    return type(item) is LiveSpan and item._status.status_code is StatusCode.ERROR

@@ -1,0 +1,488 @@
+"""Recording span, span counts per local trace, and id and clock sources.
+
+It holds plain values; the span context, the parent's context and everything derived are made when someone asks, which
+for most spans is the delivery thread. It is at once the live `Span` and the `ReadableSpan` that exporters read.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace as otel
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace.span import TraceState
+
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer import internal_errors
+from spanwise.tracer.otel.exit_lock import ExitLock
+from spanwise.tracer.otel.head_sampling import ALWAYS_MEMBER, TRACESTATE_KEY
+from spanwise.tracer.propagation_targets import is_propagation_target
+
+if TYPE_CHECKING:
+    from spanwise.tracer.export.delivery_stats import SpanAccount
+    from spanwise.tracer.export.tail_sampling import PendingTrace
+
+
+SCOPE = InstrumentationScope("spanwise", "0.1.0")  # of the spans that decorators and blocks open
+OUTGOING_KINDS = (SpanKind.CLIENT, SpanKind.PRODUCER)  # kinds of spans that go to another process
+VENDOR_KEY = "spanwise"  # our key in the W3C tracestate
+SAMPLED_FLAG, MONITOR_FLAG = 1, 2  # bits of the flags there
+MAX_ATTRIBUTES = 10_000
+MAX_EVENTS = 1_000
+_UNSET, _OK = Status(StatusCode.UNSET), Status(StatusCode.OK)
+_SAMPLED, _NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
+
+_random = random.Random()  # our own: an application that calls random.seed(0) must not repeat our ids
+_lock: Any = threading.RLock()  # guards the counts of every Local; a signal handler may come in between (see `Queue`)
+_time_ns = time.time_ns
+
+
+class Clock:
+    """Where ids and times come from; the test kit puts fixed ones in place."""
+
+    bits: Callable[[int], int] = staticmethod(_random.getrandbits)
+    now: Callable[[], int] = staticmethod(_time_ns)
+    epoch: int = 0  # counts forks: a span of an earlier epoch belongs to the parent process
+
+
+def _after_fork() -> None:
+    _lock.release()
+    _random.seed()
+    Clock.epoch += 1
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
+
+
+class LocalTrace:
+    """This process's part of one trace: how many of its spans were started, are open, and were dropped, and how many
+    calls it has sent out.
+    """
+
+    __slots__ = (
+        *(
+            "account",
+            "booked_open",
+            "booked_started",
+            "closed",
+            "dropped",
+            "epoch",
+            "open",
+            "ot",
+            "resource",
+            "root_id",
+        ),
+        *("sampled", "sent", "sink", "started", "trace_id", "undecided"),
+    )
+
+    def __init__(
+        self,
+        trace_id: int,
+        sink: Callable[[Any], None],
+        resource: Resource,
+        sampled: bool = True,
+        ot: str = "",
+    ) -> None:
+        self.trace_id = trace_id
+        self.sink = sink
+        self.resource = resource
+        self.undecided: PendingTrace | None = None
+        self.sampled, self.ot = sampled, ot  # by the head; its member of the tracestate (see `_sampling`)
+        self.root_id = self.started = self.open = self.dropped = self.sent = 0
+        self.account: SpanAccount | None = None  # of what is delivered
+        self.booked_started = self.booked_open = 0  # there
+        self.closed = False  # whether the local root has ended
+        self.epoch = Clock.epoch
+
+
+_MAX_OPEN_TRACES = 10_000
+_open_traces: dict[int, LocalTrace] = {}  # by trace id, while the local root is open
+
+
+def get_local_trace(trace_id: int) -> LocalTrace | None:
+    """This process's part of a trace, while its local root is open."""
+    local = _open_traces.get(trace_id)
+    return local if local is not None and local.epoch == Clock.epoch and not local.closed else None
+
+
+def begin_local_trace(
+    trace_id: int, sink: Callable[[Any], None], resource: Resource, sampled: bool = True, ot: str = ""
+) -> LocalTrace:
+    """Begin this process's part of a trace."""
+    local = _open_traces[trace_id] = LocalTrace(trace_id, sink, resource, sampled, ot)
+    while len(_open_traces) > _MAX_OPEN_TRACES:  # spans that are never ended must not fill the memory
+        _drop_oldest_trace()
+    return local
+
+
+def _drop_oldest_trace() -> None:
+    with suppress(RuntimeError, StopIteration):  # another thread has begun or ended a trace in between
+        forgotten = _open_traces.pop(next(iter(_open_traces)), None)
+        if forgotten is not None:
+            sync_account(forgotten)
+
+
+def sync_account(local: LocalTrace) -> None:
+    """Bring the account up to date with what was started, and is open, in this trace."""
+    with _lock:
+        _sync_account_locked(local)
+
+
+def _sync_account_locked(local: LocalTrace) -> None:
+    account, started, open = local.account, local.started, local.open
+    if account is not None:
+        account.started += started - local.booked_started
+        account.open += open - local.booked_open
+        local.booked_started, local.booked_open = started, open
+
+
+def move_to_account(source: SpanAccount, target: SpanAccount) -> None:
+    """Move one started span to another account: it goes to another address than it was started for."""
+    with _lock:
+        source.started -= 1
+        target.started += 1
+
+
+def bound_lock_waits() -> None:
+    """Wait for no lock for long from now on; see `ExitLock`."""
+    global _lock
+    _lock = ExitLock(_lock)
+
+
+def sync_open_traces(account: SpanAccount) -> None:
+    """The same for all traces whose local root is open."""
+    for local in tuple(_open_traces.values()):
+        if local.account is account:
+            sync_account(local)
+
+
+class LiveSpan(ReadableSpan, otel.Span):
+    """A recording span of ours."""
+
+    _kind = SpanKind.INTERNAL
+    _events: Sequence[Event] = ()
+    _links: Sequence[Link] = ()
+    _status = _UNSET
+    _end_time: int | None = None
+    _instrumentation_info = None
+    parent_remote = False
+    hidden = False  # current under our own key only, because a foreign span is current under OpenTelemetry's
+    has_children = False
+    ambient: dict[str, Any] | None = None  # attributes for all spans below that came with a remote parent
+    finished = False
+    notes = True, True  # of an exception that leaves it: an event, the status
+    dropped_attributes = dropped_events = 0  # beyond the bounds  # type: ignore[assignment]
+    weight = 1000  # bytes, about; set by the queue
+    _attributes: dict[str, Any]
+
+    def __init__(
+        self,
+        name: str,
+        local: LocalTrace,
+        parent_id: int,
+        attributes: dict[str, Any],
+        scope: InstrumentationScope,
+        start_time: int | None = None,
+    ) -> None:
+        self._name = name
+        self.local = local
+        self.parent_id = parent_id
+        self._attributes = attributes
+        self._instrumentation_scope = scope
+        self.span_id = Clock.bits(64) or 1
+        self._start_time = start_time or Clock.now()
+        with _lock:
+            local.started += 1
+            local.open += 1
+            if local.root_id == 0:
+                local.root_id = self.span_id
+        account = local.account
+        if account is not None:
+            account.young.add(self)
+
+    @property
+    def marked(self) -> bool:
+        """Whether a monitor has made it."""
+        return names.MONITOR in self._attributes
+
+    # -- what exporters and propagators read --
+
+    @property
+    def _context(self) -> SpanContext:  # type: ignore[override]
+        context = self.__dict__.get("_own_context")
+        if context is None:
+            local = self.local
+            plain = make_span_context(
+                local.trace_id, self.span_id, sampled=local.sampled, ot=local.ot, marked=self.marked
+            )
+            called = self._attributes if self._kind in OUTGOING_KINDS else None
+            state = _OutgoingTraceState(local, called, plain.trace_state)
+            context = SpanContext(plain.trace_id, plain.span_id, False, plain.trace_flags, state)
+            self._own_context = context
+        return context
+
+    @property
+    def context(self) -> SpanContext:
+        """The span's own context."""
+        return self._context
+
+    def get_span_context(self) -> SpanContext:
+        """The span's own context, made when first asked for."""
+        return self._context
+
+    @property
+    def parent(self) -> SpanContext | None:
+        """The parent's context, None for the root of a trace."""
+        local = self.local
+        if not self.parent_id:
+            return None
+        return make_span_context(local.trace_id, self.parent_id, self.parent_remote, local.sampled, local.ot)
+
+    @property
+    def ot(self) -> str:
+        """Its member `ot` of the tracestate as it leaves: where nothing was left out, on local roots alone."""
+        local = self.local
+        return local.ot if local.ot != ALWAYS_MEMBER or self.span_id == local.root_id else ""
+
+    @property
+    def resource(self) -> Resource:
+        """What produced the span."""
+        return self.local.resource
+
+    # -- the live side --
+
+    def is_recording(self) -> bool:
+        """True until the span has ended."""
+        return self._end_time is None
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Keep an attribute; a list is copied, so that later changes to it do not show."""
+        if self._end_time is not None:
+            return
+        if len(self._attributes) < MAX_ATTRIBUTES or key in self._attributes:
+            self._attributes[key] = tuple(value) if type(value) is list else value
+        else:
+            self.dropped_attributes += 1
+            _report_limit_exceeded("attributes", MAX_ATTRIBUTES)
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Keep several attributes."""
+        for key, value in (attributes or {}).items():
+            self.set_attribute(key, value)
+
+    def update_name(self, name: str) -> None:
+        """Rename the span."""
+        if self._end_time is None:
+            self._name = name
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        """Set the status; OK is final, UNSET is ignored, as OpenTelemetry wants it."""
+        new = status if isinstance(status, Status) else Status(status, description)
+        if self._end_time is None and self._status.status_code is not StatusCode.OK and not new.is_unset:
+            self._status = new
+
+    def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
+        """Append an event; at most `MAX_EVENTS`."""
+        if self._end_time is not None:
+            return
+        if len(self._events) < MAX_EVENTS:
+            self._events = (*self._events, Event(name, dict(attributes or {}), timestamp or Clock.now()))
+        else:
+            self.dropped_events += 1
+            _report_limit_exceeded("events", MAX_EVENTS)
+
+    def add_link(self, context: SpanContext, attributes: Any = None) -> None:
+        """Append a link to another span."""
+        if self._end_time is None and context is not None and context.is_valid:
+            self._links = (*self._links, Link(context, dict(attributes or {})))
+
+    def record_exception(
+        self, exception: BaseException, attributes: Any = None, timestamp: int | None = None, escaped: bool = False
+    ) -> None:
+        """Append the exception as an event, unless a span of this trace below has recorded it already."""
+        if mark_exception_recorded(exception, self.local.trace_id):
+            self.add_event(
+                "exception", {**_make_exception_attributes(exception, escaped), **(attributes or {})}, timestamp
+            )
+
+    def end(self, end_time: int | None = None) -> None:
+        """End the span and hand it over for delivery; a second call does nothing."""
+        local = self.local
+        with _lock:
+            if self._end_time is not None:
+                return
+            self._end_time = end_time or Clock.now()
+            local.open -= 1
+            if self.span_id == local.root_id or local.closed:
+                self._attributes.update(_close_local_trace(local))
+        account = local.account
+        if account is not None:
+            account.young.discard(self)
+        if local.epoch == Clock.epoch:  # else the parent process has this span, and will end it
+            local.sink(self)
+
+    def __exit__(self, exc_type: Any, exc: BaseException | None, tb: Any) -> None:
+        """End the span as a context manager does, with the exception recorded."""
+        if exc is not None:
+            self.fail(exc)
+        self.end()
+
+    def fail(self, error: BaseException) -> None:
+        """Record an exception that leaves the span, once per trace, and set the status, unless told otherwise.
+
+        A cancellation is marked as such; it is not an error.
+        """
+        if is_cancellation(error):
+            return self.set_attribute(names.CANCELLED, True)
+        event, status = self.notes
+        if event:
+            self.record_exception(error, escaped=True)
+        if status:
+            self.set_status(Status(StatusCode.ERROR, internal_errors.describe_error(error)))
+        return None
+
+    def infer_status(self) -> None:
+        """Set the status to OK if the run ended neither with an error nor cancelled."""
+        if self._status is _UNSET and names.CANCELLED not in self._attributes:
+            self._status = _OK
+
+
+def mark_ok(span: otel.Span) -> None:
+    """Set the status of a span of a joined provider, whose work ended well, to OK, unless it has a status already."""
+    if isinstance(span, LiveSpan):
+        span.infer_status()
+    elif (status := getattr(span, "status", None)) is not None and status.is_unset:
+        span.set_status(_OK)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether an exception cancels work from outside: a closed generator, a cancelled task (asyncio, trio)."""
+    if isinstance(error, Exception):
+        return False
+    return isinstance(error, GeneratorExit) or any(
+        kind.__name__ in ("CancelledError", "Cancelled") for kind in type(error).__mro__
+    )
+
+
+def _report_limit_exceeded(what: str, most: int) -> None:
+    internal_errors.counts[f"dropped_{what}"] += 1
+    internal_errors.warn_once(what, f"a span has more than {most:,} {what}: the others are left out, and counted on it")
+
+
+def _close_local_trace(local: LocalTrace) -> dict[str, Any]:
+    """The local root has ended: what it carries, and every span that ends after it. Called under the lock."""
+    local.closed = True
+    _open_traces.pop(local.trace_id, None)
+    _sync_account_locked(local)
+    told = {
+        names.LOCAL_ROOT: f"{local.root_id:016x}",
+        names.SPANS_STARTED: local.started,
+        names.SPANS_OPEN: local.open,
+    }
+    return {**told, names.CALLS_SENT: local.sent} if local.sent else told
+
+
+def count_started(local: LocalTrace, span_id: int) -> None:
+    """Count a started span that is not a `LiveSpan`."""
+    with _lock:
+        local.started += 1
+        local.open += 1
+        local.root_id = local.root_id or span_id
+
+
+def count_ended(local: LocalTrace, span_id: int) -> dict[str, Any]:
+    """Count the end of such a span; returns the attributes that it has to carry."""
+    with _lock:
+        local.open -= 1
+        return _close_local_trace(local) if span_id == local.root_id or local.closed else {}
+
+
+def make_span_context(
+    trace_id: int, span_id: int, remote: bool = False, sampled: bool = True, ot: str = "", marked: bool = False
+) -> SpanContext:
+    """A context that bears our tracestate entry, by which other processes recognise us, and OpenTelemetry's."""
+    own = [(VENDOR_KEY, format_tracestate_entry(trace_id, span_id, sampled, marked))]
+    state = TraceState([*own, (TRACESTATE_KEY, ot)] if ot else own)
+    return SpanContext(trace_id, span_id, remote, _SAMPLED if sampled else _NOT_SAMPLED, state)
+
+
+def format_tracestate_entry(trace_id: int, span_id: int, sampled: bool, marked: bool = False) -> str:
+    """Our tracestate entry; `marked`: a monitor's."""
+    return f"{trace_id:032x}-{span_id:016x}-{SAMPLED_FLAG * sampled + MONITOR_FLAG * marked:02x}"
+
+
+class _OutgoingTraceState(TraceState):
+    """The tracestate of a span of ours: propagators write it into a carrier, and nobody else writes it."""
+
+    def __init__(self, local: LocalTrace, called: Mapping[str, Any] | None, state: TraceState) -> None:
+        super().__init__()
+        self._dict = dict(state)
+        self._local, self._called = local, called
+
+    def to_header(self) -> str:
+        """The header `tracestate`; a call that takes it to a destination that takes part in tracing is counted."""
+        if self._called is not None and is_propagation_target(self._called):
+            count_sent(self._local)
+        return super().to_header()
+
+    def __reduce__(self) -> Any:
+        """Pickled and copied as any other: a process that is given it knows nothing of our counts."""
+        return TraceState, (list(self.items()),)
+
+
+def count_sent(local: LocalTrace) -> None:
+    """Count a call to another process, which may have a local root of its own below this one."""
+    with _lock:
+        local.sent += 1
+
+
+def count_dropped(span: LiveSpan) -> None:
+    """Count a span that will not be delivered on its trace."""
+    with _lock:
+        span.local.dropped += 1
+
+
+def mark_exception_recorded(error: BaseException, trace_id: int) -> bool:
+    """Mark an exception as recorded by a trace; False if it was marked before."""
+    try:
+        if getattr(error, "__spanwise_recorded__", None) == trace_id:
+            return False
+        error.__spanwise_recorded__ = trace_id  # type: ignore[attr-defined]
+    except Exception:  # an exception class that allows no attributes
+        pass
+    return True
+
+
+def _skip_own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """From the first frame that is not ours on: how we came to call a function says nothing about its failure."""
+    first = frames
+    while first is not None and str(first.tb_frame.f_globals.get("__name__")).startswith("spanwise."):
+        first = first.tb_next
+    return first or frames
+
+
+def _make_exception_attributes(error: BaseException, escaped: bool) -> dict[str, Any]:
+    kind = type(error)
+    try:
+        stack = "".join(traceback.format_exception(kind, error, _skip_own_frames(error.__traceback__)))
+    except Exception:
+        stack = ""
+    return {
+        "exception.type": kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}",
+        "exception.message": internal_errors.describe_error(error).partition(": ")[2],
+        "exception.stacktrace": stack,
+        "exception.escaped": str(escaped),
+    }

@@ -1,0 +1,298 @@
+"""Trace context: parent lookup, current span, private baggage and the vendor's tracestate entry.
+
+A current OpenTelemetry span that is not ours is never our parent: we start a local root and link to it. And we do not
+become the parent of foreign spans: where another OpenTelemetry set-up is active, our current span is kept under a key
+of our own, so that its traces stay as they would be without us.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextvars import Token
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from opentelemetry import baggage
+from opentelemetry import context as otel_context
+from opentelemetry import trace as otel
+from opentelemetry.context.context import Context
+from opentelemetry.trace import SpanContext
+
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.otel.head_sampling import TRACESTATE_KEY
+from spanwise.tracer.otel.live_span import (
+    MONITOR_FLAG,
+    OUTGOING_KINDS,
+    SAMPLED_FLAG,
+    VENDOR_KEY,
+    Clock,
+    LiveSpan,
+    LocalTrace,
+    make_span_context,
+)
+from spanwise.tracer.propagation_targets import is_propagation_target
+
+# OpenTelemetry makes its key at import; the public way to learn it is to set a span in an empty context.
+OTEL_KEY: str = next(iter(otel.set_span_in_context(otel.INVALID_SPAN, Context())))
+OWN_KEY = otel_context.create_key("spanwise-span")
+BAGGAGE = {
+    names.SESSION: "spanwise.session",
+    names.USER: "spanwise.user",
+    names.TAGS: "spanwise.tags",
+    names.MONITOR: names.MONITOR,
+}
+# As `OTEL_KEY`; the entries of `BAGGAGE` that only destinations which take part in tracing get
+BAGGAGE_KEY: str = next(iter(baggage.set_baggage("key", "value", Context())))
+PRIVATE_ENTRIES = frozenset((BAGGAGE[names.SESSION], BAGGAGE[names.USER], BAGGAGE[names.TAGS]))
+AMBIENT_KEY = otel_context.create_key("spanwise-ambient")  # attributes for all spans below: session, user, tags
+ORIGIN_KEY = otel_context.create_key("spanwise-origin")  # the span context that a trace started here links to
+KEPT_PARENT_KEY = otel_context.create_key(
+    "spanwise-kept"
+)  # an ended span that stays the parent: that of a queued pool task
+
+# The variable behind OpenTelemetry's context, learnt in the same way: it is three times as fast as the functions.
+_token = otel_context.attach(otel_context.get_current())
+_variable = _token.var
+_variable.reset(_token)
+get_current = _variable.get
+attach = _variable.set
+reset = _variable.reset
+
+
+class PrivateBaggage(dict[str, object]):
+    """Baggage whose iteration leaves out session, user and tags where the current span does not go to a traced host.
+
+    Propagators iterate over the entries when an instrumentation has just started the span of a call. Entries that are
+    looked up by name are always there.
+    """
+
+    def copy(self) -> PrivateBaggage:
+        """All entries, as private as before."""
+        return PrivateBaggage(dict.items(self))
+
+    def items(self) -> Any:
+        """The entries that may travel now."""
+        return self._visible().items()
+
+    def keys(self) -> Any:
+        """Their names."""
+        return self._visible().keys()
+
+    def values(self) -> Any:
+        """Their values."""
+        return self._visible().values()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._visible())
+
+    def __len__(self) -> int:
+        return len(self._visible())
+
+    def _visible(self) -> dict[str, object]:
+        entries = dict(dict.items(self))
+        if not _is_sent_to_target(get_current().get(OTEL_KEY)):
+            for name in PRIVATE_ENTRIES:
+                entries.pop(name, None)
+        return entries
+
+
+def _is_sent_to_target(span: object) -> bool:
+    attributes = getattr(span, "_attributes", None)  # of the SDK's spans, too, whose property copies them
+    return (
+        getattr(span, "kind", None) in OUTGOING_KINDS and attributes is not None and is_propagation_target(attributes)
+    )
+
+
+def with_private_baggage(ctx: Context) -> Context:
+    """Return a context whose baggage keeps session, user and tags from hosts that do not take part in tracing."""
+    entries = ctx.get(BAGGAGE_KEY)
+    if type(entries) is not dict or PRIVATE_ENTRIES.isdisjoint(entries):
+        return ctx
+    return with_value(ctx, BAGGAGE_KEY, PrivateBaggage(entries))
+
+
+def with_public_baggage(ctx: Context) -> Context:
+    """Return a context whose baggage travels as it is, for `inject` and `carry`."""
+    entries = ctx.get(BAGGAGE_KEY)
+    return with_value(ctx, BAGGAGE_KEY, dict(dict.items(entries))) if isinstance(entries, PrivateBaggage) else ctx
+
+
+class RemoteParent(NamedTuple):
+    """A parent of ours in another process, or in this one behind a span that is not ours."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+    ot: str = ""  # OpenTelemetry's member of the tracestate
+    marked: bool = False  # a monitor's
+
+
+class HiddenSpan(NamedTuple):
+    """A current span of ours beside a foreign one; `outer` is OpenTelemetry's current span when ours became current."""
+
+    span: LiveSpan
+    outer: object
+
+
+def find_parent(ctx: Context) -> LiveSpan | RemoteParent | None:
+    """The nearest span of ours in a context."""
+    other = ctx.get(OTEL_KEY)
+    if isinstance(other, LiveSpan):
+        return other
+    remote = _parse_context_entry(other.get_span_context()) if isinstance(other, otel.Span) else None
+    own = ctx.get(OWN_KEY)
+    if not isinstance(own, HiddenSpan):
+        return remote
+    # A foreign span that was started after ours may be the child of a deeper one of ours: its tracestate says so.
+    newer = other is not own.outer and remote is not None and remote.trace_id == own.span.local.trace_id
+    return remote if newer else own.span
+
+
+def find_foreign_context(ctx: Context) -> SpanContext | None:
+    """The context of a current span that is not ours."""
+    other = ctx.get(OTEL_KEY)
+    if not isinstance(other, otel.Span) or isinstance(other, LiveSpan):
+        return None
+    context = other.get_span_context()
+    entry = _parse_context_entry(context)
+    is_ours = entry is not None and entry[:2] == (context.trace_id, context.span_id)  # our span in another process
+    return context if context.is_valid and not is_ours else None
+
+
+def _parse_context_entry(context: SpanContext) -> RemoteParent | None:
+    state = context.trace_state
+    remote = parse_tracestate_entry(state[VENDOR_KEY]) if state and VENDOR_KEY in state else None
+    if remote is not None and remote[:2] == (context.trace_id, context.span_id):  # else `ot` is that of a foreign trace
+        return remote._replace(ot=state.get(TRACESTATE_KEY, ""))
+    return remote
+
+
+def parse_tracestate_entry(text: str) -> RemoteParent | None:
+    """Our tracestate entry, `trace id-span id-flags` in hex, and `-ot` inside a foreign trace; None if malformed."""
+    head, ot = text.split("-", 3)[:3], "".join(text.split("-", 3)[3:])
+    try:
+        trace_id, span_id, flags = (int(part, 16) for part in head)
+    except ValueError:
+        return None
+    return (
+        RemoteParent(trace_id, span_id, bool(flags & SAMPLED_FLAG), ot, bool(flags & MONITOR_FLAG))
+        if trace_id and span_id
+        else None
+    )
+
+
+def get_live_context() -> Context:
+    """Return the current context, without the request that it was inherited from if that request has ended.
+
+    A thread or an asyncio task keeps the context that it was started with. Once the root of that trace has ended, what
+    the thread or task does is work of its own: it starts a new trace, linked to the span that it came from, without the
+    session, user and tags of the ended request. The mark of a monitor stays. The new context becomes the current one.
+    The same holds in a forked worker of a process pool, which inherits the context of the first task's submitter.
+    """
+    ctx = get_current()
+    ended = _find_ended_parent(ctx)
+    if ended is None:
+        return ctx
+    new = Context({key: value for key, value in ctx.items() if not _is_request_entry(key, value)})
+    is_marked = names.MONITOR in get_ambient_attributes(ctx)
+    if ctx.get(AMBIENT_KEY) is not None:
+        new = with_value(new, AMBIENT_KEY, {names.MONITOR: True} if is_marked else None)
+    for key, name in BAGGAGE.items():
+        if key != names.MONITOR:
+            new = baggage.remove_baggage(name, new)
+    new = with_value(new, ORIGIN_KEY, ended)
+    attach(new)
+    return new
+
+
+def has_trace_ended(ctx: Context) -> bool:
+    """Return whether the trace that a context belongs to has ended in this process."""
+    return _find_ended_parent(ctx) is not None
+
+
+def with_kept_parent(ctx: Context) -> Context:
+    """Return a context whose parent stays the parent although its trace has ended."""
+    return with_value(ctx, KEPT_PARENT_KEY, ctx.get(OWN_KEY) or ctx.get(OTEL_KEY))
+
+
+def without_kept_parent(ctx: Context) -> Context:
+    """Return a context that `keep_parent` has not changed: a thread may outlive the task that starts it."""
+    return with_value(ctx, KEPT_PARENT_KEY, None) if ctx.get(KEPT_PARENT_KEY) is not None else ctx
+
+
+def _find_ended_parent(ctx: Context) -> SpanContext | None:
+    """The parent in a context if it has ended together with its local root; None for a parent that still counts."""
+    current = ctx.get(OWN_KEY) or ctx.get(OTEL_KEY)
+    span = current.span if isinstance(current, HiddenSpan) else current
+    local = _get_span_local_trace(span)
+    if local is None or ctx.get(KEPT_PARENT_KEY) is current:
+        return None
+    assert isinstance(span, otel.Span)
+    if local.epoch != Clock.epoch:
+        has_ended = _is_pool_worker()
+    else:
+        has_ended = local.closed and not span.is_recording() and not _is_captured_trace(local)
+    return make_span_context(local.trace_id, span.get_span_context().span_id) if has_ended else None
+
+
+def _is_pool_worker() -> bool:
+    """Return whether this process is a worker of a process pool."""
+    processes = sys.modules.get("multiprocessing.process")
+    target = getattr(processes.current_process(), "_target", None) if processes is not None else None
+    return getattr(target, "__module__", None) in ("concurrent.futures.process", "multiprocessing.pool")
+
+
+def _get_span_local_trace(span: object) -> LocalTrace | None:
+    if isinstance(span, LiveSpan):
+        return span.local
+    joined: LocalTrace | None = getattr(span, "_spanwise_local", None)  # a span of a provider that we have joined
+    return joined
+
+
+def _is_captured_trace(local: LocalTrace) -> bool:
+    """Whether the spans of a trace go to an experiment, however late they are."""
+    return local.account is None and local.undecided is None
+
+
+def _is_request_entry(key: str, value: object) -> bool:
+    return key == OWN_KEY or (key == OTEL_KEY and _get_span_local_trace(value) is not None)
+
+
+def with_span(ctx: Context, span: LiveSpan, hidden: bool) -> Context:
+    """A context in which the span is the current one."""
+    new = Context(ctx)
+    if hidden:
+        dict.__setitem__(new, OWN_KEY, HiddenSpan(span, ctx.get(OTEL_KEY)))
+    else:
+        dict.__setitem__(new, OTEL_KEY, span)
+    return new
+
+
+def with_value(ctx: Context, key: str, value: object) -> Context:
+    """A context with one more entry."""
+    return otel_context.set_value(key, value, ctx)
+
+
+def get_ambient_attributes(ctx: Context) -> Mapping[str, Any]:
+    """Attributes that every span started in this context gets."""
+    attributes = ctx.get(AMBIENT_KEY)
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def read_baggage_attributes(entries: Mapping[str, object]) -> dict[str, Any]:
+    """Attributes that a calling process of ours sent along."""
+    attributes: dict[str, Any] = {key: str(entries[name]) for key, name in BAGGAGE.items() if name in entries}
+    tags = attributes.pop(names.TAGS, "")
+    if names.MONITOR in attributes:
+        attributes[names.MONITOR] = True
+    return {**attributes, names.TAGS: tuple(unquote(t) for t in tags.split(";"))} if tags else dict(attributes)
+
+
+def detach(token: Token[Context]) -> None:
+    """Give back the context that was current. A generator may be resumed elsewhere, where its token does not count."""
+    try:
+        _variable.reset(token)
+    except ValueError:
+        previous = token.old_value
+        _variable.set(previous if isinstance(previous, Context) else Context())

@@ -1,0 +1,343 @@
+"""Process-wide tracer runtime: `configure`, `flush`, `shutdown`, `stats` and resource detection."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread  # noqa: F401  (see `Runtime`)
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from opentelemetry import trace as otel
+from opentelemetry.context.context import Context
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.trace import Link, SpanContext
+
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer import configuration, internal_errors, propagation_targets
+from spanwise.tracer.configuration import Capture, Redactor, Settings
+from spanwise.tracer.export.delivery_lifecycle import (
+    Delivery,
+    close_all,
+    close_on_sigterm,
+    flush_all,
+    set_thread_context_inheritance,
+)
+from spanwise.tracer.export.delivery_stats import FlushResult
+from spanwise.tracer.otel import trace_context
+from spanwise.tracer.otel.live_span import (
+    SCOPE,
+    Clock,
+    LiveSpan,
+    begin_local_trace,
+    is_cancellation,
+    mark_exception_recorded,
+)
+from spanwise.tracer.otel.provider import (
+    CaptureSink,
+    ExternalProviderProcessor,
+    Provider,
+    SpanFactory,
+    merge_attributes,
+)
+
+
+class Runtime:
+    """What one `configure` makes.
+
+    OpenTelemetry's provider begins threads of an executor in forked children. That module has to be imported before: in
+    a child its own handler, which frees its lock, must run before the provider's.
+    """
+
+    def __init__(
+        self, settings: Settings, joined: TracerProvider | None = None, resource: Resource | None = None
+    ) -> None:
+        self.settings = settings
+        self.delivery = Delivery(settings)
+        self._resource = resource or _make_resource(settings)
+        self.resource = self.delivery.finisher.resource(self._resource)
+        self.off = settings.capture == "none"
+        self.spans = SpanFactory(self.delivery, self.resource, settings.sample_rate, self.off)
+        self.provider = Provider(self.spans)
+        self.content = settings.capture == "full"
+        self.limit = settings.max_value_bytes
+        self.may_skip = joined is not None  # whether a span may turn out not to record
+        self.joined = joined
+        self._joined_tracer: otel.Tracer | None = None
+        if joined is not None:
+            self._processor = ExternalProviderProcessor(
+                self._put_joined, self.delivery, self.resource, active=not self.off
+            )
+            joined.add_span_processor(self._processor)
+            self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
+        self._be(self._resource)
+
+    def complete(self) -> None:
+        """What takes its time: ask the detectors what else the resource is, and prepare the process."""
+        self._be(_make_resource(self.settings))
+        _prepare_process(self)
+
+    def _put_joined(self, span: ReadableSpan) -> None:
+        captured = self.spans.captures.get(span.context.trace_id)
+        (captured.add_span if captured is not None else self.delivery.put)(span)
+
+    def renew(self) -> None:
+        """In a forked child: it is a process of its own."""
+        self._be(_add_instance_id(self._resource, self.settings))
+
+    def _be(self, resource: Resource) -> None:
+        self._resource = resource
+        self.resource = self.spans.resource = self.delivery.finisher.resource(resource)
+        if self.joined is None:
+            self.delivery.account.resource = self.resource
+        else:
+            self._processor.identify(self.resource)
+
+    def take_over(self, provider: Provider) -> None:
+        """Instrumentations hold the provider of the set-up before: what they record goes where this one says."""
+        self.spans.extra += provider.spans.extra
+        provider.spans, self.provider = self.spans, provider
+
+    def close(self, successor: Runtime) -> None:
+        """Deliver what there is. What its open spans still bring goes to the set-up that replaces this one, unless that
+        one records nothing.
+        """
+        if self.joined is not None:
+            self._processor.active = False
+        if not successor.off:
+            self.delivery.successor = successor.delivery
+        self.delivery.close()
+
+    def open(self, name: str, attributes: dict[str, Any], ctx: Context) -> tuple[otel.Span, Context]:
+        """A started span, and the context in which it is the current one. `ctx` is the current context."""
+        if self._joined_tracer is not None and not isinstance(ctx.get(trace_context.OTEL_KEY), LiveSpan):
+            return self._open_joined(self._joined_tracer, name, attributes, ctx)
+        span = self.spans.start(name, attributes, SCOPE, ctx)
+        ctx = trace_context.get_current()  # `start` may have replaced it
+        if self.spans.extra:
+            self.spans.announce(span, ctx)
+        return span, trace_context.with_span(ctx, span, span.hidden)
+
+    def _open_joined(
+        self, tracer: otel.Tracer, name: str, attributes: dict[str, Any], ctx: Context
+    ) -> tuple[otel.Span, Context]:
+        ctx = trace_context.get_live_context()
+        given = ctx.get(trace_context.AMBIENT_KEY)
+        origin = ctx.get(trace_context.ORIGIN_KEY) if trace_context.OTEL_KEY not in ctx else None
+        links = [Link(origin)] if isinstance(origin, SpanContext) else None
+        span = tracer.start_span(
+            name, ctx, attributes=merge_attributes(given, attributes) if given else attributes, links=links
+        )
+        return span, otel.set_span_in_context(span, ctx)
+
+    def fail(self, span: otel.Span, error: BaseException) -> None:
+        """Record the exception that leaves a span. A cancelled run has not failed."""
+        if isinstance(span, LiveSpan):
+            span.fail(error)
+        elif is_cancellation(error):
+            span.set_attribute(names.CANCELLED, True)
+        elif span.is_recording():
+            if mark_exception_recorded(error, span.get_span_context().trace_id):
+                span.record_exception(error, escaped=True)
+            span.set_status(otel.Status(otel.StatusCode.ERROR, internal_errors.describe_error(error)))
+
+    def captured_root(self, name: str, attributes: dict[str, Any], sink: CaptureSink) -> LiveSpan:
+        """The root span of a fresh trace that goes to `sink` instead of delivery."""
+        local = begin_local_trace(Clock.bits(128) or 1, sink.add_span, self.resource)
+        self.spans.captures[local.trace_id] = sink
+        return LiveSpan(name, local, 0, attributes, SCOPE)
+
+
+def _make_resource(settings: Settings) -> Resource:
+    try:
+        return _add_instance_id(Resource.create(_resource_attributes(settings)), settings)
+    except RuntimeError:  # the main thread has ended: detectors run in an executor, and none can begin
+        return _make_resource_without_detectors(settings)
+
+
+def _make_resource_without_detectors(settings: Settings) -> Resource:
+    """The resource without what detectors would say."""
+    return _add_instance_id(OTELResourceDetector().detect().merge(Resource(_resource_attributes(settings))), settings)
+
+
+def _resource_attributes(settings: Settings) -> dict[str, Any]:
+    return {names.PROJECT: settings.project, names.ENVIRONMENT: settings.environment, **settings.resource}
+
+
+def _add_instance_id(resource: Resource, settings: Settings) -> Resource:
+    """The resource of this very process, unless the user has said which it is."""
+    if names.INSTANCE in settings.resource or names.INSTANCE in OTELResourceDetector().detect().attributes:
+        return resource
+    return resource.merge(Resource({names.INSTANCE: _instance_id}))
+
+
+_lock = threading.RLock()
+_current: Runtime | None = None
+_ready: Runtime | None = None  # the same, as soon as the main thread has traced: it alone can prepare for signals
+_making: Runtime | None = None  # not complete yet: for signal handlers that interrupt the thread that makes it
+_instance_id = str(uuid4())
+
+
+def _after_fork() -> None:
+    global _instance_id
+    _lock.release()
+    _instance_id = str(uuid4())
+    with internal_errors.error_boundary("fork"):
+        for runtime in filter(None, (_current, _making)):
+            runtime.renew()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
+
+
+def get_runtime() -> Runtime:
+    """The live set-up, made from the environment if nobody called `configure`. Never raises."""
+    return _ready or _get_or_create_runtime()
+
+
+def _get_or_create_runtime() -> Runtime:
+    global _ready
+    in_main = threading.get_ident() == threading.main_thread().ident
+    if _current is not None and not in_main:
+        return _current
+    with _lock:
+        if _current is None and _making is None:
+            _create_runtime(_read_environment_settings())
+        if in_main and _current is not None:
+            _ready = _install_signal_handler(_current)
+        return _current or _making or _get_or_create_runtime()
+
+
+def _create_runtime(settings: Settings) -> None:
+    """Called again, from a signal handler, before `_making` is set, it is that one's set-up which remains."""
+    global _current, _making
+    made = Runtime(settings, resource=_make_resource_without_detectors(settings))
+    if _current is None and _making is None:
+        _making = made
+        propagation_targets.use_settings(settings)
+        with internal_errors.error_boundary("settings"):
+            made.complete()
+        _current, _making = _current or made, None
+
+
+def _read_environment_settings() -> Settings:
+    with internal_errors.error_boundary("settings"):
+        return configuration.resolve_settings()
+    return configuration.resolve_valid_settings()
+
+
+def replace_runtime(runtime: Runtime | None) -> Runtime | None:
+    """Put another set-up in place and return the one that was there."""
+    global _current, _ready
+    with _lock:
+        previous, _current, _ready = _current, runtime, None
+    if runtime is not None:
+        propagation_targets.use_settings(runtime.settings)
+    return previous
+
+
+def configure(
+    *,
+    url: str | None = None,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    project: str | None = None,
+    environment: str | None = None,
+    capture: Capture | None = None,
+    redact: Sequence[Redactor] | None = None,
+    sample_rate: float | None = None,
+    max_value_bytes: int | None = None,
+    spill_dir: str | None = None,
+    resource: Mapping[str, Any] | None = None,
+    provider: TracerProvider | None = None,
+    threads: bool | None = None,
+    sigterm: bool | None = None,
+    propagate_to: Sequence[str] | None = None,
+) -> None:
+    """Set where spans go and what they hold. Optional: without it the `SPANWISE_*` variables and the defaults count.
+
+    Where nothing names an address, OpenTelemetry's `OTEL_EXPORTER_OTLP_*` do (endpoint, headers, compression, timeout,
+    certificate). `headers` go with every request, for collectors that want other ones than `Authorization: Bearer`.
+    `redact` takes keys, compiled patterns and functions `(key, value) -> value`. `provider` joins an existing
+    OpenTelemetry set-up: its sampler decides, and its other exporters see our spans unredacted. `threads=False` leaves
+    `threading` alone, `sigterm=False` the signal. Raises `ValueError` for a value that cannot be.
+    """
+    settings = configuration.resolve_settings(
+        url=url,
+        api_key=api_key,
+        headers=headers,
+        project=project,
+        environment=environment,
+        capture=capture,
+        redact=redact,
+        sample_rate=sample_rate,
+        max_value_bytes=max_value_bytes,
+        spill_dir=spill_dir,
+        resource=resource,
+        threads=threads,
+        sigterm=sigterm,
+        propagate_to=propagate_to,
+    )
+    runtime = _prepare_process(Runtime(settings, provider))
+    previous = replace_runtime(runtime)
+    if previous is not None:
+        runtime.take_over(previous.provider)
+        previous.close(runtime)
+    runtime.delivery.pick_up()
+
+
+def _prepare_process(runtime: Runtime) -> Runtime:
+    """Do what is done once to the host process."""
+    set_thread_context_inheritance(runtime.settings.threads and not runtime.off)
+    return _install_signal_handler(runtime)
+
+
+def _install_signal_handler(runtime: Runtime) -> Runtime:
+    """What the main thread alone can do, when it comes along."""
+    if runtime.settings.sigterm and not runtime.off:
+        close_on_sigterm(close_all, lambda: get_runtime().delivery.hurry())
+    return runtime
+
+
+def flush(timeout: float = 30.0) -> FlushResult:
+    """Deliver everything that has ended so far; true if the collector has acknowledged all of it.
+
+    Waits at most `timeout` seconds. What could not be delivered is counted in the result and, if possible, on disk.
+    """
+    return flush_all(get_runtime().delivery, timeout)
+
+
+def shutdown() -> None:
+    """Deliver everything that has ended and stop delivery, as the end of the process does; the rest goes to the disk.
+
+    Takes 0.8 s without an answer of the collector, at most 5 s with answers. May be called again, and from any thread.
+    Spans that end afterwards are dropped and counted as `closed`, until `configure` is called again.
+    """
+    get_runtime().delivery.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What has become of spans and feedback in this process. `errors` are our own, by where they happened."""
+
+    delivered: int
+    queued: int
+    spilled: int
+    dropped: Mapping[str, int]
+    errors: Mapping[str, int]
+
+
+def stats() -> Stats:
+    """Counts since the start of the process (or since `configure`)."""
+    delivery = get_runtime().delivery
+    tally = delivery.exporter.tally
+    return Stats(
+        tally.delivered,
+        delivery.exporter.pending,
+        tally.spilled,
+        dict(delivery.dropped()),
+        dict(internal_errors.counts),
+    )

@@ -1,0 +1,100 @@
+"""Propagation targets: the destination hosts that receive session, user and tags as baggage.
+
+A destination that takes part gets session, user and tags as baggage, and its part of a trace is awaited. It is named by
+`configure(propagate_to=[…])`, or by the collector, which has received spans that continue a call of the same project.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from spanwise.tracer.configuration import Settings
+
+
+__all__ = ["MAX_DESTINATIONS", "get_destination"]
+
+MAX_DESTINATIONS = 200  # destinations of a project that a collector names
+_NAME = re.compile(r"[a-z0-9_.:/\[\]-]{1,255}")
+_PATTERN = re.compile(r"[a-z0-9_.:/\[\]*-]{1,255}")
+_PORTS = {"http": 80, "https": 443}
+
+_collector_targets: dict[tuple[str, str], frozenset[str]] = {}  # by the collectors: address and project
+_active_settings: tuple[tuple[str, str], tuple[str, ...]] = ("", ""), ()  # address and project; patterns
+
+
+def get_destination(attributes: Mapping[str, object]) -> str | None:
+    """Return where a client's or producer's span goes: `host:port`, `host` or `messaging/name`; None if it says none.
+
+    Reads OpenTelemetry's present and former names.
+    """
+    get = attributes.get
+    url = get("url.full") or get("http.url")
+    given = get("server.address") or get("net.peer.name"), get("server.port") or get("net.peer.port")
+    host, port = _split_url(url) if isinstance(url, str) else given
+    if not isinstance(host, str) or not host:
+        queue = get("messaging.destination.name") or get("messaging.destination")
+        name = f"messaging/{queue}" if isinstance(queue, str) else ""
+    else:
+        shown = f"[{host}]" if ":" in host else host
+        name = f"{shown}:{port}" if isinstance(port, int) else shown
+    name = name.lower()
+    return name if _NAME.fullmatch(name) else None
+
+
+def _split_url(url: str) -> tuple[str | None, int | None]:
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None, None
+
+
+def normalize_patterns(given: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns of `propagate_to` in lower case. Raises `ValueError` for one that is no host."""
+    if isinstance(given, str):
+        raise ValueError(f"propagate_to is a list of hosts, not the text {given!r}; write [{given!r}]")
+    found: list[str] = []
+    for one in given:
+        host = urlsplit(one).netloc if isinstance(one, str) and "://" in one else one
+        if not isinstance(host, str) or not _PATTERN.fullmatch(host.strip().lower()):
+            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', not {one!r}")
+        found.append(host.strip().lower())
+    return tuple(found)
+
+
+def use_settings(settings: Settings) -> None:
+    """Ask by these settings from now on."""
+    global _active_settings
+    _active_settings = (settings.url, settings.project), settings.propagate_to
+
+
+def update_from_header(settings: Settings, header: str) -> None:
+    """Take over the destinations that the collector of these settings names, in place of those it named before."""
+    names = [name.strip() for name in header.split(",")[:MAX_DESTINATIONS]]
+    _collector_targets[settings.url, settings.project] = frozenset(name for name in names if _NAME.fullmatch(name))
+
+
+def is_propagation_target(attributes: Mapping[str, object]) -> bool:
+    """Return whether the destination of a client's or producer's span takes part in tracing."""
+    whose, configured = _active_settings
+    named = _collector_targets.get(whose)
+    if not named and not configured:
+        return False
+    name = get_destination(attributes)
+    return name is not None and (name in (named or ()) or _matches_any(name, configured))
+
+
+@lru_cache(1024)
+def _matches_any(name: str, configured: tuple[str, ...]) -> bool:
+    host = re.sub(r":\d+$", "", name)
+    return any(_compile_pattern(pattern).fullmatch(candidate) for pattern in configured for candidate in (name, host))
+
+
+@lru_cache(1024)
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, re.split(r"\*+", pattern))))

@@ -1,0 +1,327 @@
+"""`Run` handle, `span(…)` blocks, `current_run()` and feedback on a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Literal, Never
+
+import orjson
+from opentelemetry import trace as otel
+from opentelemetry.context.context import Context
+
+from spanwise.tracer import attribute_names as names
+from spanwise.tracer.content.documents import convert_documents
+from spanwise.tracer.content.serialization import to_json, truncate_text
+from spanwise.tracer.content.token_usage import build_usage_attributes
+from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.internal_errors import error_boundary, warn_once
+from spanwise.tracer.otel import trace_context
+from spanwise.tracer.otel.live_span import Clock, LiveSpan, mark_ok
+from spanwise.tracer.process_runtime import Runtime, get_runtime
+from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error, suggest_kind
+
+JSON_MIME, TEXT_MIME = "application/json", "text/plain"
+_SPAN_OPTIONS = ("kind", "inputs", "tags", "metadata", "attributes")  # of `span`
+
+
+class Run:
+    """A handle on one span. Every method is safe to call at any time, also when nothing is being traced."""
+
+    __slots__ = ("_runtime", "_span")
+
+    def __init__(self, span: otel.Span, runtime: Runtime) -> None:
+        self._span = span
+        self._runtime = runtime
+
+    @property
+    def span(self) -> otel.Span:
+        """The OpenTelemetry span behind the handle."""
+        return self._span
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex digits; empty outside of any trace, which a warning says once."""
+        return self._id("trace_id", 32)
+
+    @property
+    def span_id(self) -> str:
+        """16 hex digits; empty outside of any trace, which a warning says once."""
+        return self._id("span_id", 16)
+
+    def _id(self, name: str, digits: int) -> str:
+        id: int = getattr(self._span.get_span_context(), name)
+        if not id and not self._runtime.off:
+            warn_once("no_run", f"current_run().{name} was asked for outside of any run: it is empty")
+        return f"{id:0{digits}x}" if id else ""
+
+    def set_name(self, name: str) -> None:
+        """Rename the run."""
+        self._span.update_name(name)
+
+    def set_inputs(self, inputs: object) -> None:
+        """Record (or replace) the inputs: any value."""
+        self._content(names.INPUT_VALUE, names.INPUT_MIME, inputs)
+
+    def set_outputs(self, outputs: object) -> None:
+        """Record (or replace) the outputs: any value. The return value no longer overrides them."""
+        self._content(names.OUTPUT_VALUE, names.OUTPUT_MIME, outputs)
+
+    def set_documents(self, documents: Sequence[object]) -> None:
+        """Record retrieved documents where they are not the outputs: strings, dicts or document objects."""
+        if self._runtime.content and self._span.is_recording():
+            self._guarded(
+                names.DOCUMENTS_JSON, lambda: to_json(convert_documents(list(documents)), self._runtime.limit)
+            )
+
+    def set_tags(self, *tags: str | Iterable[str]) -> None:
+        """Add tags; a list of them counts as so many."""
+        known = self._known(names.TAGS) or ()
+        self._guarded(names.TAGS, lambda: tuple(dict.fromkeys((*known, *_flatten_tags(tags)))))
+
+    def set_metadata(self, metadata: Mapping[str, object] | None = None, /, **more: object) -> None:
+        """Add metadata, by key."""
+        self._guarded(names.METADATA, lambda: self._metadata({**(metadata or {}), **more}))
+
+    def set_model(self, model: str) -> None:
+        """Name the model that answered."""
+        self._guarded(names.REQUEST_MODEL, lambda: str(model))
+
+    def set_usage(
+        self,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        *,
+        cost: float | None = None,
+        **details: Any,
+    ) -> None:
+        """Record tokens (and `details` such as `cache_read`), and the cost in US dollars, of this one model call.
+
+        Input tokens include those from the cache, output tokens include reasoning. The names of OpenAI, Anthropic and
+        Gemini are known, too: `set_usage(**response.usage.model_dump())` records what was reported, in this meaning.
+        """
+        given: dict[str, Any] = build_usage_attributes(input_tokens, output_tokens, details)
+        if cost is not None:
+            given[names.COST] = cost
+        self._span.set_attributes(given)
+
+    def set_attribute(self, key: str, value: object) -> None:
+        """Record any other attribute; what OpenTelemetry cannot carry becomes JSON text."""
+        is_plain = type(value) in (str, bool, int, float)
+        self._guarded(key, lambda: value if is_plain else _to_attribute_value(value, self._runtime.limit))
+
+    def record_exception(self, error: BaseException) -> None:
+        """Record an exception that the run has handled; its status stays as it is."""
+        self._span.record_exception(error)
+
+    def feedback(
+        self,
+        key: str,
+        value: float | bool | str | None = None,
+        *,
+        comment: str | None = None,
+        label: str | None = None,
+        source: Literal["code", "model", "human"] = "code",
+        author: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        """Attach feedback to this run: a number or bool is a score, a string a label."""
+        self._feedback(key, value, comment, label, source, author, metadata)
+
+    @error_boundary("feedback")
+    def _feedback(
+        self, key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any
+    ) -> None:
+        context = self._span.get_span_context()
+        if context.is_valid:
+            said = build_feedback_attributes(
+                key, value, comment, label, source, author, metadata, limit=self._runtime.limit
+            )
+            resource = self._runtime.resource.attributes
+            self._deliver(FeedbackEvent(context.trace_id, context.span_id, Clock.now(), said, resource))
+
+    def _deliver(self, event: FeedbackEvent) -> None:
+        captured = self._runtime.spans.captures.get(event.trace_id)
+        undecided = self._span.local.undecided if isinstance(self._span, LiveSpan) else None
+        if captured is not None:
+            captured.add_feedback(event)
+        else:
+            (self._runtime.delivery if undecided is None else undecided).put(event)
+
+    def _content(self, key: str, mime: str, value: object) -> None:
+        if self._runtime.content and self._span.is_recording():
+            is_text = type(value) is str
+            limit = self._runtime.limit
+            self._guarded(key, lambda: truncate_text(value, limit) if is_text else to_json(value, limit))  # type: ignore[arg-type]
+            self._span.set_attribute(mime, TEXT_MIME if is_text else JSON_MIME)
+
+    def _metadata(self, new: Mapping[str, object]) -> str:
+        known = self._known(names.METADATA)
+        return to_json({**(orjson.loads(known) if known else {}), **new}, self._runtime.limit)
+
+    def _known(self, key: str) -> Any:
+        return (getattr(self._span, "attributes", None) or {}).get(key)
+
+    @error_boundary("attribute")
+    def _guarded(self, key: str, make: Any) -> None:
+        self._span.set_attribute(key, make())
+
+
+def _flatten_tags(tags: Iterable[Any]) -> Iterator[str]:
+    for tag in tags:
+        yield from map(str, tag if isinstance(tag, (list, tuple, set, frozenset)) else (tag,))
+
+
+def _to_attribute_value(value: object, limit: int) -> Any:
+    """Strings and numbers of classes of their own as what they are, anything else as JSON text."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return value if isinstance(value, (int, float)) else to_json(value, limit)
+
+
+def current_run() -> Run:
+    """The run that is going on here. Outside of any it is a handle that does nothing."""
+    own = trace_context.find_parent(trace_context.get_current())
+    runtime = get_runtime()
+    if isinstance(own, LiveSpan):
+        return Run(own, runtime)
+    return Run(otel.get_current_span() if runtime.joined else otel.INVALID_SPAN, runtime)
+
+
+class span:
+    """`with span("name", kind="tool") as run:` (or `async with`) opens a span around a block.
+
+    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. Raises `TypeError`
+    for an unknown option, `ValueError` for an unknown kind.
+    """
+
+    __slots__ = ("_inputs", "_name", "_run", "_template", "_token")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        kind: str = "chain",
+        inputs: object = None,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, object] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        **others: Never,
+    ) -> None:
+        if others:
+            raise make_unknown_option_error("span()", next(iter(others)), _SPAN_OPTIONS, OPTION_EQUIVALENTS)
+        self._name = name
+        self._inputs = inputs
+        self._template = build_initial_attributes(kind, tags, metadata, attributes)
+
+    def __enter__(self) -> Run:
+        runtime = get_runtime()
+        self._token: Token[Context] | None = None
+        self._run = Run(otel.INVALID_SPAN, runtime)
+        self._open(runtime)
+        return self._run
+
+    @error_boundary("span")
+    def _open(self, runtime: Runtime) -> None:
+        if runtime.off:
+            return
+        opened, ctx = runtime.open(self._name, dict(self._template), trace_context.get_current())
+        self._run = Run(opened, runtime)
+        if self._inputs is not None:
+            self._run.set_inputs(self._inputs)
+        self._token = trace_context.attach(ctx)
+
+    @error_boundary("span")
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._token is not None:
+            trace_context.detach(self._token)
+            if error is not None:
+                self._run._runtime.fail(self._run.span, error)
+            elif self._run._runtime.joined is not None:
+                mark_ok(self._run.span)
+            self._run.span.end()
+
+    async def __aenter__(self) -> Run:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, tb)
+
+
+def build_initial_attributes(
+    kind: str, tags: Sequence[str], metadata: Mapping[str, object] | None, attributes: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The attributes that every span of one decorator or block starts with. Raises `ValueError` for an unknown kind."""
+    if kind not in names.KINDS:
+        raise ValueError(f"kind is one of {', '.join(names.KINDS)}, not {kind!r}{suggest_kind(kind)}")
+    fixed: dict[str, Any] = {**(attributes or {}), names.KIND: kind.upper()}
+    if tags:
+        fixed[names.TAGS] = (tags,) if isinstance(tags, str) else tuple(map(str, tags))
+    if metadata:
+        fixed[names.METADATA] = to_json(dict(metadata), 1 << 20)
+    return fixed
+
+
+_HEX_ID = re.compile(r"(?=.*[1-9a-f])[0-9a-f]+")  # all zeros are OpenTelemetry's word for none
+
+
+def feedback(
+    trace_id: str,
+    key: str,
+    value: float | bool | str | None = None,
+    *,
+    span_id: str | None = None,
+    comment: str | None = None,
+    label: str | None = None,
+    source: Literal["code", "model", "human"] = "human",
+    author: str | None = None,
+    metadata: Mapping[str, object] | None = None,
+) -> None:
+    """Attach feedback to a trace, or to one span of it, by its id: a number or bool is a score, a string a label.
+
+    For a thumb that comes later, in another process: the id is what `current_run().trace_id` gave. It goes the way of
+    spans, through the queue and the spool. Raises `ValueError` for ids that can be none.
+    """
+    trace, span = _parse_id("trace_id", trace_id, 32), 0 if span_id is None else _parse_id("span_id", span_id, 16)
+    _send_feedback(trace, span, key, value, comment, label, source, author, metadata)
+
+
+@error_boundary("feedback")
+def _send_feedback(trace: int, span: int, *said: Any) -> None:
+    runtime = get_runtime()
+    if runtime.off:
+        return
+    attributes = build_feedback_attributes(*said, limit=runtime.limit)
+    if not span:
+        attributes[names.FEEDBACK_SCOPE] = "trace"
+    runtime.delivery.put(FeedbackEvent(trace, span, Clock.now(), attributes, runtime.resource.attributes))
+
+
+def build_feedback_attributes(
+    key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any, *, limit: int
+) -> dict[str, Any]:
+    """The attributes of an event."""
+    is_label = isinstance(value, str)
+    attributes = {
+        names.EVALUATION_NAME: str(key),
+        names.EVALUATION_SCORE: None if is_label or value is None else float(value),
+        names.EVALUATION_LABEL: value if is_label else label,
+        names.EVALUATION_EXPLANATION: comment,
+        names.FEEDBACK_BOOLEAN: True if isinstance(value, bool) else None,
+        names.FEEDBACK_SOURCE: source,
+        names.FEEDBACK_AUTHOR: author,
+        names.FEEDBACK_METADATA: to_json(metadata, limit) if metadata else None,
+    }
+    return {name: given for name, given in attributes.items() if given is not None}
+
+
+def _parse_id(name: str, given: object, digits: int) -> int:
+    text = str(given).replace("-", "").lower()  # a UUID's form is another way to write it
+    if len(text) != digits or not _HEX_ID.fullmatch(text):
+        out = f"take current_run().{name} inside of the run, or .{name} of a streamed answer"
+        raise ValueError(f"{name} is {digits} hex digits that are not all zeros, not {given!r}: {out}")
+    return int(text, 16)

@@ -1,0 +1,186 @@
+"""In-memory capture of one trace, for experiments and judges.
+
+with capture("example") as captured:
+    task(...)
+spans, still_open = captured.spans()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from opentelemetry.context.context import Context
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
+
+from spanwise.tracer import internal_errors
+from spanwise.tracer.configuration import DEFAULT_URL
+from spanwise.tracer.decorator import TRACED_MARK
+from spanwise.tracer.export.delivery_lifecycle import Delivery
+from spanwise.tracer.export.otlp_encoding import FeedbackEvent
+from spanwise.tracer.otel import trace_context
+from spanwise.tracer.otel.live_span import LiveSpan, is_cancellation, sync_account
+from spanwise.tracer.process_runtime import Runtime, get_runtime
+from spanwise.tracer.run_handle import Run, build_initial_attributes
+
+__all__ = ["Captured", "FeedbackEvent", "capture", "has_collector", "is_traced", "is_wrapped"]
+
+PROBE_INTERVAL = 5.0  # seconds for which the result of a probe holds
+_condition_lock = threading.Lock()  # of the conditions on which captures wait
+_last_probe: tuple[float, bool] = (-PROBE_INTERVAL, False)
+
+
+class Captured:
+    """The spans and feedback of one captured trace."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._ended: list[ReadableSpan] = []
+        self._feedback: list[FeedbackEvent] = []
+        self._change: threading.Condition | None = None  # made by the first that waits: most captures have no need
+        self._root: LiveSpan | None = None
+        self.run: Run
+        self.trace_id = ""  # 32 hex digits
+
+    @property
+    def feedback(self) -> list[FeedbackEvent]:
+        """What `current_run().feedback(…)` attached to runs of this trace so far."""
+        return [self._runtime.delivery.finisher.feedback(event) for event in tuple(self._feedback)]
+
+    def spans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:
+        """The ended spans, and how many are still open after waiting at most `timeout` seconds for them."""
+        if self._open():
+            change = self._condition()
+            with change:
+                change.wait_for(lambda: self._open() == 0, timeout)
+        return self._finished()
+
+    async def aspans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:  # noqa: ASYNC109
+        """As `spans`, without blocking the event loop."""
+        if self._open():
+            return await asyncio.to_thread(self.spans, timeout)
+        return self._finished()
+
+    def deliver(self) -> None:
+        """Let all that was kept, and all that is still to come, go the way of every other span of this process."""
+        put = self._runtime.delivery.put
+        if self._root is not None:
+            self._root.local.sink, self._root.local.account = put, self._runtime.delivery.account
+            sync_account(self._root.local)
+            self._runtime.spans.captures.pop(self._root.local.trace_id, None)
+        for kept in (self._ended, self._feedback):
+            while kept:
+                put(kept.pop(0))
+
+    def add_span(self, span: ReadableSpan) -> None:
+        """Keep an ended span (the tracer calls this)."""
+        self._ended.append(span)
+        change = self._change
+        if change is not None:
+            with change:
+                change.notify_all()
+
+    def add_feedback(self, event: FeedbackEvent) -> None:
+        """Keep a feedback (the tracer calls this)."""
+        self._feedback.append(event)
+
+    def _condition(self) -> threading.Condition:
+        with _condition_lock:
+            if self._change is None:
+                self._change = threading.Condition()
+            return self._change
+
+    def _open(self) -> int:
+        return self._root.local.open if self._root is not None else 0
+
+    def _finished(self) -> tuple[list[ReadableSpan], int]:
+        finish = self._runtime.delivery.finisher.span
+        return [f for f in map(finish, tuple(self._ended)) if f is not None], self._open()
+
+
+def has_collector() -> bool:
+    """Return whether this process has a collector: one is configured, or something listens at the default address."""
+    global _last_probe
+    runtime = get_runtime()
+    settings = runtime.settings
+    if type(runtime.delivery) is not Delivery or settings.url != DEFAULT_URL or settings.traces_url is not None:
+        return True
+    now = time.monotonic()
+    if now - _last_probe[0] >= PROBE_INTERVAL:
+        _last_probe = now, _is_listening(settings.url)
+    return _last_probe[1]
+
+
+def _is_listening(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 80), timeout=0.2):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def capture(
+    name: str, *, kind: str = "chain", inputs: object = None, attributes: Mapping[str, Any] | None = None
+) -> Iterator[Captured]:
+    """Open the root span of a fresh trace, whatever span is current, and keep every span of it in this process.
+
+    The spans are not delivered anywhere; they are redacted as if they were. Head sampling does not apply. With
+    `capture="none"` there is the root span alone. An exception is recorded on the root span and goes on.
+    """
+    runtime = get_runtime()
+    captured = Captured(runtime)
+    span = runtime.captured_root(name, build_initial_attributes(kind, (), None, attributes), captured)
+    captured._root, captured.run = span, Run(span, runtime)
+    captured.trace_id = captured.run.trace_id
+    if inputs is not None:
+        captured.run.set_inputs(inputs)
+    token = trace_context.attach(
+        trace_context.with_span(_without_own_span(trace_context.get_current()), span, hidden=False)
+    )
+    try:
+        yield captured
+    except BaseException as error:
+        if is_cancellation(error):  # what is captured was to return something, so it has failed, whoever stopped it
+            span.set_status(StatusCode.ERROR, internal_errors.describe_error(error))
+        else:
+            span.fail(error)
+        raise
+    finally:
+        trace_context.detach(token)
+        span.end()
+
+
+def is_traced(function: Any) -> bool:
+    """Whether a call opens a span of its own first: `@trace` below partials, methods, objects that can be called, and
+    other decorators, as far as these are made with `functools.wraps`.
+    """
+    return any(hasattr(bearer, TRACED_MARK) for bearer in _find_mark_bearers(function))
+
+
+def is_wrapped(function: Any) -> bool:
+    """Whether such a call first goes through another decorator, so that what it returns may be something else."""
+    return is_traced(function) and not any(
+        getattr(bearer, TRACED_MARK, None) is bearer for bearer in _find_mark_bearers(function)
+    )
+
+
+def _find_mark_bearers(function: Any) -> tuple[Any, Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return function, type(function).__call__
+
+
+def _without_own_span(ctx: Context) -> Context:
+    """The context without a span of ours; the root span takes the place of any other."""
+    return Context({k: v for k, v in ctx.items() if k != trace_context.OWN_KEY})
