@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from typing import Any
 
@@ -15,7 +15,6 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.former_names import FORMER, METADATA, PRESENT, present_names
 from spanwise.collector.stores.sqlite.database.column_values import dumps, loads
 from spanwise.collector.stores.sqlite.database.file_lock import FileLock, real_path
-from spanwise.collector.stores.sqlite.database.schema import ReportProgress
 from spanwise.collector.stores.sqlite.write.run_codec import PayloadCompressor, PayloadDecoder
 
 FORMER_APPLICATION_ID = 0x41535359  # "ASSY"
@@ -24,7 +23,7 @@ GROWTH = len(PRESENT) - len(FORMER)  # bytes that a name gains
 _MARK = f'"{FORMER}.'
 
 
-def convert_names(db: sqlite3.Connection, report: ReportProgress) -> None:
+def convert_names(db: sqlite3.Connection, report: Callable[[int, int], None]) -> None:
     """Rename the attributes that the product itself writes, wherever a table holds them.
 
     Change numbers, summaries, rollups and the full-text index stay: nothing in them has such a name.
@@ -42,7 +41,7 @@ def convert_names(db: sqlite3.Connection, report: ReportProgress) -> None:
     )
 
 
-def _convert_spans(db: sqlite3.Connection, report: ReportProgress) -> None:
+def _convert_spans(db: sqlite3.Connection, report: Callable[[int, int], None]) -> None:
     """Rewrite payloads, and keep the sizes of spans and traces true to them."""
     dictionaries = dict(db.execute("SELECT id, data FROM dictionaries ORDER BY id").fetchall())
     decoder = PayloadDecoder(dictionaries)
