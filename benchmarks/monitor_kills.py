@@ -59,10 +59,10 @@ monitor("paid", evaluators=[polite], sample_rate=0.5, budget={"calls_per_day": i
 MONITOR = """
 import sys, signal, threading
 from pathlib import Path
-from spanwise.evaluators.monitors import Plan, Supervisor
+from spanwise.evaluators.monitors import WorkerPlan, Supervisor
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], workers=int(sys.argv[3]), claim=float(sys.argv[4]))
+plan = WorkerPlan(file=Path(sys.argv[1]), url=sys.argv[2], workers=int(sys.argv[3]), claim=float(sys.argv[4]))
 Supervisor(plan, lambda line: print(line, file=sys.stderr, flush=True)).run(stop, patient=True)
 """
 KEYS = {"free": ["fine", "documents"], "paid": ["polite"]}

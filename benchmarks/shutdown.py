@@ -63,7 +63,8 @@ def begin_process():
 
 begin_process()
 os.register_at_fork(after_in_child=begin_process)  # before the tracer's, which makes new counts
-from spanwise.tracer import _delivery, _exporter, configure, flush, shutdown, trace
+from spanwise.tracer import configure, flush, shutdown, trace
+from spanwise.tracer.export import batch_exporter, delivery_lifecycle
 
 class Drops(Counter):
     "Counted drops, in the file of the process."
@@ -76,17 +77,17 @@ class Drops(Counter):
         struct.pack_into("q", self.memory, 8 * self.slot, late)
         struct.pack_into("q", self.memory, 8 * (self.slot + 16), sum(self.values()) - late)
 
-class Tally(_exporter.Tally):
+class Tally(batch_exporter.Tally):
     def __init__(self):
         super().__init__()
         self.dropped = Drops()
 
-class Queue(_delivery.Queue):
+class Queue(delivery_lifecycle.SpanQueue):
     def __init__(self):
         super().__init__()
         self.dropped = Drops()
 
-_exporter.Tally, _delivery.Queue = Tally, Queue
+batch_exporter.Tally, delivery_lifecycle.SpanQueue = Tally, Queue
 
 @trace
 def work(name): return name

@@ -88,7 +88,7 @@ def new_files_by_copy() -> None:
         return None
 
     vars(connections)["migrate"] = migrate
-    vars(group_commit)["_sync"] = lambda descriptor: None
+    vars(group_commit)["_fsync"] = lambda descriptor: None
 
 
 class Hurried:

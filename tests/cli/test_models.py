@@ -18,8 +18,8 @@ from spanwise.evaluators.models.local_models import registered_models
 
 HOLDS = r"""
 import os, sys
-from spanwise.evaluators.models._shared import Loaded, shared
-shared(("pairs", ("/weights/tiny", ())), lambda: Loaded(None, "tiny", "pairs", "/weights/tiny", "cpu", 2_000_000, 0.0))
+from spanwise.evaluators.models.local_models import LoadedModel, load_shared
+load_shared(("pairs", ("/weights/tiny", ())), lambda: LoadedModel(None, "tiny", "pairs", "/weights/tiny", "cpu", 2_000_000, 0.0))
 if "fork" in sys.argv and os.fork() == 0:
     os.write(1, b"child\n")  # at once: the parent writes to the same pipe
     sys.stdin.read()

@@ -17,7 +17,7 @@ from spanwise.collector.errors import Unavailable
 from spanwise.collector.records import Rule
 
 RULES = """
-from spanwise.evaluators import evaluator, get, judge, Judge, monitor
+from spanwise.evaluators import evaluator, get_evaluator, judge, Judge, monitor
 
 @evaluator
 def fine(outputs):

@@ -167,8 +167,8 @@ def test_a_dataset_that_is_not_there_is_said_without_our_insides(pytester, datas
     pytester.makepyfile(f"import pytest\n\n@pytest.mark.spanwise('{dataset}')\ndef test_it(inputs): ...\n")
     report = pytester.runpytest_inprocess(*OPTIONS, "--spanwise-store", "tests.db").stdout.str()
     assert f"test_it: {said} '{dataset}'" in report
-    assert "datasets/_files.py" not in report
-    assert "_store.py" not in report
+    assert "datasets/file_formats.py" not in report
+    assert "store.py" not in report
 
 
 def test_examples_of_a_test_are_kept_as_a_version_of_a_dataset(outcome):

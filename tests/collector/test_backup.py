@@ -72,11 +72,11 @@ def test_a_backup_is_for_its_user_alone(file: Path, copy: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from spanwise.collector.stores.sqlite import inspect
+from spanwise.collector.stores.sqlite.maintenance import inspection
 def die(left, of):
     assert left > 0
     os.kill(os.getpid(), signal.SIGKILL)
-inspect.backup(sys.argv[1], sys.argv[2], die)
+inspection.backup(sys.argv[1], sys.argv[2], die)
 """
 
 

@@ -261,7 +261,14 @@ def test_a_process_loads_what_decoding_needs_and_nothing_else():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"asyncio", "fastapi", "starlette", "pydantic", "httpx", "grpc", "sqlite3", "jinja2", "opentelemetry.sdk"}
     assert heavy.isdisjoint(found)
-    ours = {"_connect", "intake._http", "intake._decoders", "stores._traces", "stores.sqlite._store", "statistics"}
+    ours = {
+        "store_connection",
+        "ingest.http_receiver",
+        "ingest.decode_pool",
+        "stores.trace_store",
+        "stores.sqlite.store",
+        "statistics",
+    }
     assert {f"spanwise.collector.{name}" for name in ours}.isdisjoint(found)
 
 

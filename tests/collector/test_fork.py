@@ -12,7 +12,7 @@ FORK = """
 import os, signal, sys
 from spanwise.collector import connect
 from spanwise.collector.errors import StoreError
-from spanwise.collector.stores.sqlite._lock import holder
+from spanwise.collector.stores.sqlite import holder
 from collector.making import run
 
 def tell(action):

@@ -34,10 +34,10 @@ def test_a_call_costs_its_tokens() -> None:
 
 ELSEWHERE = """
 import pickle, sys
-from spanwise.collector.dialects import learn_prices, read
+from spanwise.collector.dialects import import_prices, read_run
 learn, spans = pickle.loads(bytes.fromhex(sys.argv[1]))
-learn_prices(learn)
-print([read(span).cost for span in spans], "genai_prices" in sys.modules)
+import_prices(learn)
+print([read_run(span).cost for span in spans], "genai_prices" in sys.modules)
 """
 
 

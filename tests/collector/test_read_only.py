@@ -28,7 +28,7 @@ main()
 LOOK = """
 import sys
 from typer.testing import CliRunner
-from spanwise.cli._app import app
+from spanwise.cli.app import app
 for command in (["traces", "list"], ["db", "stats"], ["db", "check"], ["db", "sql"]):
     found = CliRunner().invoke(app, [*command, "--store", sys.argv[1]])
     print(found.exit_code, found.exception)

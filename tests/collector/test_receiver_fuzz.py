@@ -227,16 +227,16 @@ def test_depth_is_bounded_in_both_encodings() -> None:
 
 FUZZ = """
 import sys, atheris
-from spanwise.collector.intake import _logs, _traces
-from spanwise.collector.intake._decode import decode
-from spanwise.collector.intake._errors import Permanent
-from spanwise.collector.intake._limits import Limits
+from spanwise.collector.ingest import otlp_signals, otlp_signals
+from spanwise.collector.ingest.request_decoder import decode
+from spanwise.collector.ingest.ingest_errors import PermanentError
+from spanwise.collector.ingest.limits import Limits
 
 def one(data):
-    for codec in (_traces.PROTOBUF, _traces.JSON_, _logs.PROTOBUF, _logs.JSON_):
+    for codec in (otlp_signals.TRACES_PROTOBUF, otlp_signals.TRACES_JSON, otlp_signals.LOGS_PROTOBUF, otlp_signals.LOGS_JSON):
         try:
             decoded = decode(codec, data, Limits())
-        except Permanent:
+        except PermanentError:
             continue
         assert not decoded.faults and "internal" not in decoded.refused_by_reason, decoded.refused
 

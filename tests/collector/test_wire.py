@@ -9,7 +9,7 @@ from integration.serving import ROOT, environment
 
 RACE = """
 import sys, threading
-from spanwise.collector import _wire
+from spanwise.collector import record_encoding
 from spanwise.collector.records import Run
 
 sys.setswitchinterval(1e-6)
@@ -18,7 +18,7 @@ gate, decoded = threading.Barrier(8), []
 
 def first():
     gate.wait()
-    decoded.append(_wire.decode(Run | list[Run], BODY))
+    decoded.append(record_encoding.decode(Run | list[Run], BODY))
 
 threads = [threading.Thread(target=first) for _ in range(8)]
 [thread.start() for thread in threads], [thread.join() for thread in threads]

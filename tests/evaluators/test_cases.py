@@ -90,7 +90,7 @@ def makers_of_cases():
 
 
 def test_one_place_makes_cases():
-    assert list(makers_of_cases()) == ["scoring/_cases.py"]
+    assert list(makers_of_cases()) == ["scoring/case_builder.py"]
 
 
 def test_a_case_of_a_trace(trace):

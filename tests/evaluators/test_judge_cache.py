@@ -355,10 +355,10 @@ def test_many_processes_share_one_file(path):
 
 RUN = """
 import asyncio, sys
-from spanwise.evaluators import Judge, evaluate, get
+from spanwise.evaluators import Judge, evaluate, get_evaluator
 examples = [{"inputs": f"question {n}?", "reference_outputs": "x"} for n in range(40)]
 judge = Judge(model="m", base_url=sys.argv[1], api_key=sys.argv[4], cache=sys.argv[2], concurrency=4)
-experiment = evaluate(examples, lambda inputs: "an answer", [get("relevance_to_query", judge=judge)], store=sys.argv[3],
+experiment = evaluate(examples, lambda inputs: "an answer", [get_evaluator("relevance_to_query", judge=judge)], store=sys.argv[3],
                       concurrency=8, progress=False)
 """
 

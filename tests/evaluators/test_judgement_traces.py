@@ -96,13 +96,13 @@ def test_by_hand_it_is_delivered_like_any_span_and_the_link_is_true():
 def test_by_hand_without_a_collector_judged_texts_stay_in_the_process(tmp_path):
     code = """
 import os
-from spanwise.evaluators import get, score
+from spanwise.evaluators import get_evaluator, score
 from spanwise.evaluators.testing import scripted
-from spanwise.tracer import capture, configure, flush
-capture.DEFAULT_URL = "http://127.0.0.1:9"
+from spanwise.tracer import trace_capture, configure, flush
+trace_capture.DEFAULT_URL = "http://127.0.0.1:9"
 configure(url=os.environ["COLLECTOR"], spill_dir=os.environ["SPOOL"])
 judge = scripted({"rationale": "r", "rating": "yes"})
-print(score(get("safety", judge=judge), outputs="SECRET")[0].judge_trace_id is not None)
+print(score(get_evaluator("safety", judge=judge), outputs="SECRET")[0].judge_trace_id is not None)
 flush(timeout=1)
 """
 

@@ -37,7 +37,7 @@ def answer(question):
 
 KILLED = """
 import time
-from spanwise.evaluators import evaluate, get
+from spanwise.evaluators import evaluate, get_evaluator
 
 def judge(prompt: str) -> str:
     with open("asked.txt", "a") as asked:
@@ -47,7 +47,7 @@ def judge(prompt: str) -> str:
     return '{"rationale": "It is.", "rating": "yes"}'
 
 rows = [{"inputs": {"q": f"Q{n}?"}} for n in range(8)]
-evaluate(rows, lambda q: q, [get("relevance_to_query", judge=judge)], name="e", store="spanwise.db", progress=False)
+evaluate(rows, lambda q: q, [get_evaluator("relevance_to_query", judge=judge)], name="e", store="spanwise.db", progress=False)
 """
 
 

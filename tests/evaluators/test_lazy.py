@@ -37,12 +37,12 @@ STEPS = {  # in this order, in one interpreter, and the modules with evaluators 
 SCRIPT = """
 import json, sys
 from importlib import import_module
-from spanwise.evaluators import as_evaluator, get, names, protocol
+from spanwise.evaluators import as_evaluator, get_evaluator, list_evaluators, interface
 for step in json.loads(sys.argv[1]):
     before = set(sys.modules)
     eval(step)
     print(json.dumps(sorted(set(sys.modules) - before)))
-protocol.specs()
+interface.list_specs()
 print(json.dumps(sorted(sys.modules)))
 """
 
@@ -64,7 +64,7 @@ def test_the_table_says_what_the_modules_register():
 def test_an_evaluator_that_the_table_does_not_know_is_told_where_to_write_it():
     register = register_builtin("no_such", metrics=(Metric("no_such", primary=True),))
     with pytest.raises(
-        ValueError, match=r"'no_such' is in .*test_lazy: say so in spanwise/evaluators/protocol/_table\.py"
+        ValueError, match=r"'no_such' is in .*test_lazy: add it to _IDS_BY_MODULE in spanwise/evaluators/interface/evaluator_registry\.py"
     ):
         register(type("NoSuch", (), {"__module__": __name__, "__call__": lambda self, outputs: 1}))
 

@@ -203,8 +203,8 @@ def test_a_broken_file_keeps_the_rules_from_before_and_is_told_once(url, tmp_pat
 PROGRAM = """
 import sys, threading
 from pathlib import Path
-from spanwise.evaluators.monitors import Plan, Supervisor, load
-plan = Plan(file=Path(sys.argv[1]), url=sys.argv[2], grace=3.5)
+from spanwise.evaluators.monitors import WorkerPlan, Supervisor, load
+plan = WorkerPlan(file=Path(sys.argv[1]), url=sys.argv[2], grace=3.5)
 Supervisor(plan, lambda line: print(line, flush=True), lambda loaded: print("shown", flush=True)).run(threading.Event())
 """
 

@@ -205,7 +205,7 @@ def test_an_exception_is_an_error_with_the_traceback_of_the_evaluator(run):
     feedback = run(as_evaluator(judge), FULL)[0]
     assert feedback.error == "ZeroDivisionError: division by zero"
     assert "in judge" in feedback.metadata["traceback"]
-    assert "_evaluator.py" not in feedback.metadata["traceback"]
+    assert "evaluator_execution.py" not in feedback.metadata["traceback"]
 
 
 def test_a_missing_need_is_a_skip_that_names_it(run):

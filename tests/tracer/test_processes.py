@@ -143,8 +143,9 @@ def test_a_signal_handler_may_trace_whatever_it_interrupts(sink: Sink, tmp_path:
 
 STUCK = """
 import time
-from spanwise.tracer import _delivery, configure, flush, trace
-_delivery._PATIENCE = _delivery._LONGEST_EXIT = 0.5
+from spanwise.tracer.export import delivery_lifecycle
+from spanwise.tracer import configure, flush, trace
+delivery_lifecycle._PATIENCE = delivery_lifecycle._LONGEST_EXIT = 0.5
 configure(redact=[lambda key, value: time.sleep(1000) if value == "bad" else value])
 echo = trace(lambda value: value)
 echo("bad")
@@ -161,14 +162,15 @@ def test_a_redactor_that_hangs_is_told_of_and_holds_up_no_end(sink: Sink, tmp_pa
 
 OWN_HANDLER = """
 import os, signal, time
-from spanwise.tracer import _delivery, stats, trace
+from spanwise.tracer.export import delivery_lifecycle
+from spanwise.tracer import stats, trace
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 work = trace(lambda n: n)
 work(0)
 end = time.monotonic() + 60
 while stats().delivered < 1 and time.monotonic() < end: time.sleep(0.01)
-_delivery._INTERVAL = 1000  # no round comes by itself
+delivery_lifecycle._INTERVAL = 1000  # no round comes by itself
 time.sleep(0.6)  # nor is one waited for that was to come after the old interval
 os.kill(os.getpid(), signal.SIGTERM)
 work(1)
@@ -186,9 +188,10 @@ def test_after_an_applications_own_handler_of_sigterm_delivery_hurries(sink: Sin
 
 IMPORTED = """
 import sys
-from spanwise.tracer import _post, configure, flush, span, trace
+from spanwise.tracer.export import otlp_http_client
+from spanwise.tracer import configure, flush, span, trace
 configure(redact=["x"])
-_post.load()
+otlp_http_client.preload_modules()
 loaded = set(sys.modules)
 for _ in range(3):
     with span("s", inputs={"x": 1}) as run: run.feedback("a", 1)
@@ -206,7 +209,8 @@ def test_delivery_imports_nothing_while_a_fork_may_come_in_between(sink: Sink, t
 
 INTERRUPTED = """
 import signal
-from spanwise.tracer import _delivery, flush, stats, trace
+from spanwise.tracer.export import delivery_lifecycle
+from spanwise.tracer import flush, stats, trace
 @trace
 def work(n): return n
 calls = []
@@ -219,7 +223,7 @@ signal.setitimer(signal.ITIMER_PROF, 0.002, 0.002)  # seconds of CPU
 work(0)
 while len(calls) < 10: pass
 signal.setitimer(signal.ITIMER_PROF, 0)
-print(len(_delivery._live), bool(flush(60)), stats().delivered)
+print(len(delivery_lifecycle._live), bool(flush(60)), stats().delivered)
 """
 
 

@@ -256,22 +256,23 @@ def test_a_process_ends_in_time_while_its_threads_trace(sink: Sink, tmp_path: Pa
 
 FROZEN = """
 import threading, time
-from spanwise.tracer import _runtime, _span, trace
+from spanwise.tracer import process_runtime, trace
+from spanwise.tracer.otel import live_span
 @trace
 def work(n=0): return n
 class Last:
     def __del__(self): work()  # in the main thread, after all others have stopped
 last = Last()
 work()
-queue, taken = _runtime.current().delivery.queue, threading.Event()
+queue, taken = process_runtime.get_runtime().delivery.queue, threading.Event()
 def freeze():
-    with _span._lock, queue._put_lock, queue._take_lock:
+    with live_span._lock, queue._put_lock, queue._take_lock:
         taken.set()
         time.sleep(100)
 import atexit, spanwise.tracer.export.delivery_lifecycle as delivery
-atexit.unregister(delivery._exit)  # so that the thread stops in between
+atexit.unregister(delivery._close_at_exit)  # so that the thread stops in between
 def end():
-    delivery._exit()
+    delivery._close_at_exit()
     threading.Thread(target=freeze, daemon=True).start()
     taken.wait()
 atexit.register(end)
