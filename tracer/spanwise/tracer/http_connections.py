@@ -66,9 +66,7 @@ _SUPPRESSION_KEYS = (
 
 @contextmanager
 def suppress_instrumentation() -> Iterator[None]:
-    """Ask OpenTelemetry instrumentations of HTTP and model clients to create no spans and send no context inside the
-    block.
-    """
+    """Ask instrumentations of HTTP and model clients to create no spans, and send no context, inside the block."""
     marked = context.get_current()
     for key in _SUPPRESSION_KEYS:
         marked = context.set_value(key, True, marked)

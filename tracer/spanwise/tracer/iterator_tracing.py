@@ -71,7 +71,7 @@ def is_stream_object(value: Any) -> bool:
 def _allows_silent_subclass(kind: Any) -> bool:
     """Return whether creating a subclass runs no code of the class.
 
-    A class that registers its subclasses would find ours.
+    A class that registers its subclasses would register the generated one.
     """
     own = getattr(kind.__init_subclass__, "__func__", None)
     return type(kind).__module__ in ("builtins", "abc", "typing") and (own is None or own.__module__ == "typing")

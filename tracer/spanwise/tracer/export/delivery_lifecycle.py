@@ -263,7 +263,7 @@ class Delivery:
         return self.exporter.tally.settled, self.exporter.deadline
 
     def _settle_rest(self) -> None:
-        """Settle the items that are queued after the delivery thread has ended. The caller holds the slot."""
+        """Count or deliver the items that are queued after the delivery thread has ended. The caller holds the slot."""
         try:
             if not self._is_closed:  # no thread has run
                 self._is_closed = True

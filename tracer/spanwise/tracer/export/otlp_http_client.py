@@ -94,7 +94,7 @@ class OtlpHttpClient:
         self.is_spanwise: bool | None = None  # True for a Spanwise collector; None: unknown
 
     def send(self, path: str, body: bytes, timeout: float) -> RequestOutcome:
-        """POST a protobuf body to the address of the signal, `<url><path>`."""
+        """Send a protobuf body with POST to the address of the signal, `<url><path>`."""
         import requests
 
         if self._session is None:

@@ -113,7 +113,7 @@ class SpanSanitizer:
         return span
 
     def _foreign(self, span: ReadableSpan) -> ReadableSpan:
-        """Sanitize a copy of a span of another SDK (joined mode), because other exporters see the span too."""
+        """Return a sanitized copy of a span of another SDK (joined mode), because other exporters see the original."""
         name, status = self._texts(span.name, span.status)
         return ReadableSpan(
             name=name,
