@@ -1,6 +1,8 @@
 """Recording of one call: argument binding, inputs, outputs or error, start and end of its span.
 
-`start_call`, `finish_call` and `fail_call` handle the span alone. `enter_call` and `leave_call` also change the current span. The functions run for every traced call and therefore use `try … except` instead of the slower `error_boundary`.
+`start_call`, `finish_call` and `fail_call` handle the span alone. `enter_call` and `leave_call` also change the
+current span. The functions run for every traced call and therefore use `try … except` instead of the slower
+`error_boundary`.
 """
 
 from __future__ import annotations

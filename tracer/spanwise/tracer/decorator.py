@@ -58,7 +58,9 @@ def trace(
 def trace(function: Any = None, /, **options: Any) -> Any:
     """Record every call of a function as a span with inputs, outputs, errors and child spans.
 
-    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. The return value of a retriever is parsed as documents. The outputs of a generator are the list of items that it yields, or the result of `reduce` for that list.
+    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. The return value
+    of a retriever is parsed as documents. The outputs of a generator are the list of items that it yields, or the
+    result of `reduce` for that list.
 
     Raises `TypeError` for a class or an unknown option, and `ValueError` for an unknown kind. The behavior of the
     traced function does not change.

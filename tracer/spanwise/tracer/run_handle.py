@@ -197,7 +197,8 @@ def current_run() -> Run:
 class span:
     """Context manager that opens a span around a block: `with span("name", kind="tool") as run:` (or `async with`).
 
-    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. Raises `TypeError` for an unknown option, and `ValueError` for an unknown kind.
+    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. Raises `TypeError`
+    for an unknown option, and `ValueError` for an unknown kind.
     """
 
     __slots__ = ("_inputs", "_name", "_run", "_template", "_token")

@@ -30,7 +30,9 @@ class Key:
 class AuditEvent:
     """Audit event: a deletion, or the creation or revocation of a key.
 
-    `action` is the name of the store's operation. `key` and `name` are the id and name of the caller's key. Without a key, `name` is the user of the process that holds the store, or empty if unknown. `address` is a network address, or "process" and its number.
+    `action` is the name of the store's operation. `key` and `name` are the id and name of the caller's key. Without a
+    key, `name` is the user of the process that holds the store, or empty if unknown. `address` is a network address,
+    or "process" and its number.
     """
 
     action: str
@@ -164,7 +166,9 @@ class Decision:
     stratum, and None if that of the head is unknown. `states` has for each evaluator `{"state": "waiting" | "scored"
     | "skipped" | "failed", "error": …, "attempts": …}`.
 
-    `change` is the trace's change that was decided on, `runs_change` the last change of its runs, and `read_change` the change whose runs were evaluated. `claim` is the lease number: it increases each time that a worker takes the target, and each number is used only once.
+    `change` is the trace's change that was decided on, `runs_change` the last change of its runs, and `read_change`
+    the change whose runs were evaluated. `claim` is the lease number: it increases each time that a worker takes the
+    target, and each number is used only once.
     """
 
     project: str = "default"
@@ -199,7 +203,9 @@ class Decision:
 class DecisionBatch:
     """Decisions of one version of a rule about all traces that changed between two positions of the change feed.
 
-    `rows` are the decisions whose outcome is stored. `outcomes` are those of all traces, by id: the number of the trace (`TraceHead.number`) and "filtered", "sampled_out" or "taken". The store counts each trace under its latest outcome. Both may therefore contain traces beyond `upto`, and may be repeated.
+    `rows` are the decisions whose outcome is stored. `outcomes` are those of all traces, by id: the number of the
+    trace (`TraceHead.number`) and "filtered", "sampled_out" or "taken". The store counts each trace under its latest
+    outcome. Both may therefore contain traces beyond `upto`, and may be repeated.
     """
 
     project: str
@@ -227,7 +233,8 @@ class Claim:
 class ClaimResult:
     """Outcome of a leased target.
 
-    `feedback` is the complete feedback on this target of each evaluator in `reported`. The outcomes waiting and throttled return the lease, and the target is taken again after `again_s` seconds.
+    `feedback` is the complete feedback on this target of each evaluator in `reported`. The outcomes waiting and
+    throttled return the lease, and the target is taken again after `again_s` seconds.
     """
 
     claim: Claim
@@ -387,7 +394,9 @@ class RuleStatus:
 class WeightedScore:
     """Score of a rule with its inclusion probability (None: unknown; 0: no longer counts).
 
-    `session_id` is that of the trace, or the session that was scored. `start_ns` is the start of the trace, or of the session's first trace. `score` is None for errors and skips, which are counted in addition to a mean, and for a label without a score.
+    `session_id` is that of the trace, or the session that was scored. `start_ns` is the start of the trace, or of the
+    session's first trace. `score` is None for errors and skips, which are counted in addition to a mean, and for a
+    label without a score.
     """
 
     trace_id: str | None

@@ -15,7 +15,8 @@ from spanwise.collector.records.trace_records import Document, Run, Trace
 class Example:
     """Row of a dataset. An empty `id` is derived from the inputs and history (see `derive_example_id`).
 
-    `outputs` and `documents` are existing answers and retrieved documents of some application. `evaluate()` without a task scores them unchanged.
+    `outputs` and `documents` are existing answers and retrieved documents of some application. `evaluate()` without a
+    task scores them unchanged.
     """
 
     inputs: JSON

@@ -133,7 +133,9 @@ class SessionSummary:
 class FeedbackStats:
     """Aggregate of one key's newest feedback. Each record counts in exactly one of n, labelled, failed and skipped.
 
-    `mean`, `minimum` and `maximum` are over the n scores, and None if n is 0. Labels, errors and skips do not count as zeros. `labelled` counts labels without a score, `labels` every label. `passed` is the share of scores that pass, and None if passing is not defined; a store knows no thresholds.
+    `mean`, `minimum` and `maximum` are over the n scores, and None if n is 0. Labels, errors and skips do not count
+    as zeros. `labelled` counts labels without a score, `labels` every label. `passed` is the share of scores that
+    pass, and None if passing is not defined; a store knows no thresholds.
 
     If scores are weighted, `mean` and `passed` are Σwy/Σw. `effective` is the effective sample size: the number of
     equal weights for which the mean would be as precise. Scores of unknown weight are counted in `unweighted` and
@@ -162,7 +164,8 @@ class Bucket:
     traces they come from a sketch. Of the feedback in one slot (`feedback_tally.get_feedback_slot`), the latest
     record counts.
 
-    `newest` is set if there are too many traces to count. Only that many of the newest matching traces, in all buckets together, were then counted. None means that all of them were.
+    `newest` is set if there are too many traces to count. Only that many of the newest matching traces, in all
+    buckets together, were then counted. None means that all of them were.
     """
 
     start_ns: int

@@ -38,13 +38,15 @@ class Target:
 class Feedback:
     """Score, error or skip of an evaluator or a person on a target, under one key.
 
-    `score` is a float or bool, `label` a string; an outcome of "score" has at least one of them. An error has its message in `error`, and a skip names the missing data in `comment`.
+    `score` is a float or bool, `label` a string; an outcome of "score" has at least one of them. An error has its
+    message in `error`, and a skip names the missing data in `comment`.
 
     The `id` is derived from (target, key, source, author or evaluator + version). A repetition therefore overwrites
     itself, and labels of two people do not. The id of a rule's feedback is derived from (target, key, source,
     evaluator, rule). It is derived on first use.
 
-    `claim` numbers the rule's evaluations of this target. For one (rule, target, evaluator), only the feedback of the highest number is valid.
+    `claim` numbers the rule's evaluations of this target. For one (rule, target, evaluator), only the feedback of the
+    highest number is valid.
     """
 
     target: Target

@@ -7,7 +7,8 @@ The state of a delivery is `running`, then `draining`, then `closed`. It never r
 - draining: `put` queues items but starts no thread. The delivery thread exports the queued items and ends.
 - closed: new items are dropped and counted, or passed to the delivery that has replaced this one.
 
-`shutdown()`, the end of the process, SIGTERM and a second `configure()` all call `close`. Every wait in it has a deadline. A forked child starts again in the state `running`.
+`shutdown()`, the end of the process, SIGTERM and a second `configure()` all call `close`. Every wait in it has a
+deadline. A forked child starts again in the state `running`.
 """
 
 from __future__ import annotations
@@ -392,7 +393,7 @@ def set_thread_context_inheritance(carried: bool = True) -> None:
     with error_boundary("threads"):
         if not carried:
             thread_context.restore_thread_methods()
-        elif threading.main_thread().is_alive():  # later there is nothing to prepare
+        elif threading.main_thread().is_alive():  # otherwise no thread can start any more
             thread_context.patch_thread_methods()
 
 
