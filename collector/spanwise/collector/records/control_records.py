@@ -286,8 +286,8 @@ class BudgetUsage:
 class TraceHead:
     """Change feed entry of a trace. Reading after `cursor` returns the later entries.
 
-    - `settled` is True if all started spans have arrived or were reported dropped and none is open. It is None if counts are
-      not sufficient: spans of other SDKs, or outgoing calls whose remote part is missing.
+    - `settled` is True if all started spans have arrived or were reported dropped and none is open. It is None if
+      counts are not sufficient: spans of other SDKs, or outgoing calls whose remote part is missing.
     - `probability` is that of the local root under head sampling, and None if it is unknown.
     - `passes` has the results of the requested filters, in their order. None: not known yet (text that is not indexed).
     """

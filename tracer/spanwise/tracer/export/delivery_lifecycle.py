@@ -393,7 +393,7 @@ def set_thread_context_inheritance(carried: bool = True) -> None:
     with error_boundary("threads"):
         if not carried:
             thread_context.restore_thread_methods()
-        elif threading.main_thread().is_alive():  # otherwise no thread can start any more
+        elif threading.main_thread().is_alive():  # after its end, nothing is prepared for threads
             thread_context.patch_thread_methods()
 
 
