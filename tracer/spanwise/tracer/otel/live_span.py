@@ -182,7 +182,7 @@ class LiveSpan(ReadableSpan, otel.Span):
     ambient: dict[str, Any] | None = None  # attributes of all spans below, received with a remote parent
     finished = False
     notes = True, True  # for an exception that leaves the span: record an event, set the status
-    dropped_attributes = dropped_events = 0  # above the limits # type: ignore[assignment]
+    dropped_attributes = dropped_events = 0  # above the limits  # type: ignore[assignment]
     weight = 1000  # approximate size in bytes; set by the queue
     _attributes: dict[str, Any]
 
