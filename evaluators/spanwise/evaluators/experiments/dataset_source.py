@@ -189,7 +189,10 @@ def _make_list_source(dataset: Dataset, examples: Sequence[Example], splits: Seq
 def _iterate_stored_examples(
     store: Store, dataset: Dataset, splits: Sequence[str] | None
 ) -> Iterator[tuple[Example, Trace | None]]:
-    """Yield stored examples in the dataset's order. The store filters by one split; several splits are filtered here."""
+    """Yield stored examples in the dataset's order.
+
+    The store filters by one split; several splits are filtered here.
+    """
     split = splits[0] if splits is not None and len(splits) == 1 else None
     stored = datasets.stored_examples(store, dataset.name, dataset.version, split=split, page=SOURCE_PAGE)
     return ((example, None) for example in stored if split is not None or datasets.in_split(example, splits))
@@ -268,8 +271,9 @@ def iterate_example_pages(store: Store, record: Experiment) -> Iterator[Sequence
 
 
 class ExampleLookup:
-    """Lookup of examples by id, for queries in about the dataset's order. Pages are read on demand, and earlier examples
-    are dropped from memory.
+    """Lookup of examples by id, for queries in about the dataset's order.
+
+    Pages are read on demand, and earlier examples are dropped from memory.
     """
 
     def __init__(self, pages: ExamplePages) -> None:

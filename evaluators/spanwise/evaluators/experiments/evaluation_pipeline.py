@@ -45,7 +45,10 @@ async def run_pipeline(
 
 
 async def _run_loop_workers(plan: ExperimentPlan, line: ItemPipeline, items: Iterator[PlannedRun]) -> None:
-    """Run async tasks on the event loop. A task group would wait forever for a task that ignores its cancellation."""
+    """Run async tasks on the event loop.
+
+    A task group would wait forever for a task that ignores its cancellation.
+    """
     ahead, breath = Prefetcher(items), _LoopYielder(line)
     workers = [asyncio.create_task(_pull_on_loop(line, ahead, breath)) for _ in range(plan.settings.concurrency)]
     try:
@@ -121,8 +124,9 @@ class ItemPipeline:
         return self._stopped or bool(self._brake.why)
 
     def here(self, item: PlannedRun) -> None:
-        """Process an item with a plain task on this thread. Evaluators that are not plain score it later, on the
-        loop.
+        """Process an item with a plain task on this thread.
+
+        Evaluators that are not plain score it later, on the loop.
         """
         task = self._plan.task
         if item.trace is not None or task is None:
@@ -154,8 +158,9 @@ class ItemPipeline:
             raise self._error
 
     async def stop(self) -> None:
-        """Stop the start of new items and cancel running evaluators. Tasks that ignore their cancellation are
-        abandoned.
+        """Stop the start of new items and cancel running evaluators.
+
+        Tasks that ignore their cancellation are abandoned.
         """
         self._stopped = True
         await cancel_tasks(self._later | self._awaited, self._plan.strays, STOP_GRACE)
@@ -251,8 +256,9 @@ class WorkerThreads:
                 look = min(look * 1.5, MAX_CHECK_INTERVAL)
 
     def _computing(self) -> float:
-        """Return the share of time since the last check in which the threads used the CPU. If it is low, more threads do
-        not slow down the others.
+        """Return the share of time since the last check in which the threads used the CPU.
+
+        If it is low, more threads do not slow down the others.
         """
         now, used = time.perf_counter(), sum(list(self._used.values()))
         share = (used - self._used_before) / ((now - self._looked) * max(1, self._alive))
@@ -302,8 +308,9 @@ POLL_INTERVAL = 0.002  # seconds between two checks of an empty queue
 
 
 class Prefetcher:
-    """Prefetching reader of planned runs. A thread reads ahead, so that the loop does not wait for the next page of a
-    store or file.
+    """Prefetching reader of planned runs.
+
+    A thread reads ahead, so that the loop does not wait for the next page of a store or file.
     """
 
     def __init__(self, items: Iterator[PlannedRun]) -> None:

@@ -90,8 +90,9 @@ class Comparison:
         return {key: contrast.test for key, contrast in self.contrasts(other).items() if contrast.test is not None}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return one row per key and experiment. From the second experiment on, rows include the difference to the
-        first.
+        """Return one row per key and experiment.
+
+        From the second experiment on, rows include the difference to the first.
         """
         import pandas
 
@@ -118,7 +119,10 @@ class Comparison:
 
     @property
     def _failing(self) -> bool:
-        """Return whether a task has failed in any experiment. The other scores then describe only a part of the runs."""
+        """Return whether a task has failed in any experiment.
+
+        The other scores then describe only a part of the runs.
+        """
         return any(experiment.summary().failed for experiment in self.experiments)
 
     def to_html(self) -> str:

@@ -64,8 +64,9 @@ _TASK_CODES = {run_task_on_thread.__code__, run_task_on_loop.__code__}
 
 
 class StallWatchdog:
-    """Watchdog thread that checks whether runs still finish. After a stall the progress bar shows what the experiment
-    waits for.
+    """Watchdog thread that checks whether runs still finish.
+
+    After a stall the progress bar shows what the experiment waits for.
     """
 
     def __init__(self, shown: ProgressBar, loop: asyncio.AbstractEventLoop, *, aloud: bool) -> None:

@@ -95,8 +95,9 @@ class FinishedRun:
 
 
 class StopConditions:
-    """Stop conditions, checked after every finished run. Once `why` is set no new run starts, and running ones
-    finish.
+    """Stop conditions, checked after every finished run.
+
+    Once `why` is set no new run starts, and running ones finish.
     """
 
     def __init__(self, settings: ExperimentSettings, total: int | None, remark: Callable[[str], None]) -> None:

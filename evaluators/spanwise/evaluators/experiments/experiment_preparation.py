@@ -72,7 +72,9 @@ def prepare_experiment(
     whole: tuple[Evaluator, ...],
     settings: ExperimentSettings,
 ) -> ExperimentJob:
-    """Determine the planned and finished runs, and save the experiment's record. Reads from and writes to the store.
+    """Determine the planned and finished runs, and save the experiment's record.
+
+    Reads from and writes to the store.
 
     `settings.store` is an open store (see `open_experiment_store`). Raises `ValueError` for invalid arguments,
     `NotFound`, and the errors of the store.
@@ -298,8 +300,9 @@ def prepare_attach(
     whole: Sequence[Evaluator],
     settings: ExperimentSettings,
 ) -> ExperimentJob:
-    """Prepare an evaluation with `attach=True`. With `resume=True` evaluators skip traces that they have scored or
-    skipped at their current version.
+    """Prepare an evaluation with `attach=True`.
+
+    With `resume=True` evaluators skip traces that they have scored or skipped at their current version.
 
     Raises `ValueError` if there is no trace to which feedback could be attached.
     """

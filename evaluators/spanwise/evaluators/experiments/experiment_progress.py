@@ -81,7 +81,10 @@ class TerminalBar:
 
 
 class NotebookBar:
-    """Progress bar of plain HTML, redrawn by IPython. The bar of rich needs ipywidgets, which not every notebook has."""
+    """Progress bar of plain HTML, redrawn by IPython.
+
+    The bar of rich needs ipywidgets, which not every notebook has.
+    """
 
     def __init__(self, title: str, total: int | None) -> None:
         self._title, self._total = title, total

@@ -108,8 +108,9 @@ class Recorder:
         id: str | None = None,
         started_ns: int | None = None,
     ) -> None:
-        """Save the record and start the heartbeat. With `id` and `started_ns` several processes add to one experiment,
-        which `finish_stored_experiment` finishes.
+        """Save the record and start the heartbeat.
+
+        With `id` and `started_ns` several processes add to one experiment, which `finish_stored_experiment` finishes.
         """
         check_keys(evaluators)
         known = {"repetitions": repetitions} if repetitions > 1 else {}

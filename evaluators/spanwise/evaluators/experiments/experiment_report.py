@@ -53,8 +53,9 @@ class KeySummary(FeedbackStats):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(Mapping[str, KeySummary]):
-    """Summary of an experiment: its keys by name. `overall` holds the feedback of set-level evaluators. Durations are
-    milliseconds.
+    """Summary of an experiment: its keys by name.
+
+    `overall` holds the feedback of set-level evaluators. Durations are milliseconds.
 
     `task_ok`, the share of runs whose task ended without an error, is listed among the keys if a task has
     failed. It can always be read by name.
@@ -193,8 +194,9 @@ def make_summary(
     trust: Callable[[], Mapping[str, str]] = dict,
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> Summary:
-    """Return the summary of the runs and scores counted so far. If `task` is given, it names a failed example to run
-    again.
+    """Return the summary of the runs and scores counted so far.
+
+    If `task` is given, it names a failed example to run again.
 
     `least` maps keys to the number of scores from which on a mean is meaningful.
     """
@@ -287,7 +289,10 @@ def format_labels(counts: Mapping[str, int]) -> str:
 
 
 def make_text_table(title: str, head: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> Table:
-    """Return a terminal table: text columns left-aligned, numbers right-aligned. Cell texts are not parsed as markup."""
+    """Return a terminal table: text columns left-aligned, numbers right-aligned.
+
+    Cell texts are not parsed as markup.
+    """
     table = Table(title=Text(title), title_justify="left")
     for name in head:
         table.add_column(Text(name), justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=name == "key")
@@ -336,8 +341,9 @@ td small { display: block; color: var(--dim); overflow-wrap: anywhere; } td smal
 
 
 def render_experiment_html(experiment: Experiment) -> str:
-    """Return the HTML page: summary, then at most `MAX_ROWS` rows, failures first. A line states how many rows were
-    cut.
+    """Return the HTML page: summary, then at most `MAX_ROWS` rows, failures first.
+
+    A line states how many rows were cut.
     """
     title = escape(experiment.name)
     count, rows = _select_rows(experiment.rows())

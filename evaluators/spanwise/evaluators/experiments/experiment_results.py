@@ -93,8 +93,9 @@ class Row:
 
     @property
     def feedback(self) -> Mapping[str, Feedback]:
-        """Return the newest feedback per key on the run or one of its spans. A judge's score takes precedence over a
-        label on it.
+        """Return the newest feedback per key on the run or one of its spans.
+
+        A judge's score takes precedence over a label on it.
         """
         said = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
         judged = {outcome.key for outcome in said if outcome.source == "model"}
@@ -181,7 +182,10 @@ def register_rescore(rescore: RescoreFunction) -> RescoreFunction:
 
 
 class Experiment:
-    """One execution of a task over a dataset. It prints as its summary, and reads rows from the store on demand."""
+    """One execution of a task over a dataset.
+
+    It prints as its summary, and reads rows from the store on demand.
+    """
 
     def __init__(
         self,

@@ -53,8 +53,9 @@ class EvaluatedTraces:
     """Record of which evaluators have scored which traces, and on which they failed, as one bit per evaluator."""
 
     def __init__(self, evaluators: Sequence[Evaluator], declared: Container[str]) -> None:
-        """Index the evaluators by name, version and key. `declared` holds the keys that the experiment's evaluators
-        declare.
+        """Index the evaluators by name, version and key.
+
+        `declared` holds the keys that the experiment's evaluators declare.
         """
         named = Counter(evaluator.make.name for evaluator in evaluators)
         self._bits: dict[tuple[str | None, str | None, str], int] = {
@@ -192,8 +193,9 @@ def _select_current_versions(experiment: Experiment, evaluators: Sequence[Evalua
 
 
 def _get_counted_since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
-    """Return the time in nanoseconds from which on an evaluator's feedback counts. Human feedback is always read again,
-    because there may be more.
+    """Return the time in nanoseconds from which on an evaluator's feedback counts.
+
+    Human feedback is always read again, because there may be more.
     """
     if evaluator.spec is not None and evaluator.spec.kind == "human":
         return time.time_ns()
@@ -213,8 +215,9 @@ def _iterate_feedback(
 def _add_feedback(
     said: Iterable[Feedback], tally: ExperimentTally, recalled: StoredRuns, current: CurrentVersions
 ) -> None:
-    """Add the newest feedback per slot (see `statistics.get_feedback_slot`) to the tally. The feedback comes newest
-    first.
+    """Add the newest feedback per slot (see `statistics.get_feedback_slot`) to the tally.
+
+    The feedback comes newest first.
 
     A label on a judge's score checks the judge, and is not counted in addition to it.
     """
@@ -261,7 +264,10 @@ def _to_id_set(only: str | Sequence[str] | None) -> set[str] | None:
 
 
 def list_example_changes(store: Store, earlier: Experiment, source: ExampleSource, now: Mapping[str, Any]) -> list[str]:
-    """Return descriptions of example changes other than additions; [] if there are none. Reads both dataset versions."""
+    """Return descriptions of example changes other than additions; [] if there are none.
+
+    Reads both dataset versions.
+    """
     before, after = (earlier.dataset, earlier.dataset_version), (source.name, source.version)
     if before == after:
         return []
@@ -313,7 +319,10 @@ _MAX_NAMED = 5  # changes listed by name
 def make_setup(
     task: TaskFunction | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
 ) -> dict[str, JSON]:
-    """Return plain values that describe the setup of an experiment. Slow facts come from `collect_environment`."""
+    """Return plain values that describe the setup of an experiment.
+
+    Slow facts come from `collect_environment`.
+    """
     return {
         "dataset": dataset,
         "dataset_version": dataset_version,
@@ -342,8 +351,9 @@ def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, J
 
 
 def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
-    """Return the origin of an evaluator, with judges replaced by their identities. These are the same in every process
-    and contain no API keys.
+    """Return the origin of an evaluator, with judges replaced by their identities.
+
+    These are the same in every process and contain no API keys.
     """
     parameters = evaluator.origin.get("init_parameters") or {}
     judges = getattr(evaluator.asking, "judges", ())
@@ -378,8 +388,10 @@ def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: 
 def merge_evaluators(
     before: Sequence[Mapping[str, JSON]], now: Sequence[Mapping[str, JSON]]
 ) -> tuple[Mapping[str, JSON], ...]:
-    """Return the recorded evaluators together with new ones. An evaluator whose version, parameters or code have changed
-    gets a `since_ns`: its earlier scores are no longer counted.
+    """Return the recorded evaluators together with new ones.
+
+    An evaluator whose version, parameters or code have changed gets a `since_ns`: its earlier scores are no longer
+    counted.
     """
     known = {record["key"]: record for record in before}
     added = {record["key"]: _add_since(known.get(record["key"]), record) for record in now}

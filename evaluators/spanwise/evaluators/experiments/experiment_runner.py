@@ -144,8 +144,9 @@ _MAX_INTERPRETER_FROZEN = 1_000
 
 @contextmanager
 def _freeze_objects() -> Iterator[None]:
-    """Exclude existing objects from garbage collection during an experiment. With a model's libraries loaded, one
-    collection takes longer than many runs.
+    """Exclude existing objects from garbage collection during an experiment.
+
+    With a model's libraries loaded, one collection takes longer than many runs.
 
     Nothing is frozen if the application has frozen objects itself, because `gc.unfreeze()` would release those too.
     """

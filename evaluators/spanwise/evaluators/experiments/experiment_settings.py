@@ -55,8 +55,9 @@ class EvaluateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentSettings:
-    """Validated options of `evaluate()` with their defaults; see `evaluate` for their meaning. Raises `ValueError` for
-    invalid values.
+    """Validated options of `evaluate()` with their defaults; see `evaluate` for their meaning.
+
+    Raises `ValueError` for invalid values.
     """
 
     name: str | None = None

@@ -73,7 +73,7 @@ class JudgeCost:
 
     @property
     def known_cost(self) -> float | None:
-        """Return US dollars; None if some calls have unknown cost and the known cost is 0 or None."""
+        """Return US dollars; None if calls have unknown cost and only cached answers have a known cost of 0."""
         return None if self.unpriced and not self.cost else self.cost
 
     def __bool__(self) -> bool:

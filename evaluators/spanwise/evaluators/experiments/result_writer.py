@@ -48,8 +48,9 @@ MAX_PAUSE = 2.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class UnstoredRuns:
-    """Runs that a store did not accept: their number, the files that hold them, and the reason. Without a file they are
-    in memory only.
+    """Runs that a store did not accept: their number, the files that hold them, and the reason.
+
+    Without a file they are in memory only.
     """
 
     runs: int
@@ -163,8 +164,9 @@ class ResultWriter:
             self._spooled += 1
 
     def _offer(self, give: Callable[[TraceStore], Any]) -> bool:
-        """Return whether the store accepted the data. Makes several attempts, unless the queue is full or the store has
-        failed before.
+        """Return whether the store accepted the data.
+
+        Makes several attempts, unless the queue is full or the store has failed before.
         """
         for attempt in range(1 if self._spooled else STORE_ATTEMPTS):
             try:
@@ -193,6 +195,7 @@ class SpoolBatch(msgspec.Struct):
 
     def deliver(self, store: TraceStore) -> None:
         """Store the batch. New data is added before old data is deleted, so that nothing is missing at any moment.
+
         Repeating it is harmless.
         """
         if self.runs or self.feedback:
@@ -240,8 +243,9 @@ class ResultSpool:
             self._begin(folder)
 
     def deliver(self, store: TraceStore) -> int:
-        """Deliver everything to a store, delete the files, and return the number of spans. Raises the errors of the
-        store.
+        """Deliver everything to a store, delete the files, and return the number of spans.
+
+        Raises the errors of the store.
         """
         count = sum(_deliver_file(path, store) for path in self.paths)
         for parcel in self.held:
@@ -297,8 +301,9 @@ def make_spool(experiment_id: str, store: Store) -> ResultSpool:
 
 
 def deliver_pending_spools(experiment_id: str, store: Store) -> None:
-    """Store the spooled results of other processes for an experiment, from all spool folders. Raises the errors of the
-    store.
+    """Store the spooled results of other processes for an experiment, from all spool folders.
+
+    Raises the errors of the store.
     """
     folders = [*_iterate_spool_folders(store), Path.cwd()]
     former = Path(tempfile.gettempdir(), f"{FORMER}-{os.getuid()}")
@@ -352,8 +357,9 @@ def _deliver_file(path: Path, store: TraceStore) -> int:
 
 
 def _read_batches(path: Path) -> Iterator[SpoolBatch]:
-    """Yield the batches of a file. Raises `ValueError` for an invalid line, except an incomplete last one after a
-    kill.
+    """Yield the batches of a file.
+
+    Raises `ValueError` for an invalid line, except an incomplete last one after a kill.
     """
     decoder = msgspec.json.Decoder(SpoolBatch)
     try:
@@ -398,8 +404,9 @@ MAX_SPOOL_BYTES = 64 * 2**20  # maximum bytes of spool files that are read into 
 
 
 def make_spooled_store(store: Store, spool: ResultSpool, largest: int = MAX_SPOOL_BYTES) -> Store:
-    """Return a store that also reads the spooled results until they are delivered. Spools larger than `largest` bytes
-    are refused.
+    """Return a store that also reads the spooled results until they are delivered.
+
+    Spools larger than `largest` bytes are refused.
     """
     return cast(Store, _SpooledStore(store, spool, largest))
 

@@ -261,7 +261,10 @@ async def cancel_tasks(
 
 
 async def run_and_cancel_others(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine. Other tasks on the loop are cancelled, so that they do not delay its end."""
+    """Return the result of a coroutine.
+
+    Other tasks on the loop are cancelled, so that they do not delay its end.
+    """
     around = asyncio.all_tasks()
     try:
         return await coroutine
