@@ -199,7 +199,7 @@ def get_factory(id: str) -> Any:
 
 
 def get_evaluator(id: str, **parameters: Any) -> Evaluator:
-    r"""Return a registered evaluator with its parameters: `get_evaluator("regex", pattern=r"\\d+", key="has_number")`.
+    r"""Return a registered evaluator with its parameters: `get_evaluator("regex", pattern=r"\d+", key="has_number")`.
 
     All accept `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `retry_on`, `map`, `prepare_data`,
     `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id or parameter.
