@@ -344,8 +344,9 @@ def _maximum_matching(made: Sequence[Any], wanted: Sequence[Any], same: CallComp
 def _augmenting_path(
     start: int, made: Sequence[Any], wanted: Sequence[Any], same: CallComparison, taken: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return an augmenting path as a map from made calls to expected ones, whose last made call is free; {} if there is
-    none.
+    """Return an augmenting path from made calls to expected ones; {} if there is none.
+
+    Its last made call is free.
     """
     path: dict[int, int] = {}
     waiting = [start]
@@ -364,9 +365,7 @@ def _augmenting_path(
 def _sequences_match(
     made: Sequence[Any], wanted: Sequence[Any], match: MatchMode, same: CallComparison, hits: int
 ) -> bool:
-    """Return whether the steps match; `hits` is the number of expected steps that can be matched with different made
-    ones.
-    """
+    """Return whether the steps match; `hits` is the size of the matching of made and expected steps."""
     if match == "strict":
         return len(made) == len(wanted) and all(map(same, made, wanted))
     if match == "ordered" and not wanted:  # an empty list means that no call is expected

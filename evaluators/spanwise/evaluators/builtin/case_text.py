@@ -45,8 +45,7 @@ def extract_text(value: Any, fields: tuple[str, ...] = ANSWER_FIELDS) -> str:
 
 
 def extract_all_text(value: Any) -> str:
-    """Return every text and number in a value, one per line with the name of its field, for checks that no field may
-    fail.
+    """Return every text and number in a value, one per line with the name of its field.
 
     For a list of chat messages it is the last one only, because earlier ones are not the answer.
     """

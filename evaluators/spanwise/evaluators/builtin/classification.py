@@ -115,9 +115,7 @@ class Classification:
 
 
 def _answer_label(answer: Any) -> str:
-    """Return the label of an answer; its `repr` if it has no single text, so that the other answers are still
-    counted.
-    """
+    """Return the label of an answer; its `repr` if it has no single text, so that other answers still count."""
     try:
         return extract_text(answer)
     except ValueError:

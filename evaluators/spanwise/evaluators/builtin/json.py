@@ -317,9 +317,7 @@ def _with_size_limit(name: str, keyword: Keyword) -> Keyword:
 
 
 def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-    """Check `pattern` as jsonschema does, but with a time limit, because the answer determines how long a pattern
-    backtracks.
-    """
+    """Check `pattern` with a time limit, because the answer determines how long a pattern backtracks."""
     import jsonschema
 
     if isinstance(instance, str) and search_pattern(pattern, instance) is None:

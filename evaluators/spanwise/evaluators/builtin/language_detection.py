@@ -61,8 +61,9 @@ _LANGUAGE_BY_SCRIPT = {
 
 
 def detect_language(text: str) -> str | None:
-    """Return the ISO 639-1 code of a text's language, or None if it is uncertain: too few letters, code, numbers, a
-    mixture.
+    """Return the ISO 639-1 code of a text's language, or None if it is uncertain.
+
+    It is uncertain for too few letters, code, numbers, or a mixture.
     """
     told = estimate_language(text)
     sure = 0.0 if told.by_script else _MIN_CERTAINTY if told.letters >= _FEW_LETTERS else _MIN_CERTAINTY_OF_FEW
@@ -86,8 +87,9 @@ def _is_vowel_sign(character: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LanguageEstimate:
-    """Estimate of a text's language: the probability of each language (None for too short texts), and the number of
-    letters.
+    """Estimate of a text's language.
+
+    It holds the probability of each language (None for too short texts) and the number of letters.
     """
 
     likely: Mapping[str, float] | None

@@ -47,7 +47,10 @@ def remove_invisible(text: str) -> str:
 
 
 def normalize_text(text: str) -> str:
-    """Return the visible text with other forms of letters, digits, spaces and hyphens replaced by ASCII, one for one."""
+    """Return the visible text, with other forms of letters, digits, spaces and hyphens replaced by ASCII.
+
+    Each character is replaced by one.
+    """
     if text.isascii():
         return text
     text = remove_invisible(text)
@@ -292,8 +295,9 @@ def passes_luhn(digits: str) -> bool:
 
 
 def find_cards(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans of credit card numbers: a known network, the right length, the Luhn check, not a single repeated
-    digit.
+    """Yield the spans of credit card numbers.
+
+    They have a known network, the right length, a valid Luhn check, and not a single repeated digit.
     """
     for match in _CARD.finditer(text):
         digits = re.sub(r"\D", "", match.group())
@@ -302,8 +306,9 @@ def find_cards(text: str) -> Iterator[tuple[int, int]]:
 
 
 def find_social_security_numbers(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans of US social security numbers: area not 000, 666 or 9xx, group not 00, serial not 0000 (rules of
-    the SSA).
+    """Yield the spans of US social security numbers.
+
+    The rules of the SSA are: area not 000, 666 or 9xx, group not 00, serial not 0000.
     """
     for match in (*_SSN.finditer(text), *_SSN_NAMED.finditer(text)):
         area, group, serial = match.group(1), match.group(3), match.group(4)
@@ -319,9 +324,7 @@ def find_emails(text: str) -> Iterator[tuple[int, int]]:
 
 
 def find_ibans(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans of international bank account numbers: length of the country and remainder 1 modulo 97 (ISO
-    13616).
-    """
+    """Yield the spans of IBANs: length of the country and remainder 1 modulo 97 (ISO 13616)."""
     for match in _IBAN.finditer(text):
         length = _iban_length(match.group(1).upper())
         if length and not text[match.start() + length : match.start() + length + 1].isalnum():
@@ -475,9 +478,7 @@ def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) 
 
 
 def _remove_overlaps(findings: list[Finding]) -> list[Finding]:
-    """Remove findings that overlap an earlier one in the order of kinds, such as a telephone number inside a card
-    number.
-    """
+    """Remove findings that overlap an earlier one in the order of kinds, such as a phone number in a card number."""
     kept: list[Finding] = []  # sorted by position, to avoid quadratic time
     for finding in findings:
         place = bisect_left(kept, finding.end, key=lambda earlier: earlier.start)

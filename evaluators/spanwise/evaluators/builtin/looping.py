@@ -1,9 +1,9 @@
 """Looping evaluator: unique sentences, longest repeated substring, compression ratio.
 
-Equal windows of one length get the same number (Karp, Miller, Rosenberg 1972). Numbers of length 2l come from pairs
-of numbers of length l, those of any length from two overlapping powers of two. A length is possible if some number
+Equal windows of one length get the same name, an integer (Karp, Miller, Rosenberg 1972). Names of length 2l come from
+pairs of names of length l, those of any length from two overlapping powers of two. A length is possible if some name
 has two windows that do not overlap. All shorter lengths are then possible too, so the longest length is found by
-doubling and then by binary search. Windows whose number can no longer repeat get 0 and are dropped.
+doubling and then by binary search. Windows whose name can no longer repeat get 0 and are dropped.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def unique_sentences(text: str, *, shortest: int = MIN_SENTENCE_LENGTH) -> float
 
 
 def repeated_share(text: str) -> float:
-    """Return length × count of the longest part that occurs at least twice without overlaps, over the length of the
-    text.
+    """Return length × count of the longest part with at least two occurrences, over the length of the text.
+
+    Occurrences do not overlap. Raises `Skip` for an empty text.
     """
     if not text:
         raise Skip("the text is empty")
@@ -132,7 +133,7 @@ def find_longest_repeat(text: str) -> Repeat:
 
 
 def _longest_names(powers: list[WindowNames]) -> tuple[WindowNames, int]:
-    """Return the numbers at the greatest possible length, found by adding smaller powers of two to the highest one."""
+    """Return the names at the greatest possible length, found by adding smaller powers of two to the highest one."""
     names, length = powers[-1], 2 ** (len(powers) - 1)
     for power in range(len(powers) - 2, -1, -1):
         longer = _join_names(names, powers[power], length, length + 2**power)
@@ -142,7 +143,7 @@ def _longest_names(powers: list[WindowNames]) -> tuple[WindowNames, int]:
 
 
 def _join_names(first: WindowNames, second: WindowNames, by: int, length: int) -> WindowNames:
-    """Return new numbers for windows of `length`, made of those of `first` and, `by` characters later, of `second`."""
+    """Return new names for windows of `length`, made of those of `first` and, `by` characters later, of `second`."""
     import numpy as np
 
     alive = np.flatnonzero(first[: max(0, len(first) - by)])
@@ -152,9 +153,7 @@ def _join_names(first: WindowNames, second: WindowNames, by: int, length: int) -
 
 
 def _rename_windows(alive: WindowNames, pairs: WindowNames, length: int, size: int) -> WindowNames:
-    """Return new numbers, from 1, of the windows at `alive`; 0 for windows without an equal one that does not
-    overlap.
-    """
+    """Return new names, from 1, of the windows at `alive`; 0 for windows without an equal, disjoint one."""
     import numpy as np
 
     names = np.zeros(size, dtype=np.int64)
@@ -180,7 +179,7 @@ def _sort_windows(pairs: WindowNames, positions: WindowNames, bits: int) -> tupl
 
 
 def _name_bits(names: WindowNames) -> int:
-    """Return the bits for a position in the text, and for a number: there are at most half as many."""
+    """Return the bits for a position in the text, and for a name: there are at most half as many."""
     return max(21, len(names).bit_length())
 
 

@@ -46,12 +46,11 @@ _IN_TEXT = {
 
 
 def find_numbers(text: str, *, decimal: DecimalMark = ".") -> list[Number]:
-    """Return the numbers in a text, such as `15,969.50` or, with `decimal=","`, `15.969,50`, without percent signs and
-    units.
+    """Return the numbers in a text, without percent signs and units.
 
-    A unit may follow its number directly ("10km", "2.5GB"). A number next to another word ("v2", "10k") is ignored.
-    Integers that a float cannot represent, and all above 1.8e308, are exact. Raises `OverflowError` for an absurd
-    exponent.
+    They are written as `15,969.50` or, with `decimal=","`, as `15.969,50`. A unit may follow its number directly
+    ("10km", "2.5GB"). A number next to another word ("v2", "10k") is ignored. Integers that a float cannot represent,
+    and all above 1.8e308, are exact. Raises `OverflowError` for an absurd exponent.
     """
     return [_parse_number(digits, decimal) for digits in _IN_TEXT[decimal].findall(text)]
 

@@ -239,7 +239,7 @@ def _decode_base64(text: str) -> bytes:
 
 
 def _readable_text(data: bytes) -> str | None:
-    """Return the text if nearly all of it is printable, else None: a word that happens to be base64 decodes to noise."""
+    """Return the text if nearly all of it is printable: a word that happens to be base64 decodes to noise."""
     text = data.decode(_guess_unicode(data), "replace")
     printable = sum((character.isprintable() and character != "\ufffd") or character in "\n\r\t" for character in text)
     return text if text and printable >= 0.95 * len(text) else None

@@ -49,8 +49,9 @@ def recall(
 def average_precision(
     documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto"
 ) -> float:
-    """Return the mean over all expected documents of the precision at their rank; those not retrieved add 0
-    (trec_eval).
+    """Return the mean over all expected documents of the precision at their rank.
+
+    Documents that were not retrieved add 0 (trec_eval).
     """
     hits, total = _find_hits(documents, expected, by, k)
     return sum([(hits_before + 1) / (rank + 1) for hits_before, (rank, _) in enumerate(hits)]) / total
@@ -65,11 +66,10 @@ def reciprocal_rank(
 
 
 def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
-    """Return the discounted cumulative gain over that of the best ranking: gains are the expected documents' scores
-    (else 1).
+    """Return the discounted cumulative gain over that of the best ranking.
 
-    Gains are linear, discounted by log2(rank + 1); one below 0 counts as 0 (trec_eval). Raises `ValueError` if only
-    some expected documents have scores.
+    Gains are the expected documents' scores (else 1). They are linear, discounted by log2(rank + 1); one below 0
+    counts as 0 (trec_eval). Raises `ValueError` if only some expected documents have scores.
     """
     wanted = to_documents(expected)
     known = make_matcher(wanted, by)
@@ -96,8 +96,9 @@ def ideal_discounted_gain(expected: Iterable[Any], *, k: int | None = None, by: 
 
 
 def precision(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
-    """Return the expected documents among the first k, over k, even if fewer were retrieved; without k over all
-    retrieved.
+    """Return the expected documents among the first k, over k, even if fewer were retrieved.
+
+    Without k the divisor is the number retrieved.
     """
     retrieved = to_documents(documents)
     hits, _ = _find_hits(retrieved, expected, by, k)
@@ -515,8 +516,9 @@ def _hashable(value: Any) -> Hashable | None:
 
 
 def _explicit_id(document: Document) -> str | None:
-    """Return the id, unless it is made from the content: such an id identifies no more than the content, and changes
-    with metadata.
+    """Return the id, unless it is made from the content.
+
+    Such an id identifies no more than the content, and changes with metadata.
     """
     id = document.id
     return None if not id or (len(id) == 64 and _DERIVED_ID.fullmatch(id)) else id

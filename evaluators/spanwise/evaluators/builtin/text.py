@@ -65,8 +65,9 @@ def exact(outputs: Any, reference_outputs: Any) -> float:
 
 
 def _is_json_of(text: Any, value: Any) -> bool:
-    """Return whether a text is the JSON of a dict, a list or a number; 4.0 equals 4, as in columns of numbers with
-    gaps.
+    """Return whether a text is the JSON of a dict, a list or a number.
+
+    A number 4.0 equals the text 4, as in columns of numbers with gaps.
     """
     if not isinstance(text, str) or isinstance(value, str | bool) or value is None:
         return False

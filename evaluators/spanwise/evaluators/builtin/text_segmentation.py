@@ -167,8 +167,7 @@ def extract_steps(text: str) -> list[str]:
 
 
 def _listed_steps(lines: list[str], marker: re.Pattern[str]) -> Iterator[str]:
-    """Yield entries of lists: a line that begins with a marker, and the lines up to the next marker or the end of the
-    list.
+    """Yield entries of lists: a line with a marker, and the lines up to the next marker or the end of the list.
 
     After a blank line only indented lines belong to the entry. Program code always does.
     """
@@ -272,8 +271,9 @@ def split_treebank_words(text: str) -> list[str]:
 
 @cache
 def _compile_rules(as_nltk: bool) -> tuple[list[tuple[Callable[..., str], str]], ...]:
-    """Return the replacements before and after the text is padded with spaces; `re` is the faster engine, `regex` is
-    NLTK's.
+    """Return the replacements before and after the text is padded with spaces.
+
+    NLTK uses the engine `regex`; `re` is faster.
     """
     engine: Any = re
     if as_nltk:
@@ -340,8 +340,9 @@ def _split_nltk(text: str) -> list[str]:
 
 
 def _split_simple(text: str) -> list[str]:
-    """Return NLTK's words of a text in which only commas, the last period, ? and ! are split off, without its 25
-    patterns.
+    """Return NLTK's words of a text in which only commas, the last period, ? and ! are split off.
+
+    It does not need NLTK's 25 patterns.
     """
     text = text.rstrip()
     if text.endswith("."):

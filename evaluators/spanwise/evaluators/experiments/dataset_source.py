@@ -53,8 +53,9 @@ def make_source(
     keep: bool = True,
     outputs_are_references: bool = False,
 ) -> ExampleSource:
-    """Return the source for a dataset argument: a name in the store (also `name@3`), a file, a DataFrame, a list, traces
-    or a filter.
+    """Return the source for a dataset argument.
+
+    The argument is a name in the store (also `name@3`), a file, a DataFrame, a list, traces or a filter.
 
     A dataset that fits into memory is stored as a version of a dataset, so that experiments over it can be compared
     and resumed. Nothing is stored if `keep` is false. Generators and files larger than `MAX_STORED_FILE` are
@@ -84,9 +85,7 @@ def make_source(
 
 
 def iterate_async_rows(rows: AsyncIterable[Any], wait: AwaitFunction) -> Iterator[Any]:
-    """Yield the rows of an async generator in threads that read examples; `wait` lets the event loop fetch the next
-    row.
-    """
+    """Yield the rows of an async generator on a thread; `wait` lets the event loop fetch the next row."""
     ahead = aiter(rows)
     while (row := wait(_get_next_row(ahead))) is not _END:
         yield row
@@ -256,8 +255,8 @@ ExamplePages: TypeAlias = Callable[[], Iterator[Sequence[Example]]]
 
 
 def iterate_example_pages(store: Store, record: Experiment) -> Iterator[Sequence[Example]]:
-    """Yield the dataset version of an experiment page by page; nothing if the experiment has none, or it was deleted
-    since.
+    """Yield the examples of an experiment's dataset version page by page; nothing if the version is unknown or
+    deleted.
     """
     if record.dataset_version is None:
         return

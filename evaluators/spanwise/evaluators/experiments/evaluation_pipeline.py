@@ -84,7 +84,7 @@ class _LoopYielder:
         self._taken = time.perf_counter()
 
     async def take(self) -> None:
-        """Wait while the writer's queue is full; otherwise yield if the last yield is more than `YIELD_INTERVAL` ago."""
+        """Wait while the writer's queue is full; otherwise yield if `YIELD_INTERVAL` has passed since the last yield."""
         now = time.perf_counter()
         if self._line.is_full:
             await asyncio.sleep(0.01)
@@ -210,9 +210,7 @@ MAX_CHECK_INTERVAL = 0.05  # maximum seconds between two checks for more threads
 
 
 class WorkerThreads:
-    """Daemon threads that share one iterator: one at first, more while tasks keep them waiting, at most
-    `concurrency`.
-    """
+    """Daemon threads that share one iterator: first one, then more while tasks wait, at most `concurrency`."""
 
     def __init__(self, line: ItemPipeline, items: Iterator[PlannedRun], concurrency: int) -> None:
         self._line = line

@@ -37,9 +37,7 @@ COLOURS = {"better": "bold green", "worse": "bold red", "higher": "bold", "lower
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Changed score of one example under one key: its means over the repetitions in the first and in another
-    experiment.
-    """
+    """Changed mean score of one example under one key, in the first and in another experiment."""
 
     example_id: str
     key: str
@@ -186,8 +184,7 @@ def compare(*experiments: Experiment | str, store: StoreLocation | None = None) 
 
 
 def read_scores_by_example(store: Store, experiment_id: str, *, tasks: bool = False) -> statistics.Scores:
-    """Return the mean score per example and key over its repetitions; with `tasks` also the share of runs without an
-    error.
+    """Return the mean score per example and key; with `tasks` also the share of runs without an error.
 
     Only scores are read, not the contents of the runs.
     """

@@ -55,7 +55,7 @@ class Heartbeat:
                 self._store.change_experiment(self._id, seen_ns=time.time_ns())
 
 
-STALLED_AFTER = 10.0  # seconds without a finished run before the bar shows what is waited for
+STALLED_AFTER = 10.0  # seconds without a finished run before the bar shows the reason
 REPORT_AFTER = 60.0  # seconds before one message is printed if there is no bar
 CHECK_INTERVAL = 1.0  # seconds between two checks
 _MAX_NAMED = 2

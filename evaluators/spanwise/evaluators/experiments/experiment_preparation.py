@@ -229,9 +229,7 @@ def _iterate_remaining_runs(
     tally: ExperimentTally,
     store: Store,
 ) -> Iterator[PlannedRun]:
-    """Yield the remaining work of an interrupted experiment: runs that are not stored, and missing scores of stored
-    runs.
-    """
+    """Yield the remaining work of an interrupted experiment: missing runs, and stored runs with missing scores."""
     for item in items:
         run = item.example.id, item.repetition
         trace_id = recalled.traces.get(run)
@@ -345,7 +343,7 @@ def _check_attach_options(task: TaskFunction | None, whole: Sequence[Evaluator],
 
 
 def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ...]) -> PlannedRun:
-    """Return an item for the evaluators that still have to score its trace, with the existing feedback of the others."""
+    """Return an item for the evaluators that still have to score its trace, with the existing feedback."""
     if item.trace is None:
         return item
     known = find_existing_feedback(item.trace, evaluators)

@@ -367,9 +367,7 @@ def _scope_style(style: str) -> str:
 
 
 def _select_rows(rows: Iterable[Row]) -> tuple[int, list[Row]]:
-    """Return the number of rows and those to show: failed tasks first, then failed evaluators, then the others in
-    order.
-    """
+    """Return the number of rows and those to show: failed tasks, then failed evaluators, then the others in order."""
     count = 0
 
     def ranked() -> Iterable[tuple[int, int, Any]]:

@@ -125,9 +125,7 @@ class Row:
         return next((f"{outcome.key}: {first_line(outcome.error or '')}" for outcome in failed), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return one flat dict: the fields of the run, one entry per key, and the parameters of evaluators that have
-        any.
-        """
+        """Return one flat dict: the fields of the run, one entry per key, and the evaluators' parameters if any."""
         root = self.trace.root
         parameters = {key: given for key, one in self.feedback.items() if (given := get_parameters(one))}
         return {
@@ -278,7 +276,7 @@ class Experiment:
                 yield Failure("", "", outcome.key, outcome.error, _get_feedback_traceback(outcome))
 
     def spread(self, key: str) -> Mapping[str, tuple[int, float, float | None, bool]]:
-        """Return per example id (n, mean, variance, whether it is flaky) of one key's scores; {} without repetitions."""
+        """Return per example id (n, mean, variance, is flaky) of one key's scores; {} without repetitions."""
         tally = self._tally.keys.get(key)
         spreads = tally.spreads if tally else {}
         return {
@@ -290,9 +288,7 @@ class Experiment:
         return self._tally.metric(key).higher_is_better
 
     def rates(self, key: str) -> BooleanRates:
-        """Return H2O's rates of a boolean family over all runs: passes, failures, retrieval, generation and parse
-        failures.
-        """
+        """Return H2O's rates of a boolean family: passes, failures, retrieval, generation and parse failures."""
         return compute_boolean_rates((outcome for row in self.rows() for outcome in row.feedback.values()), key)
 
     def to_pandas(self) -> pandas.DataFrame:

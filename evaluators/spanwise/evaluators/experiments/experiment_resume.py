@@ -364,9 +364,7 @@ def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
 
 
 def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
-    """Return descriptions of what has changed since the experiment began, except examples; [] if its runs are still
-    valid.
-    """
+    """Return descriptions of the changes since the experiment began, except examples; [] if its runs are valid."""
     then: Mapping[str, Any] = record.metadata.get("setup") or {}
     differences = [
         _format_change(name, then.get(name), setup.get(name))
@@ -432,9 +430,7 @@ def _json_default(value: Any) -> Any:
 
 
 def collect_environment() -> Future[dict[str, JSON]]:
-    """Start collecting versions, the commit of the working directory and whether files differ from it, in the
-    background.
-    """
+    """Start a background thread that reads versions, the git commit, and whether tracked files are changed."""
     pool = ThreadPoolExecutor(1, "spanwise-setup")
     future = pool.submit(_read_environment)
     pool.shutdown(wait=False)

@@ -16,8 +16,9 @@ from spanwise.evaluators.interface import Metric
 
 @dataclass(slots=True)
 class RepetitionStats:
-    """Running mean and variance of one example's scores over its repetitions; `squares` is the sum of squared
-    differences (Welford).
+    """Running mean and variance of one example's scores over its repetitions.
+
+    Welford's algorithm: `squares` is the sum of squared differences.
     """
 
     n: int = 0
@@ -42,9 +43,7 @@ class RepetitionStats:
 
     @property
     def is_flaky(self) -> bool:
-        """Return whether it passed in some repetitions and failed in others; without a threshold, whether its scores
-        differ.
-        """
+        """Return whether only some repetitions passed; without a threshold, whether the scores differ."""
         if self.judged:
             return 0 < self.passed < self.judged
         return self.squares > 1e-18
@@ -80,9 +79,7 @@ class JudgeCost:
         return bool(self.calls or self.cached)
 
     def add(self, feedback: Feedback, counted: set[Hashable]) -> None:
-        """Add the judgement of a feedback, unless it is in `counted`: one judgement may give feedback under several
-        keys.
-        """
+        """Add the judgement of a feedback, unless it is in `counted`: one judgement may give several keys."""
         judge = feedback.metadata.get("judge")
         if feedback.source != "model" or not isinstance(judge, Mapping):
             return
@@ -204,8 +201,9 @@ class RunTotals:
 
 
 def compute_wall_ns(runs: Sequence[Run]) -> int:
-    """Return the time from the first start to the last end of a trace's runs, including failed attempts, as in
-    `TraceSummary`.
+    """Return the time from the first start to the last end of a trace's runs, in nanoseconds.
+
+    Failed attempts are included, as in `TraceSummary`.
     """
     return max(0, max(run.end_ns for run in runs) - min(run.start_ns for run in runs))
 

@@ -184,8 +184,9 @@ DELETE_BATCH_SIZE = 100  # traces per deletion; bounded by the length of a URL
 
 
 class SpoolBatch(msgspec.Struct):
-    """Batch that is stored together or written as one line of a spool file: runs, feedback, and the ids that they
-    replace.
+    """Batch that is stored together or written as one line of a spool file.
+
+    It contains runs, feedback, and the ids that they replace.
     """
 
     runs: list[Run]
@@ -337,7 +338,7 @@ def _iterate_spool_folders(store: Store) -> Iterator[Path]:
 
 
 def _is_private_folder(folder: Path) -> bool:
-    """Return whether only this user can write to a folder: the folder for temporary files is shared with other users."""
+    """Return whether only this user can write to a folder, because other users share the temporary folder."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()

@@ -139,8 +139,9 @@ _IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # neve
 
 
 class ValueCopier:
-    """Copier of inputs. It adds one remark about values that cannot be copied, such as generators, locks and too deep
-    nesting.
+    """Copier of inputs.
+
+    It adds one remark about values that cannot be copied: generators, locks, too deep nesting.
     """
 
     def __init__(self, remark: Callable[[str], None]) -> None:
@@ -204,7 +205,7 @@ class AbandonedTasks:
             return sum(map(_is_alive, self._left))
 
     def add(self, left: threading.Thread | asyncio.Task[Any]) -> None:
-        """Abandon a thread or task; may be called from any thread."""
+        """Add a thread or task that is no longer waited for; may be called from any thread."""
         with self._lock:
             if len(self._left) >= _MAX_TRACKED:
                 self._left = [one for one in self._left if _is_alive(one)]
@@ -232,7 +233,7 @@ async def await_with_timeout(
 ) -> Any:
     """Return the result of an awaitable. Raises its error, or `TimeoutError` after `seconds`.
 
-    The message of the `TimeoutError` states the limit `told`, or else `seconds`.
+    The error message states `told`, or else `seconds`, as the limit.
     """
     if seconds is None:
         return await awaitable

@@ -86,9 +86,7 @@ async def run_task_on_loop(
 
 
 def _compute_pause(plan: ExperimentPlan, attempt: TaskAttempt, failed: int) -> float | None:
-    """Return the seconds to wait before another attempt after `failed` earlier failures, or None if this attempt is
-    final.
-    """
+    """Return the seconds until the next attempt after `failed` earlier failures, or None for no further attempt."""
     if attempt.error is None or failed >= plan.settings.retries:
         return None
     try:
@@ -283,8 +281,9 @@ def promote_task_span(
 
 
 def mark_null_output(runs: tuple[Run, ...], root: Run) -> tuple[tuple[Run, ...], Run]:
-    """Return the runs of a task that returned None, and their root with an explicit null output, even if contents are
-    not recorded.
+    """Return the runs of a task that returned None, and their root with an explicit null output.
+
+    The output is set even if contents are not recorded.
     """
     if names.OUTPUT_VALUE in root.attributes:
         return runs, root
@@ -342,9 +341,7 @@ def read_task_feedback(captured: Captured, around: Run, root: Run) -> list[Feedb
 
 
 def read_span_feedback(also: Iterable[SideRecord], around: Run, root: Run) -> list[Feedback]:
-    """Return the feedback among the side records of a run's spans: annotations and evaluation results of other
-    libraries.
-    """
+    """Return the feedback among the side records of spans: annotations, evaluation results of other libraries."""
     found = [one for one in also if isinstance(one, Feedback)]
     return [_retarget(one, around, root) if one.target.span_id == around.span_id else one for one in found]
 

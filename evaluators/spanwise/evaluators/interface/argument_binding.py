@@ -233,10 +233,10 @@ def closest_field(name: str) -> str | None:
 
 
 def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> None:
-    """Check the names of a map. Fields of a case are allowed even if the evaluator does not use them, because users
-    share one map between evaluators.
+    """Raise `BindingError` for unknown names in a map.
 
-    Raises `BindingError` for other unknown names.
+    Fields of a case are allowed even if the evaluator does not use them, because users share one map between
+    evaluators.
     """
     asked = {parameter.name for parameter in _signature_parameters(function)}
     everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _signature_parameters(function))

@@ -107,9 +107,7 @@ class Evaluator:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return warnings about probably misspelt arguments: they have defaults, and no case has a field of that
-        name.
-        """
+        """Return warnings about probably misspelt arguments: they have defaults, and no case has such a field."""
         return tuple(
             f"{self.key!r} never got the argument {name!r}, which has a default; did you mean {field!r}?"
             for name, field in self.binding.misspelt
@@ -117,7 +115,7 @@ class Evaluator:
 
     @property
     def standards(self) -> tuple[str, ...]:
-        """Return the compliance standards (NIST AI RMF, SR 11-7) that the evaluator addresses, as mapped by Spanwise."""
+        """Return the compliance standards (NIST AI RMF, SR 11-7) that it addresses, as mapped by Spanwise."""
         return self.spec.standards if self.spec else ()
 
     @property
@@ -200,9 +198,7 @@ class Evaluator:
         return await self._evaluate_batch(cases, targets)
 
     def settled(self, outcome: list[Feedback] | BaseException, target: Target) -> list[Feedback]:
-        """Return feedback for a result of `asyncio.gather`, which is an exception if an evaluator cancelled its own
-        task.
-        """
+        """Return feedback for a result of `asyncio.gather`: an exception if an evaluator cancelled its own task."""
         if not isinstance(outcome, BaseException):
             return outcome
         if is_interruption(outcome):

@@ -198,15 +198,14 @@ def _set_threshold(threshold: float, metric: Metric) -> Metric:
 
 
 def _is_threshold_metric(metric: Metric, metrics: Sequence[Metric]) -> bool:
-    """Return whether a threshold of the whole evaluator applies to a metric: the primary one, or all if none is
-    primary.
-    """
+    """Return whether an evaluator's threshold applies to a metric: the primary one, or all if none is primary."""
     return metric.primary or not any(other.primary for other in metrics)
 
 
 def _rename_keys(own: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:
-    """Return the new keys of further metrics if the evaluator has another key: `pii_fail` of `pii` becomes `mine_fail`
-    under "mine".
+    """Return the new keys of further metrics if the evaluator has another key.
+
+    For example, `pii_fail` of `pii` becomes `mine_fail` under "mine".
     """
     if key == own:
         return {}

@@ -82,10 +82,10 @@ _registrations: dict[str, Registration] = {}  # of the modules imported so far
 
 
 def register_builtin(id: str, *, metrics: tuple[Metric, ...], **facts: Any) -> Callable[[C], C]:
-    """Register a frozen dataclass whose instances are evaluators: `@register_builtin("exact", metrics=(…), source="…")`.
+    """Register a frozen dataclass as an evaluator: `@register_builtin("exact", metrics=(…), source="…")`.
 
-    `facts` are fields of `EvaluatorSpec`. Raises `ValueError` if `_IDS_BY_MODULE` does not list the id under
-    this module.
+    Its instances are the evaluator functions. `facts` are fields of `EvaluatorSpec`. Raises `ValueError` if
+    `_IDS_BY_MODULE` does not list the id under this module.
     """
 
     def register(cls: C) -> C:
@@ -398,8 +398,7 @@ _ADAPTERS: Mapping[str, Callable[[Any], AdaptedMetric | None]] = {
 
 
 def adapt_library_metric(metric: Any) -> AdaptedMetric | None:
-    """Return the adapter of a metric object of one of the libraries, or of a class derived from theirs; None for
-    anything else.
+    """Return the adapter of a metric object of a supported library or a derived class; None for anything else.
 
     Raises `ValueError` for a metric that does not score single cases.
     """

@@ -25,18 +25,14 @@ class Metric:
     primary: bool = False
 
     def passes(self, score: float | bool) -> bool | None:
-        """Return whether a score (or a mean of scores) is on the good side of the threshold; a score equal to it
-        passes.
-        """
+        """Return whether a score (or a mean of scores) is on the good side of the threshold, or equal to it."""
         threshold = 0.5 if self.threshold is None and isinstance(score, bool) else self.threshold
         if threshold is None:
             return None
         return score >= threshold if self.higher_is_better else score <= threshold
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values: infinite ends of the range become None, an infinite threshold the text
-        "Infinity".
-        """
+        """Return plain JSON values: infinite ends of the range become None, an infinite threshold "Infinity"."""
         plain = {**asdict(self), "threshold": encode_infinities(self.threshold)}
         if self.range is not None:
             plain["range"] = [None if abs(end) == float("inf") else end for end in self.range]

@@ -81,9 +81,7 @@ def compute_version(
 
 
 def compute_fingerprint(value: Any) -> str:
-    """Return a text that is the same for the same parameter in every process; for a function it is made of its source
-    text.
-    """
+    """Return a text that is the same for the same parameter in every process; of a function its source text."""
     if (text := to_stable_text(value)) is not None:
         return text
     if isinstance(value, Mapping):
@@ -331,9 +329,7 @@ def _read_closure(function: FunctionType) -> dict[str, Any]:
 
 
 def _is_user_member(name: str, member: Any) -> bool:
-    """Return whether a class member was written by the user, rather than added by Python or a library that creates
-    classes.
-    """
+    """Return whether a class member was written by the user, not added by Python or a library."""
     if is_container(member) and name.startswith("_") and name.endswith("_"):
         return False
     return name not in ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
@@ -418,9 +414,7 @@ class MutatedNames:
             self._mutated.update((*code.co_names, *code.co_freevars, *code.co_varnames))
 
     def holds(self, name: str, *, container: bool) -> bool:
-        """Return whether an attribute or variable of that name is mutated; `container` states whether it holds a
-        container.
-        """
+        """Return whether an attribute or variable is mutated; `container` states whether it holds a container."""
         return name in self._assigned or (container and name in self._mutated)
 
 

@@ -40,7 +40,7 @@ class JudgementBuffer:
 
 
 class DiscardedJudgements(JudgementBuffer):
-    """Marker for judgements whose traces are not stored, for example if no feedback is stored either."""
+    """Buffer for judgements whose traces are not stored, for example if no feedback is stored either."""
 
 
 def make_untraced_target() -> Target:

@@ -284,8 +284,9 @@ def _check_mapping(value: Mapping[str, Any]) -> None:
 
 
 def _is_score_mapping(value: Mapping[Any, Any]) -> bool:
-    """Return whether a dict maps names to scores: all values are numbers, and no key is a result field or a misspelling
-    of one.
+    """Return whether a dict maps names to scores.
+
+    All values are numbers, and no key is a result field or a misspelling of one.
     """
     if not value or not _ALLOWED_FIELDS.isdisjoint(value):
         return False

@@ -87,11 +87,11 @@ def compile_retry_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
 
 
 def compute_retry_delay(attempt: int, error: BaseException) -> float:
-    """Return the seconds to wait after failed attempt number `attempt` (from 0): the server's request, else exponential
-    backoff.
+    """Return the seconds to wait after failed attempt number `attempt`, counted from 0.
 
-    The delay is at most `MAX_RETRY_DELAY`. Up to half of the backoff is random, so that clients that failed together
-    do not retry together. A server's request is never shortened; up to a quarter is added.
+    The delay is the one that the server requested, else exponential backoff, and at most `MAX_RETRY_DELAY`. Up to
+    half of the backoff is random, so that clients that failed together do not retry together. A server's request is
+    never shortened; up to a quarter is added.
     """
     asked = get_retry_after(error)
     if asked is not None:
@@ -100,9 +100,7 @@ def compute_retry_delay(attempt: int, error: BaseException) -> float:
 
 
 def get_retry_after(error: BaseException) -> float | None:
-    """Return the seconds that a server asked to wait, from `retry_after` or the header `Retry-After`; None without
-    them.
-    """
+    """Return the seconds that a server asked to wait, from `retry_after` or `Retry-After`; None without them."""
     for cause in _iterate_causes(error):
         given = _read_attribute(cause, "retry_after")
         seconds = _parse_seconds(_read_retry_after_header(cause) if given is None else given)

@@ -56,7 +56,7 @@ def normalize_value(value: Any) -> Any:
 
 
 def normalize_score(value: Any) -> Any:
-    """Return the value of `score`: numbers in texts, as models write them, become numbers; any other text is a label."""
+    """Return the value of `score`: numbers in texts, as models write them, become numbers; other texts are labels."""
     value = normalize_value(value)
     try:
         return float(value) if isinstance(value, str) else value
@@ -104,9 +104,7 @@ def _is_pandas_missing(value: Any) -> bool:
 
 
 def _read_object(value: Any) -> Any:
-    """Return a mapping of the fields of a result object, such as a pydantic model or a dataclass; other values
-    unchanged.
-    """
+    """Return the fields of a result object (pydantic model, dataclass) as a mapping; other values unchanged."""
     named = any(_is_set(getattr(value, name, None)) for name in _RESULT_MARKERS)
     if not (_has_field(value, "score") or (_has_field(value, "value") and named)):
         return value

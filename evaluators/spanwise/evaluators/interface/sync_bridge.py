@@ -34,8 +34,9 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def _capture_interrupt(coroutine: Coroutine[Any, Any, T]) -> CallResult[T]:
-    """Return the result of a coroutine with Ctrl-C as a value, because asyncio loses exceptions of a task while its loop
-    closes.
+    """Return the result of a coroutine, with Ctrl-C as a value.
+
+    Asyncio loses exceptions of a task while its loop closes.
     """
     try:
         return CallResult(await coroutine)

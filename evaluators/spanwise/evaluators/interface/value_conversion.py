@@ -54,9 +54,10 @@ ID_FIELDS = ("id", "doc_uri")
 
 
 def to_documents(value: Iterable[Any]) -> tuple[Document, ...]:
-    """Return documents for strings, dicts (`content|page_content|text`, `id|doc_uri`, `score`, `metadata`) or documents.
+    """Return documents for a list of strings, dicts or documents.
 
-    Raises `TypeError` for a value that is not a list, and the errors of `to_document`.
+    Dicts have the fields `content|page_content|text`, `id|doc_uri`, `score` and `metadata`. Raises `TypeError` for a
+    value that is not a list, and the errors of `to_document`.
     """
     if isinstance(value, str | Mapping):
         raise TypeError(f"documents are a list, not {value!r:.200}")

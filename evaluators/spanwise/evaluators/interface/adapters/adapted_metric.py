@@ -61,9 +61,7 @@ def get_library_version(library: str) -> str:
 
 
 def to_text(value: Any) -> str | None:
-    """Return a value as text: the text of a dict with one value, the last of several messages, JSON for anything
-    else.
-    """
+    """Return a value as text: the value of a dict with one, the last of several messages, else JSON."""
     value = unwrap_single_value(value)
     if value is None or isinstance(value, str):
         return value
