@@ -84,7 +84,7 @@ class _LoopYielder:
         self._taken = time.perf_counter()
 
     async def take(self) -> None:
-        """Wait while the writer's queue is full; otherwise yield if `YIELD_INTERVAL` has passed since the last yield."""
+        """Wait while the writer's queue is full; otherwise yield if the last yield is `YIELD_INTERVAL` ago."""
         now = time.perf_counter()
         if self._line.is_full:
             await asyncio.sleep(0.01)
