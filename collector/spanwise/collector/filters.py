@@ -346,7 +346,7 @@ CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "metadata")  # repeated c
 
 
 def filter_from_items(items: Iterable[tuple[str, str]]) -> Filter:
-    """The filter that pairs of a name and a text say. Raises `ValueError`, naming the pair."""
+    """Parse a filter from pairs of a name and a text. Raises `ValueError` that names the pair."""
     return join_conditions(parse_item(name, text) for name, text in items)
 
 
