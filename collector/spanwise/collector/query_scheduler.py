@@ -108,9 +108,7 @@ class _Caller:
 
 
 class FairQueue:
-    """Semaphore of `places` concurrent queries that serves waiting callers round-robin, however many queries each
-    has.
-    """
+    """Semaphore of `places` concurrent queries; waiting callers take turns, however many queries each of them has."""
 
     def __init__(self, places: int) -> None:
         self._free, self._waiting = places, 0
@@ -159,7 +157,7 @@ class FairQueue:
 
 async def _run_query(work: Callable[[], Response], question: CancellableQuery, caller: _Caller) -> Response:
     with query_context(question):
-        # A limiter of its own, which never makes it wait: the lane has done that
+        # A separate limiter that never blocks, because the lane has already limited the concurrency.
         running = asyncio.ensure_future(to_thread.run_sync(work, limiter=CapacityLimiter(1)))
     running.add_done_callback(_retrieve_exception)
     try:

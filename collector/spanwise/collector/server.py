@@ -71,7 +71,9 @@ class _RequestTooLarge(Exception):
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """HTTP connection with limits. `waits` is what it waits for: "head", "body", or None while it responds or is
+    """HTTP connection with limits on head, body, pipelined requests and unread responses.
+
+    The attribute `waits` is "head" or "body" while the server waits for the client; None while it responds or is
     idle.
     """
 
@@ -170,13 +172,14 @@ SHUTDOWN_GRACE_S = 30  # for requests in progress at shutdown
 class Server:
     """HTTP server of a store, which the caller closes: `with Server(store) as server: server.url`.
 
-    Port 0 selects a free one. With `grpc_port` the server also accepts OTLP over gRPC; with `grpc_required=False` it starts
-    without gRPC if that port is in use. `forward` passes received requests on, `feedback_to` all feedback of the store.
-    `cors` lists origins whose pages may send telemetry and feedback.
+    Port 0 selects a free one. With `grpc_port` the server also accepts OTLP over gRPC. With
+    `grpc_required=False` it starts without gRPC if that port is in use. The option `forward` passes received
+    requests on, `feedback_to` all feedback of the store. Pages of the origins in `cors` may send telemetry and
+    feedback.
 
     Every request needs a key if the server binds beyond loopback, with `require_key`, or with `api_key` (a key with
-    full access, like SPANWISE_API_KEY). Otherwise a key is only checked when it is sent. `query_seconds` limits the
-    time of one query. Under load, up to `decoders` processes help to decode, and one more decodes large bodies.
+    full access, like SPANWISE_API_KEY). Otherwise a key is only checked when it is sent. The time limit of one query
+    is `query_seconds`. Under load, up to `decoders` processes help to decode, and one more decodes large bodies.
     Raises `Refused` if a port is in use, or if no key exists although one is required.
     """
 
