@@ -28,7 +28,10 @@ WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # wildc
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is `localhost` or a loopback IP address. Never resolves names: `127.evil.test` is remote."""
+    """Return whether a host is `localhost` or a loopback IP address.
+
+    The function resolves no names: `127.evil.test` counts as remote.
+    """
     if host.lower() == "localhost":
         return True
     address = _parse_ip(host)

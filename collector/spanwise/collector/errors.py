@@ -97,7 +97,7 @@ class Halted(Unavailable):
 
 @contextmanager
 def require_extra(extra: str, what: str) -> Iterator[None]:
-    """Add the install command to the error if an import inside the `with` block fails; `what` needs the package's extra.
+    """Add the install command to the error of an import inside the block; `what` is the feature that needs the extra.
 
     Raises `ModuleNotFoundError` with the name of the missing module, as the import itself would.
     """

@@ -31,14 +31,15 @@ OPERATORS: tuple[Operator, ...] = ("<", "<=", "=", "!=", ">=", ">")
 class Filter:
     """Conditions on traces; all given conditions must hold.
 
-    The conditions `name`, `kind` and `status` apply to the root run; `any_name` and `any_kind` to at least one run.
-    `latency_ms`, `tokens` and `cost` apply to the whole trace. `feedback` is a tuple of `(key, operator, value)`, compared
-    with the newest feedback of the trace and its spans. `missing` names keys without a score. `failed` and `skipped`
-    name keys whose newest outcome is an error or a skip, `untried` keys without any outcome.
+    The conditions `name`, `kind` and `status` apply to the root run; `any_name` and `any_kind` to at least one
+    run. The conditions `latency_ms`, `tokens` and `cost` apply to the whole trace. A condition of `feedback` is
+    `(key, operator, value)`, compared with the newest feedback of the trace and its spans. The lists `missing`,
+    `failed`, `skipped` and `untried` hold feedback keys: without a score, with an error or a skip as the newest
+    outcome, and without any outcome.
 
     Evaluators' own traces (root run of kind "evaluator", not part of an experiment) pass only a filter that asks for
     them by `kind`, `any_kind="evaluator"` or `trace_ids`. Otherwise they appear in no list, total or chart, so the
-    cost of judges is in no total of the application. Only deletion includes them always.
+    cost of judges is in no total of the application. Only deletion always includes them.
     """
 
     project: str | None = None
@@ -110,9 +111,9 @@ def _count_members(value: Any) -> int:
 def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:
     """Return a filter with further conditions by name, in their short forms.
 
-    A value has the field's type, or is the text of a query string: `since="1h"`, `latency_ms=">200"`,
-    `feedback="concise<0.5"`. A single text is a list of one, a single `(key, operator, value)` a tuple of one, and a plain
-    number an equality. Raises `ValueError` for an unknown condition or an invalid value.
+    A value has the field's type, or is the text of a query string, such as `since="1h"`, `latency_ms=">200"` or
+    `feedback="concise<0.5"`. A single text is a list of one, a single condition on feedback a tuple of one, and
+    a plain number an equality. Raises `ValueError` for an unknown condition or an invalid value.
     """
     given = dict(parse_condition(name, value) for name, value in (conditions or {}).items())
     whole = filter or Filter()

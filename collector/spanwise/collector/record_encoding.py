@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> bytes:
-    """Encode a record, or a structure of records, as JSON; unsupported values are replaced by the closest JSON value."""
+    """Encode a record, or a structure of records, as JSON; unsupported values become the closest JSON value."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
