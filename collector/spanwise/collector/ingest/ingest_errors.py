@@ -6,9 +6,10 @@ from spanwise.collector.errors import Closed, Refused, SpanwiseError, Unavailabl
 
 
 class ItemRefused(SpanwiseError, ValueError):
-    """Refusal of one span or log record; the other items of the request are kept. `reason` is a short label for metrics.
+    """Refusal of one span or log record; the other items of the request are kept.
 
-    If the sender had no permission for the item, `item` holds it, so that no other sink receives it either.
+    The label `reason` is for metrics. If the sender had no permission for the item, `item` holds it, so that no other
+    sink receives it either.
     """
 
     def __init__(self, reason: str, message: str, item: object = None) -> None:

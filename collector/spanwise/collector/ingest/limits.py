@@ -125,7 +125,7 @@ NAME_FIELDS = (
 
 
 def truncate_fields(run: Run) -> Run:
-    """Return the run with too long fields truncated and their original values in its attributes; the same if none is."""
+    """Return the run with long fields truncated and their original values in its attributes; the same if none is."""
     if (
         len(run.name) <= MAX_NAME_CHARS
         and len(run.kind) <= MAX_NAME_CHARS

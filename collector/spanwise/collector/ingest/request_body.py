@@ -116,7 +116,10 @@ class InflatingBuffer:
 
 
 def make_buffer(headers: Mapping[bytes, bytes], limit: int) -> BodyBuffer:
-    """Return the buffer for a body with these headers. Raises `PermanentError` for an unsupported encoding or length."""
+    """Return the buffer for a body with these headers.
+
+    Raises `PermanentError` for an unsupported encoding, or a length beyond the limit.
+    """
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > limit:
         raise PermanentError("too_large", f"{int(length):,} bytes in one request, at most {limit:,}: send less")

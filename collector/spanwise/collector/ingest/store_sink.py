@@ -132,8 +132,8 @@ class StoreSink:
         return refusals
 
     def _but_our_own(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
-        """Return the feedback without rows that this store forwarded and that came back: it may have newer versions of
-        them.
+        """Return the feedback without rows that this store forwarded, received back and still has: its version may be
+        newer.
         """
         passed_on = {id(one): via for one in feedback if (via := read_via(one))}
         if not passed_on or self._sends_on is None:
