@@ -100,7 +100,10 @@ def _unknown_signal(request: Request) -> Response:
 
 
 def bypass_framework(app: FastAPI) -> ASGI:
-    """Return the application with OTLP routed around FastAPI, which costs more than decoding a request of five spans."""
+    """Return the application with OTLP routed around FastAPI.
+
+    FastAPI costs more than decoding a request of five spans.
+    """
     direct: dict[str, ASGI] = app.state.otlp
 
     async def answer(scope: Scope, receive: Any, send: Any) -> None:

@@ -102,7 +102,10 @@ class OperationEndpoint:
         return json_response(self._answer(run(*bound.args, **bound.kwargs), body))
 
     def _read(self, body: bytes) -> Any:
-        """Decode a body; a single record becomes a list of one. Raises `TooLarge` before it decodes too many records."""
+        """Decode a body; a single record becomes a list of one.
+
+        Raises `TooLarge` for too many records before it decodes them.
+        """
         if self.call.listed and body.lstrip()[:1] == b"{":
             body = b"[%s]" % body
         if self.call.listed and len(body) > MIN_COUNTED_BYTES:

@@ -66,7 +66,7 @@ async def read_declared_form(form: Form, request: Request) -> dict[str, str]:
 
 
 async def read_form(request: Request, names: Collection[str], *, bond: bytes) -> dict[str, str]:
-    """Return the fields of a form outside of `FORMS`, from an own page that was rendered for the session with this bond.
+    """Return the fields of a form outside of `FORMS`, from an own page rendered for the session with this bond.
 
     Raises `Refused`.
     """

@@ -71,9 +71,9 @@ def rule(store: Store, request: Request) -> Response:
 
 
 def change_rule(store: Store, request: Request, fields: Mapping[str, str]) -> str:
-    """Pause, resume or remove a rule: `POST /rules/{name}`. Returns the URL of the rule, or of the list after a removal.
+    """Pause, resume or remove a rule: `POST /rules/{name}`.
 
-    Raises `Refused`.
+    Returns the URL of the rule, or of the list after a removal. Raises `Refused`.
     """
     name, project, action = request.path_params["name"], fields.get("project") or "default", fields.get("action", "")
     if action not in ACTIONS:
