@@ -133,7 +133,7 @@ class LimitedConnection(HttpToolsProtocol):
             self.waits, self.since = "head", self.loop.time()
 
     def send_400_response(self, msg: str) -> None:
-        """Respond 431 to a head that is too large, 400 to other invalid input."""
+        """Send 431 for a head that is too large, 400 for other invalid input."""
         if self.excessive:
             self._refuse()
         else:

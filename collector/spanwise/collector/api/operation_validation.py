@@ -175,7 +175,10 @@ def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
 
 
 def _as_human_feedback(row: Feedback) -> Feedback:
-    """Return the feedback with an id that overwrites nobody else's. Raises `Forbidden` for a judge's or a rule's."""
+    """Return the feedback with an id derived from its author, so that it overwrites only the author's own feedback.
+
+    Raises `Forbidden` for feedback of a judge or a rule.
+    """
     if row.source != "human" or any((row.rule, row.claim, row.evaluator, row.version, row.judge_trace_id)):
         raise Forbidden("the API key may give people's feedback alone: source 'human', of no rule, judge or evaluator")
     return replace(row, id=feedback_id(row))

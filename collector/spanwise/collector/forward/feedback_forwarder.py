@@ -55,7 +55,7 @@ class FeedbackForwarder:
             outlet.start()
 
     def close(self) -> None:
-        """Stop sending; the next server on this store sends what is left."""
+        """Stop sending; the next server on this store sends the remaining feedback."""
         for outlet in self._outlets:
             outlet.end()
         end = time.monotonic() + SHUTDOWN_TIMEOUT

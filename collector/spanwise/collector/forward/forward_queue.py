@@ -77,7 +77,7 @@ class ForwardQueue:
         self._wake.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the request in progress; the next queue on this folder sends what is left."""
+        """Wait for the request in progress; the next queue on this folder sends the remaining ones."""
         if self._thread is not None:
             self._thread.join(seconds)
         self._spool.rest()

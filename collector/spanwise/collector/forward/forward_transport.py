@@ -138,7 +138,7 @@ class ForwardTransport:
         self._client: httpx.Client | None = None
 
     def send(self, letter: Envelope) -> DeliveryResult:
-        """POST a request to the URL of its signal."""
+        """Send a request with POST to the URL of its signal."""
         import httpx  # its import takes a tenth of a second, which only forwarding needs
 
         if self._client is None:

@@ -69,7 +69,10 @@ SKIPPED_RECORDS = frozenset(("decision",))  # a decision refers to leases and th
 
 
 def import_file(store: Store, file: BinaryIO, *, told: Callable[[ImportResult], None] = lambda _: None) -> ImportResult:
-    """Import a file; `told` is called after each write. Raises `Unavailable` if the store stays unavailable."""
+    """Import a file and report the progress to a callback after each write.
+
+    Raises `Unavailable` if the store stays unavailable.
+    """
     return _FileImport(store, told).run(file)
 
 

@@ -409,7 +409,7 @@ class WorkerProcess:
         for future in [self.ready, *waiting]:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # marks it as retrieved: nobody has to await it
+                future.exception()  # marks it as retrieved, because it is no error if no caller awaits it
 
 
 def _describe_exit(status: int) -> str:
@@ -502,8 +502,9 @@ class SocketLink:
             self._failed(error)
 
     def _receive(self) -> None:
-        """Receive the available bytes; of a large message directly into its buffer. Raises `EOFError`, and the reader's
-        errors.
+        """Read the available bytes; of a large message directly into its buffer.
+
+        Raises `EOFError`, and the reader's errors.
         """
         large = len(self._place) > READ_AHEAD_BYTES
         into = self._place if large else self._ahead

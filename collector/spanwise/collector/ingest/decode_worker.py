@@ -111,7 +111,7 @@ def _receive_message(connection: socket.socket) -> bytes:
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """Receive `size` bytes. If the server has closed the socket, end the process."""
+    """Read `size` bytes. If the server has closed the socket, end the process."""
     received = b""
     while len(received) < size:
         try:

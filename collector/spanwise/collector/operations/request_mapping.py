@@ -198,9 +198,10 @@ class Operation:
 
 
 class OperationOptions(TypedDict, total=False):
-    """Options of an operation beside method and path.
+    """Options of an operation in addition to method and path.
 
-    - `wire` is {argument: (type, default)} for arguments whose type or default in the request differs from the function's.
+    - `wire` is {argument: (type, default)} for arguments whose type or default in the request differs from the
+      function's.
     - `alias` is {argument: name in a query string}.
     - `needs` is the required permission; by default read for GET, write for other methods.
     - `says` is the description; by default the first paragraph of the docstring without its "Raises" part.

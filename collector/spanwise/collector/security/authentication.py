@@ -104,8 +104,8 @@ class KeyCacheTimes:
     - `patience`: maximum wait of a request for a read. While no keys are valid, such as at the start, it is `grace`.
     - `grace`: time after `fresh` for which the last keys stay valid while the store does not answer; then no key is.
     - `pause`: delay before the next read after a failed one.
-    - `apart`: minimum interval between reads. An unknown key waits for a read that starts after its request, so that a new
-      key works in its first request.
+    - `apart`: minimum interval between reads. An unknown key waits for a read that starts after its request, so that a
+      new key works in its first request.
     """
 
     fresh: float = 10.0
@@ -144,7 +144,10 @@ class KeyCache:
         self._reading.done.set_result(None)
 
     async def find(self, sha256: str) -> Key | None:
-        """Return a key; None if it is unknown, revoked or expired. Raises `Unavailable` if the store does not answer."""
+        """Return a key; None if it is unknown, revoked or expired.
+
+        Raises `Unavailable` if the store does not answer.
+        """
         asked = time.monotonic()
         key = (await self._keys()).get(sha256) or (await self._keys_after(asked)).get(sha256)
         return key if key and _is_valid(key) else None
@@ -328,7 +331,7 @@ class Authenticator:
         return self.keys is not None and self._required
 
     async def admit(self, headers: Headers, address: str, needed: Callable[[], str]) -> Access | Refusal:
-        """Return the access of a request with these headers (or gRPC metadata), or a refusal if it lacks the permission.
+        """Return the access of a request with these headers (or gRPC metadata), or a refusal.
 
         The callback `needed` returns the required permission. It is called only for valid keys.
         """

@@ -41,7 +41,10 @@ class BrowserSessions:
         return id
 
     def key_of(self, id: str, *, secure: bool = False) -> bytes | None:
-        """Return the key of a session; None if it has ended, or if a TLS session's id arrives in the insecure cookie."""
+        """Return the key of a session; None if it has ended.
+
+        The id of a session over TLS is valid only in the secure cookie.
+        """
         session = self._sessions.get(hash_session_id(id))
         if session is None or session.secure > secure:
             return None
