@@ -87,7 +87,8 @@ class ForwardQueue:
             self._wake.clear()
             answer = self._send_all()
             if answer is None:
-                if not self._end.is_set():  # which is set first: a wake of the end that was cleared is not waited for
+                # `end` sets it before `_wake`, so a wake-up that was just cleared is not lost
+                if not self._end.is_set():
                     self._wake.wait()
             else:
                 self._end.wait(max(answer.after, compute_backoff(self._failed, longest=self._longest)))
@@ -95,7 +96,7 @@ class ForwardQueue:
         self._post.close()
 
     def _send_all(self) -> DeliveryResult | None:
-        """Send what waits, until there is nothing, the target says later (that answer), or this ends."""
+        """Send until nothing is left or the queue ends; return the result if the target asks to retry later."""
         try:
             self._spool.rest()
             for segment in self._segments():
