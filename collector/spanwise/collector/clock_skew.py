@@ -61,8 +61,9 @@ def correct_run_times(run: Run) -> Run:
 
 
 def correct_feedback_time(feedback: Feedback) -> Feedback:
-    """Return the feedback with a corrected time, so that later feedback can replace it; the same object if it is
-    plausible.
+    """Return the feedback with a corrected time; the same object if it is plausible.
+
+    Feedback from the future would prevail over all later feedback on the same key.
     """
     kept = correct_time(feedback.created_ns)
     if kept == feedback.created_ns:

@@ -51,8 +51,9 @@ class StoreError(SpanwiseError):
 
 
 class Refused(StoreError):
-    """Permanent error: the same call can never succeed (invalid input, unknown name, closed store, file of a newer
-    version).
+    """Permanent error: the same call can never succeed.
+
+    Causes are invalid input, an unknown name, a closed store, or a file of a newer version.
     """
 
 

@@ -31,15 +31,17 @@ def parse_time(text: str, now_ns: int | None = None) -> int:
 
 
 def datetime_to_ns(time: datetime) -> int:
-    """Convert a `datetime` to nanoseconds, exact to the microsecond; a naive one is in local time. Raises
-    `ValueError`.
+    """Convert a `datetime` to nanoseconds, exact to the microsecond; a naive one is in local time.
+
+    Raises `ValueError` for times outside of 64-bit nanoseconds.
     """
     return _check_int64(round(time.timestamp() * 1_000_000) * 1000, str(time))
 
 
 def parse_time_or_ns(text: str) -> int:
-    """Return nanoseconds since the epoch, like `parse_time`, but read every whole number as nanoseconds. Raises
-    `ValueError`.
+    """Return nanoseconds since the epoch like `parse_time`, but read every whole number as nanoseconds.
+
+    Raises `ValueError`.
     """
     return _check_int64(int(text), text) if text.removeprefix("-").isdecimal() else parse_time(text)
 

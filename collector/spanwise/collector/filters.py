@@ -180,8 +180,9 @@ def _check_feedback(key: str, operator: Operator, value: float | str) -> None:
 
 
 def validate_deletion_filter(filter: Filter) -> Filter:
-    """Validate a filter whose traces are about to be deleted. Raises `Refused` as `validate_filter`, and for an empty
-    one.
+    """Validate a filter whose traces are about to be deleted.
+
+    Raises `Refused` as `validate_filter`, and for an empty filter.
     """
     if filter == Filter():
         raise Refused("an empty filter would delete every trace; name at least one condition")
@@ -189,8 +190,9 @@ def validate_deletion_filter(filter: Filter) -> Filter:
 
 
 def validate_rule_filter(filter: Filter) -> Filter:
-    """Return the filter unchanged. Raises `Refused` for `complete`, because it can change without a write to the
-    trace.
+    """Return the filter unchanged.
+
+    Raises `Refused` for `complete`, because it can change without a write to the trace.
     """
     if filter.complete is not None:
         raise Refused(
@@ -218,8 +220,9 @@ def unknown_condition_error(name: str) -> ValueError:
 
 
 def parse_condition(name: str, value: Any) -> tuple[str, Any]:
-    """Return the field of `Filter` and its value for one condition, in the forms of `extend_filter`. Raises
-    `ValueError`.
+    """Return the field of `Filter` and its value for one condition, in the forms of `extend_filter`.
+
+    Raises `ValueError`.
     """
     field = FIELDS.get(name, name)
     if field not in CONDITIONS:

@@ -38,8 +38,9 @@ def milliseconds(ms: float | None) -> str:
 
 
 def when(ns: int) -> str:
-    """Format a time as "01:52:03" today, "21 Nov 01:52" this year, else "21 Nov 2025"; the number if it is out of
-    range.
+    """Format a time as "01:52:03" today, "21 Nov 01:52" this year, else "21 Nov 2025".
+
+    A time that the calendar cannot represent is formatted as its number of nanoseconds.
     """
     moment = _local_time(ns)
     if moment is None:
@@ -99,9 +100,7 @@ def zone() -> str:
 
 
 def number(value: float | bool | None) -> str:
-    """Format a score: at most three significant digits below 1000, whole numbers above, booleans as "true" and
-    "false".
-    """
+    """Format a score: at most three significant digits below 1000, whole numbers above, booleans as words."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -179,8 +178,9 @@ _UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{
 
 
 def error_group(error: str | None) -> str | None:
-    """Return the first line of an error (at most 300 characters) without addresses, task and thread numbers, and
-    UUIDs.
+    """Return the first line of an error without addresses, task and thread numbers, and UUIDs.
+
+    The result has at most 300 characters.
     """
     if not error:
         return None

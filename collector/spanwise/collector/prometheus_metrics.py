@@ -170,9 +170,7 @@ Sample = tuple[str, Labels, float]
 
 
 class RuleMetrics:
-    """Cache of the metrics of all rules: the store is queried at most once per `RULE_CACHE_S`, however many scrapes
-    come.
-    """
+    """Cache of the metrics of all rules, which limits scrapes to one query per `RULE_CACHE_S`."""
 
     def __init__(self) -> None:
         self._text, self._until = "", 0.0

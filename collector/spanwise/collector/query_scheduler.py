@@ -1,7 +1,7 @@
 """Query scheduler: concurrency limits, fair queueing and cancellation of queries from requests.
 
-Two lanes keep queries that scan many traces from blocking queries that read a few. Health checks and OTLP bypass
-both.
+Two lanes keep queries that scan many traces from blocking queries that read a few. Health checks and OTLP use
+neither.
 """
 
 from __future__ import annotations

@@ -58,9 +58,7 @@ def convert(value: Any, kind: Any) -> Any:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Return a foreign object as JSON: numpy scalars and arrays by value, as stores keep them, all others by their
-    `repr`.
-    """
+    """Return a foreign object as JSON: numpy scalars and arrays by value, other objects by their `repr`."""
     if callable(getattr(type(value), "tolist", None)):
         with suppress(Exception):  # an unrelated method of the same name
             return value.tolist()

@@ -82,8 +82,9 @@ class CancellableQuery:
             self._interrupts.remove(interrupt)
 
     def interrupt(self) -> None:
-        """Interrupt the connections that work on the query. Call it repeatedly: between two statements it has no
-        effect.
+        """Interrupt the connections that work on the query.
+
+        Call it repeatedly: between two statements it has no effect.
         """
         with self._lock:
             for interrupt in self._interrupts:

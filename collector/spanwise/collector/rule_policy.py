@@ -65,8 +65,9 @@ def build_rule_filters(rule: Rule, settings: RuleSettings) -> tuple[Filter, ...]
 
 
 def find_setting(history: Iterable[SettingsVersion], change: int) -> SettingsVersion | None:
-    """Return the settings in force at a change, from a history sorted newest first; the oldest if the change precedes
-    it.
+    """Return the settings in force at a change, from a history sorted newest first.
+
+    If the change precedes all of them, the oldest settings apply.
     """
     last = None
     for last in history:

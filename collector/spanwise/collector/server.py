@@ -73,8 +73,7 @@ class _RequestTooLarge(Exception):
 class LimitedConnection(HttpToolsProtocol):
     """HTTP connection with limits on head, body, pipelined requests and unread responses.
 
-    The attribute `waits` is "head" or "body" while the server waits for the client; None while it responds or is
-    idle.
+    The attribute `waits` is "head" or "body" while the server waits for the client, otherwise None.
     """
 
     waits: str | None = "head"
@@ -346,8 +345,9 @@ class GuardedServer:
 def _make_authenticator(
     store: KeyStore, host: str, api_key: str | None = None, *, required: bool = False
 ) -> Authenticator:
-    """Return the authenticator of a server that binds to `host`. Raises `Refused` if a key is required and none
-    exists.
+    """Return the authenticator of a server that binds to `host`.
+
+    Raises `Refused` if a key is required and none exists.
     """
     master = api_key or os.environ.get("SPANWISE_API_KEY")
     required = required or api_key is not None or not is_loopback(host)

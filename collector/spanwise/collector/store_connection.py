@@ -316,8 +316,9 @@ def probe_server(url: str, timeout: float = PROBE_TIMEOUT_S) -> dict[str, Any] |
 
 
 def describe_port_holder(host: str, port: int) -> str:
-    """Describe the program that uses a port: a Spanwise server and its store, a process by name and id, or another
-    program.
+    """Describe the program that uses a port.
+
+    It is a Spanwise server with its store, a process by name and id, or another program.
     """
     server = probe_server(build_server_url(host, port))
     if server and "store" in server:

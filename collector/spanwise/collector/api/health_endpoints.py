@@ -34,8 +34,8 @@ async def healthz(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """Report whether the server accepts spans: 503 while it starts, stops or cannot write; authorized callers get the
-    reason.
+    """Report whether the server accepts spans: 503 while it starts, stops or cannot write; with the reason if
+    authorized.
     """
     why = (
         _find_store_problem(request.app.state.store)

@@ -208,8 +208,9 @@ def _encode_list(items: Iterable[Iterator[bytes]]) -> Iterator[bytes]:
 
 
 class StreamedJSON(Response):
-    """Streamed JSON response. It is aborted if the client stops reading, and refused if too many responses wait for
-    clients.
+    """Streamed JSON response.
+
+    It is aborted if the client stops reading, and refused if too many responses wait for clients.
     """
 
     media_type = "application/json"

@@ -106,8 +106,9 @@ def _token_counts(run: Run) -> Iterable[tuple[str, int]]:
 
 
 def validate_feedback(feedback: Feedback) -> Feedback:
-    """Return the feedback with a normalized target. Raises `ItemRefused` for names that are too long, and
-    `Refused`.
+    """Return the feedback with a normalized target.
+
+    Raises `ItemRefused` for names that are too long, and `Refused` for an invalid target.
     """
     check_feedback_names(feedback)
     return normalize_feedback(feedback)

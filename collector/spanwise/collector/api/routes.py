@@ -58,8 +58,9 @@ class OperationEndpoint:
         self.__signature__ = inspect.Signature(list(_parameters(call)), return_annotation=Response)  # FastAPI reads it
 
     async def __call__(self, request: Request, **sent: Any) -> Response:
-        """Run the operation on the store as this request may see it. Raises `StoreError`, and `ValueError` for bad
-        JSON.
+        """Run the operation on the store as this request may see it.
+
+        Raises `StoreError`, and `ValueError` for invalid JSON.
         """
         work = partial(self._done, request, sent)
         if not self._asks:
@@ -176,8 +177,9 @@ def _parameter(name: str, kind: Any, default: Any = REQUIRED) -> inspect.Paramet
 
 
 def _annotation(argument: Argument) -> Any:
-    """Return the type that FastAPI checks: a list is a repeated name, a record is JSON text, integers are in SQLite's
-    range.
+    """Return the type that FastAPI checks.
+
+    A list is a repeated name, a record is JSON text, and integers are in SQLite's range.
     """
     if argument.is_list:
         return Annotated[list[str], Query()]

@@ -38,8 +38,9 @@ OWN_FETCH_SITES = (
 
 
 class SecurityMiddleware:
-    """ASGI middleware. If keys are required, each request needs one with the right permission; on pages a session
-    suffices.
+    """ASGI middleware that checks the caller of every request.
+
+    If keys are required, each request needs one with the right permission; on pages a session suffices.
 
     Without required keys, only this machine may send requests. Each must use a loopback host name, which prevents
     access by a web page under its own name (DNS rebinding). No proxy header may name a remote sender. A key that is
@@ -138,8 +139,9 @@ def _check_origin(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | Non
 
 
 def _check_single_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Return a refusal unless there is exactly one `Host` header, because proxies may use another one than this
-    server.
+    """Return a refusal unless there is exactly one `Host` header.
+
+    With two, a proxy might use another one than this server.
     """
     if len(headers) == len(scope["headers"]) and b"host" in headers:
         return None

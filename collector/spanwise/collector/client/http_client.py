@@ -64,10 +64,9 @@ class HTTPTransport:
     def ask(
         self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
     ) -> Any:
-        """Send a request and decode the response as `kind`. Parameters that are None are left out. Raises
-        `StoreError`.
+        """Send a request and decode the response as `kind`. Parameters that are None are left out.
 
-        With `patient` there is no time limit.
+        With `patient` there is no time limit. Raises `StoreError`.
         """
         return record_encoding.decode(kind, self._answer(method, path, params, body, patient=patient).content)
 

@@ -64,8 +64,9 @@ class FieldCoverage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Statistics of one sender. `unread` counts attributes that map to no field, by name (indices as N), most frequent
-    first.
+    """Statistics of one sender.
+
+    Attributes that map to no field are counted in `unread`, by name (indices as N), most frequent first.
     """
 
     who: SenderIdentity
@@ -285,8 +286,9 @@ KIND_HINT = "kind='retriever' of @trace and span(), openinference.span.kind=RETR
 
 
 def advised(senders: Sequence[Sender]) -> tuple[Sender, ...]:
-    """Return the senders with hints. If a service has documents in one instrumentation, the others get no hint about
-    them.
+    """Return the senders with hints.
+
+    If one sender of a service has documents, the others of that service get no hint about them.
     """
     retrieving = {one.who.service for one in senders if one.shares["documents"].have}
     return tuple(replace(one, hints=tuple(_sender_hints(one, one.who.service in retrieving))) for one in senders)

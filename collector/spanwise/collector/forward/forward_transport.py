@@ -39,8 +39,9 @@ class ForwardTarget:
 
     @property
     def folder(self) -> str:
-        """Return the name of the target's spool folder. It depends on the URL: a new URL is a new target under any
-        name.
+        """Return the name of the target's spool folder.
+
+        It depends on the URL: a new URL is a new target under any name.
         """
         return f"{re.sub('[^A-Za-z0-9.-]', '_', self.name)}-{sha256(self.url.encode()).hexdigest()[:8]}"
 
@@ -94,8 +95,9 @@ def _parse_url(url: str, option: str) -> SplitResult:
 
 
 def _parse_headers(variable: str, text: str) -> dict[str, str]:
-    """Parse percent-encoded `name=value,name=value`, as in `OTEL_EXPORTER_OTLP_HEADERS`. Error messages omit the
-    values.
+    """Parse percent-encoded `name=value,name=value`, as in `OTEL_EXPORTER_OTLP_HEADERS`.
+
+    Error messages omit the values, which may be secret.
     """
     found = {}
     for number, pair in enumerate(filter(str.strip, text.split(",")), 1):

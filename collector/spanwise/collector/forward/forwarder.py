@@ -36,8 +36,9 @@ class Forwarder:
         most_bytes: int = MAX_QUEUE_BYTES,
         longest_pause: float = MAX_RETRY_PAUSE,
     ) -> None:
-        """Create the forwarder. One target's queue holds up to `most_bytes`; retries pause up to `longest_pause`
-        seconds.
+        """Create the forwarder.
+
+        The queue of one target holds up to `most_bytes`; retries pause up to `longest_pause` seconds.
         """
         self.targets, self._folder, self._bounds = tuple(targets), folder, (most_bytes, longest_pause)
         self._mark = secrets.token_hex(8)

@@ -79,9 +79,7 @@ SPAN_CODEC: Codec[Run] = json_decoder.make_codec(
 
 
 def encode_runs(runs: Sequence[Run]) -> tuple[bytes, list[Run]]:
-    """Encode an `ExportTraceServiceRequest` as JSON. Also return the runs that it leaves out, because OTLP allows no
-    such ids.
-    """
+    """Encode an `ExportTraceServiceRequest` as JSON; also return the runs whose ids OTLP does not allow."""
     spans = {_span_key(run): _encode_span(run) for run in runs}
     found = _decode_spans(runs, spans)
     inexact = [run for run in runs if found.get(_span_key(run)) != run]
@@ -133,8 +131,9 @@ def _encode_minimal_span(run: Run) -> dict[str, Any]:
 
 
 def _status_code(run: Run) -> int:
-    """Return OTLP's status code. A cancelled run is marked by an attribute (code 0), or by an exception event (code
-    2).
+    """Return OTLP's status code.
+
+    A cancelled run is marked by an attribute (code 0), or by an exception event (code 2).
     """
     if run.status != "cancelled":
         return STATUSES.index(run.status)

@@ -331,8 +331,9 @@ class WorkerProcess:
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     async def ask(self, codec: int, body: bytes, rows: bool) -> tuple[WorkerReply, list[bytearray]]:
-        """Send a request; return the reply and its items in chunks. Raises `RetryableError` if the process ends
-        before.
+        """Send a request; return the reply and its items in chunks.
+
+        Raises `RetryableError` if the process ends before it replies.
         """
         job = DecodeJob(fingerprint_body(body), self._loop.create_future())
         if not self._jobs and self.is_ready:
@@ -440,14 +441,10 @@ MessageReader: TypeAlias = Generator[int, bytearray, None]
 
 
 class SocketLink:
-    """Non-blocking socket that sends bytes and feeds received bytes to a reader. Bound to the loop in which it was
-    created.
-    """
+    """Non-blocking socket that sends bytes and feeds received bytes to a reader, on the loop that created it."""
 
     def __init__(self, end: socket.socket, reader: MessageReader, failed: Callable[[Exception], object]) -> None:
-        """Start to read. When reading ends, `failed` is called once with `EOFError`, or the error of the socket or
-        reader.
-        """
+        """Start to read. When reading ends, `failed` is called once with `EOFError` or the error that ended it."""
         self._loop, self._socket, self._reader, self._failed = asyncio.get_running_loop(), end, reader, failed
         self._unsent: deque[memoryview] = deque()
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))

@@ -44,8 +44,9 @@ class IngestPipeline:
         self._decoders, self._passed_on = decoders, len(keepers) > 1
 
     async def take(self, request: Request[T]) -> DecodedRequest[T]:
-        """Decode a request and return it once its items are durable. Raises `PermanentError` or `RetryableError`
-        only.
+        """Decode a request and return it once its items are durable.
+
+        Raises no other errors than `PermanentError` and `RetryableError`.
         """
         start = time.perf_counter()
         if len(request.body) < LARGE_BODY_BYTES:  # small requests wait for no lane

@@ -21,8 +21,9 @@ MAX_GROUPS = 10_000  # by resource and by scope, per request: a group costs abou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of ingest. Exceeding `attributes`, `depth` or `value_bytes` refuses one span, any other limit the
-    request.
+    """Limits of ingest.
+
+    A span that exceeds `attributes`, `depth` or `value_bytes` is refused alone. Any other limit refuses the request.
     """
 
     request_bytes: int = 32 * MIB  # of one body, compressed and decompressed
@@ -37,8 +38,9 @@ class Limits:
 
 
 class Allowance:
-    """Limits of one request and the number of values it has used: two bytes on the wire can become a hundred in
-    memory.
+    """Limits of one request, and the number of values that it has used.
+
+    Values are counted because two bytes on the wire can become a hundred in memory.
     """
 
     __slots__ = ("attributes", "depth", "limits", "used", "value_bytes", "values")

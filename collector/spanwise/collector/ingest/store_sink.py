@@ -132,8 +132,9 @@ class StoreSink:
         return refusals
 
     def _but_our_own(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
-        """Return the feedback without rows that this store forwarded, received back and still has: its version may be
-        newer.
+        """Return the feedback without rows that this store forwarded, received back and still has.
+
+        The store's own version of such a row may be newer.
         """
         passed_on = {id(one): via for one in feedback if (via := read_via(one))}
         if not passed_on or self._sends_on is None:
@@ -254,8 +255,9 @@ class CommitWaiter:
         self._mailbox: _LoopWakeup | None = None
 
     async def __call__(self, future: Future[T]) -> T:
-        """Return the future's result or raise its error. If the caller is cancelled, cancel a future that has not
-        started.
+        """Return the future's result or raise its error.
+
+        If the caller is cancelled, a future that has not started is cancelled too.
         """
         if not future.done():
             try:

@@ -189,9 +189,7 @@ class Operation:
 
     @cached_property
     def answers(self) -> Any:
-        """Return the type of the response: the return type, a count, or the body type if the function returns
-        nothing.
-        """
+        """Return the type of the response: the return type or a count; the body type if nothing is returned."""
         if self.count or (self.returns is None and self.listed):
             return dict[str, int]
         return self.takes if self.returns is None else self.returns

@@ -175,8 +175,9 @@ def index_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[E
 
 
 def sort_rows(rows: list[ExperimentRow], sort: str) -> list[ExperimentRow]:
-    """Sort rows by `latency`, `cost`, `tokens` or a feedback key, descending after a "-"; rows without a value come
-    last.
+    """Sort rows by `latency`, `cost`, `tokens` or a feedback key, descending after a "-".
+
+    Rows without a value come last.
     """
     name = sort.removeprefix("-")
     if not name:
@@ -223,8 +224,9 @@ class ComparisonSide:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One example on which the sides differ by `size`: differences as shares of each key's range, summed over the
-    keys.
+    """One example on which the sides differ by `size`.
+
+    The size is the sum over the keys of the difference as a share of the key's range.
     """
 
     example_id: str
@@ -234,8 +236,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ShownDifference:
-    """A difference with its example (None if the dataset no longer exists), and per side the trace of its first
-    repetition.
+    """A difference with its example, and per side the trace of its first repetition.
+
+    The example is None if its dataset no longer exists.
     """
 
     example: Example | None
@@ -289,8 +292,9 @@ def load_sides(store: Store, asked: Sequence[str]) -> list[ComparisonSide]:
 
 
 def list_keys(sides: Sequence[ComparisonSide]) -> list[str]:
-    """Return all keys by name. If a task failed, `task_ok` comes first, because the scores of the others omit the
-    failures.
+    """Return all keys by name. If a task failed, `task_ok` comes first.
+
+    In that case the other scores are incomplete, because failed tasks have none.
     """
     known = {stats.key for side in sides if side.result for stats in side.result.feedback}
     failing = any(side.result and side.result.errors for side in sides)

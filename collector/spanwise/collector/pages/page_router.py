@@ -59,8 +59,9 @@ async def handle_form(form: Form, request: Request) -> Response:
 
 
 async def read_declared_form(form: Form, request: Request) -> dict[str, str]:
-    """Return the fields of a form from an own page. Raises `Refused` for other origins, and for a form that is too
-    large.
+    """Return the fields of a form from an own page.
+
+    Raises `Refused` for other origins, and for a form that is too large.
     """
     return await _read_fields(request, form.fields, form.largest)
 
@@ -97,8 +98,9 @@ async def _read_fields(request: Request, names: Collection[str], largest: int) -
 
 
 def is_from_own_page(request: Request) -> bool:
-    """Return whether a Spanwise page sent this request, as the browser reports; programs that send no such headers
-    pass.
+    """Return whether a Spanwise page sent this request, as the browser reports it.
+
+    Programs other than browsers send no such headers and pass.
     """
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False

@@ -316,8 +316,8 @@ class Refusal:
 class Authenticator:
     """Check of API keys: a key that is sent must be one of `keys`, or `api_key`, which has full access.
 
-    If `required`, requests without a key are refused; otherwise they have full access. Without `keys` nothing is
-    checked.
+    If `required`, requests without a key are refused; otherwise they have full access. Without `keys` there is no
+    check.
     """
 
     def __init__(self, keys: KeyCache | None = None, api_key: str | None = None, *, required: bool = True) -> None:

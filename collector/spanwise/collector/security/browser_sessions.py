@@ -71,8 +71,9 @@ def hash_session_id(id: str) -> bytes:
 
 
 class SessionCookie(NamedTuple):
-    """Session cookie of one server, with the port in its name, because browsers share cookies among all ports of a
-    host.
+    """Session cookie of one server.
+
+    Its name includes the port, because browsers share cookies among all ports of a host.
     """
 
     name: str
@@ -92,8 +93,9 @@ class SessionCookie(NamedTuple):
 
 
 def build_session_cookie(host: str, *, secure: bool) -> SessionCookie:
-    """Return the cookie for this `Host`. Over TLS its name has the prefix `__Host-`, so that no other host can set
-    it.
+    """Return the cookie for this `Host`.
+
+    Over TLS its name has the prefix `__Host-`, so that no other host of the domain can set it.
     """
     port = parse_port(host)
     return SessionCookie(f"{'__Host-' if secure else ''}spanwise-session{f'-{port}' if port else ''}", secure)

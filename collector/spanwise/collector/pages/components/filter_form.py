@@ -1,7 +1,6 @@
 """Filter form: page URL to filter and back, removable conditions, integer parameters.
 
-A page's URL has the conditions of every query string (see `filters`). This module parses the form's additional
-fields:
+A page's URL has the conditions of every query string (see `filters`). The form has further fields:
 
 - `traffic` selects live traces, all traces, or evaluators' own.
 - `feedback_key`, `feedback_op` and `feedback_value` form one condition, because a form cannot combine fields.

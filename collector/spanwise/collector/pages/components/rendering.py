@@ -177,8 +177,9 @@ def _make_fields(value: Mapping[str, JSON]) -> tuple[tuple[str, ValueBlock], ...
 
 
 def summarize_value(value: JSON) -> str:
-    """Return a value's main text: the string, the last message's text, the value of a single field, else compact
-    JSON.
+    """Return the main text of a value.
+
+    It is the string itself, the last message's text, the value of a single field, or else compact JSON.
     """
     if value is None:
         return ""

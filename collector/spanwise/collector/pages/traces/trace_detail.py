@@ -37,8 +37,9 @@ def get_time_range(runs: Sequence[Run]) -> tuple[int, int]:
 
 
 def build_rows(trace: Trace) -> list[WaterfallRow]:
-    """Return all runs as rows, children below their parents by start time. A run without its parent is shown as a
-    root.
+    """Return all runs as rows, children below their parents by start time.
+
+    A run without its parent is shown as a root.
     """
     marks, known = _count_feedback(trace), {run.span_id for run in trace.runs}
     lines = [RunNode(*(getattr(run, name) for name in RunNode._fields)) for run in trace.runs]
@@ -256,8 +257,9 @@ def _to_json(value: object) -> JSON:
 
 
 def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> str:
-    """Store human feedback: `POST /traces/{trace_id}/feedback`. Returns the URL of the trace with the run that was
-    shown.
+    """Store human feedback: `POST /traces/{trace_id}/feedback`.
+
+    Returns the URL of the trace with the run that was shown.
     """
     trace_id = request.path_params["trace_id"]
     store.add_feedback([build_human_feedback(trace_id, fields)])
@@ -266,8 +268,9 @@ def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> s
 
 
 def build_human_feedback(trace_id: str, fields: Mapping[str, str]) -> Feedback:
-    """Return the feedback from form fields: a key, and a score or a label. Raises `Refused` that names the invalid
-    field.
+    """Return the feedback from form fields: a key, and a score or a label.
+
+    Raises `Refused` that names the invalid field.
     """
     key, value = fields.get("key", "").strip(), fields.get("value", "").strip()
     if not key or not value:

@@ -34,8 +34,9 @@ class Overview:
 
     @property
     def cut(self) -> Bucket | None:
-        """Return the first bucket that counts only the newest traces, or the total if that does; None if all traces
-        count.
+        """Return the first bucket that counts only the newest traces, or the total if that does too.
+
+        None if all traces are counted.
         """
         cut = next((bucket for bucket in self.buckets if bucket.newest), None)
         return self.total if cut and self.total.newest else cut
