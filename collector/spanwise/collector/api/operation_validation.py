@@ -163,8 +163,8 @@ def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:
 
 
 def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
-    """Store feedback; answers with the ids once it is durable. The same id overwrites. A key that may only give feedback
-    can only store human feedback, under ids that are derived from target, key and author.
+    """Store feedback; answers with the ids once it is durable. The same id overwrites. With a key that may only give
+    feedback, only human feedback is accepted. Its ids are derived from target, key and author.
     """
     rows = _validate_feedback_list(feedback)
     actor = CURRENT_ACTOR.get()
