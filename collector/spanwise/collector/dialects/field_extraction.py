@@ -19,10 +19,11 @@ from spanwise.collector.dialects.draft import Draft
 from spanwise.collector.dialects.token_costs import normalize_usage, parse_dollars
 from spanwise.collector.records import JSON, Document, Usage
 
+# the first name that is present counts
 IDENTITY_NAMES = {
     "session_id": ("session_id", "thread_id", "conversation_id"),
     "user_id": ("user_id",),
-}  # the first name that is present counts
+}
 # Names that LangChain and LangSmith set themselves; they are no user metadata
 SDK_PREFIXES: tuple[str, ...] = ("ls_", "LANGSMITH_", "LANGCHAIN_", "langgraph_", "lc_versions", "checkpoint_ns")
 SDK_PREFIXES += ("revision_id", "usage_metadata")

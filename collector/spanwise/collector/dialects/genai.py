@@ -26,27 +26,30 @@ from spanwise.tracer import attribute_names as names
 
 MESSAGE_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 CHOICE_EVENT = "gen_ai.choice"
+# up to v1.27, all messages in one event
 PROMPT_EVENT, COMPLETION_EVENT = (
     "gen_ai.content.prompt",
     "gen_ai.content.completion",
-)  # up to v1.27, all messages in one event
+)
+# attribute with the messages
 EVENT_ATTRIBUTES = {
     PROMPT_EVENT: "gen_ai.prompt",
     COMPLETION_EVENT: "gen_ai.completion",
-}  # attribute with the messages
+}
 DETAILS_EVENT = "gen_ai.client.inference.operation.details"
 MESSAGE_EVENTS = frozenset((*MESSAGE_ROLES, CHOICE_EVENT, *EVENT_ATTRIBUTES, DETAILS_EVENT))
 INPUT_MESSAGES, OUTPUT_MESSAGES = "gen_ai.input.messages", "gen_ai.output.messages"
 INSTRUCTIONS = "gen_ai.system_instructions"
 CONTENT_ATTRIBUTE = "gen_ai.event.content"  # attribute with the body as JSON
 ENVELOPE_NAMES = frozenset(("gen_ai.system", "gen_ai.provider.name", "event.name", CONTENT_ATTRIBUTE))
+# messages without any of these are ignored
 MESSAGE_CONTENT_FIELDS = (
     "content",
     "tool_calls",
     "parts",
     "refusal",
     "reasoning_content",
-)  # messages without any of these are ignored
+)
 
 
 def read_event_messages(name: str, body: JSON, attributes: Mapping[str, JSON]) -> tuple[list[JSON], list[JSON]]:

@@ -123,11 +123,12 @@ def _parse_object(value: JSON) -> dict[str, JSON] | None:
 DATA_TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "TEXT", "CORRECTION")
 LABEL_TYPES = ("CATEGORICAL", "TEXT")
 SCORE_SOURCES: Mapping[str, Source] = {"API": "code", "EVAL": "model", "ANNOTATION": "human"}
+# kept as metadata unless equal to the default
 EXTRA_FIELDS = {
     "environment": "default",
     "configId": None,
     "queueId": None,
-}  # kept as metadata unless equal to the default
+}
 TRACE_ID, SPAN_ID = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{16}")
 CORRECTION_LABEL = "correction"  # the comment holds the corrected text
 

@@ -109,11 +109,12 @@ def _parse_tags(value: JSON) -> tuple[str, ...] | None:
     return field_extraction.read_strings(value) or None
 
 
+# other roles have their usual names
 LANGCHAIN_ROLES = {
     "human": "user",
     "ai": "assistant",
     "AIMessageChunk": "assistant",
-}  # other roles have their usual names
+}
 MESSAGE_FIELDS = ("name", "tool_calls", "tool_call_id")  # optional fields of a message
 
 

@@ -95,9 +95,8 @@ def _make_message_key(log: RawLog) -> str:
     """Return a key that sorts the messages of a call. A repeated record has the same key; different records have
     others.
     """
-    sent = (
-        parse_count(log.attributes.get(f"{SENT_PREFIX}created_ns")) or log.time_ns
-    )  # future times may have been replaced by one value
+    # future times may have been replaced by one value
+    sent = parse_count(log.attributes.get(f"{SENT_PREFIX}created_ns")) or log.time_ns
     said = to_text([log.event, log.body, {name: log.attributes[name] for name in sorted(log.attributes)}])
     return f"{sent:020d}.{blake2b(said.encode(errors='replace'), digest_size=6).hexdigest()}"
 

@@ -369,9 +369,8 @@ MODEL_PARAMETERS = ("model", "model_name", "model_id")  # keys of invocation par
 GENAI_MODEL_NAMES = (names.RESPONSE_MODEL, names.REQUEST_MODEL)  # GenAI's names take precedence over parameters
 PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
 IDENTITY_NAMESPACES = frozenset(map(get_namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
-RARE_NAMESPACES = frozenset(
-    ("retrieval", "reranker", "llm", "embedding", "decision")
-)  # namespaces that the fast path does not handle
+# namespaces that the fast path does not handle
+RARE_NAMESPACES = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))
 MODEL_NAMESPACES = RARE_NAMESPACES - {"retrieval"}  # namespaces with a model name
 FEEDBACK_NAMESPACES = frozenset(("annotations", "evaluations"))
 FILE_NAMESPACES = frozenset((INPUT_FILES, OUTPUT_FILES))

@@ -100,9 +100,8 @@ def _convert_tuples(attributes: Mapping[str, Any] | None) -> dict[str, JSON]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}
 
 
-_PLAIN_KINDS = {
-    kind.upper(): kind for kind in ("chain", "tool", "agent", "guardrail", "evaluator")
-}  # kinds without documents
+# kinds without documents
+_PLAIN_KINDS = {kind.upper(): kind for kind in ("chain", "tool", "agent", "guardrail", "evaluator")}
 _COUNTS = frozenset((names.LOCAL_ROOT, names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT))
 # a null output stays as an attribute, as in `openinference`
 _COUNTS_AND_NULL = _COUNTS | {names.OUTPUT_VALUE, names.OUTPUT_MIME}

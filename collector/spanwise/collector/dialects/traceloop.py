@@ -18,10 +18,11 @@ REQUESTS = {"chat": "llm", "completion": "llm", "embedding": "embedding", "reran
 KIND, REQUEST = "traceloop.span.kind", "llm.request.type"
 # operation of a retriever in the LangChain instrumentor, which otherwise has the kind of a task
 RETRIEVAL_OPERATION = "vector_db_retrieve"
+# arguments of LangChain's callbacks
 CALLBACK_FIELDS = {
     "inputs": ("inputs", "query"),
     "outputs": ("outputs", "output"),
-}  # arguments of LangChain's callbacks
+}
 PROPERTIES = "traceloop.association.properties."
 METADATA_MEMO = field_extraction.make_suffix_memo(PROPERTIES)
 MESSAGES = (("inputs", "gen_ai.prompt."), ("outputs", "gen_ai.completion."))

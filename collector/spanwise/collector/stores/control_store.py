@@ -148,9 +148,9 @@ class ControlStore(Protocol):
         """Record decisions, each batch in one transaction with the rule's cursor. Return for each batch whether it is
         recorded.
 
-        - A batch changes nothing and yields False if the cursor is neither `after` nor `upto`, the version is not in force, or
-          a worker with a higher token has decided.
-        - With the cursor at `upto`, the batch was recorded before: it yields True and changes nothing.
+        - A batch is not recorded, and changes nothing, if the cursor is neither `after` nor `upto`. The same applies if the
+          version is not in force, or a worker with a higher token has decided.
+        - With the cursor at `upto`, the batch was recorded before: the result is True, and nothing changes.
         - In an existing row u, rate, stratum, probability and change are overwritten. Its verdict returns to waiting if its
           runs changed since they were read and it was not reopened before. For a running row, `finish` does that.
         - With the verdict sampled_out or filtered, an existing row gets the probability 0 and keeps its other values. A waiting

@@ -42,8 +42,8 @@ RESERVED_READERS = 3  # readers for the background thread, the hourly thread and
 class DatabaseFile:
     """Open database file at `path`, created if it does not exist, until `close`.
 
-    Raises `Refused` if another process (or another store in this one) has the file open for writing, or if the file
-    is damaged, newer than this Spanwise, or not a Spanwise file.
+    Raises `Refused` if another process (or another store in this one) has the file open for writing. It also does so
+    if the file is damaged, newer than this Spanwise, or not a Spanwise file.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -35,8 +35,8 @@ class SQLiteStore(_Store):
     """Store on the SQLite file at `path`, created if it does not exist.
 
     Implements `spanwise.collector.stores.Store` and `LocalStore`. Raises `Refused` if another process (or another
-    store in this one) has the file open for writing, or if the file is damaged, newer than this Spanwise, or not a
-    Spanwise file.
+    store in this one) has the file open for writing. It also does so if the file is damaged, newer than this
+    Spanwise, or not a Spanwise file.
     """
 
     def __init__(self, path: str | Path) -> None:

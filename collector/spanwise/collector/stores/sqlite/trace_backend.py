@@ -85,9 +85,8 @@ class SQLiteTraces(Backend):
         said: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
         for amendment in amendments:
             said.setdefault(get_amendment_target(amendment), []).append(amendment_merge.encode_fields(amendment.fields))
-        whole = {
-            place: amendment_merge.merge_fields(*fields) for place, fields in said.items()
-        }  # reads and writes each run once
+        # reads and writes each run once
+        whole = {place: amendment_merge.merge_fields(*fields) for place, fields in said.items()}
         here = self._file.write(lambda _: {place: self._file.appender.amend(place, whole[place]) for place in whole})
         return [here[get_amendment_target(amendment)] for amendment in amendments]
 

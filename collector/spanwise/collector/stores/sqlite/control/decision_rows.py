@@ -23,11 +23,12 @@ DECISION_COLUMNS = (
 ).split()
 DAY_NS = 86_400 * 1_000_000_000
 OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")  # neither running nor final
+# with different outcomes in one row, the first of these is the row's verdict
 OUTCOME_ORDER = (
     "failed",
     "scored",
     "skipped",
-)  # with different outcomes in one row, the first of these is the row's verdict
+)
 _SUPERSEDED = "CASE WHEN d.due_ns IS NOT NULL AND r.state <> 'in force' THEN 'superseded' ELSE d.verdict END"
 _SELECTED = [f"d.{name}" if name != "verdict" else _SUPERSEDED for name in DECISION_COLUMNS]
 SELECT_DECISIONS = (

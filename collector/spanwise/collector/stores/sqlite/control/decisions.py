@@ -133,8 +133,8 @@ def _parse_upper_bound(cursor: str | None) -> int:
 DECIDABLE = (*COUNTED_OUTCOMES, *OPEN_OUTCOMES, "skipped", "failed")
 ROWS_PER_DELETE = 5_000  # decisions deleted per transaction
 MAX_TARGET = "\U0010ffff"  # sorts above all addresses
-MAX_OVER_BUDGET = 10_000  # rows over budget that a rule offers again
-OVER_BUDGET_NS = 86_400 * 1_000_000_000  # and for this long
+MAX_OVER_BUDGET = 10_000  # maximum number of rows over budget that a rule offers again
+OVER_BUDGET_NS = 86_400 * 1_000_000_000  # maximum age of such rows
 GIVEN_UP_REASON = "over budget, and too long ago, or behind too many, to be offered again"
 
 

@@ -49,9 +49,8 @@ class BackgroundWorker:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._dictionaries: int | None = None
-        self._piece = (
-            fulltext_index.MIN_TRANSACTION_CHARACTERS
-        )  # characters per transaction of the full-text index at its current speed
+        # characters per transaction of the full-text index at its current speed
+        self._piece = fulltext_index.MIN_TRANSACTION_CHARACTERS
         self._resummer = SummaryRebuilder(file.appender, file.read, self._do, self._stop)
         self._recount = RollupRecounter(file, self._stop)
         self._rest = PeriodSealer(file, self._stop)

@@ -18,10 +18,11 @@ from spanwise.collector.stores.sqlite.write import pending_amendments
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
 
 BATCH_TRACES = 200  # traces per search
+# spans per transaction, unless a single trace has more; writers of spans wait for it
 MIN_SPANS, MAX_SPANS = (
     250,
     2_000,
-)  # spans per transaction, unless a single trace has more; writers of spans wait for it
+)
 TRANSACTION_SECONDS = 0.02  # target duration of a transaction, within these bounds
 FULL_DISK_TRACES = 10  # traces per transaction on a nearly full disk
 

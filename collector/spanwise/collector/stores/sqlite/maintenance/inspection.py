@@ -42,9 +42,8 @@ class DatabaseInspector:
     def __init__(self, path: str) -> None:
         self._path = real_path(path)
         self._reader = Reader(connect_without_lock(self._path))
-        self._payloads = Reader(
-            connect_without_lock(self._path)
-        )  # an SQL function cannot query on the connection that calls it
+        # an SQL function cannot query on the connection that calls it
+        self._payloads = Reader(connect_without_lock(self._path))
 
     def is_ours(self) -> bool:
         """Return whether Spanwise created the file."""

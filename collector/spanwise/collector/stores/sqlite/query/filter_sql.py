@@ -236,7 +236,7 @@ def _text(value: str) -> list[SQLCondition]:
     return [SQLCondition(f"t.id IN ({ids})", (match,), ids, (match,))]
 
 
-# Prefixes that match so many words that FTS5 takes at least 0.1 s to merge the lists for 200,000 traces. From U+3000
+# Prefixes with too many matching words: FTS5 takes at least 0.1 s to merge the lists for 200,000 traces. From U+3000
 # on, as in Chinese, a single character is as rare as a word
 _SHORT_PREFIX = re.compile(r'"([\x00-\u2fff]{1,2})"\*')
 
