@@ -51,8 +51,8 @@ class Memo(dict[K, V], Generic[K, V]):
         self.size = 0
 
     def keep(self, key: K, value: V, size: int) -> V:
-        """Store a value of a size in characters. Concurrent calls may undercount the total size slightly and for a short
-        time.
+        """Store a value of a size in characters. Concurrent calls may undercount the total size slightly and for a
+        short time.
         """
         if len(self) >= MAX_ENTRIES or self.size > MAX_TOTAL_CHARS:
             self.clear()

@@ -140,9 +140,10 @@ class Draft:
     - `fields`: the values that dialects have taken. The first dialect to fill a field wins.
     - `namespaces`: the parts of the attributes' names before the first dot, for a quick check if a dialect applies.
     - `awaits`: fields whose content arrives in other messages (log records, siblings). The run's attribute
-      `spanwise.awaits` lists them, so that a reader can distinguish "not given" from "not arrived yet"; see `Amendment`.
-    - `also`: side records of the span, `Feedback` and `Amendment`s, stored with the run in one commit. For invalid data it
-      holds the `ValueError` with the reason, as `make_side_record` returns it. Append with `also += (…,)`.
+      `spanwise.awaits` lists them, so that a reader can distinguish "not given" from "not arrived yet"; see
+      `Amendment`.
+    - `also`: side records of the span, `Feedback` and `Amendment`s, stored with the run in one commit. For invalid
+      data it holds the `ValueError` with the reason, as `make_side_record` returns it. Append with `also += (…,)`.
     - `sums`: True if the span's token counts are totals of spans below it, where the tokens are counted.
     """
 

@@ -181,8 +181,8 @@ def read_via(feedback: Feedback) -> list[str]:
 def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> dict[str, JSON]:
     """Return the attributes of the event for a feedback.
 
-    `read_feedback` restores an equal feedback from them, except for lease and evaluator's trace, which belong to one store.
-    Trace, span and time are not among the attributes.
+    `read_feedback` restores an equal feedback from them, except for lease and evaluator's trace, which belong to one
+    store. Trace, span and time are not among the attributes.
     """
     target, score = feedback.target, feedback.score
     metadata = {name: value for name, value in feedback.metadata.items() if name != VIA}

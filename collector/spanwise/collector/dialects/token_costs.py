@@ -53,8 +53,8 @@ def normalize_usage(
     """Return the usage with separately counted parts added to the totals that they belong to.
 
     `cache_apart` and `reasoning_apart`: the sender is known to count the part separately. Otherwise a part counts as
-    separate if it is larger than the total that should include it, or if the sender's `total` is right only with it added.
-    For a sender that excludes reasoning without counting it, reasoning is the difference to `total`.
+    separate if it is larger than the total that should include it, or if the sender's `total` is right only with it
+    added. For a sender that excludes reasoning without counting it, reasoning is the difference to `total`.
     """
     if reasoning_apart and REASONING not in details and total is not None and total > input + output:
         details = {**details, REASONING: total - input - output}

@@ -70,7 +70,9 @@ def log_dialect_error(dialect: str, error: Exception) -> None:
 
 
 def log_once(message: str, error: Exception) -> None:
-    """Log an internal error with its traceback, once per message and type of error, because every span may repeat it."""
+    """Log an internal error with its traceback, once per message and type of error, because every span may repeat
+    it.
+    """
     if (message, type(error)) not in _logged:
         _logged.add((message, type(error)))
         log.error(message, exc_info=error)

@@ -67,7 +67,9 @@ def merge_fields(*said: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def apply_amendment(run: Run, fields: Mapping[str, JSON], before: Mapping[str, JSON] = MappingProxyType({})) -> Run:
-    """Return a stored run with an amendment applied. `before` holds earlier amendments that the run already contains."""
+    """Return a stored run with an amendment applied. `before` holds earlier amendments that the run already
+    contains.
+    """
     values = _convert_fields(fields)
     for name, field in MESSAGE_FIELDS.items():
         earlier, later = before.get(name) or {}, values.pop(name, None)

@@ -43,8 +43,8 @@ class TargetFeedback(NamedTuple):
     """Feedback from one lease on a rule's target: for each of `evaluators`, its complete set of feedback.
 
     Feedback on the spans of a trace, and on the documents of a span, counts as feedback on the target. Lease numbers
-    (`claim`) of a rule and target rise over all versions of the rule. `anew`: feedback of the rule's other evaluators
-    on the target is deleted, too.
+    (`claim`) of a rule and target rise over all versions of the rule. If `anew` is set, feedback of the rule's other
+    evaluators on the target is deleted, too.
     """
 
     rule: str
@@ -155,7 +155,9 @@ class TraceBackend(Protocol):
         ...
 
     def behind(self, after: str | None) -> tuple[int, int | None]:
-        """Return the number of traces in the feed after a position, and the time of the first change (store's clock)."""
+        """Return the number of traces in the feed after a position, and the time of the first change (store's
+        clock).
+        """
         ...
 
     def position(self) -> int:

@@ -67,7 +67,9 @@ class DestinationStore(Protocol):
     """Store that records which destinations of calls take part in tracing."""
 
     def traced_destinations(self, project: str) -> Sequence[str]:
-        """Return the destinations whose spans have continued calls of a project, see `spanwise.tracer.propagation_targets`."""
+        """Return the destinations whose spans have continued calls of a project, see
+        `spanwise.tracer.propagation_targets`.
+        """
         ...
 
 

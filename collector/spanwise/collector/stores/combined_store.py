@@ -314,16 +314,17 @@ class CombinedStore(MonitorOperations):
     Each operation belongs to one backend, except those that concern both. Across backends the store guarantees order
     and idempotence, not one transaction. Repeating an operation after a crash completes it:
 
-    - Deletion and pruning: the control backend first deletes decisions and queue items about a batch of traces. Then the
-      trace backend deletes the traces. After a crash in between, the traces still pass, and the next attempt deletes them.
-      Traces that pass in the first step are deleted, even if they are scored before the second.
-    - Deletion of an experiment: its traces, then the feedback on it, last its record, through which a retry finds it. The
-      traces of the evaluators that gave the feedback are deleted with it.
-    - Finish of a lease: first its feedback, with the lease number, then the decision. After a crash in between, the lease
-      is still valid, and the same finish again, or that of the next lease, corrects both.
-    - Decisions: those about deleted traces are left out beforehand. A trace that is deleted in between leaves a row, which
-      is deleted when its lease is finished.
-    - A condition on a dataset is first replaced by the ids of its experiments. Experiments saved meanwhile are not seen.
+    - Deletion and pruning: the control backend first deletes decisions and queue items about a batch of traces. Then
+      the trace backend deletes the traces. After a crash in between, the traces still pass, and the next attempt
+      deletes them. Traces that pass in the first step are deleted, even if they are scored before the second.
+    - Deletion of an experiment: its traces, then the feedback on it, last its record, through which a retry finds it.
+      The traces of the evaluators that gave the feedback are deleted with it.
+    - Finish of a lease: first its feedback, with the lease number, then the decision. After a crash in between, the
+      lease is still valid, and the same finish again, or that of the next lease, corrects both.
+    - Decisions: those about deleted traces are left out beforehand. A trace that is deleted in between leaves a row,
+      which is deleted when its lease is finished.
+    - A condition on a dataset is first replaced by the ids of its experiments. Experiments saved meanwhile are not
+      seen.
     """
 
     def __init__(self, traces: TraceBackend, control: ControlBackend) -> None:
@@ -381,9 +382,9 @@ class CombinedStore(MonitorOperations):
     def _forgotten(self, filter: Filter, going: list[int]) -> Iterator[DeletedTraces]:
         """Yield the traces that pass in batches, each after the control backend has deleted its data about them.
 
-        `going` collects the sizes of these batches. Each search starts at the end of the previous batch. At the end it starts
-        over until nothing passes, because traces may have begun to pass behind the position. Traces that arrive meanwhile are
-        not deleted, so that the loop ends.
+        `going` collects the sizes of these batches. Each search starts at the end of the previous batch. At the end
+        it starts over until nothing passes, because traces may have begun to pass behind the position. Traces that
+        arrive meanwhile are not deleted, so that the loop ends.
         """
         upto = self._traces.newest()
         while gone := self._traces.passing(filter, upto=upto):

@@ -113,8 +113,8 @@ class ControlStore(Protocol):
     def save_rule(self, *rules: Rule, owner: str | None = None, activate: bool = False) -> None:
         """Create or change rules, by project and name, all of them or none.
 
-        - A new version replaces the previous one from the present change on (`active_from`). Waiting decisions of the previous
-          version become superseded.
+        - A new version replaces the previous one from the present change on (`active_from`). Waiting decisions of the
+          previous version become superseded.
         - The same version with other settings keeps its decisions, and the settings are added to the history.
         - With `owner` (a rules file), all other rules of that owner are removed.
 
@@ -148,13 +148,14 @@ class ControlStore(Protocol):
         """Record decisions, each batch in one transaction with the rule's cursor. Return for each batch whether it is
         recorded.
 
-        - A batch is not recorded, and changes nothing, if the cursor is neither `after` nor `upto`. The same applies if the
-          version is not in force, or a worker with a higher token has decided.
+        - A batch is not recorded, and changes nothing, if the cursor is neither `after` nor `upto`. The same applies
+          if the version is not in force, or a worker with a higher token has decided.
         - With the cursor at `upto`, the batch was recorded before: the result is True, and nothing changes.
-        - In an existing row u, rate, stratum, probability and change are overwritten. Its verdict returns to waiting if its
-          runs changed since they were read and it was not reopened before. For a running row, `finish` does that.
-        - With the verdict sampled_out or filtered, an existing row gets the probability 0 and keeps its other values. A waiting
-          row is deleted.
+        - In an existing row u, rate, stratum, probability and change are overwritten. Its verdict returns to waiting
+          if its runs changed since they were read and it was not reopened before. For a running row, `finish` does
+          that.
+        - With the verdict sampled_out or filtered, an existing row gets the probability 0 and keeps its other values.
+          A waiting row is deleted.
         - Rows of deleted targets are left out.
         """
 
@@ -211,8 +212,8 @@ class ControlStore(Protocol):
 
         - "finished";
         - "waiting": stored, and to be evaluated again because the trace changed meanwhile;
-        - "refused: …": nothing stored, because the lease is not the newest, the version is not in force, or the target is
-          deleted.
+        - "refused: …": nothing stored, because the lease is not the newest, the version is not in force, or the
+          target is deleted.
 
         Finishing the same lease again changes nothing. For each evaluator in `reported`, its complete set of feedback
         on the target is replaced. All feedback of the rule on the target is replaced if the hash of the inputs or the
@@ -248,8 +249,8 @@ class ControlStore(Protocol):
     ) -> Page[WeightedScore]:
         """Return a rule's scores, errors and skips with the probabilities of its decisions, as the input of estimates.
 
-        A score belongs to the time at which its trace started (a session: its first trace), not to the time of evaluation.
-        `since_ns` and `until_ns` select by that time, and the scores of the latest traces come first.
+        A score belongs to the time at which its trace started (a session: its first trace), not to the time of
+        evaluation. `since_ns` and `until_ns` select by that time, and the scores of the latest traces come first.
         """
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:

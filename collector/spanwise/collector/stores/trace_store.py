@@ -54,8 +54,8 @@ class TraceStore(Protocol):
 
         - inputs, outputs, documents, model, usage, cost, session_id, user_id and tags are set.
         - metadata and attributes are merged key by key.
-        - `input_messages` and `output_messages` are lists of messages under keys, merged key by key. All messages, in the order
-          of their keys, become the inputs and outputs of a run that has no others.
+        - `input_messages` and `output_messages` are lists of messages under keys, merged key by key. All messages, in
+          the order of their keys, become the inputs and outputs of a run that has no others.
 
         The change is durable on return. Trace summary, full-text index, known values and filters follow. Sending the
         same run again does not undo it. A later or fuller version of the run keeps amended fields, except those that
@@ -180,10 +180,10 @@ class TraceStore(Protocol):
         """Return counts, error rate, latency, tokens, cost and feedback over time. Without `bucket_ns` there is one
         bucket.
 
-        `group_by` is one of project, environment, name, model, user, session, experiment, error. An error is the first line of
-        the root's error, without addresses and task numbers; None for traces without one. Queries that the rollups do not cover
-        scan traces: the newest 10,000, or `newest` of them ("all": every trace). Each `Bucket` tells if it is partial. Raise
-        `Refused` for more than 10,000 buckets.
+        `group_by` is one of project, environment, name, model, user, session, experiment, error. An error is the
+        first line of the root's error, without addresses and task numbers; None for traces without one. Queries that
+        the rollups do not cover scan traces: the newest 10,000, or `newest` of them ("all": every trace). Each
+        `Bucket` tells if it is partial. Raise `Refused` for more than 10,000 buckets.
         """
 
     def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:
@@ -202,8 +202,8 @@ class TraceStore(Protocol):
         continues from `cursor` sees every change at least once, across restarts and with any number of writers. None
         starts at the first trace. Change numbers rise, with gaps.
 
-        `TraceHead.passes` has the results of `filters`, as rules read them: conditions on feedback ignore feedback of rules.
-        Raise `Refused` for a filter whose result changes with time alone.
+        `TraceHead.passes` has the results of `filters`, as rules read them: conditions on feedback ignore feedback of
+        rules. Raise `Refused` for a filter whose result changes with time alone.
         """
         ...
 
@@ -246,8 +246,8 @@ class TraceStore(Protocol):
         ...
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
-        """Delete the traces that pass, with spans, full-text index entries, feedback and decisions. Return the number of
-        traces.
+        """Delete the traces that pass, with spans, full-text index entries, feedback and decisions. Return the
+        number of traces.
 
         Traces that arrive after the call are not deleted. For eight days, runs and feedback of deleted traces are
         acknowledged and counted, but not stored.

@@ -56,7 +56,9 @@ from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
 
 
 class SQLiteTraces(Backend):
-    """Trace backend on a database file: `TraceStore` without `delete` and `prune`, and what the combined store needs."""
+    """Trace backend on a database file: `TraceStore` without `delete` and `prune`, and what the combined store
+    needs.
+    """
 
     # runs
 

@@ -213,8 +213,8 @@ class BackgroundWorker:
         return bool(self._writer.put(WriteJob(weight=64, action=action, patient=True)).result())
 
     def _busy(self) -> bool:
-        """Return whether the load is so high that full-text indexing should wait. `fulltext_index.OVERDUE_NS` limits the
-        delay.
+        """Return whether the load is so high that full-text indexing should wait. `fulltext_index.OVERDUE_NS` limits
+        the delay.
         """
         now, written, spent = time.monotonic(), self._writer.written, self._writer.spent
         if (passed := now - self._looked) >= 1.0:

@@ -30,8 +30,8 @@ PARTIAL_SUFFIX = ".part"  # suffix of an incomplete copy
 def backup(source: str, target: str, step: Callable[[int, int], object] = lambda left, of: None) -> int:
     """Copy the file at `source` to the new file `target`, and return its bytes.
 
-    `step` is called with the number of pages left and the total. Raise `Refused` if `target` exists, cannot be written, or
-    the source is damaged. After an error, and if the process is killed, there is no file `target`.
+    `step` is called with the number of pages left and the total. Raise `Refused` if `target` exists, cannot be
+    written, or the source is damaged. After an error, and if the process is killed, there is no file `target`.
     """
     if os.path.lexists(target):
         raise Refused(f"{target!r} is there already; name a new file for the backup")

@@ -75,7 +75,7 @@ _PASSES_BY_CODE = {0: False, 1: True, None: None}
 
 
 class _HeadDraft:
-    """Mutable stand-in for `TraceHead`. Setting the fields of a frozen dataclass costs several times as much."""
+    """Mutable substitute for `TraceHead`. Setting the fields of a frozen dataclass costs several times as much."""
 
     __slots__ = TraceHead.__slots__
 

@@ -136,7 +136,9 @@ def list_experiment_scores(
 def read_newest_scores(
     db: sqlite3.Connection, traces: Sequence[int], sql: str = _SELECT_NEWEST
 ) -> dict[int, dict[str, float | str | None]]:
-    """Return the newest score (or else label) of the trace or its spans, by the trace's integer key and feedback key."""
+    """Return the newest score (or else label) of the trace or its spans, by the trace's integer key and feedback
+    key.
+    """
     newest: dict[int, dict[str, float | str | None]] = {}
     for trace, key, score, label in select_many(db, sql, traces):
         newest.setdefault(trace, {})[key] = score if score is not None else label

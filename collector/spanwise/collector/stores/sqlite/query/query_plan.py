@@ -52,8 +52,8 @@ class QueryPlan:
 def plan_query(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judgements: bool = False) -> QueryPlan:
     """Return the plan for a filter.
 
-    `in_order`: the query reads the latest matching traces, not all of them. `judgements`: evaluators' own traces pass like
-    all others.
+    `in_order`: the query reads the latest matching traces, not all of them. `judgements`: evaluators' own traces pass
+    like all others.
     """
     if has_unknown_value(db, filter):
         return QueryPlan("traces t NOT INDEXED", "0", ())
