@@ -278,9 +278,11 @@ _PROMPT = "Answer the question in one or two sentences, only from these excerpts
 def extract_answer(question: str, documents: Documents) -> str:
     """Return the three sentences that share most words with the question, in their original order.
 
-    The score of a sentence is the share of the question's words in it, plus half the share of its better neighbour
-    (the answer often follows the sentence that names the subject), plus its passage's score relative to the best
-    passage.
+    The score of a sentence is the sum of:
+
+    - the share of the question's words that occur in it,
+    - half that share of its better neighbour, as the answer often follows the sentence that names the subject,
+    - its passage's score relative to the best passage.
     """
     asked = set(stem_words(question))
     scored: list[tuple[float, int, str]] = []

@@ -177,7 +177,7 @@ class PairScorer(LocalModel):
             explain_loading_errors(place, f"scoring pairs with {place.name}"),
             explain_trust_errors(place, "PairScorer"),
         ):
-            import sentence_transformers  # noqa: F401 (which of the extra is missing is said before anything is read)
+            import sentence_transformers  # noqa: F401 (fail on a missing package before any file is read)
             from transformers import PretrainedConfig
 
             device = choose_device(self.device)

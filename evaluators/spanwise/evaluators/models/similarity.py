@@ -115,7 +115,7 @@ class ComparisonEvaluator(BatchedEvaluator[TextPair, float]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_comparer", TextComparer(self.model))
-        self._comparer.identity  # noqa: B018 (what names no model is said now)
+        self._comparer.identity  # noqa: B018 (reject an invalid model now)
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
         return self._one(outputs=outputs, reference_outputs=reference_outputs)

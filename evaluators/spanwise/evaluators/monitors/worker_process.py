@@ -131,9 +131,12 @@ class WorkerPlan:
     in bytes.
 
     The environment variable SPANWISE_API_KEY passes the collector's `key` to workers. The times are in seconds:
-    `loading` for executing the file, `grace` beyond the longest timeout of its rules until a worker without heartbeat
-    is replaced, `ending` for running jobs at shutdown, `draining` for running jobs when rules have changed or a
-    worker is full, `full` for staying near the memory limit before a worker is replaced.
+
+    - `loading`: maximum time to execute the file.
+    - `grace`: time beyond the longest timeout of the rules until a worker without heartbeat is replaced.
+    - `ending`: time for running jobs at shutdown.
+    - `draining`: time for running jobs when rules have changed or a worker is full.
+    - `full`: time near the memory limit after which a worker is replaced.
     """
 
     file: Path
