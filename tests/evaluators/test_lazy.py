@@ -64,7 +64,8 @@ def test_the_table_says_what_the_modules_register():
 def test_an_evaluator_that_the_table_does_not_know_is_told_where_to_write_it():
     register = register_builtin("no_such", metrics=(Metric("no_such", primary=True),))
     with pytest.raises(
-        ValueError, match=r"'no_such' is in .*test_lazy: add it to _IDS_BY_MODULE in spanwise/evaluators/interface/evaluator_registry\.py"
+        ValueError,
+        match=r"'no_such' is in .*test_lazy: add it to _IDS_BY_MODULE in spanwise/evaluators/interface/evaluator_registry\.py",
     ):
         register(type("NoSuch", (), {"__module__": __name__, "__call__": lambda self, outputs: 1}))
 

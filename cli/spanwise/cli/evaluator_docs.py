@@ -254,7 +254,7 @@ def _has_trace(spec: EvaluatorSpec) -> bool:
 
 
 def _example_imports(example: str) -> str:
-    made_by = "judge" if example.startswith("judge(") else "get"
+    made_by = "judge" if example.startswith("judge(") else "get_evaluator"
     lines = [f"from spanwise.evaluators import {made_by}, score"]
     if "scripted(" in example:
         lines.append("from spanwise.evaluators.testing import scripted")
@@ -315,7 +315,7 @@ def run_example(spec: EvaluatorSpec) -> list[Feedback]:
         "Target": Target,
         "Trace": Trace,
         "Usage": Usage,
-        "get": get_evaluator,
+        "get_evaluator": get_evaluator,
         "judge": judge,
         "score": score,
         "scripted": scripted,
