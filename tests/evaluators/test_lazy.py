@@ -27,11 +27,11 @@ def modules():
 
 STEPS = {  # in this order, in one interpreter, and the modules with evaluators that each of them imports
     "names()": set(),
-    "get('ir_map')": {"retrieval"},
+    "get_evaluator('ir_map')": {"retrieval"},
     "protocol.spec('tool_calls')": {"agents", "json"},  # JSON is what it reads
     "as_evaluator({'type': 'latency'})": {"numbers"},
-    "get('DocumentMRR')": set(),
-    "get('exact')": {"text", "looping", "overlap"},  # whose functions it offers, too
+    "get_evaluator('DocumentMRR')": set(),
+    "get_evaluator('exact')": {"text", "looping", "overlap"},  # whose functions it offers, too
     "as_evaluator(import_module('spanwise.evaluators.builtin.human').HumanFeedback('good'))": {"human"},
 }
 SCRIPT = """

@@ -78,7 +78,7 @@ __all__ = [  # noqa: RUF022 (in plain order, as everywhere)
     "RequestRefused",
     "RetryableError",
     "SIGNALS",
-    "answers",
+    "responses",
     "default_decoder_count",
     "truncate_fields",
     "check_amendment",

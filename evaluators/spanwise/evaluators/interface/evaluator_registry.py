@@ -359,7 +359,9 @@ def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> 
                 f"evaluator {id!r} has no parameter {name!r}; it has {', '.join(dict.fromkeys([*known, *COMMON_PARAMETERS]))}"
             )
     if lacking := {field.name for field in fields if _is_required(field)} - parameters.keys():
-        raise ValueError(f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get({id!r}, {min(lacking)}=…)")
+        raise ValueError(
+            f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get_evaluator({id!r}, {min(lacking)}=…)"
+        )
     argument_binding.check_parameter_types(id, factory, parameters)
 
 

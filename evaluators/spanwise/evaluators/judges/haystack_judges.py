@@ -206,7 +206,7 @@ async def ask_until_consistent(
     judge=True,
     kind="model",
     llm=False,
-    example='get("ContextRelevance", judge=scripted({"relevant_statements": ["Built in 1912."]})), '
+    example='get_evaluator("ContextRelevance", judge=scripted({"relevant_statements": ["Built in 1912."]})), '
     'inputs="When was it built?", documents=["Built in 1912. It is green."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,7 @@ class ContextRelevance(JudgeEvaluator):
     judge=True,
     kind="model",
     llm=False,
-    example='get("Faithfulness", judge=scripted({"statements": ["In 1912.", "It is green."], '
+    example='get_evaluator("Faithfulness", judge=scripted({"statements": ["In 1912.", "It is green."], '
     '"statement_scores": [1, 0]})), inputs="When was it built?", outputs="In 1912. It is green.", '
     'documents=["Built in 1912."]',
 )

@@ -92,7 +92,7 @@ class SemanticAnswerSimilarity(ComparisonEvaluator):
     The model's configuration decides which of the two it is. Haystack applies a sigmoid to the scores of a
     cross-encoder if any score in its list is above 1. Here the sigmoid depends on the model and not on other cases:
     it is applied if the model gives logits. Haystack's own model is paraphrase-multilingual-mpnet-base-v2:
-    `get("SAS")`. Haystack names no threshold: give one, or fit one.
+    `get_evaluator("SAS")`. Haystack names no threshold: give one, or fit one.
     """
 
 

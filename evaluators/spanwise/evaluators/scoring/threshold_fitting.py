@@ -30,7 +30,7 @@ _LABELS_HINT = (
 class FittedThreshold:
     """Threshold fitted for one version of an evaluator, that is, for its model and its parameters.
 
-    Pass it to `get(…, threshold=fitted.threshold)`. `low` and `high` are the ends of its 95 % interval.
+    Pass it to `get_evaluator(…, threshold=fitted.threshold)`. `low` and `high` are the ends of its 95 % interval.
     `agreement` compares passing with human labels that were left out of the fit. `threshold` is None if the
     labels determine none, and `why` gives the reason: too few labels, all labels equal, or scores that are
     inverted or uninformative.
