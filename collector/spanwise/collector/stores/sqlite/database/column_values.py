@@ -24,7 +24,7 @@ DEPTH_MAX = 100
 
 
 def dumps(value: JSON) -> str:
-    """Return the value as JSON text. Never raises: values that JSON cannot represent are replaced by `clean`."""
+    """Return the value as JSON text. Never raises: `clean` replaces values that JSON cannot represent."""
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
     except (TypeError, ValueError, RecursionError):

@@ -106,7 +106,7 @@ _fsync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 class WalSync(Generic[T]):
-    """Syncs the write-ahead log at `path` to disk.
+    """Sync of the write-ahead log at `path` to disk, in a thread.
 
     Calls `done` with the items that are now durable, in order, or with the `Halted` error if the sync failed.
     """
