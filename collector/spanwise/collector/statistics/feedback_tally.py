@@ -98,7 +98,7 @@ def exact_expansion(values: Sequence[float]) -> list[float]:
 def _rounded_sum(values: Sequence[float]) -> float:
     try:
         return fsum(values)
-    # an intermediate sum is too large for a float, or there are infinities of both signs
+    # An intermediate sum is too large for a float, or there are infinities of both signs
     except (OverflowError, ValueError):
         return sum(values)
 

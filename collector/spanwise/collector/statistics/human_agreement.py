@@ -258,7 +258,7 @@ RatedScore: TypeAlias = tuple[float, bool]  # score, and whether people rate it 
 ScoreGap: TypeAlias = tuple[float, float]  # two adjacent scores
 
 MIN_LABELS = 10  # fewest labels for a threshold
-# fewest labels of good and of bad cases: fewer carry no information, however well they separate
+# Fewest labels of good and of bad cases: fewer carry no information, however well they separate
 MIN_LABELS_PER_SIDE = 3
 CROSS_VALIDATION_FOLDS = 10
 _BOOTSTRAP_WORK = 200_000  # bound of the scores drawn for the interval, in all repetitions

@@ -14,7 +14,7 @@ from spanwise.collector.statistics.feedback_tally import ExactSum
 from spanwise.collector.statistics.quantiles import t_quantile
 
 MAX_EXACT_PAIRS = 12  # most differences for which all 2^n sign patterns are enumerated
-# most differences for which patterns are sampled; beyond it the normal distribution is as good
+# Most differences for which patterns are sampled; beyond it the normal distribution is as good
 MAX_SAMPLED_PAIRS = 1_000
 SIGN_PATTERNS = 10_000
 SCATTER_TOLERANCE = 1e-9  # a range of differences up to this is rounding only

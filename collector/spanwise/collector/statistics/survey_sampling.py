@@ -87,7 +87,7 @@ def draw_label_sample(
         {stratum: sorted(entries, key=lambda entry: entry[0]) for stratum, entries in ordered.items()}, n
     )
     of |= {drawn.target: drawn.stratum for drawn in chosen}
-    # an order by their numbers would reveal the judge's score
+    # An order by their numbers would reveal the judge's score
     chosen.sort(key=lambda drawn: _random_number(seed, drawn.target, "shown"))
     return LabelSample(drawn=tuple(chosen), cases=dict(counted), of=of)
 

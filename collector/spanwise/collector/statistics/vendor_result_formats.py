@@ -12,7 +12,7 @@ from spanwise.collector.statistics.feedback_tally import UNPARSED, Tally
 AssessmentType = Literal["ANSWER", "RETRIEVAL"]
 
 AVERAGE_JUDGES = frozenset({"safety"})  # judges whose aggregate Databricks names "average"; the others are percentages
-# metrics without a judge: numbers, computed from expected documents
+# Metrics without a judge: numbers, computed from expected documents
 GROUND_TRUTH_METRICS = frozenset({"document_recall"})
 RETRIEVAL_JUDGES = frozenset({"context_sufficiency"})  # judges with one rating, but on the retrieved context
 CHUNK_JUDGES = frozenset({"chunk_relevance"})  # judges with one rating per chunk, and their precision
@@ -103,7 +103,7 @@ def _has_custom_prompt(row: Feedback) -> bool:
 
 
 def _judge_results(rows: Sequence[Feedback | None], key: str, assessment_type: AssessmentType | None) -> dict[str, Any]:
-    # regardless of its key
+    # Regardless of its key
     judge = next((row.evaluator for row in rows if row and row.evaluator in DATABRICKS_JUDGES), key)
     if judge in GROUND_TRUTH_METRICS:
         stem = f"retrieval/ground_truth/{key}"

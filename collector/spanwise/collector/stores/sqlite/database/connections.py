@@ -118,7 +118,7 @@ def connect_without_lock(path: str, *, cut_off: bool = False) -> sqlite3.Connect
 def _open_uri(path: str, how: str, cut_off: bool) -> sqlite3.Connection:
     # Nothing is written. With a writable schema, SQLite does not check the number of pages.
     first = ["PRAGMA writable_schema = ON"] if cut_off else []
-    # forces SQLite to open the log
+    # Forces SQLite to open the log
     return connect_read_only(f"file:{quote(path)}?{how}", *first, "PRAGMA schema_version", uri=True)
 
 
@@ -145,11 +145,10 @@ def can_write(path: str) -> bool:
 
 
 MIN_SQLITE_VERSION = (3, 35, 0)
-# size of the log from which SQLite checkpoints within a commit: see `wal_checkpoint`
+# Size of the log from which SQLite checkpoints within a commit: see `wal_checkpoint`
 AUTOCHECKPOINT_BYTES = 256 * 2**20
-WAL_SIZE_LIMIT = (
-    32 * 2**20
-)  # Bytes that the log's file keeps when the log restarts: overwriting is cheaper than growing a file.
+# Bytes that the log's file keeps when the log restarts: overwriting is cheaper than growing a file.
+WAL_SIZE_LIMIT = 32 * 2**20
 
 
 def open_writable(path: str, version: int = len(MIGRATIONS)) -> sqlite3.Connection:
@@ -195,18 +194,18 @@ def _configure(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA journal_size_limit = {WAL_SIZE_LIMIT}")
     db.execute("PRAGMA cache_size = -32768")  # KB; twice as much was no faster when adding to a million spans
     db.execute("PRAGMA temp_store = MEMORY")
-    # deleted content is overwritten, even if SQLite was built with another default
+    # Deleted content is overwritten, even if SQLite was built with another default
     db.execute("PRAGMA secure_delete = ON")
 
 
 CACHED_RESOURCES, CACHED_RESOURCE_CHARACTERS = 1_000, 4_000  # most cached resources, and most characters of one
 _SPAN_COLUMNS = ",".join(f"s.{name}" for name in Fact._fields[:SPAN_COLUMN_COUNT])
 _SELECT_RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN_COLUMNS} FROM spans s WHERE s.trace IN (%s)"
-# columns as `Reader.run` expects them
+# Columns as `Reader.run` expects them
 SELECT_RUN = f"SELECT s.id, s.resource, s.payload, {_SPAN_COLUMNS} FROM spans s WHERE "
 
 
-# positions in a row of `_SELECT_RUNS`
+# Positions in a row of `_SELECT_RUNS`
 _START_COLUMN, _END_COLUMN = (3 + Fact._fields.index(name) for name in ("start_ns", "end_ns"))
 
 
@@ -302,7 +301,7 @@ class Reader:
         self.look()
         try:
             return self.decoder(blob).payload(blob)
-        # damaged data, a missing dictionary, or invalid JSON
+        # Damaged data, a missing dictionary, or invalid JSON
         except (zstandard.ZstdError, KeyError, ValueError) as error:
             raise StoreError(
                 f"what a span holds cannot be read, so the database is damaged: {error}; {DAMAGED_ADVICE}"
@@ -345,10 +344,8 @@ CLOSED_MESSAGE = "the store is closed"
 INTERRUPT_STEPS = 200_000  # SQLite steps between two checks of the request; some milliseconds
 MAX_READERS = 8  # more would share the same cores, and each has a page cache
 IDLE_READERS = 3  # kept open for later requests; others are closed, as each holds a page cache
-READER_WAIT_SECONDS, POLL_SECONDS = (
-    30.0,
-    0.1,
-)  # longest wait for a free reader; interval of the checks for a cancelled request
+# Longest wait for a free reader; interval of the checks for a cancelled request.
+READER_WAIT_SECONDS, POLL_SECONDS = 30.0, 0.1
 
 
 class ReaderPool:

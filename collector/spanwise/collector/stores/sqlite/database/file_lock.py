@@ -22,9 +22,8 @@ from typing import IO, Any
 from spanwise.collector.errors import Closed, Refused
 
 _open_holders: weakref.WeakSet[object] = weakref.WeakSet()
-_inherited_holders: list[
-    object
-] = []  # kept referenced forever: a connection that was in use during the fork cannot be closed
+# Kept referenced forever: a connection that was in use during the fork cannot be closed.
+_inherited_holders: list[object] = []
 
 
 def protect_from_fork(holder: object) -> None:
@@ -69,12 +68,10 @@ PRIVATE_MODE = 0o600  # mode of all files that the store creates; a stricter uma
 # SQLite's own locks are at 2^30, and an SQLite file has at most 2^48 bytes
 _LOCK_OFFSET = 2**62
 FileIdentity = tuple[int, int]  # device and inode
-_locks_held: dict[
-    FileIdentity, FileLock
-] = {}  # locks of this process: closing a second descriptor of a file would drop SQLite's locks
-_locks_of_parents: set[FileIdentity] = (
-    set()
-)  # locks of the parent process, inherited with SQLite's in-memory state by a fork
+# Locks of this process. Closing a second descriptor of a file would drop SQLite's locks.
+_locks_held: dict[FileIdentity, FileLock] = {}
+# Locks of the parent process, inherited with SQLite's in-memory state by a fork.
+_locks_of_parents: set[FileIdentity] = set()
 _registry_lock = threading.RLock()
 
 

@@ -33,14 +33,10 @@ from spanwise.collector.stores.sqlite.write.run_codec import Batch
 
 OPEN_BYTES = 2**20  # below this, a database cannot stay open for long
 RESERVE_FROM_BYTES = 4 * 2**20  # smallest database that has a reserve
-RESERVE_SHARE, MIN_RESERVE_BYTES, MAX_RESERVE_BYTES = (
-    8,
-    4 * 2**20,
-    64 * 2**20,
-)  # The reserve is 1/8 of database and log together, within these limits.
-MAX_WAL_RESERVE_BYTES = (
-    512 * 2**20
-)  # A checkpoint may grow the database by the whole log, so the reserve covers that much of it.
+# The reserve is 1/8 of database and log together, within these limits.
+RESERVE_SHARE, MIN_RESERVE_BYTES, MAX_RESERVE_BYTES = 8, 4 * 2**20, 64 * 2**20
+# A checkpoint may grow the database by the size of the log, so the reserve covers that much of the log.
+MAX_WAL_RESERVE_BYTES = 512 * 2**20
 
 
 class DiskReserve:
@@ -68,7 +64,7 @@ class DiskReserve:
         return had
 
     def keep(self) -> bool:
-        """Grow the reserve to the size that the database requires; return False if the disk lacks the space."""
+        """Ensure that the reserve has the size that the database requires; return False if the disk lacks the space."""
         size, log = file_size(self._of), file_size(self._of + "-wal")
         share = min(MAX_RESERVE_BYTES, max(MIN_RESERVE_BYTES, (size + log) // RESERVE_SHARE))
         wanted = 0 if size + log < RESERVE_FROM_BYTES else max(share, min(log, MAX_WAL_RESERVE_BYTES))
@@ -261,7 +257,7 @@ class Writer:
 
     @property
     def trouble(self) -> str | None:
-        """Reason for which writes fail now, or None."""
+        """Return the reason for which writes fail now, or None."""
         if self.halted:
             return str(self.halted)
         if not self.reserve.held:

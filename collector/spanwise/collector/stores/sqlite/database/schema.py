@@ -283,7 +283,7 @@ _MONITOR_TRACES: tuple[str, ...] = (
 
 # Rules with versions and settings, decisions with leases, rule leases, budget bookings.
 _MONITOR_CONTROL: tuple[str, ...] = (
-    # the earlier tables were never used
+    # The earlier tables were never used
     *(f"DROP TABLE {table}" for table in ("rules", "decisions", "leases", "budgets")),
     "CREATE TABLE rules (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL,"
     " state TEXT NOT NULL, owner TEXT NOT NULL, active_from INTEGER NOT NULL, off INTEGER NOT NULL,"
@@ -463,7 +463,7 @@ _HOURLY_ROLLUPS: tuple[str, ...] = (
     " n INTEGER NOT NULL, total REAL NOT NULL, exact TEXT NOT NULL, minimum REAL, minimum_n INTEGER NOT NULL,"
     " maximum REAL, maximum_n INTEGER NOT NULL, failed INTEGER NOT NULL, skipped INTEGER NOT NULL,"
     " PRIMARY KEY (cell, key, label)) WITHOUT ROWID",
-    # covers latencies, so that queries need not read the trace rows
+    # Covers latencies, so that queries need not read the trace rows
     "DROP INDEX traces_shown",
     "CREATE INDEX traces_shown ON traces (start_ns, end_ns, experiment_id)"
     " WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL",

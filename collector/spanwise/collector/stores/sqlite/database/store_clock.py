@@ -47,7 +47,7 @@ class StoreClock:
         return numbers, self.keep(db)
 
     def keep(self, db: sqlite3.Connection) -> int:
-        """Persist and return the time, so that it does not go back after a restart."""
+        """Save and return the time, so that it does not go back after a restart."""
         now = self.now()
         db.execute("UPDATE feed SET change = ?, clock_ns = ?", (self._number, now))
         return now

@@ -564,7 +564,7 @@ class _Aggregation:
 
     def _end(self, group: str | None, hour: int, order: str) -> int:
         since, until = get_period_range(hour)
-        # a filter by model could miss traces, because SQLite ends a JSON key at a zero byte
+        # A filter by model could miss traces, because SQLite ends a JSON key at a zero byte
         by_model = self._group_by == "model"
         theirs: dict[str, Any] = {self._group_by: group} if self._group_by and not by_model else {}
         chosen = plan_query(self._db, replace(self._filter, since_ns=since, until_ns=until, **theirs))

@@ -247,7 +247,7 @@ class HourlyRollups:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        # changes of hours that are being recounted, see `maintenance.rebuild_jobs`
+        # Changes of hours that are being recounted, see `maintenance.rebuild_jobs`
         self._watched: dict[int, RollupDelta] = {}
         self._hours: dict[int, tuple[int, int]] = {}  # state, and number of rows
         self._stirred: set[int] = set()  # hours already marked as changed, with their days

@@ -37,7 +37,7 @@ _MAPPING = LogarithmicMapping(RELATIVE_ERROR)
 _ARRAY_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # type codes of `array`, by width
 _COUNT_WIDTHS = (1, 2, 4)  # widths of counts
 _ORDERED_HEADER = Struct("<BQQ")  # header of latencies in order: width, unit, smallest
-# bytes 2:8 that only the older form can have, as a bin is below 65,536 and no count is 0
+# Bytes 2:8 that only the older form can have, as a bin is below 65,536 and no count is 0
 _OLD_FORM_MARKERS = (bytes(6), b"\xff" * 6)
 _LANE_BYTES = 8  # bytes of a count while blobs are added
 
@@ -112,7 +112,7 @@ def _add_to_pairs(blob: bytes, more: Mapping[int, int]) -> bytes | None:
 def unpack_bins(blobs: Iterable[bytes]) -> Counter[int]:
     """Return the sum of the counts of blobs. Raises `ValueError` for an invalid blob."""
     bins: dict[int, int] = {}
-    # by first bin: the counts of blobs as one large integer, so that one addition adds all of them
+    # By first bin: the counts of blobs as one large integer, so that one addition adds all of them
     runs: dict[int, int] = {}
     for blob in blobs:
         if blob[2:8] in _OLD_FORM_MARKERS:

@@ -25,10 +25,8 @@ DAY_NS = 24 * HOUR_NS
 AMOUNT_BITS = 80  # fractional binary digits of an amount
 TRACES_PER_READ = 500  # traces read between two pauses
 MAX_HOUR_ROWS = 4_000  # limit for one hour, also if a sender gives each trace another name
-MAX_MODELS, MAX_MODELS_CHARACTERS = (
-    100,
-    50_000,
-)  # models of one trace, and their JSON in characters; beyond them, its hour is read from rows
+# Models of one trace, and their JSON in characters; beyond these limits, its hour is read from rows.
+MAX_MODELS, MAX_MODELS_CHARACTERS = 100, 50_000
 EVALUATOR_TRACE, LIVE_TRACE, EXPERIMENT_TRACE = 0, 1, 2
 ALL_MODELS = ""  # model of the cell that counts whole traces
 # Hour (start_ns // HOUR_NS, rounded towards zero as in SQL), project, environment, name, shown, model

@@ -232,7 +232,7 @@ def write_entries(writer: Reader, entries: Sequence[IndexEntry], disturbed: set[
     """
     made = [entry for entry in entries if entry.trace not in disturbed]
     written = [entry for entry in made if entry.text is not None]
-    # deletes and inserts each trace in turn: FTS5 begins a segment for a key that is lower than the last
+    # Deletes and inserts each trace in turn: FTS5 begins a segment for a key that is lower than the last
     for entry in written:
         if entry.old is not None and entry.old != entry.text:
             _delete_texts(writer.db, [(entry.trace, entry.old)])

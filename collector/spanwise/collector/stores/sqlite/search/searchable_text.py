@@ -199,7 +199,7 @@ class SpillFile:
 
 
 MAX_BUFFER_BYTES = MAX_BLOCKS * BLOCK_BYTES
-# bytes of memory for the metadata of a trace and of each of its texts; the text itself is in the spill buffer
+# Bytes of memory for the metadata of a trace and of each of its texts; the text itself is in the spill buffer
 TRACE_OVERHEAD, TEXT_OVERHEAD = 600, 150
 MAX_BUFFER_MEMORY = 32 * 1024 * 1024  # limit of that metadata
 

@@ -299,7 +299,7 @@ def _feedback_row(feedback: Feedback) -> list[Any]:
         feedback.judge_trace_id,
         dumps(feedback.metadata) if feedback.metadata else None,
         feedback.created_ns,
-        # the most likely standing, so that usually no update is needed
+        # The most likely standing, so that usually no update is needed
         2 if target.trace_id is not None and target.document is None else 1,
         None,
         None,

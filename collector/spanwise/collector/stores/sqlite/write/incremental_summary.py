@@ -63,7 +63,7 @@ class SummaryTotals(msgspec.Struct, array_like=True):
     firsts: dict[str, tuple[int, str]] = {}  # by name in `FIRST_VALUE_FIELDS`: row and value
     top: tuple[int, str, int] | None = None  # start, span id and row of the earliest span without a parent
     first: tuple[int, str, int] | None = None  # the earliest span of all
-    # the earliest orphan, with its parent; None if it must be searched for
+    # The earliest orphan, with its parent; None if it must be searched for
     orphan: tuple[int, str, int, str] | None = None
     missing: int = 0  # number of missing parents
     root: Fact | None = None
@@ -187,8 +187,8 @@ class IncrementalSummary:
         self.settle(self.gather(new, spans), spans)
 
     def gather(self, new: Sequence[tuple[int, Fact]], spans: TraceNodes) -> list[LocalRootUpdate]:
-        """Add spans without counting them for local roots, and return the updates that `settle` applies once the whole
-        batch is added.
+        """Add spans without counting them for local roots; return the updates that `settle` applies after all spans of
+        the batch.
         """
         for root in {fact.local_root: None for _, fact in new if fact.local_root is not None}:
             if self.local_roots.get(root) is None:

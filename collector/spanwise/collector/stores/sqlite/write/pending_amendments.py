@@ -45,7 +45,7 @@ _LATEST_SPANS = (
 
 
 class ResponseIdWriter:
-    """Writes response ids on the writer's connection."""
+    """Writer of response ids on the writer's connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db, self.size = db, BLOCK_SIZE
@@ -132,7 +132,7 @@ class PendingAmendments:
     def __init__(self, db: sqlite3.Connection, clock: StoreClock) -> None:
         self._db, self._clock = db, clock
         self.most, self.most_bytes = MAX_AMENDMENTS, MAX_AMENDMENT_BYTES
-        # amendments dropped since the start, because their run did not arrive or is of another project
+        # Amendments dropped since the start, because their run did not arrive or is of another project
         self.given_up = 0
         self._rows: OrderedDict[int, _PendingEntry] = OrderedDict()  # oldest first
         self._of: dict[str, dict[str, dict[str, int]]] = {}  # trace → span → project → row

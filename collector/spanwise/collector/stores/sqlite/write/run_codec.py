@@ -27,7 +27,7 @@ SAMPLE_RATE = "spanwise.sample_rate"  # sent by earlier versions of our tracer i
 # Smallest accepted sampling probability. A lower one counts as unknown, because one such trace would dominate the
 # mean.
 MIN_PROBABILITY = 1e-4
-# bit of the flags in our tracestate entry: `trace id-span id-flags`, followed by `-ot` in a foreign trace
+# Bit of the flags in our tracestate entry: `trace id-span id-flags`, followed by `-ot` in a foreign trace
 MONITOR_FLAG = 2
 
 
@@ -173,7 +173,7 @@ class Batch(NamedTuple):
     texts: Mapping[str, str] = {}  # by trace, for the full-text index, as `searchable_text.join_leaves` returns them
 
     def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
-        """Pickle many facts in columns of plain values, which takes half the time of pickling each fact."""
+        """Serialize many facts in columns of plain values, which takes half the time of pickling each fact."""
         if len(self.facts) < MIN_COLUMNAR_FACTS:
             return Batch, tuple(self)
         parts: Any = (_facts_to_columns(self.facts), *self[:1], *self[2:])

@@ -256,7 +256,7 @@ def _process_from_row(row: Sequence[Any]) -> Process:
 
 
 T = TypeVar("T")
-# field in the table `known`; a value is a project and a destination, separated by a line break
+# Field in the table `known`; a value is a project and a destination, separated by a line break
 DESTINATION_FIELD = "destination"
 MAX_PROJECTS = 1_000
 MAX_PENDING_CALLS = 20_000  # calls, and continuations, whose counterpart has not arrived
@@ -269,7 +269,7 @@ class DestinationTable:
         self._db = db
         self._by_project: dict[str, tuple[str, ...]] = {}
         self._calls: OrderedDict[tuple[int, str], tuple[str, str]] = OrderedDict()
-        # by trace and parent; the value is the project
+        # By trace and parent; the value is the project
         self._continued: OrderedDict[tuple[int, str], str] = OrderedDict()
         self.forget()
 

@@ -233,7 +233,7 @@ class RecordTable(Generic[Record]):
 def write_records(
     db: sqlite3.Connection, kind: type[Record], key: int, changed: Iterable[tuple[str, Record | None]]
 ) -> None:
-    """Upsert records of a trace in their table, and delete those that are None."""
+    """Insert or overwrite records of a trace in their table, and delete those that are None."""
     put: list[Sequence[Any]] = []
     for id, record in changed:
         if record is None:

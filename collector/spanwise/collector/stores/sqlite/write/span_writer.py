@@ -151,7 +151,7 @@ class Appender:
         self._weights: dict[str, int] = {}  # memory of each cached trace, in spans
         self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, MAX_AMENDED_BYTES
         self.keeper = SummaryStorage(reader)
-        # by trace that is rebuilt in the background: rows changed since then; None if too many
+        # By trace that is rebuilt in the background: rows changed since then; None if too many
         self.noted: dict[str, set[int] | None] = {}
         self._resources: dict[str, int] = {}
         self._origins: dict[int, SenderProcess | None] = {}  # by key of the resource
