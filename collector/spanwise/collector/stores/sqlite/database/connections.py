@@ -118,7 +118,7 @@ def connect_without_lock(path: str, *, cut_off: bool = False) -> sqlite3.Connect
 def _open_uri(path: str, how: str, cut_off: bool) -> sqlite3.Connection:
     # Nothing is written. With a writable schema, SQLite does not check the number of pages.
     first = ["PRAGMA writable_schema = ON"] if cut_off else []
-    # Forces SQLite to open the log
+    # The PRAGMA forces SQLite to open the log, so that a failure is raised here
     return connect_read_only(f"file:{quote(path)}?{how}", *first, "PRAGMA schema_version", uri=True)
 
 
@@ -301,8 +301,8 @@ class Reader:
         self.look()
         try:
             return self.decoder(blob).payload(blob)
-        # Damaged data, a missing dictionary, or invalid JSON
         except (zstandard.ZstdError, KeyError, ValueError) as error:
+            # Damaged data, a missing dictionary, or invalid JSON
             raise StoreError(
                 f"what a span holds cannot be read, so the database is damaged: {error}; {DAMAGED_ADVICE}"
             ) from error

@@ -268,7 +268,7 @@ class DestinationTable:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._by_project: dict[str, tuple[str, ...]] = {}
-        self._calls: OrderedDict[tuple[int, str], tuple[str, str]] = OrderedDict()
+        self._calls: OrderedDict[tuple[int, str], tuple[str, str]] = OrderedDict()  # by trace and span
         # By trace and parent; the value is the project
         self._continued: OrderedDict[tuple[int, str], str] = OrderedDict()
         self.forget()
