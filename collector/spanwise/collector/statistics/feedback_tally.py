@@ -13,11 +13,11 @@ from spanwise.collector.records import Feedback, FeedbackStats
 
 
 def select_latest(feedback: Iterable[Feedback]) -> list[Feedback]:
-    """The newest feedback of each place, in the order of the first of each; of equally old ones the last given.
+    """Return the newest feedback of each slot, in order of first occurrence; of equally old feedback the last one given.
 
-    A place is (target, key, source, author, rule): an evaluator's later version takes the place of an older one, while
-    people's votes, and two rules under one key, do not hide each other. People without a name are not the same person.
-    This is what every aggregate counts: in the terminal, in the engine, in stores and on pages.
+    A slot is (target, key, source, author, rule). A later version of an evaluator replaces an earlier one, while
+    labels of several people, and two rules under one key, do not hide each other. Anonymous people count as different
+    people. All aggregates count this feedback: in the terminal, in experiments, in stores and on pages.
     """
     rows = list(feedback)
     if len({row.key for row in rows}) == len(rows):
@@ -31,7 +31,7 @@ def select_latest(feedback: Iterable[Feedback]) -> list[Feedback]:
 
 
 def get_feedback_slot(feedback: Feedback) -> Hashable:
-    """Where a feedback stands: what is said later in the same place takes its stead (see `newest`)."""
+    """Return the slot of a feedback. Later feedback in the same slot replaces it (see `select_latest`)."""
     nobody = is_anonymous(feedback.source, feedback.author)
     return (
         feedback.target,
@@ -44,18 +44,17 @@ def get_feedback_slot(feedback: Feedback) -> Hashable:
 
 
 def is_anonymous(source: str, author: str | None) -> bool:
-    """Whether a person said it who gave no name, so that nothing else can take its place."""
+    """Return whether feedback comes from a person without a name, so that no other feedback can replace it."""
     return source == "human" and not author
 
 
-MAX_PENDING_PARTS = 256  # numbers that may wait: enough that compressing them costs little per number
+MAX_PENDING_PARTS = 256  # numbers that may be pending: enough that compressing costs little per number
 
 
 class ExactSum:
-    """The sum of all numbers added: correctly rounded, so the same in any order, and however parts were merged.
+    """Exact sum of numbers, correctly rounded, so independent of the order of additions and merges.
 
-    Numbers wait in `parts`; when there are `FULL` of them, a few take their place whose exact sum is the same.
-    Beyond the range of floats the sum is infinite, as that of `sum` is.
+    `parts` holds pending numbers. When there are `MAX_PENDING_PARTS` of them, a few numbers with the same exact sum replace them. Beyond the range of floats the sum is infinite, as with `sum`.
     """
 
     __slots__ = ("parts",)
@@ -64,18 +63,18 @@ class ExactSum:
         self.parts = array("d", parts)
 
     def add(self, value: float) -> None:
-        """Add one number."""
+        """Add a number."""
         self.parts.append(value)
         if len(self.parts) >= MAX_PENDING_PARTS:
             self.compress()
 
     def merge(self, other: ExactSum) -> None:
-        """Add all that another sum holds."""
+        """Add another exact sum."""
         self.parts.extend(other.parts)
         self.compress()
 
     def compress(self) -> None:
-        """Replace what waits by its expansion."""
+        """Replace the pending numbers by their expansion."""
         self.parts = array("d", exact_expansion(self.parts))
 
     def __float__(self) -> float:
@@ -83,9 +82,9 @@ class ExactSum:
 
 
 def exact_expansion(values: Sequence[float]) -> list[float]:
-    """A few numbers with the same exact sum: each is the sum, rounded, of what those before it leave.
+    """Return a few numbers with the same exact sum. Each is the rounded sum of the values minus the numbers before it.
 
-    So the first is the sum that `math.fsum` gives, and the last leaves nothing (Shewchuk 1997, section 2.8).
+    The first is the result of `math.fsum`, and after the last the remainder is 0 (Shewchuk 1997, section 2.8).
     """
     rest, parts = list(values), list[float]()
     while part := _rounded_sum(rest):
@@ -99,13 +98,14 @@ def exact_expansion(values: Sequence[float]) -> list[float]:
 def _rounded_sum(values: Sequence[float]) -> float:
     try:
         return fsum(values)
-    except (OverflowError, ValueError):  # too large for a float on the way, or infinities of both signs
+    # An intermediate sum is too large for a float, or there are infinities of both signs
+    except (OverflowError, ValueError):
         return sum(values)
 
 
 @dataclass(slots=True, eq=False)
 class WeightedSums:
-    """Scores whose weight is not 1: counts of all, and sums over those whose weight is known."""
+    """Sums of scores whose weight is not 1: counts of all, and sums over those with a known weight."""
 
     n: int = 0
     unknown: int = 0
@@ -118,7 +118,7 @@ class WeightedSums:
     of_passed: ExactSum = field(default_factory=ExactSum)  # Σw of the passed
 
     def add(self, score: float, weight: float | None, passes: bool | None) -> None:
-        """Count one score. Raises `ValueError` for a weight that is negative, infinite or NaN."""
+        """Add a score. Raises `ValueError` if the weight is negative, infinite or NaN."""
         if weight is None:
             self.unknown += 1
         elif isfinite(weight) and weight >= 0:
@@ -138,7 +138,7 @@ class WeightedSums:
             self.of_passed.add(weight * passes)
 
     def merge(self, other: WeightedSums) -> None:
-        """Count all that another has counted."""
+        """Add all scores of another instance."""
         self.n += other.n
         self.unknown += other.unknown
         self.judged += other.judged
@@ -150,26 +150,28 @@ class WeightedSums:
         self.of_passed.merge(other.of_passed)
 
 
-UNPARSED = "parse failure"  # the label of a case whose judgement could not be parsed: neither a pass nor a failure
+UNPARSED = "parse failure"  # label of a case whose judgement could not be parsed: neither a pass nor a failure
 
 PassCondition: TypeAlias = Callable[[float | bool], bool | None]
 
 
 def passes_if_true(score: float | bool) -> bool | None:
-    """Booleans pass when true; for other scores passing is not defined."""
+    """Return a boolean score; None for other scores, for which passing is not defined."""
     return score if isinstance(score, bool) else None
 
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """What was said under one key. Every outcome is in exactly one of `n`, `labelled`, `failed` and `skipped`.
+    """Counts and sums of the feedback under one key.
 
-    `n` counts scores, `labelled` labels without a score, `labels` every label (one beside a score, too). Of the n
-    scores `judged` are those of which `passes` says yes or no, and `passed` those of which it says yes.
+    Every outcome is in exactly one of `n`, `labelled`, `failed` and `skipped`. `n` counts scores, `labelled` labels
+    without a score, and `labels` every label, also of a score. Of the n scores, `judged` are those for which `passes`
+    returns a boolean, and `passed` those for which it returns True.
 
-    A score's weight is 1 unless told: `mean` is Σwy/Σw, `share` (who passes) the same over the judged. A score of
-    unknown weight (None) is left out of both, and counted in `unweighted`; counts, minimum and maximum are those of all
-    scores. Sums are exact (see `Sum`; only a product w·y is rounded): no number depends on the order of what was added.
+    A score's weight is 1 by default. `mean` is Σwy/Σw, and `share` is the same for passing, over the judged scores. A
+    score of unknown weight (None) is left out of both and counted in `unweighted`; counts, minimum and maximum
+    include all scores. Sums are exact (see `ExactSum`; only a product w·y is rounded), so results do not depend on
+    the order of additions.
     """
 
     passes: PassCondition = passes_if_true
@@ -182,11 +184,11 @@ class Tally:
     minimum: float = inf
     maximum: float = -inf
     labels: dict[str, int] = field(default_factory=dict)
-    plain: ExactSum = field(default_factory=ExactSum)  # of the scores whose weight is 1
-    weighted: WeightedSums | None = None  # the other scores, once there are any
+    plain: ExactSum = field(default_factory=ExactSum)  # sum of the scores whose weight is 1
+    weighted: WeightedSums | None = None  # the other scores, if there are any
 
     def add(self, feedback: Feedback, weight: float | None = 1.0) -> bool | None:
-        """Count one outcome, and say whether it passes. Raises `ValueError` for a weight below 0, infinite or NaN."""
+        """Add an outcome; return whether it passes. Raises `ValueError` for a weight below 0, infinite or NaN."""
         outcome = feedback.outcome
         if outcome == "score":
             label, score = feedback.label, feedback.score
@@ -204,7 +206,7 @@ class Tally:
     def _add_score(self, score: float | bool, weight: float | None) -> bool | None:
         value, passes = float(score), self.passes(score)
         if weight == 1.0:
-            parts = self.plain.parts  # as `Sum.add` does, without the call: every example comes by here
+            parts = self.plain.parts  # `ExactSum.add` inlined, because every example runs this
             parts.append(value)
             if len(parts) >= MAX_PENDING_PARTS:
                 self.plain.compress()
@@ -233,7 +235,7 @@ class Tally:
         failed: int = 0,
         skipped: int = 0,
     ) -> None:
-        """Count many outcomes that were counted elsewhere, as by SQL: n scores of weight 1 with their `total`."""
+        """Add outcomes that were counted elsewhere, as in SQL: `n` scores of weight 1 with their `total`."""
         self.n += n
         self.plain.add(total)
         self.minimum = min(self.minimum, minimum)
@@ -245,7 +247,7 @@ class Tally:
         self.skipped += skipped
 
     def merge(self, other: Tally) -> None:
-        """Count all that another tally of the key has counted."""
+        """Add all outcomes of another tally of the key."""
         self.add_counts(
             n=other.n,
             minimum=other.minimum,
@@ -264,7 +266,7 @@ class Tally:
 
     @property
     def mean(self) -> float | None:
-        """Σwy/Σw; None without scores of a known weight above 0."""
+        """Return Σwy/Σw; None without scores of a known weight above 0."""
         if self.weighted is None:
             return float(self.plain) / self.n if self.n else None
         weight = self.n - self.weighted.n + float(self.weighted.weight)
@@ -272,7 +274,7 @@ class Tally:
 
     @property
     def share(self) -> float | None:
-        """Σw of the scores that pass over Σw of those that pass or fail; None without any such."""
+        """Return Σw of the scores that pass over Σw of those that pass or fail; None if there are none of them."""
         if self.weighted is None:
             return self.passed / self.judged if self.judged else None
         judged = self.judged - self.weighted.judged + float(self.weighted.of_judged)
@@ -280,7 +282,7 @@ class Tally:
 
     @property
     def effective(self) -> float | None:
-        """(Σw)²/Σw², of how many equal weights the mean is as sure (Kish 1965); None where every weight is 1."""
+        """Return the effective sample size (Σw)²/Σw² (Kish 1965); None if every weight is 1."""
         if self.weighted is None:
             return None
         ones = self.n - self.weighted.n
@@ -288,7 +290,7 @@ class Tally:
         return weight * weight / squares if squares else 0.0
 
     def stats(self, key: str) -> FeedbackStats:
-        """What has been counted so far, as a record."""
+        """Return the statistics as a record."""
         return FeedbackStats(
             key=key,
             n=self.n,
@@ -308,9 +310,9 @@ class Tally:
 def summarize_by_key(
     feedback: Iterable[Feedback], passes: Mapping[str, PassCondition] | None = None
 ) -> dict[str, FeedbackStats]:
-    """Statistics per key, by key. `passes` says per key whether a score passes; booleans pass when true elsewhere.
+    """Return statistics by key. `passes` has a condition for passing by key; for other keys, booleans pass when true.
 
-    Every row counts: take `newest` first where rows may repeat each other.
+    Every row counts. Use `select_latest` before if rows may replace each other.
     """
     known = passes or {}
     tallies: dict[str, Tally] = {}

@@ -15,21 +15,21 @@ from spanwise.collector.records import Feedback, Target
 from spanwise.collector.statistics.feedback_tally import UNPARSED, select_latest
 
 Value: TypeAlias = float | str  # a score, or a label
-ValuePair: TypeAlias = tuple[Value, Value]  # what the judge said, what people said
+ValuePair: TypeAlias = tuple[Value, Value]  # values of the judge and of people
 
-MAX_LEVELS = 12  # values up to which they are levels of a scale, and not measurements
+MAX_LEVELS = 12  # up to this many distinct values are levels of a scale, not measurements
 _Z = 1.959963984540054
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Over `n` pairs: the share `agreed` that are alike, and Cohen's `kappa` with its 95 % interval.
+    """Agreement over `n` pairs: the share `agreed` of equal pairs, and Cohen's `kappa` with its 95 % interval.
 
-    With more than two levels of scores kappa is weighted by squared distances (Cohen 1968) and `within_one` is the
-    share at most one level apart. None where there are no pairs; kappa is None where both always say the same one
-    thing, as chance alone would agree then, and is 0 without an interval where one of the two always does, whatever the
-    other says. `confusion` counts pairs: (judge, people).
+    With more than two levels of scores, kappa is weighted by squared distances (Cohen 1968), and `within_one` is the
+    share of pairs at most one level apart. All are None without pairs. Kappa is None if both sides always give the
+    same single value, because chance alone would agree then. It is 0 without an interval if one side always gives the
+    same value and the other does not. `confusion` counts pairs (judge, people).
     """
 
     n: int
@@ -42,7 +42,7 @@ class Agreement:
     confusion: dict[ValuePair, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """As it stands beside a judge's mean: "agrees with people 87 % (κ 0.71, 40 votes)"."""
+        """Return the text shown next to a judge's mean: "agrees with people 87 % (κ 0.71, 40 votes)"."""
         if self.agreed is None:
             return "never checked"
         votes = f"{self.n} vote{'s' * (self.n != 1)}"
@@ -52,7 +52,7 @@ class Agreement:
 
 
 def measure_agreement(pairs: Sequence[ValuePair]) -> Agreement:
-    """What the judge and people said of the same cases."""
+    """Measure the agreement between a judge and people on the same cases."""
     if not pairs:
         return Agreement(n=0, agreed=None, kappa=None, low=None, high=None)
     values = sorted({value for pair in pairs for value in pair}, key=lambda value: (isinstance(value, str), value))
@@ -77,7 +77,9 @@ def _is_equal(judge: Value, people: Value) -> bool:
 
 
 def _share_within_one(pairs: Sequence[ValuePair], values: Sequence[Value]) -> float:
-    """A level is 1 wide, or as wide as the least distance that there is."""
+    """Return the share of pairs at most one level apart. A level is 1 wide, or the smallest distance between values if
+    it is less.
+    """
     numbers = [float(value) for value in values]
     level = min(1.0, *(after - before for before, after in pairwise(numbers)))
     level = 1.0 if all(number.is_integer() for number in numbers) else level
@@ -88,10 +90,10 @@ def _share_within_one(pairs: Sequence[ValuePair], values: Sequence[Value]) -> fl
 def _kappa_with_interval(
     counts: Counter[ValuePair], values: Sequence[Value], graded: bool
 ) -> tuple[float | None, float | None, float | None]:
-    """Kappa and its interval from the large-sample variance (Fleiss, Cohen, Everitt 1969).
+    """Return kappa and its interval from the large-sample variance (Fleiss, Cohen, Everitt 1969).
 
-    Where both agree on every pair that variance is 0, and says nothing: the lower end is then what kappa would be at
-    the lowest agreement of which so many alike pairs are no surprise (Clopper, Pearson 1934).
+    If all pairs agree, that variance is 0 and carries no information. The lower end is then kappa at the lowest
+    agreement at which n equal pairs are not surprising (Clopper, Pearson 1934).
     """
     n = sum(counts.values())
     rows, columns = (_shares(counts, place, n) for place in (0, 1))
@@ -126,15 +128,15 @@ def _shares(counts: Counter[ValuePair], place: int, n: int) -> dict[Value, float
     return shares
 
 
-DRAWN_METADATA = "drawn"  # the metadata of a vote on a case that was drawn: {"probability": …}
+DRAWN_METADATA = "drawn"  # metadata of a label on a sampled case: {"probability": …}
 _LABEL_VALUES = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledCase:
-    """One target with the judge's feedback and people's: `judged` and `people` are their values.
+    """One target with the feedback of the judge and of people. `judged` and `people` are their values.
 
-    `probability` is that of the case to be drawn, None where no vote tells.
+    `probability` is the case's probability of being drawn; None if no label states it.
     """
 
     target: Target
@@ -147,10 +149,10 @@ class LabelledCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeCheck:
-    """A judge's version against people. Of all targets with votes each is in `pairs`, or counted once in the rest:
+    """Agreement of one version of a judge with people. Each labelled target is in `pairs` or counted once in the other
+    fields.
 
-    `undecided` (people differ evenly), `failed` and `skipped` (the judge's outcome), `unjudged` (this version of the
-    judge has not spoken). `among` is how often two people agree who voted on the same target, None without any such.
+    `undecided` counts targets on which people are evenly split, `failed` and `skipped` count outcomes of the judge, and `unjudged` lists targets that this version has not scored. `among` is how often two people agree on the same target; None if no target has two labels.
     """
 
     version: str | None
@@ -164,12 +166,17 @@ class JudgeCheck:
 
 
 def _judgement_outcome(judgement: Feedback) -> str:
-    """Return the outcome of a judgement. One that could not be parsed says nothing that people could agree with."""
+    """Return the outcome of a judgement. A judgement that could not be parsed counts as an error, because people cannot
+    agree with it.
+    """
     return "error" if judgement.label == UNPARSED else judgement.outcome
 
 
 def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], version: str | None = None) -> JudgeCheck:
-    """Pair by target. Of the judge its newest version counts, or the one that is named; of a person the newest vote."""
+    """Compare a judge with human labels by target.
+
+    Uses the judge's newest version, or the given one, and the newest label of each person.
+    """
     said = list(judgements)
     if version is None and said:
         version = max(said, key=lambda row: row.created_ns).version
@@ -202,14 +209,16 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
 
 
 def get_feedback_value(feedback: Feedback) -> Value:
-    """A score as a number, else the label: "yes" and "no" are 1 and 0. Of an outcome "score"."""
+    """Return a score as a number, else the label, with "yes" and "no" as 1 and 0. Requires the outcome "score"."""
     if feedback.score is not None:
         return float(feedback.score)
     return _LABEL_VALUES.get(str(feedback.label).lower(), str(feedback.label))
 
 
 def get_majority_label(votes: Sequence[Feedback]) -> Value | None:
-    """What people say together: what most say; where none has most, the mean of grades, None of yes and no or words."""
+    """Return the value that most people gave. If there is a tie, return the mean of grades, and None for yes/no or text
+    labels.
+    """
     counted = Counter(map(get_feedback_value, votes))
     (first, most), *others = counted.most_common(2)
     if not others or others[0][1] < most:
@@ -228,7 +237,7 @@ def _group_by_target(votes: Iterable[Feedback]) -> Mapping[Target, list[Feedback
 
 
 def _drawing_probability(votes: Sequence[Feedback]) -> float | None:
-    """Of several drawings the likeliest."""
+    """Return the highest probability if the case was drawn several times."""
     told = [
         drawn.get("probability") for vote in votes if isinstance(drawn := vote.metadata.get(DRAWN_METADATA), Mapping)
     ]
@@ -245,28 +254,30 @@ def _human_agreement(by_target: Mapping[Target, Sequence[Feedback]]) -> float | 
     return fmean(alike) if alike else None
 
 
-RatedScore: TypeAlias = tuple[float, bool]  # a score, and whether people call it good
-ScoreGap: TypeAlias = tuple[float, float]  # two scores that follow each other
+RatedScore: TypeAlias = tuple[float, bool]  # score, and whether people rate it as good
+ScoreGap: TypeAlias = tuple[float, float]  # two adjacent scores
 
-MIN_LABELS = 10  # votes,
-MIN_LABELS_PER_SIDE = 3  # and those of good and of bad: fewer tell nothing, however well they are told apart
+MIN_LABELS = 10  # fewest labels for a threshold
+# Fewest labels of good and of bad cases: fewer carry no information, however well they separate
+MIN_LABELS_PER_SIDE = 3
 CROSS_VALIDATION_FOLDS = 10
-_BOOTSTRAP_WORK = 200_000  # scores that are drawn for the interval, in all
-_BOOTSTRAP_REPEATS = 200, 1_000  # the fewest and the most repetitions of that
+_BOOTSTRAP_WORK = 200_000  # bound of the scores drawn for the interval, in all repetitions
+_BOOTSTRAP_REPEATS = 200, 1_000  # fewest and most repetitions
 _KAPPA_TOLERANCE = 1e-12
 _NO_AGREEMENT = measure_agreement(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdFit:
-    """From `threshold` on (a score equal to it too) scores are good; with `rising` False, up to there.
+    """Threshold from which on scores are good, including scores equal to it; with `rising` False, up to which they are
+    good.
 
-    It is the one with the greatest Cohen's kappa between passing and people, in the middle of the widest gap where
-    several have that. `low` to `high` is its 95 % interval, from votes drawn anew of these. `agreement` is of votes
-    that were left out, a tenth at a time, when the threshold for them was chosen. `apart` is how often a good one has
-    the better score than a bad one (ties count half).
+    The threshold maximises Cohen's kappa between passing and people; if several do, it is the middle of the widest
+    gap. `low` to `high` is its 95 % bootstrap interval. `agreement` is cross-validated: it is over labels that were
+    left out, a tenth at a time, when their threshold was chosen. `apart` is how often a good case has a better score
+    than a bad one (ties count half).
 
-    Where votes do not give one, `threshold` and its interval are None, and `why` says so.
+    If the labels do not determine a threshold, `threshold` and its interval are None, and `why` states the reason.
     """
 
     n: int
@@ -281,7 +292,7 @@ class ThresholdFit:
 
 
 def choose_threshold(rated: Iterable[RatedScore], *, rising: bool = True) -> ThresholdFit:
-    """The threshold of scores of which people have said whether they are good; `rising`: more is better."""
+    """Choose the threshold of scores that people have rated as good or bad. `rising`: higher scores are better."""
     pairs = sorted((score if rising else -score, good) for score, good in rated)
     apart, spread = _rank_probability(pairs)
     found = ThresholdFit(n=len(pairs), good=sum(good for _, good in pairs), rising=rising, apart=apart)
@@ -309,7 +320,7 @@ def _find_shortage(pairs: Sequence[RatedScore]) -> str | None:
 
 
 def _find_missing_order(apart: float | None, spread: float) -> str | None:
-    """Mann and Whitney's test: a share as near to a half as chance makes it tells nothing."""
+    """Return the reason if scores do not separate good from bad beyond chance (Mann-Whitney test)."""
     if apart is None or apart - 0.5 > _Z * spread:
         return None
     said = f"of a good and a bad one the good one has the better score {apart:.0%} of the time"
@@ -319,7 +330,9 @@ def _find_missing_order(apart: float | None, spread: float) -> str | None:
 
 
 def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]:
-    """How often a good one scores above a bad one, ties as half; and its standard error where that is chance alone."""
+    """Return how often a good case scores above a bad one, with ties as half, and its standard error under chance
+    alone.
+    """
     at: dict[float, list[int]] = {}
     for score, is_good in pairs:
         at.setdefault(score, [0, 0])[is_good] += 1
@@ -328,7 +341,7 @@ def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]
     if not good or not bad:
         return None, 0.0
     below, above = 0, 0.0
-    for bads, goods in at.values():  # in the order of the scores
+    for bads, goods in at.values():  # in order of score
         above += goods * (below + bads / 2)
         below += bads
     ties = sum((bads + goods) ** 3 - bads - goods for bads, goods in at.values())
@@ -336,9 +349,9 @@ def _rank_probability(pairs: Sequence[RatedScore]) -> tuple[float | None, float]
 
 
 def _best_gap(pairs: Sequence[RatedScore]) -> ScoreGap:
-    """The gap between two scores with the greatest kappa; of several the widest, of these the lowest. Pairs in order.
+    """Return the gap between adjacent scores with the greatest kappa; of several the widest, and of these the lowest.
 
-    Of scores that are all the same there is none: both ends are that score.
+    Pairs must be sorted. If all scores are equal, both ends are that score.
     """
     n, good = len(pairs), sum(good for _, good in pairs)
     gap, best = (pairs[0][0], pairs[0][0]), -2.0
@@ -353,7 +366,7 @@ def _best_gap(pairs: Sequence[RatedScore]) -> ScoreGap:
 
 
 def _binary_kappa(n: int, good: int, passed: int, right: int) -> float:
-    """Cohen's, of two by two: `passed` of `n` pass, `right` of these are among the `good`."""
+    """Return Cohen's kappa of a 2×2 table: `passed` of `n` pass, and `right` of them are among the `good`."""
     agreed = (right + n - passed - good + right) / n
     chance = (passed * good + (n - passed) * (n - good)) / (n * n)
     return (agreed - chance) / (1 - chance) if chance < 1 else 0.0
@@ -366,10 +379,12 @@ def _gap_middle(gap: ScoreGap) -> float:
 
 
 def _bootstrap_interval(pairs: Sequence[RatedScore]) -> ScoreGap:
-    """Goods and bads are each drawn anew, as many as there are: percentile 2.5 of the lower ends of the gaps that come
-    of it, and 97.5 of their upper ends, as any threshold in a gap does as well.
+    """Resample good and bad cases separately, and return the 2.5th percentile of the gaps' lower ends and the 97.5th of
+    their upper ends.
+
+    Both ends of a gap are used, because any threshold within a gap is equally good.
     """
-    random, sides = Random(len(pairs)), _split_by_label(pairs)  # the same votes, the same interval
+    random, sides = Random(len(pairs)), _split_by_label(pairs)  # seeded, so that equal labels give an equal interval
     least, most = _BOOTSTRAP_REPEATS
     repeats = max(least, min(most, _BOOTSTRAP_WORK // len(pairs)))
     gaps = [_best_gap(sorted(chain(*(random.choices(side, k=len(side)) for side in sides)))) for _ in range(repeats)]
@@ -379,7 +394,7 @@ def _bootstrap_interval(pairs: Sequence[RatedScore]) -> ScoreGap:
 
 
 def _cross_validate(pairs: Sequence[RatedScore]) -> Iterator[tuple[float, float]]:
-    """Of each pair whether it passes the threshold of the others, and what people say."""
+    """Yield for each pair whether it passes the threshold chosen from the other folds, and people's rating."""
     ordered = list(chain(*_split_by_label(pairs)))
     for fold in range(min(CROSS_VALIDATION_FOLDS, len(pairs))):
         threshold = _gap_middle(
@@ -390,5 +405,5 @@ def _cross_validate(pairs: Sequence[RatedScore]) -> Iterator[tuple[float, float]
 
 
 def _split_by_label(pairs: Sequence[RatedScore]) -> list[list[RatedScore]]:
-    """The goods, and the bads."""
+    """Return the good pairs and the bad pairs."""
     return [[pair for pair in pairs if pair[1] is side] for side in (True, False)]

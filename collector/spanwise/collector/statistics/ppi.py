@@ -13,22 +13,23 @@ if TYPE_CHECKING:
     import numpy
 
 
-MIN_PPI_LABELS = 100  # votes from which on PPI++'s interval covers what it says
+MIN_PPI_LABELS = 100  # fewest labels for which the interval of PPI++ has its stated coverage
 POSTERIOR_DRAWS = 10_000
 _INTERVAL_ENDS = (0.025, 0.975)
 _TOLERANCE = 1e-9
 
-# What the judge said of a case, what people said of it, and the probability with which it was drawn
+# Value of the judge, value of people, and the probability with which the case was drawn
 WeightedLabel: TypeAlias = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectedMean:
-    """`mean` is what people would have given, with its 95 % interval from `low` to `high`; `judge` is the judge's own.
+    """Estimated mean of human labels over all cases, with its 95 % interval from `low` to `high`; `judge` is the judge's
+    own mean.
 
-    All cases that the judge has scored (`cases`) are taken as a sample of what the application does, as everywhere; so
-    the interval does not close when there is a vote on each. `votes` counts the cases with votes, `alone` is the mean
-    of the votes and its interval, without the judge. Where there is no mean, `why` says why.
+    All cases that the judge has scored (`cases`) count as a sample of the application's behaviour. Therefore the
+    interval has a width even if all cases are labelled. `votes` is the number of labelled cases. `alone` is the mean
+    of the labels and its interval, without the judge. If there is no mean, `why` states the reason.
     """
 
     mean: float | None
@@ -40,12 +41,12 @@ class CorrectedMean:
     method: str
     alone: tuple[float, float, float] | None = None
     why: str | None = None
-    error: float | None = None  # standard error, of PPI++
-    tuning: float | None = None  # PPI++'s λ: how much the judge's scores count, 0 to 1
-    notes: tuple[str, ...] = ()  # what was left out
+    error: float | None = None  # standard error, with PPI++
+    tuning: float | None = None  # λ of PPI++: the weight of the judge's scores, 0 to 1
+    notes: tuple[str, ...] = ()  # notes on excluded cases
 
     def __str__(self) -> str:
-        """In a sentence or two."""
+        """Return the estimate as one or two sentences."""
         judge = "the judge has scored nothing" if self.judge is None else f"the judge gives {self.judge:.3g}"
         basis = f"{judge}; {self.votes} votes on {self.cases} cases{''.join(f'; {note}' for note in self.notes)}"
         if self.mean is None:
@@ -54,11 +55,12 @@ class CorrectedMean:
 
 
 def estimate_ppi_mean(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
-    """Of all scores of the judge, and votes on some of the same cases, drawn with known probabilities.
+    """Estimate the mean of human labels from all scores of a judge, and from labels on some of the same cases.
 
-    Only ratios of probabilities count. Scores and votes that are all 0 or 1 are post-stratified by the judge's
-    verdict; others take PPI++ (Angelopoulos, Duchi, Zrnic 2023, arXiv 2311.01453), from `FEWEST` votes on. Raises
-    `ValueError` for a probability outside (0, 1], and for more votes than scores.
+    Labels state the probability with which their case was drawn; only ratios of probabilities matter. Scores and
+    labels that are all 0 or 1 are post-stratified by the judge's score. Others use PPI++ (Angelopoulos, Duchi, Zrnic
+    2023, arXiv 2311.01453), if there are at least `MIN_PPI_LABELS` labels. Raises `ValueError` for a probability
+    outside (0, 1], and for more labels than scores.
     """
     if len(votes) > len(scores):
         raise ValueError(f"{len(votes)} votes on {len(scores)} scored cases: a voted case is one of the scored ones")
@@ -86,7 +88,8 @@ def _without_mean(
 
 
 def _post_stratify(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
-    """Per verdict of the judge the share of yes among the votes, weighted by how often the judge gives that verdict.
+    """Estimate the share of yes labels for each score of the judge, and weight them by how often the judge gives that
+    score.
 
     All three shares are drawn from their posteriors under Jeffreys' prior, Beta(½, ½).
     """
@@ -115,7 +118,7 @@ def _post_stratify(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> C
 
 
 def _effective_size(weights: Sequence[float]) -> float:
-    """Of how many equal weights a mean is as sure: (Σw)²/Σw² (Kish 1965)."""
+    """Return the effective sample size (Σw)²/Σw² (Kish 1965)."""
     return sum(weights) ** 2 / sum(weight * weight for weight in weights)
 
 
@@ -124,9 +127,9 @@ def _beta_mean(beta: tuple[float, float]) -> float:
 
 
 def _beta_posterior(votes: Sequence[WeightedLabel], verdict: float | None) -> tuple[float, float]:
-    """Beta's parameters of the share of yes among votes where the judge gave a verdict (None: any).
+    """Return the Beta parameters of the share of yes labels where the judge gave `verdict` (None: any).
 
-    Votes of unequal weight count as many as equal ones that are as sure.
+    Labels of unequal weight count with their effective sample size.
     """
     weighted = [(1 / probability, vote) for judge, vote, probability in votes if verdict in (None, judge)]
     total = sum(weight for weight, _ in weighted)
@@ -138,10 +141,11 @@ def _beta_posterior(votes: Sequence[WeightedLabel], verdict: float | None) -> tu
 
 
 def _estimate_ppi(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> CorrectedMean:
-    """PPI++ with the cases that have no votes as the unlabelled ones; its form for votes of unequal weight below.
+    """Estimate the mean by PPI++, with the cases without labels as the unlabelled sample, or its form for unequal
+    weights.
 
-    The interval follows the skewness of what is left after the judge (Hall 1992): where nearly all scores are 5, a
-    symmetric one of 100 votes holds the truth 9 times in 10 only.
+    The interval follows the skewness of the residuals (Hall 1992). If nearly all scores are 5, a symmetric interval
+    of 100 labels covers the true mean only 9 times in 10.
     """
     import numpy
 
@@ -169,7 +173,7 @@ def _estimate_ppi(scores: Sequence[float], votes: Sequence[WeightedLabel]) -> Co
 
 
 def _skewed_interval(mean: float, error: float, third: float, n: int) -> tuple[float, float]:
-    """The interval of an estimate from its standard error and third central moment (Hall 1992, JRSS B 54)."""
+    """Return the interval of an estimate from its standard error and third central moment (Hall 1992, JRSS B 54)."""
     t = t_quantile(0.975, n - 1)
     skew = third / error**3 if error else 0.0
 
@@ -187,7 +191,9 @@ Estimate: TypeAlias = tuple[float, float, float, float]  # mean, standard error,
 
 
 def _estimate_equal_weights(judged: Array, voted: Array, weights: Array, everything: Array) -> Estimate:
-    """The scores without votes are all scores less those with. All weights are 1."""
+    """Estimate with equal weights. The scores of unlabelled cases are derived as all scores minus those of labelled
+    ones.
+    """
     n, rest = len(voted), len(everything) - len(voted)
     if not rest or not everything.std():
         return float(voted.mean()), float(voted.std()) / sqrt(n), _third_moment(voted, n), 0.0
@@ -202,14 +208,15 @@ def _estimate_equal_weights(judged: Array, voted: Array, weights: Array, everyth
 
 
 def _third_moment(values: Array, n: int) -> float:
-    """The third central moment of the mean of n such values."""
+    """Return the third central moment of the mean of n values."""
     return float(((values - values.mean()) ** 3).mean()) / n**2
 
 
 def _estimate_unequal_weights(judged: Array, voted: Array, weights: Array, everything: Array) -> Estimate:
-    """The same where some cases were likelier to be drawn: then those without votes are no sample of anything.
+    """Estimate with unequal weights, where the unlabelled cases are no random sample.
 
-    All scores take their place. With equal weights it is the same estimate: there λ is smaller by 1 + n/(N − n).
+    All scores replace the unlabelled ones. With equal weights the estimate is the same, and λ is smaller by 1 + n/(N
+    − n).
     """
     n, cases = len(voted), len(everything)
     off_judged, off_voted = judged - (weights * judged).mean(), voted - (weights * voted).mean()

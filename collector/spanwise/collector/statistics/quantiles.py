@@ -9,10 +9,10 @@ from statistics import NormalDist
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """The nearest rank: the smallest of the values below or at which at least `percent` % of them lie.
+    """Return the nearest-rank percentile: the smallest value such that at least `percent` % of the values are at or
+    below it.
 
-    `ordered` ascends and holds integers, as nanoseconds; so the answer is one of them, the same wherever it is asked.
-    Raises `ValueError` for no values, or a percent that is not in 1 to 100.
+    `ordered` is in ascending order and holds integers, such as nanoseconds, so the result is exact and is one of them. Raises `ValueError` without values, or for a percent outside 1 to 100.
     """
     if not ordered or not 1 <= percent <= 100:
         raise ValueError(
@@ -22,17 +22,20 @@ def percentile(ordered: Sequence[int], percent: int) -> int:
 
 
 def nearest_rank(n: int, percent: int) -> int:
-    """Of `n` values in order, the first one 1, which of them is their percentile."""
+    """Return the rank of the percentile among `n` ordered values, starting at 1."""
     return (n * percent + 99) // 100
 
 
-_EXPANSION_FREEDOM = 200  # degrees of freedom from which on the expansion below errs by less than 1e-7
+_EXPANSION_FREEDOM = 200  # degrees of freedom from which the expansion below errs by less than 1e-7
 _HALVINGS = 60
 
 
 @lru_cache(maxsize=256)
 def t_quantile(probability: float, freedom: int) -> float:
-    """The value below which t lies with a probability in [0.5, 1). Raises `ValueError` outside, or without freedom."""
+    """Return the quantile of Student's t distribution for a probability in [0.5, 1).
+
+    Raises `ValueError` for other probabilities, and for less than one degree of freedom.
+    """
     if not 0.5 <= probability < 1 or freedom < 1:
         raise ValueError(f"no quantile of t at {probability!r} with {freedom!r} degrees of freedom")
     return (
@@ -43,7 +46,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def _expand_quantile(probability: float, freedom: int) -> float:
-    """Cornish-Fisher expansion around the normal quantile (Abramowitz, Stegun 26.7.5)."""
+    """Compute the quantile by Cornish-Fisher expansion around the normal quantile (Abramowitz, Stegun 26.7.5)."""
     z = NormalDist().inv_cdf(probability)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -52,7 +55,7 @@ def _expand_quantile(probability: float, freedom: int) -> float:
 
 
 def _search_quantile(within: float, freedom: int) -> float:
-    """Where the probability of |t| reaches `within`, by halving the range of its angle."""
+    """Find the value at which the probability of |t| reaches `within`, by bisection over its angle."""
     low, high = 0.0, pi / 2
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -61,7 +64,7 @@ def _search_quantile(within: float, freedom: int) -> float:
 
 
 def _central_probability(angle: float, freedom: int) -> float:
-    """P(|t| ≤ tan(angle)·√freedom), the finite series of Abramowitz, Stegun 26.7.3 and 26.7.4."""
+    """Compute P(|t| ≤ tan(angle)·√freedom), by the finite series of Abramowitz, Stegun 26.7.3 and 26.7.4."""
     odd = freedom % 2
     term = cos(angle) if odd else 1.0
     total = term if freedom > 1 else 0.0

@@ -13,20 +13,21 @@ from spanwise.collector.records import RunScores
 from spanwise.collector.statistics.feedback_tally import ExactSum
 from spanwise.collector.statistics.quantiles import t_quantile
 
-MAX_EXACT_PAIRS = 12  # differences up to which all 2^n sign patterns are tried
-MAX_SAMPLED_PAIRS = 1_000  # differences up to which patterns are sampled; with more the normal distribution is as good
+MAX_EXACT_PAIRS = 12  # most differences for which all 2^n sign patterns are enumerated
+# Most differences for which patterns are sampled; beyond it the normal distribution is as good
+MAX_SAMPLED_PAIRS = 1_000
 SIGN_PATTERNS = 10_000
-SCATTER_TOLERANCE = 1e-9  # a range of differences within which they differ by rounding only
+SCATTER_TOLERANCE = 1e-9  # a range of differences up to this is rounding only
 
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """`mean` of n differences with its 95 % interval (t distribution) from `low` to `high`, and `p`.
+    """Test of n paired differences: `mean` with its 95 % interval (t distribution) from `low` to `high`, and `p`.
 
-    With fewer than two differences, or where all are alike, nothing says how far they scatter: `error`, the standard
-    error of the mean, and the interval are None, rather than 0 wide. `p` is two-sided, of the sign-flip permutation
-    test: if neither were better, each difference would be as likely the other way round. It needs no distribution, so
-    it also holds for scores that are only 0 and 1.
+    With fewer than two differences, or if all are equal, their spread is unknown. Then `error`, the standard error of
+    the mean, and the interval are None, rather than an interval of width 0.
+
+    `p` is the two-sided p-value of the sign-flip permutation test: if neither side were better, each difference would be equally likely with the opposite sign. The test assumes no distribution, so it also holds for scores that are only 0 and 1.
     """
 
     n: int
@@ -37,24 +38,24 @@ class PairedTest:
     error: float | None = None
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """The interval at another level; None where nothing says how far the differences scatter."""
+        """Return the interval at another level; None if the spread of the differences is unknown."""
         if self.error is None:
             return None
         half = t_quantile((1 + level) / 2, self.n - 1) * self.error
         return self.mean - half, self.mean + half
 
     def beyond_chance(self, level: float = 0.95) -> bool:
-        """Whether the mean is other than 0: by the interval, and by the permutation test, which needs no distribution.
+        """Return whether the mean differs from 0, both by the interval and by the permutation test.
 
-        Either alone would not do: the interval of few scores that are 0 or 1 is too narrow, and there is none where
-        all differences are alike, which two may well be, and ten can hardly be by chance.
+        Either test alone is not enough. The interval of few scores that are 0 or 1 is too narrow. If all differences
+        are equal there is no interval, although two can be equal by chance and ten hardly can.
         """
         low, high = self.interval(level) or (self.mean, self.mean)
         return self.p <= (1 - level) * (1 + 1e-9) and not low <= 0 <= high
 
 
 def paired_test(differences: Sequence[float]) -> PairedTest:
-    """Test differences between pairs, after minus before. Raises `ValueError` if there are none."""
+    """Test the differences between pairs, after minus before. Raises `ValueError` if there are none."""
     if not differences:
         raise ValueError("no pairs to compare")
     n, mean = len(differences), fmean(differences)
@@ -66,7 +67,7 @@ def paired_test(differences: Sequence[float]) -> PairedTest:
 
 
 def _p_value(differences: Sequence[float]) -> float:
-    """Pairs without a difference are the same either way, and left out."""
+    """Return the p-value of non-zero differences; a pair without a difference is the same with either sign."""
     observed = abs(sum(differences)) * (1 - 1e-12)
     if not differences:
         return 1.0
@@ -80,7 +81,10 @@ def _p_value(differences: Sequence[float]) -> float:
 
 
 def _sampled_p_value(differences: Sequence[float], observed: float) -> float:
-    """Random patterns with a fixed seed: the same p for the same numbers. Never 0, as what was observed is one, too."""
+    """Estimate the p-value from random sign patterns with a fixed seed, so that equal numbers give an equal p.
+
+    The result is never 0, because the observed pattern counts as one of the samples.
+    """
     import numpy
 
     signs = numpy.random.default_rng(0).integers(0, 2, (SIGN_PATTERNS, len(differences)), dtype=numpy.int8) * 2 - 1
@@ -88,23 +92,21 @@ def _sampled_p_value(differences: Sequence[float], observed: float) -> float:
     return float((numpy.abs(sums) >= observed).sum() + 1) / (SIGN_PATTERNS + 1)
 
 
-DIFFERENCE_TOLERANCE = 1e-9  # differences below it are rounding
+DIFFERENCE_TOLERANCE = 1e-9  # smaller differences are rounding
 
-# Per example id and key the mean score over the example's repetitions
+# By example id and key: the mean score over the example's repetitions
 Scores: TypeAlias = Mapping[str, Mapping[str, float]]
 Conclusion: TypeAlias = Literal["better", "worse", "higher", "lower", "unclear", "same"]
 
-TASK_OK = "task_ok"  # the key of whether the task came to an end without an error: of every run, kept nowhere
-FAMILY_LEVEL = 0.95  # of the intervals of all keys of a comparison together
+TASK_OK = "task_ok"  # key for whether the task ended without an error; computed for every run, not stored
+FAMILY_LEVEL = 0.95  # joint level of the intervals of all keys of a comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast:
-    """One key of two experiments: the differences, after minus before, over the examples that both have scored.
+    """Comparison of one key of two experiments: the differences, after minus before, over the examples scored in both.
 
-    `test` is of this key alone; None without pairs. `only_before` and `only_after` count the examples that just one of
-    the two has scored. `rising` is whether a higher score is the better one, None if nobody knows. `family` is how many
-    differences are looked at together: who looks at twenty finds one that is chance.
+    `test` is for this key alone; None without pairs. `only_before` and `only_after` count the examples scored in only one of the two. `rising` tells whether a higher score is better; None if unknown. `family` is the number of differences that are compared together: among twenty, one is expected to be due to chance.
     """
 
     key: str
@@ -120,19 +122,22 @@ class Contrast:
 
     @property
     def level(self) -> float:
-        """The level of this key's interval with which those of the whole family hold together at 95 % (Bonferroni)."""
+        """Return the level of this key's interval at which the intervals of the whole family hold jointly at 95 %
+        (Bonferroni).
+        """
         return 1 - (1 - FAMILY_LEVEL) / self.family
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the mean difference at `level`; None without pairs, or where all differences are alike."""
+        """Return the interval of the mean difference at `level`; None without pairs, or if all differences are equal."""
         return self.test.interval(self.level) if self.test else None
 
     @property
     def verdict(self) -> Conclusion | None:
-        """What can be said of the key: "better" or "worse", "higher" or "lower" where nobody knows which is good.
+        """Return the conclusion for the key: "better" or "worse", or "higher" or "lower" if the better direction is
+        unknown.
 
-        "unclear" where the differences may be chance at `level`, "same" where there are none; None without pairs.
+        "unclear" if the differences may be due to chance at `level`, "same" if there are none; None without pairs.
         """
         if self.test is None:
             return None
@@ -144,23 +149,24 @@ class Contrast:
 
     @property
     def pairs(self) -> int:
-        """How many examples both have scored."""
+        """Return the number of examples scored in both."""
         return len(self.differences)
 
     @property
     def better(self) -> int | None:
-        """How many examples moved to the good side of the key; None where it is not known."""
+        """Return the number of examples that improved; None if the better direction is unknown."""
         return None if self.rising is None else self.up if self.rising else self.down
 
     @property
     def worse(self) -> int | None:
-        """How many examples moved to the bad side of the key; None where it is not known."""
+        """Return the number of examples that got worse; None if the better direction is unknown."""
         return None if self.rising is None else self.down if self.rising else self.up
 
 
 def mean_by_example(scores: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, float]]:
-    """The mean per example and key of (example id, key, score), so that an example weighs the same however often it
-    was repeated. In the order in which they first occur.
+    """Return the mean per example and key of (example id, key, score), in order of first occurrence.
+
+    Each example thus has the same weight, however often it was repeated.
     """
     sums: dict[str, dict[str, list[float]]] = {}
     for example_id, key, score in scores:
@@ -172,9 +178,10 @@ def mean_by_example(scores: Iterable[tuple[str, str, float]]) -> dict[str, dict[
 
 
 def iterate_scores(runs: Iterable[RunScores], *, tasks: bool = False) -> Iterator[tuple[str, str, float]]:
-    """(example id, key, score) of an experiment's runs, for `by_example`; labels, errors and skips are no scores.
+    """Yield (example id, key, score) of an experiment's runs, for `mean_by_example`. Labels, errors and skips are no
+    scores.
 
-    With `tasks` also `task_ok`: 0 where the task failed, else 1. Nobody's own score passes for it.
+    With `tasks`, also yield `task_ok`: 0 if the task failed, else 1. It replaces scores reported under that key.
     """
     for run in runs:
         example_id = run.example_id or run.trace_id
@@ -188,9 +195,9 @@ def iterate_scores(runs: Iterable[RunScores], *, tasks: bool = False) -> Iterato
 def compare_scores(
     before: Scores, after: Scores, rising: Mapping[str, bool] | None = None, *, others: int = 1
 ) -> dict[str, Contrast]:
-    """Contrasts by key, of all keys under which either has a score, by name.
+    """Return contrasts by key, sorted, for all keys that either experiment has scores for.
 
-    Their family are the keys with pairs, as often as `before` is compared with any of the `others`.
+    The family are the keys with pairs, times `others`, the number of experiments that `before` is compared with.
     """
     columns = {key: (_scores_of_key(before, key), _scores_of_key(after, key)) for key in _list_keys(before, after)}
     family = others * sum(not before.keys().isdisjoint(after) for before, after in columns.values())
@@ -199,7 +206,7 @@ def compare_scores(
 
 
 def get_direction(difference: float) -> int:
-    """1 for up, −1 for down, 0 for what is rounding only."""
+    """Return 1 for up, −1 for down, 0 for a difference that is rounding only."""
     return (difference > DIFFERENCE_TOLERANCE) - (difference < -DIFFERENCE_TOLERANCE)
 
 

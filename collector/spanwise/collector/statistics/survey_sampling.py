@@ -13,22 +13,25 @@ from spanwise.collector.records import Target, WeightedScore
 from spanwise.collector.statistics.feedback_tally import ExactSum
 from spanwise.collector.statistics.quantiles import t_quantile
 
-# Fixed, and no rule's own: a rule of a lower rate takes a part of what one of a higher rate takes. Head sampling reads
-# the last 56 bits of the trace id as they are; through the hash, what it kept is spread over [0, 1) like any other.
-# It has the product's former name: other bytes would sample other traces than those that are sampled already.
+# Fixed and equal for all rules, so that a rule with a lower rate takes a subset of the targets of a rule with a
+# higher rate. Head sampling uses the last 56 bits of the trace id unhashed; the hash spreads the traces that it kept
+# evenly over [0, 1). The value contains the product's former name, because another value would change which traces
+# are sampled.
 SAMPLING_SALT = b"assay.monitor.1:"
-MANTISSA_BITS = 53  # of a float's mantissa, so that each is equally likely and none rounds up to 1
+MANTISSA_BITS = 53  # bits of a float's mantissa, so that all positions are equally likely and none rounds up to 1
 
 
 def get_sampling_position(target: str) -> float:
-    """A fixed number in [0, 1), evenly spread, of a trace's id; of a session it is that of "project/session"."""
+    """Return the sampling position of a trace id: a fixed number in [0, 1), evenly distributed. For a session, pass
+    "project/session".
+    """
     digest = hashlib.sha256(SAMPLING_SALT + target.encode("utf-8", "surrogatepass")).digest()
     return (int.from_bytes(digest[:8], "big") >> (64 - MANTISSA_BITS)) / (1 << MANTISSA_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledCase:
-    """A case of the sample. `stratum` is the kind of case among which it was drawn, "" for all."""
+    """A sampled case. `stratum` is the group of cases from which it was drawn, "" for all."""
 
     target: Target
     stratum: str = ""
@@ -36,8 +39,9 @@ class SampledCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelSample:
-    """The cases drawn, in random order; `cases` is how many there are per stratum, `of` each target's stratum as far
-    as it is in the sample or has a vote already.
+    """Sample for labelling. `drawn` has the cases in random order, `cases` the number of cases per stratum.
+
+    `of` maps targets to strata, for targets that are in the sample or are labelled already.
     """
 
     drawn: tuple[SampledCase, ...]
@@ -45,19 +49,19 @@ class LabelSample:
     of: Mapping[Target, str] = field(default_factory=dict)
 
     def probability(self, stratum: str, voted: int) -> float:
-        """How likely a case of the stratum was to be drawn if so many of it were."""
+        """Return the probability of a case of the stratum to be drawn if `voted` cases of the stratum were drawn."""
         return min(1.0, voted / self.cases[stratum])
 
 
 def draw_label_sample(
     cases: Iterable[tuple[Target, str]], n: int, seed: int, *, voted: Iterable[Target] = (), strata: Sequence[str] = ()
 ) -> LabelSample:
-    """The n cases with the smallest random numbers, each the hash of seed and case; of every stratum as many, if any
-    are named, as far as it has them.
+    """Draw the n cases with the smallest random numbers, which are hashes of seed and case.
 
-    A case keeps its number: the same seed draws the same sample again, a larger n adds to it, and cases that came
-    since take their share. So all that were ever drawn are a random sample of what there is, each of its stratum as
-    likely as the other (permanent random numbers, Ohlsson 1995). Memory grows with n and `voted` alone.
+    If strata are named, each contributes equally many cases, or all that it has. The number of a case is permanent:
+    the same seed draws the same sample, a larger n extends it, and new cases are included in proportion. Therefore
+    all cases ever drawn are a random sample of all present cases, with equal probability within a stratum (permanent
+    random numbers, Ohlsson 1995). Memory grows only with n and `voted`.
     """
     named = tuple(strata) or ("",)
     known, counted = set(voted), Counter[str]()
@@ -83,7 +87,8 @@ def draw_label_sample(
         {stratum: sorted(entries, key=lambda entry: entry[0]) for stratum, entries in ordered.items()}, n
     )
     of |= {drawn.target: drawn.stratum for drawn in chosen}
-    chosen.sort(key=lambda drawn: _random_number(seed, drawn.target, "shown"))  # their numbers would tell the verdict
+    # An order by their numbers would reveal the judge's score
+    chosen.sort(key=lambda drawn: _random_number(seed, drawn.target, "shown"))
     return LabelSample(drawn=tuple(chosen), cases=dict(counted), of=of)
 
 
@@ -93,7 +98,7 @@ def _random_number(seed: int, target: Target, why: str = "drawn") -> int:
 
 
 def _share_among_strata(smallest: Mapping[str, Sequence[tuple[int, Target]]], n: int) -> list[SampledCase]:
-    """As many of each stratum, the small ones whole."""
+    """Take equally many cases of each stratum; take small strata completely."""
     left, rooms = n, sorted(smallest, key=lambda stratum: len(smallest[stratum]))
     chosen: list[SampledCase] = []
     for place, stratum in enumerate(rooms):
@@ -103,20 +108,17 @@ def _share_among_strata(smallest: Mapping[str, Sequence[tuple[int, Target]]], n:
     return chosen
 
 
-_UPPER_PROBABILITY = 0.975  # both ends of a 95 % interval
-_VARIANCE_TOLERANCE = 1e-12  # a variance below is rounding
-_MIN_CLUSTERS = 1 + 1e-9  # clusters, some at least, from which on one can be compared with another
+_UPPER_PROBABILITY = 0.975  # upper quantile of a two-sided 95 % interval
+_VARIANCE_TOLERANCE = 1e-12  # a smaller variance is rounding
+_MIN_CLUSTERS = 1 + 1e-9  # effective number of clusters above which they can be compared with each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledMean:
-    """The mean under one key of all that a rule could have looked at, with its 95 % interval from `low` to `high`.
+    """Estimated mean under one key over all targets that a rule could have evaluated, with its 95 % interval from `low`
+    to `high`.
 
-    `n` scores count, which are as sure as `effective` sessions (or traces without a session) of equal weight would be.
-    Left out are `unknown` scores, whose probability is unknown, and `outside` ones, of targets that the present rate
-    would not take. `unweighted` is the plain mean of the `unknown` scores where no other score counts, as of senders
-    without sampling information. `failed` and `skipped` count the outcomes that are no scores. No interval where
-    nothing says how far scores scatter.
+    `n` scores count. Their precision is that of `effective` sessions (or traces without a session) of equal weight. Excluded are `unknown` scores, whose sampling probability is unknown, and `outside` scores, whose target the present rate would not select. `unweighted` is the plain mean of the `unknown` scores if no other score counts, as for senders without sampling information. `failed` and `skipped` count outcomes without a score. The interval is None if the spread of the scores is unknown.
     """
 
     key: str
@@ -132,7 +134,7 @@ class SampledMean:
     unweighted: float | None = None
 
     def __str__(self) -> str:
-        """In a sentence."""
+        """Return the estimate as a sentence."""
         basis = f"{self.n} scores" + (f", as sure as {self.effective:.0f} of equal weight" if self.n else "")
         counts = {"failed": self.failed, "skipped": self.skipped, "of unknown probability": self.unknown}
         left = "".join(f", {count} {words}" for words, count in {**counts, "outside": self.outside}.items() if count)
@@ -147,10 +149,11 @@ class SampledMean:
 
 @dataclass(slots=True)
 class _KeySums:
-    """Sums of one key; memory grows with the number of clusters."""
+    """Sums of one key. Memory grows with the number of clusters."""
 
-    clusters: dict[tuple[bool, str], tuple[float, float]] = field(default_factory=dict)  # by session or trace: Σw, Σwy
-    of_unknown: ExactSum = field(default_factory=ExactSum)  # of the scores whose probability is unknown
+    # (is session, id) of the cluster -> Σw, Σwy
+    clusters: dict[tuple[bool, str], tuple[float, float]] = field(default_factory=dict)
+    of_unknown: ExactSum = field(default_factory=ExactSum)  # sum of the scores whose probability is unknown
     binary: bool = True
     n: int = 0
     unknown: int = 0
@@ -181,12 +184,12 @@ class _KeySums:
 
 
 def estimate_means(scores: Iterable[WeightedScore]) -> list[SampledMean]:
-    """Per key, in the order of their names, the mean Σwy/Σw with w = 1/p (Hájek 1971) and its interval.
+    """Return, per key in alphabetical order, the mean Σwy/Σw with w = 1/p (Hájek 1971) and its interval.
 
     The interval is that of a ratio, by linearization over clusters (Särndal, Swensson, Wretman 1992, section 5.7). A
-    cluster is a session, or a trace without a session. Where all scores are 0 or 1 it is Wilson's, for as many equal
-    weights as the mean is sure but no more than there are scores (Korn, Graubard 1998): it has a width also where all
-    are alike.
+    cluster is a session, or a trace without a session. If all scores are 0 or 1 it is Wilson's interval for the
+    effective sample size, but at most the number of scores (Korn, Graubard 1998). Wilson's interval has a width even
+    if all scores are equal.
     """
     sums: dict[str, _KeySums] = {}
     for one in scores:
@@ -222,7 +225,8 @@ def _estimate_mean(key: str, sums: _KeySums) -> SampledMean:
 def _linearized_interval(
     mean: float, weight: float, shares: list[float], effective: float, sums: _KeySums
 ) -> tuple[float, float] | tuple[None, None]:
-    # What a cluster misses of the mean, and as much again as it has pulled the mean to itself (Bell, McCaffrey 2002)
+    # The deviation of a cluster from the mean, increased by how far the cluster has pulled the mean to itself (Bell,
+    # McCaffrey 2002)
     missed = zip((total - mean * weights for weights, total in sums.clusters.values()), shares, strict=True)
     variance = fsum(miss * miss / (1 - share) for miss, share in missed) / weight**2
     t = t_quantile(_UPPER_PROBABILITY, max(1, round(effective - 1)))
@@ -235,7 +239,7 @@ def _linearized_interval(
 
 
 def _wilson_interval(share: float, n: float, t: float) -> tuple[float, float]:
-    """The interval of a share of n (Wilson 1927)."""
+    """Return the interval of a share of n (Wilson 1927)."""
     middle = (share + t * t / (2 * n)) / (1 + t * t / n)
     half = t / (1 + t * t / n) * sqrt(share * (1 - share) / n + t * t / (4 * n * n))
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -11,12 +11,13 @@ from spanwise.collector.statistics.feedback_tally import UNPARSED, Tally
 
 AssessmentType = Literal["ANSWER", "RETRIEVAL"]
 
-AVERAGE_JUDGES = frozenset({"safety"})  # whose set value Databricks calls an average; the others are percentages
-GROUND_TRUTH_METRICS = frozenset({"document_recall"})  # no judge's: numbers, by documents that were expected
-RETRIEVAL_JUDGES = frozenset({"context_sufficiency"})  # one rating, but of what was retrieved
-CHUNK_JUDGES = frozenset({"chunk_relevance"})  # a rating per chunk, and their precision
+AVERAGE_JUDGES = frozenset({"safety"})  # judges whose aggregate Databricks names "average"; the others are percentages
+# Metrics without a judge: numbers, computed from expected documents
+GROUND_TRUTH_METRICS = frozenset({"document_recall"})
+RETRIEVAL_JUDGES = frozenset({"context_sufficiency"})  # judges with one rating, but on the retrieved context
+CHUNK_JUDGES = frozenset({"chunk_relevance"})  # judges with one rating per chunk, and their precision
 DATABRICKS_NAMES: Mapping[str, str] = {"groundedness_judge": "groundedness"}
-CUSTOM_PROMPT_PREFIX = "custom_judge "  # how prompts of custom judges are called, before their version
+CUSTOM_PROMPT_PREFIX = "custom_judge "  # name of the prompt of custom judges, before its version
 KEYS_BY_DATABRICKS_NAME: Mapping[str, str] = {theirs: key for key, theirs in DATABRICKS_NAMES.items()}
 DATABRICKS_JUDGES = (
     AVERAGE_JUDGES
@@ -36,26 +37,27 @@ DATABRICKS_JUDGES = (
 def databricks_results(
     feedback: Iterable[Feedback], name: str, assessment_type: AssessmentType | None = None
 ) -> dict[str, Any]:
-    """The results of one judge under Databricks' names: lists over rows, and one value for the set, in [0, 1].
+    """Return the results of one judge under Databricks' names: lists over rows, and one value in [0, 1] for the set.
 
     - `response/llm_judged/{name}/rating` ("yes", "no", None), `…/rationale`, `…/error_message`, and
       `…/rating/percentage` (`…/rating/average` for safety), the share of yes over the rows that have a rating;
-    - of "context_sufficiency" the same under `retrieval/llm_judged/…`;
-    - of "chunk_relevance", and of judges of `assessment_type` "RETRIEVAL" (None: told by what they said),
+    - for "context_sufficiency" the same under `retrieval/llm_judged/…`;
+    - for "chunk_relevance", and judges of `assessment_type` "RETRIEVAL" (None: derived from their results),
       `retrieval/llm_judged/{name}/ratings`, `…/rationales`, `…/error_messages` (a list per row, one entry per chunk),
       `…/precision`, and `…/precision/average` over the rows that have one;
-    - of "document_recall", `retrieval/ground_truth/document_recall` and `…/average`.
+    - for "document_recall", `retrieval/ground_truth/document_recall` and `…/average`.
 
-    What a row has not, an error or a skip, is None. Our key `groundedness_judge` is their "groundedness".
+    Missing values, errors and skips are None. Our key `groundedness_judge` is their "groundedness".
     """
     key = KEYS_BY_DATABRICKS_NAME.get(name, name)
     return _judge_results([row for row in feedback if row.key == key], key, assessment_type)
 
 
 def databricks_table(runs: Iterable[Iterable[Feedback]]) -> dict[str, Any]:
-    """What all judges that say yes or no said of runs, as `databricks_results`: lists with one entry per run.
+    """Return the results of all yes/no judges of runs in the format of `databricks_results`: lists with one entry per
+    run.
 
-    Of several outcomes under one key the newest counts; people's votes do not.
+    Of several outcomes under one key the newest counts; human feedback does not count.
     """
     judged = [_latest_by_key(feedback) for feedback in runs]
     keys = {key for outcomes in judged for key, row in outcomes.items() if _is_databricks_judge(row)}
@@ -66,7 +68,7 @@ def databricks_table(runs: Iterable[Iterable[Feedback]]) -> dict[str, Any]:
 
 
 def haystack_results(feedback: Iterable[Feedback], key: str) -> dict[str, Any]:
-    """The scores of one key under Haystack's names: `individual_scores` (None where there is none) and `score`, their
+    """Return the scores of one key under Haystack's names: `individual_scores` (None where missing) and `score`, their
     mean.
     """
     rows = [row for row in feedback if row.key == key]
@@ -74,13 +76,15 @@ def haystack_results(feedback: Iterable[Feedback], key: str) -> dict[str, Any]:
 
 
 def _latest_by_key(feedback: Iterable[Feedback]) -> dict[str, Feedback]:
-    """By key; of judges, and not of people who have voted under the same key."""
+    """Return the newest feedback by key, without human feedback under the same key."""
     said = (row for row in feedback if row.source != "human" and row.target.document is None)
     return {row.key: row for row in sorted(said, key=lambda row: row.created_ns)}
 
 
 def _is_databricks_judge(row: Feedback) -> bool:
-    """Whether it is of one of Databricks' judges, or of another that says yes or no, as its custom judges do."""
+    """Return whether the feedback is of one of Databricks' judges, or of another yes/no judge, as its custom judges
+    are.
+    """
     if row.evaluator in DATABRICKS_JUDGES:
         return True
     of_yes_or_no = row.label in ("yes", "no") or "ratings" in row.metadata
@@ -88,7 +92,9 @@ def _is_databricks_judge(row: Feedback) -> bool:
 
 
 def _has_custom_prompt(row: Feedback) -> bool:
-    """By the prompt, which a failure names, too: a judge that failed on all rows has said neither yes nor no."""
+    """Return whether the prompt is that of a custom judge. A failure also names it, although a judge that failed on all
+    rows has no yes or no.
+    """
     judge = row.metadata.get("judge")
     prompts = judge.get("prompts") if isinstance(judge, Mapping) else None
     return any(
@@ -97,7 +103,8 @@ def _has_custom_prompt(row: Feedback) -> bool:
 
 
 def _judge_results(rows: Sequence[Feedback | None], key: str, assessment_type: AssessmentType | None) -> dict[str, Any]:
-    judge = next((row.evaluator for row in rows if row and row.evaluator in DATABRICKS_JUDGES), key)  # whatever its key
+    # Regardless of its key
+    judge = next((row.evaluator for row in rows if row and row.evaluator in DATABRICKS_JUDGES), key)
     if judge in GROUND_TRUTH_METRICS:
         stem = f"retrieval/ground_truth/{key}"
         return {stem: [row.score if row else None for row in rows], f"{stem}/average": _mean_score(rows)}
@@ -127,7 +134,7 @@ def _chunk_results(rows: Sequence[Feedback | None], stem: str) -> dict[str, Any]
     messages = lists[f"{stem}/error_messages"]
     for place, row in enumerate(rows):
         if row is not None and row.error is not None and messages[place] is None:
-            messages[place] = [row.error]  # no chunk was come to
+            messages[place] = [row.error]  # failed before any chunk
     precision = [row.score if row else None for row in rows]
     return {**lists, f"{stem}/precision": precision, f"{stem}/precision/average": _mean_score(rows)}
 
@@ -154,10 +161,9 @@ def _rating(row: Feedback | None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BooleanRates:
-    """Rates in [0, 1] over `cases`: passes + failures + parse_failures = 1; all None when there are no cases.
+    """Rates in [0, 1] over `cases`: passes + failures + parse_failures = 1; all None without cases.
 
-    `retrieval_failures` are over the cases whose context was judged, None without any; `generation_failures` over all.
-    Cases with another error, or skipped, are in neither rate and counted in `failed` and `skipped`.
+    `retrieval_failures` is over the cases whose context was judged, None without any; `generation_failures` is over all. Cases with another error, and skipped cases, are in neither rate. They are counted in `failed` and `skipped`.
     """
 
     cases: int
@@ -171,7 +177,7 @@ class BooleanRates:
 
 
 def compute_boolean_rates(feedback: Iterable[Feedback], id: str) -> BooleanRates:
-    """The rates of the family whose keys begin with `id` ("pii": `pii`, `pii_fail`, `pii_retrieval_fail`, …)."""
+    """Return the rates of the family whose keys begin with `id` ("pii": `pii`, `pii_fail`, `pii_retrieval_fail`, …)."""
     tallies = {key: Tally(passes=bool) for key in (id, f"{id}_retrieval_fail", f"{id}_generation_fail")}
     unparsed = errors = 0
     for row in feedback:
@@ -179,7 +185,7 @@ def compute_boolean_rates(feedback: Iterable[Feedback], id: str) -> BooleanRates
             tallies[row.key].add(row)
         if row.key == id:
             unparsed += row.label == UNPARSED
-            errors += row.outcome == "error" and str(row.error).startswith(UNPARSED)  # as earlier versions said it
+            errors += row.outcome == "error" and str(row.error).startswith(UNPARSED)  # format of earlier versions
     passes, retrieval, generation = tallies.values()
     cases = passes.n + errors
     return BooleanRates(

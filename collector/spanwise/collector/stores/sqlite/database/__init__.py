@@ -10,5 +10,5 @@ Modules, in the order in which data flows:
 - `store_clock`: Monotonic store time and change numbers, persisted in the `feed` table.
 - `file_watch`: Detection of a replaced database file or write-ahead log, and of writes by other programs.
 - `group_commit`: Writer thread: group commit, fsync of the write-ahead log, and disk space reserved for deletions.
-- `wal_checkpoint`: Checkpoint thread: copies the write-ahead log into the database beside the writer.
+- `wal_checkpoint`: Checkpoint thread: copies the write-ahead log into the database while the writer continues.
 """

@@ -1,7 +1,7 @@
 """SQL statements for many rows or values at once, and cursors of pages.
 
-Rows go in by statements of many rows each: SQLite gives up the interpreter's lock for every statement, and where other
-threads compute, getting it back costs more than the row.
+Each statement inserts many rows, because SQLite releases the interpreter lock for every statement. While other
+threads compute, reacquiring it costs more than inserting a row.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from spanwise.collector.errors import Refused
 
-ROWS_PER_INSERT = 50  # of one INSERT
-VALUES_PER_IN = 500  # of one IN
+ROWS_PER_INSERT = 50
+VALUES_PER_IN = 500
 
 
 def _identity(value: Any) -> Any:
@@ -23,14 +23,18 @@ def _identity(value: Any) -> Any:
 
 
 if sys.version_info < (3, 12):
-    # Before 3.12 sqlite3 asks each None and each bytes by way of two errors how to adapt it, 0.4 µs a value: more than
-    # it takes to insert it. Found in the table of adapters, it is taken at once; one of the host's own stays
+    # Before Python 3.12, sqlite3 raises and catches two exceptions for each None and each bytes value to look up an
+    # adapter. That takes 0.4 µs per value, more than the insert. An identity adapter avoids it; an adapter that the
+    # application has registered stays.
     for _kind in (type(None), bytes):
         sqlite3.adapters.setdefault((_kind, sqlite3.PrepareProtocol), _identity)
 
 
 def build_upsert_clause(columns: Sequence[str]) -> str:
-    """The clause that puts a row in place of the one with its key (the first column), touching indexes where needed."""
+    """Return the `ON CONFLICT` clause that replaces the row with the same key, the first column.
+
+    An update touches only the indexes whose columns change.
+    """
     return f"ON CONFLICT ({columns[0]}) DO UPDATE SET " + ",".join(f"{name}=excluded.{name}" for name in columns[1:])
 
 
@@ -42,7 +46,7 @@ def insert_many(
     conflict: str = "",
     at_once: int = ROWS_PER_INSERT,
 ) -> None:
-    """Insert rows, so many at a time; `conflict` is an `ON CONFLICT` clause."""
+    """Insert rows, at most `at_once` per statement; `conflict` is an `ON CONFLICT` clause."""
     for start in range(0, len(rows), at_once):
         chunk = rows[start : start + at_once]
         marks = ",".join(["(" + ",".join("?" * len(columns)) + ")"] * len(chunk))
@@ -51,18 +55,18 @@ def insert_many(
 
 
 def select_many(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> list[Any]:
-    """Rows of a SELECT with `IN (%s)` for any number of values; `before` fills the marks that stand in front."""
+    """Return the rows of a SELECT with `IN (%s)` for any number of values; `before` binds the parameters before `IN`."""
     return [row for cursor in _execute_in_chunks(db, sql, values, before) for row in cursor.fetchall()]
 
 
 def iterate_rows(db: sqlite3.Connection, sql: str, values: Iterable[Any], before: Sequence[Any] = ()) -> Iterator[Any]:
-    """The same rows one after the other, so that no more than one of them is in memory, however large they are."""
+    """Yield the rows of `select_many` one at a time, so that only one row is in memory."""
     for cursor in _execute_in_chunks(db, sql, values, before):
         yield from cursor
 
 
 def delete_many(db: sqlite3.Connection, table: str, column: str, values: Iterable[Any]) -> None:
-    """Delete the rows whose column (or any expression) is one of any number of values."""
+    """Delete the rows whose column (or any expression) equals one of the values."""
     for _ in _execute_in_chunks(db, f"DELETE FROM {table} WHERE {column} IN (%s)", values):
         pass
 
@@ -77,7 +81,10 @@ def _execute_in_chunks(
 
 
 def cut_page(rows: Sequence[Any], limit: int, time: int, key: int) -> tuple[Sequence[Any], str | None]:
-    """The first `limit` of rows, and the cursor of what follows if there are more; `time` and `key` are its columns."""
+    """Return the first `limit` rows, and the cursor of the next page or None.
+
+    `time` and `key` are the positions of the columns that form the cursor.
+    """
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]
@@ -85,7 +92,7 @@ def cut_page(rows: Sequence[Any], limit: int, time: int, key: int) -> tuple[Sequ
 
 
 def parse_cursor(cursor: str) -> tuple[int, int]:
-    """Time and key that a cursor stands for. Raises `Refused`."""
+    """Return the time and the integer key of a cursor. Raises `Refused` if the cursor is invalid."""
     time_ns, key = parse_text_cursor(cursor)
     try:
         return time_ns, int(key)
@@ -94,7 +101,7 @@ def parse_cursor(cursor: str) -> tuple[int, int]:
 
 
 def parse_text_cursor(cursor: str) -> tuple[int, str]:
-    """The same where keys are texts. Raises `Refused`."""
+    """Return the time and the text key of a cursor. Raises `Refused` if the cursor is invalid."""
     time_ns, _, key = cursor.partition(".")
     try:
         return int(time_ns), key

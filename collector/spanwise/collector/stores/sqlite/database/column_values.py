@@ -1,6 +1,6 @@
 """Column values: JSON of plain values and records, hashes of ids.
 
-A row may be older or newer than this program: a field that it does not know is left out, one that is missing has its
+Rows may be older or newer than this version of Spanwise. Unknown fields are ignored, missing fields take their
 default.
 """
 
@@ -24,7 +24,7 @@ DEPTH_MAX = 100
 
 
 def dumps(value: JSON) -> str:
-    """JSON text; never raises for what a value holds."""
+    """Return the value as JSON text. Never raises: `clean` replaces values that JSON cannot represent."""
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
     except (TypeError, ValueError, RecursionError):
@@ -32,7 +32,7 @@ def dumps(value: JSON) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """The value of JSON text."""
+    """Parse JSON text."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -40,7 +40,11 @@ def loads(text: str | bytes) -> Any:
 
 
 def clean(value: Any, depth: int = 0) -> Any:
-    """The nearest value that JSON and SQLite can hold: no lone surrogates, no integer beyond 64 bits, no odd types."""
+    """Convert a value to the nearest one that JSON and SQLite can store.
+
+    Lone surrogates are replaced, integers beyond 64 bits become text, non-finite floats become None, and objects of
+    other types become their `repr`.
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode() if not value.isascii() else value
     if value is None or isinstance(value, bool):
@@ -55,9 +59,9 @@ def clean(value: Any, depth: int = 0) -> Any:
         return {clean(str(key)): clean(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [clean(item, depth + 1) for item in value]
-    if isinstance(value, (set, frozenset)):  # in another order in every process
+    if isinstance(value, (set, frozenset)):  # sorted because the order of a set differs between processes
         return sorted((clean(item, depth + 1) for item in value), key=repr)
-    if callable(getattr(type(value), "tolist", None)):  # numpy's numbers and arrays, pandas' columns
+    if callable(getattr(type(value), "tolist", None)):  # NumPy scalars and arrays, pandas columns
         return _convert_array(value, depth)
     return _safe_repr(value)
 
@@ -65,12 +69,12 @@ def clean(value: Any, depth: int = 0) -> Any:
 def _convert_array(value: Any, depth: int) -> Any:
     try:
         return clean(value.tolist(), depth + 1)
-    except Exception:  # somebody else's method of that name
+    except Exception:  # an unrelated method named `tolist`
         return _safe_repr(value)
 
 
 def _safe_repr(value: Any) -> str:
-    """A foreign object as text, even if its `__repr__` raises."""
+    """Return the `repr` of a foreign object, at most 1,000 characters, even if `__repr__` raises."""
     try:
         return repr(value)[:1000].encode("utf-8", "replace").decode()
     except Exception:
@@ -78,7 +82,10 @@ def _safe_repr(value: Any) -> str:
 
 
 def hash_id(text: str) -> int:
-    """48 bits of its hash. Who finds something by it looks whether it is that text, as others may be made alike."""
+    """Return 48 bits of a BLAKE2b hash of the text.
+
+    Different texts can have the same hash, also on purpose, so callers compare the text of the rows that they find.
+    """
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest())
 
 
@@ -86,11 +93,11 @@ T = TypeVar("T")
 
 
 def encode_record(record: Any) -> str:
-    """A record as JSON; the same record always as the same text. Raises `Refused` for one that could not be read."""
+    """Return a record as JSON; equal records give equal text. Raises `Refused` if the record could not be read back."""
     try:
         text = _record_json(record)
         decode_record(type(record), text)
-    except (ValueError, RecursionError) as error:  # RecursionError: a value that holds itself
+    except (ValueError, RecursionError) as error:  # RecursionError: the value contains itself
         raise Refused(f"{record!r:.200} cannot be kept: {error}") from error
     return text
 
@@ -103,5 +110,5 @@ def _record_json(record: Any) -> str:
 
 
 def decode_record(kind: type[T], text: str) -> T:
-    """A record from its JSON."""
+    """Parse a record from its JSON."""
     return record_encoding.decode(kind, text)

@@ -1,9 +1,10 @@
 """Connections: settings, SQLite error translation, reader of stored runs, pool of read connections.
 
-A query belongs to the question that its thread was asked (`spanwise.collector.request_context`), and ends with it. SQLite's
-progress handler looks between two steps of a query, in the thread that runs it; what is one step to it, as a beginning
-of a word that the text index looks up, ends when whoever keeps the question interrupts the connection. A connection
-that was in use by a question that was stopped is closed: nobody else meets an interrupt that came late.
+A query belongs to the request that its thread answers (`spanwise.collector.request_context`), and ends with it.
+SQLite's progress handler checks between two steps of a query, in the thread that runs it. One step can be long, such
+as the lookup of a word prefix in the full-text index. Therefore the owner of the request also interrupts the
+connection. The pool closes a connection whose request was stopped, so that a late interrupt cannot affect the next
+request.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ DAMAGED_ADVICE = (
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether there was no room."""
+    """Return whether the error means that the disk is full or failed."""
     return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in FULL_CODES
 
 
 def translate_error(error: Exception) -> Exception:
-    """What may work later is `Unavailable`, a damaged file `Halted`; what is no error of SQLite stays as it is."""
+    """Translate an SQLite error into an error of the store.
+
+    A condition that may pass gives `Unavailable`, a damaged file gives `Halted`, and a query beyond SQLite's limits
+    gives `Refused`. Other exceptions are returned unchanged.
+    """
     if not isinstance(error, sqlite3.Error):
         return error
     extended = getattr(error, "sqlite_errorcode", 0)
@@ -61,18 +66,18 @@ def translate_error(error: Exception) -> Exception:
         return Unavailable(f"the database cannot be written now: {error}; {way_out}", retry_after=5.0)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"the database is locked by another program: {error}")
-    if extended == sqlite3.SQLITE_CORRUPT_VTAB:  # of an index, which holds nothing of its own
+    if extended == sqlite3.SQLITE_CORRUPT_VTAB:  # only the index is damaged, which can be rebuilt
         return StoreError(f"the text index is damaged: {error}; {DAMAGED_ADVICE}")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Halted(f"the database is damaged: {error}; {DAMAGED_ADVICE}")
-    if "too large" in str(error) or "too many" in str(error) or "too deep" in str(error):  # for any later try as well
+    if "too large" in str(error) or "too many" in str(error) or "too deep" in str(error):  # a retry would fail as well
         return Refused(f"this is more than the database takes in one question: {error}")
     return StoreError(f"the database refused: {error}")
 
 
 @contextmanager
 def translate_file_errors(path: str) -> Iterator[None]:
-    """A driver's error about a file as one of the contract's, which names the file."""
+    """Translate SQLite errors within the block into errors of the store that name the file."""
     try:
         yield
     except sqlite3.Error as error:
@@ -83,20 +88,23 @@ def _file_error(path: str, error: sqlite3.Error) -> Exception:
     if isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error):
         return Refused(f"cannot open {path!r}: is its folder there, and may this user write in it?")
     translated = translate_error(error)
-    kind = Refused if isinstance(translated, Halted) else type(translated)  # what does not open today never will
+    kind = Refused if isinstance(translated, Halted) else type(translated)  # a damaged file will not open later either
     return kind(f"{path!r}: {translated}") if isinstance(translated, StoreError) else error
 
 
-READER_CACHE_KB = 2048  # of each reader; what it lacks the system has, and no question measured was slower for it
+READER_CACHE_KB = 2048  # per reader; the operating system caches the rest, and no measured query was slower for it
 
 
 def connect_without_lock(path: str, *, cut_off: bool = False) -> sqlite3.Connection:
-    """Reads the file at a real path beside whoever writes it. A copy that nobody may write is read as it stands.
-    `cut_off`: even one that has fewer pages than it says.
+    """Open the file at a real path for reading, without the lock, also while another process writes it.
 
-    Raises `Refused` where there is a log that only who may write can read, `sqlite3.Error` where there is no database.
+    A file without a write-ahead log is opened as immutable, so a read-only copy can be read. With `cut_off`, a file
+    with fewer pages than its header states is accepted.
+
+    Raises `Refused` if the log can only be read by a user who may write, and `sqlite3.Error` if the file is no
+    database.
     """
-    if not os.path.exists(path + "-wal"):  # while a process has the file open there is one
+    if not os.path.exists(path + "-wal"):  # every process that has the file open keeps a log
         return _open_uri(path, "immutable=1", cut_off)
     try:
         return _open_uri(path, "mode=ro", cut_off)
@@ -108,14 +116,16 @@ def connect_without_lock(path: str, *, cut_off: bool = False) -> sqlite3.Connect
 
 
 def _open_uri(path: str, how: str, cut_off: bool) -> sqlite3.Connection:
-    # Nothing is written: with a schema that could be, SQLite does not ask how many pages there are
+    # Nothing is written. With a writable schema, SQLite does not check the number of pages.
     first = ["PRAGMA writable_schema = ON"] if cut_off else []
-    return connect_read_only(f"file:{quote(path)}?{how}", *first, "PRAGMA schema_version", uri=True)  # opens the log
+    # The PRAGMA forces SQLite to open the log, so that a failure is raised here
+    return connect_read_only(f"file:{quote(path)}?{how}", *first, "PRAGMA schema_version", uri=True)
 
 
 def connect_read_only(address: str, *first: str, uri: bool = False) -> sqlite3.Connection:
-    """A connection that cannot write; a path as address is for the process that holds the file. `first` is executed
-    before the file is looked into.
+    """Open a connection that cannot write, and run the statements `first` before the file is read.
+
+    A path as the address requires that this process holds the file lock.
     """
     db = sqlite3.connect(
         address, uri=uri, isolation_level=None, check_same_thread=False, timeout=5.0, cached_statements=256
@@ -130,19 +140,22 @@ def connect_read_only(address: str, *first: str, uri: bool = False) -> sqlite3.C
 
 
 def can_write(path: str) -> bool:
-    """Whether this user may write a file that is there, and beside it."""
+    """Return whether this user may write an existing file and its folder."""
     return os.access(path, os.W_OK) and os.access(os.path.dirname(path) or ".", os.W_OK | os.X_OK)
 
 
 MIN_SQLITE_VERSION = (3, 35, 0)
-AUTOCHECKPOINT_BYTES = 256 * 2**20  # bytes of log after which SQLite checkpoints within a commit: see `_checkpoint`
-WAL_SIZE_LIMIT = (
-    32 * 2**20
-)  # bytes that the log's file keeps when it begins anew: to overwrite them is cheaper than to grow
+# Size of the log from which SQLite checkpoints within a commit: see `wal_checkpoint`
+AUTOCHECKPOINT_BYTES = 256 * 2**20
+# Bytes that the log's file keeps when the log restarts: overwriting is cheaper than growing a file.
+WAL_SIZE_LIMIT = 32 * 2**20
 
 
 def open_writable(path: str, version: int = len(MIGRATIONS)) -> sqlite3.Connection:
-    """The one writing connection, on a file of the newest version (or, if it is new, of an older one)."""
+    """Open the writing connection and migrate the file to the newest version.
+
+    `version` creates or migrates to an older schema, for recovery and tests. Raises `Refused` if the file cannot be used.
+    """
     _check_library()
     with translate_file_errors(path):
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=256)
@@ -156,7 +169,7 @@ def open_writable(path: str, version: int = len(MIGRATIONS)) -> sqlite3.Connecti
 
 
 def _check_library() -> None:
-    """Raises `Refused` if this Python's SQLite is too old or was built without full-text search."""
+    """Raise `Refused` if Python's SQLite is too old or was built without full-text search."""
     if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
         oldest = ".".join(map(str, MIN_SQLITE_VERSION))
         raise Refused(f"this Python is linked to SQLite {sqlite3.sqlite_version}, and Spanwise needs {oldest} or newer")
@@ -175,22 +188,25 @@ def _try_fts5(db: sqlite3.Connection) -> None:
 def _configure(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
     db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")  # `_durable` has on the disk what is acknowledged
-    [page] = db.execute("PRAGMA page_size").fetchone()  # an older file keeps its own
+    db.execute("PRAGMA synchronous = NORMAL")  # `group_commit.WalSync` syncs commits before they are acknowledged
+    [page] = db.execute("PRAGMA page_size").fetchone()  # an older file keeps its page size
     db.execute(f"PRAGMA wal_autocheckpoint = {AUTOCHECKPOINT_BYTES // page}")
     db.execute(f"PRAGMA journal_size_limit = {WAL_SIZE_LIMIT}")
-    db.execute("PRAGMA cache_size = -32768")  # KB; twice that was no faster onto a million spans
+    db.execute("PRAGMA cache_size = -32768")  # KB; twice as much was no faster when adding to a million spans
     db.execute("PRAGMA temp_store = MEMORY")
-    db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten, whatever SQLite was built with
+    # Deleted content is overwritten, even if SQLite was built with another default
+    db.execute("PRAGMA secure_delete = ON")
 
 
-CACHED_RESOURCES, CACHED_RESOURCE_CHARACTERS = 1_000, 4_000  # that are remembered, and characters of one
+CACHED_RESOURCES, CACHED_RESOURCE_CHARACTERS = 1_000, 4_000  # most cached resources, and most characters of one
 _SPAN_COLUMNS = ",".join(f"s.{name}" for name in Fact._fields[:SPAN_COLUMN_COUNT])
 _SELECT_RUNS = f"SELECT s.trace, s.resource, s.payload, {_SPAN_COLUMNS} FROM spans s WHERE s.trace IN (%s)"
-SELECT_RUN = f"SELECT s.id, s.resource, s.payload, {_SPAN_COLUMNS} FROM spans s WHERE "  # as `Reader.run` takes a row
+# Columns as `Reader.run` expects them
+SELECT_RUN = f"SELECT s.id, s.resource, s.payload, {_SPAN_COLUMNS} FROM spans s WHERE "
 
 
-_START_COLUMN, _END_COLUMN = (3 + Fact._fields.index(name) for name in ("start_ns", "end_ns"))  # in a row of `_RUNS`
+# Positions in a row of `_SELECT_RUNS`
+_START_COLUMN, _END_COLUMN = (3 + Fact._fields.index(name) for name in ("start_ns", "end_ns"))
 
 
 def _time_order(row: Sequence[Any]) -> tuple[int, int]:
@@ -198,36 +214,36 @@ def _time_order(row: Sequence[Any]) -> tuple[int, int]:
 
 
 class StoredRun(NamedTuple):
-    """A run as the file has it."""
+    """A run with its row id, resource, and the values of its columns."""
 
     row: int
-    resource: int  # its row in `resources`
+    resource: int  # row id in `resources`
     run: Run
     fact: Fact
-    amended: dict[str, JSON]  # fields that came later, which are in the run, too
+    amended: dict[str, JSON]  # fields set by amendments, already applied to `run`
 
 
 class Reader:
-    """A connection, and what it takes to turn rows into runs."""
+    """Read connection with the caches that decode rows into runs."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
-        self.question: CancellableQuery | None = None  # what it reads for; see `_pool`
+        self.question: CancellableQuery | None = None  # the current request, set by `ReaderPool`
         self._decoder = PayloadDecoder({})
         self._resources: dict[int, dict[str, JSON]] = {}
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits any more for what it reads."""
+        """Return whether the request was cancelled or has timed out."""
         return self.question is not None and self.question.is_over
 
     def look(self) -> None:
-        """For loops that do not ask the file. Raises what `Question.check` raises."""
+        """Check, in loops that run no SQL, that the request goes on. Raises the errors of `CancellableQuery.check`."""
         if self.question is not None:
             self.question.check()
 
     def runs_of(self, traces: dict[int, str]) -> dict[int, list[Run]]:
-        """All runs of traces (key: trace id), by start time."""
+        """Return all runs of traces (key: trace id), by start time."""
         by_trace: dict[int, list[Run]] = {key: [] for key in traces}
         for row in select_many(self.db, _SELECT_RUNS, traces):
             by_trace[row[0]].append(self.run(traces[row[0]], row))
@@ -236,7 +252,7 @@ class Reader:
         return by_trace
 
     def rows_of(self, keys: Sequence[int]) -> dict[int, list[Any]]:
-        """The same as rows that nobody has read yet, as `run` takes them."""
+        """Return the rows of all runs of traces by start time, not yet decoded, in the form that `run` takes."""
         by_trace: dict[int, list[Any]] = {key: [] for key in keys}
         for row in select_many(self.db, _SELECT_RUNS, keys):
             by_trace[row[0]].append(row)
@@ -245,22 +261,22 @@ class Reader:
         return by_trace
 
     def apart(self, rows: Sequence[Any]) -> DetachedReader:
-        """What reads these rows at any later time, without the file."""
+        """Return a reader that decodes these rows at any later time without the connection."""
         dictionaries = dict(self.db.execute("SELECT id, data FROM dictionaries").fetchall())
         return DetachedReader(self.db, PayloadDecoder(dictionaries), {row[1]: self._resource(row[1]) for row in rows})
 
     def in_order(self, trace_id: str, key: int) -> list[StoredRun]:
-        """Runs of a trace in order of arrival."""
+        """Return the runs of a trace in order of arrival."""
         rows = self.db.execute(f"{SELECT_RUN} s.trace = ? ORDER BY s.id", (key,)).fetchall()
         return [self._stored(trace_id, row) for row in rows]
 
     def in_rows(self, trace_id: str, rows: Sequence[int]) -> list[StoredRun]:
-        """The runs in rows, in their order."""
+        """Return the runs with these row ids, ordered by row id."""
         found = select_many(self.db, f"{SELECT_RUN} s.id IN (%s)", rows)
         return [self._stored(trace_id, row) for row in sorted(found, key=lambda row: row[0])]
 
     def stored(self, trace_id: str, row: int) -> StoredRun:
-        """The run in a row."""
+        """Return the run with this row id."""
         return self._stored(trace_id, self.db.execute(f"{SELECT_RUN} s.id = ?", (row,)).fetchone())
 
     def _stored(self, trace_id: str, row: Sequence[Any]) -> StoredRun:
@@ -272,26 +288,27 @@ class Reader:
         return StoredRun(row[0], row[1], run, fact, amended)
 
     def payloads(self, rows: Sequence[int]) -> Iterator[tuple[int, dict[str, JSON]]]:
-        """Payloads of spans with their row ids, one at a time: a thousand may each have megabytes."""
+        """Yield row ids and payloads of spans one at a time, because each payload may have megabytes."""
         for row, blob in iterate_rows(self.db, "SELECT id, payload FROM spans WHERE id IN (%s)", rows):
             yield row, self.payload(blob)
 
     def run(self, trace_id: str, row: Sequence[Any]) -> Run:
-        """The run of a row: trace or id, resource, payload and the columns of a fact."""
+        """Decode a row: trace key or row id, resource, payload, and the columns of `Fact`."""
         return decode_run(trace_id, row[3:], self.payload(row[2]), self._resource(row[1]))
 
     def payload(self, blob: bytes) -> dict[str, JSON]:
-        """The JSON object of a payload. Raises `StoreError` if it is damaged."""
+        """Decode the JSON object of a payload. Raises `StoreError` if it is damaged."""
         self.look()
         try:
             return self.decoder(blob).payload(blob)
-        except (zstandard.ZstdError, KeyError, ValueError) as error:  # of a dictionary that is gone, of JSON
+        except (zstandard.ZstdError, KeyError, ValueError) as error:
+            # Damaged data, a missing dictionary, or invalid JSON
             raise StoreError(
                 f"what a span holds cannot be read, so the database is damaged: {error}; {DAMAGED_ADVICE}"
             ) from error
 
     def decoder(self, blob: bytes) -> PayloadDecoder:
-        """A decoder that knows the dictionary of this payload."""
+        """Return a decoder that has the dictionary of this payload."""
         if not self._decoder.knows_frame(blob):
             self._decoder = PayloadDecoder(dict(self.db.execute("SELECT id, data FROM dictionaries").fetchall()))
         return self._decoder
@@ -309,32 +326,33 @@ class Reader:
 
 
 class DetachedReader(Reader):
-    """Reads rows that were fetched before, and never asks the connection, which is others' by now. For one thread."""
+    """Reader of rows that were fetched before. It never uses the connection, which serves other requests by then.
+
+    For one thread.
+    """
 
     def __init__(self, db: sqlite3.Connection, decoder: PayloadDecoder, resources: dict[int, dict[str, JSON]]) -> None:
         super().__init__(db)
         self._decoder, self._resources = decoder, resources
 
     def decoder(self, blob: bytes) -> PayloadDecoder:
-        """The one that was made with the rows."""
+        """Return the decoder with the dictionaries read together with the rows."""
         return self._decoder
 
 
 CLOSED_MESSAGE = "the store is closed"
-INTERRUPT_STEPS = 200_000  # of SQLite between two looks at whether it is to stop; some milliseconds
-MAX_READERS = 8  # more would only share the same cores, and each has a page cache
-IDLE_READERS = 3  # kept open for the next question; what a rush has opened beyond them would keep its cache for ever
-READER_WAIT_SECONDS, POLL_SECONDS = (
-    30.0,
-    0.1,
-)  # seconds for a reader to become free; between looks at whether anybody still waits
+INTERRUPT_STEPS = 200_000  # SQLite steps between two checks of the request; some milliseconds
+MAX_READERS = 8  # more would share the same cores, and each has a page cache
+IDLE_READERS = 3  # kept open for later requests; others are closed, as each holds a page cache
+# Longest wait for a free reader; interval of the checks for a cancelled request.
+READER_WAIT_SECONDS, POLL_SECONDS = 30.0, 0.1
 
 
 class ReaderPool:
-    """A pool of at most `places` connections; who finds all in use waits. Not to be taken twice by one thread.
+    """Pool of at most `places` read connections. A caller waits for up to `wait` seconds while all are in use.
 
-    `wait` is in seconds, `now` the store's clock, `store_now()` in SQL. `damaged` is called when the file turns out to
-    be.
+    A thread must not take two readers at once. `now` is the store's clock, available in SQL as `store_now()`. The
+    pool calls `damaged` when the file turns out to be damaged.
     """
 
     def __init__(
@@ -355,10 +373,10 @@ class ReaderPool:
 
     @contextmanager
     def one(self) -> Iterator[Reader]:
-        """A reader in one consistent snapshot of the file.
+        """Yield a reader in one consistent snapshot of the file.
 
-        Raises `Unavailable` where none becomes free, `TooSlow` once the question has taken too long, and `Closed` once
-        the store is, or nobody waits for the answer any more; the last two in mid-query, too.
+        Raises `Unavailable` if no reader becomes free, `TooSlow` if the request takes too long, and `Closed` if the
+        store is closed or the caller no longer waits. The last two may also interrupt a query.
         """
         self._origin.check()
         question = CURRENT_QUERY.get()
@@ -430,8 +448,10 @@ class ReaderPool:
         return translated
 
     def close(self) -> None:
-        """Close every connection, and give no more. One in use is closed by whoever gives it back, soon: closed under a
-        thread that is inside of SQLite it would take the process with it.
+        """Close all idle connections and refuse further use.
+
+        A connection in use is closed when it is given back. Closing it under a thread inside SQLite would crash the
+        process.
         """
         with self._lock:
             self._closed = True
@@ -440,7 +460,7 @@ class ReaderPool:
 
 
 def _end_snapshot(db: sqlite3.Connection) -> bool:
-    """End the snapshot; whether the connection is as it was before."""
+    """End the snapshot; return whether the connection can be reused."""
     try:
         if db.in_transaction:
             db.execute("ROLLBACK")

@@ -1,8 +1,8 @@
 """Inter-process lock: one process may write the database; forked children do not inherit it.
 
-What is locked is the file itself, a byte of it far behind any content: links lead to the same file, and no lock file
-that is removed, replaced or copied along says anything else. `<file>.lock` beside it tells other processes where the
-one that writes can be reached; it is put back when somebody has taken it away.
+The lock is on the database file itself, on one byte far beyond its content. Links lead to the same file, and a lock
+file that is removed, replaced or copied cannot give a wrong result. The file `<file>.lock` only announces the process
+that writes and its address. It is written again if another program removes it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from typing import IO, Any
 from spanwise.collector.errors import Closed, Refused
 
 _open_holders: weakref.WeakSet[object] = weakref.WeakSet()
-_inherited_holders: list[
-    object
-] = []  # never let go: a connection that was in use when the process forked cannot be closed
+# Kept referenced forever: a connection that was in use during the fork cannot be closed.
+_inherited_holders: list[object] = []
 
 
 def protect_from_fork(holder: object) -> None:
-    """In a fork of this process, what `holder` refers to (connections) is neither used nor closed."""
+    """Prevent forked children from using or closing the connections that `holder` refers to."""
     _open_holders.add(holder)
 
 
@@ -40,7 +39,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class OwnerProcess:
-    """The process that opened something."""
+    """Process that opened a resource, to detect use after a fork."""
 
     __slots__ = ("pid",)
 
@@ -48,7 +47,7 @@ class OwnerProcess:
         self.pid = os.getpid()
 
     def check(self) -> None:
-        """Raises `Closed` in a fork of that process, where locks may be held by threads that are not there."""
+        """Raise `Closed` in a fork of that process, where threads that no longer exist may hold locks."""
         if os.getpid() != self.pid:
             raise Closed(
                 f"this store was opened by process {self.pid}, of which this one is a fork: open one here, with"
@@ -64,29 +63,31 @@ FORKED_MESSAGE = (
     "{!r} was open in a process of which this one is a fork, and SQLite cannot open it anew here: start this process"
     " afresh (multiprocessing's 'spawn'), or fork before the store is opened"
 )
-ANNOUNCEMENT_CHARACTERS = 400  # characters that are said beside the file
-PRIVATE_MODE = 0o600  # of all that is made; a stricter umask stays
-# SQLite's own locks lie at 2^30, and a file of SQLite has at most 2^48 bytes
+ANNOUNCEMENT_CHARACTERS = 400  # length of the announcement file, in characters
+PRIVATE_MODE = 0o600  # mode of all files that the store creates; a stricter umask still applies
+# SQLite's own locks are at 2^30, and an SQLite file has at most 2^48 bytes
 _LOCK_OFFSET = 2**62
 FileIdentity = tuple[int, int]  # device and inode
-_locks_held: dict[
-    FileIdentity, FileLock
-] = {}  # by this process: closing a second descriptor of a file would drop SQLite's locks
-_locks_of_parents: set[FileIdentity] = (
-    set()
-)  # held by a process that this one was forked from, with all that SQLite thinks of them
+# Locks of this process. Closing a second descriptor of a file would drop SQLite's locks.
+_locks_held: dict[FileIdentity, FileLock] = {}
+# Locks of the parent process, inherited with SQLite's in-memory state by a fork.
+_locks_of_parents: set[FileIdentity] = set()
 _registry_lock = threading.RLock()
 
 
 def real_path(path: str | Path) -> str:
-    """The file that a path leads to, from wherever this process may go. SQLite keeps its log beside that one."""
+    """Return the file that a path leads to, as an absolute path without links.
+
+    SQLite keeps its write-ahead log next to that file.
+    """
     return os.path.realpath(path)
 
 
 class FileLock:
-    """Holds the file at `path` (a real path), which is made if there is none, from now until `release`.
+    """Exclusive lock on the file at `path` (a real path) until `release`. Creates the file if it does not exist.
 
-    Raises `Refused`: another process holds it (which is named), or it cannot be written, or has a second name.
+    Raises `Refused` if another process holds the lock (the error names it), if the file cannot be written, or if it
+    has several hard links.
     """
 
     def __init__(self, path: str) -> None:
@@ -130,28 +131,30 @@ class FileLock:
             pass
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
-        except FileExistsError:  # another process has made it meanwhile
+        except FileExistsError:  # another process has created it meanwhile
             return os.open(self.path, os.O_RDWR)
         self.made = True
         return descriptor
 
     def announce(self, url: str | None) -> None:
-        """Say where the process that holds this lock can be reached."""
+        """Write the process id and the URL of this process to `<file>.lock`."""
         self._url = url
         if self._said is None or not _is_same_file(self._said.fileno(), self._told):
             self._said = self._begun()
-        with suppress(OSError):  # of a disk that is full: nobody finds this process, but nobody else writes
+        with suppress(OSError):  # A full disk: other processes cannot find this one, but the lock still excludes them.
             os.pwrite(self._said.fileno(), _announcement(url, self.identity), 0)
 
     def announce_again(self) -> None:
-        """Put back what was taken away: without it nobody would find this process, though nobody could write."""
+        """Restore the announcement if another program removed it. Without it clients cannot find this process."""
         if self._said is None or not _is_same_file(self._said.fileno(), self._told):
             with suppress(OSError, Refused):
                 self.announce(self._url)
 
     def _begun(self) -> IO[str]:
-        """The file beside, locked for as long as this process lives. One that another database's holder has locked came
-        along with a copy, as a link, and what a symbolic link leads to is none of ours; then it is made anew.
+        """Open the announcement file and lock it for the lifetime of this process.
+
+        Two cases are replaced by a new file: a symbolic link, whose target is not ours, and a hard link whose lock
+        the process of another database holds.
         """
         if self._said is not None:
             self._said.close()
@@ -170,7 +173,10 @@ class FileLock:
         raise Refused(f"cannot lock {self._told!r}: another process is at it")
 
     def release(self) -> None:
-        """Let go. What stands beside goes first: a moment later it may be another process's."""
+        """Release the lock.
+
+        The announcement is removed first, because a moment later it may belong to another process.
+        """
         with _registry_lock:
             if _locks_held.pop(self.identity, None) is not self:
                 return
@@ -181,26 +187,28 @@ class FileLock:
             os.close(self._descriptor)
 
     def undo(self) -> None:
-        """Let go of what turned out to hold no database; nothing of ours stays."""
+        """Release the lock of a file that turned out to hold no database, and remove the files that this process
+        created.
+        """
         if self.made and file_identity(self.path) == self.identity:
             for end in ("", "-wal", "-shm"):
                 _unlink_quietly(self.path + end)
         self.release()
 
     def drop(self) -> None:
-        """In a process that was forked from the holder: that one holds on alone."""
+        """Close the descriptors in a forked child; the parent keeps the lock."""
         os.close(self._descriptor)
         if self._said is not None:
             self._said.close()
 
 
 def _announcement(url: str | None, file: FileIdentity) -> bytes:
-    """As long as any other, so that one takes the other's place whole."""
+    """Return the content of the announcement file, padded to a fixed length so that one write replaces all of it."""
     return json.dumps({"pid": os.getpid(), "url": url, "file": file}).ljust(ANNOUNCEMENT_CHARACTERS).encode()
 
 
 def drop_inherited_locks() -> None:
-    """After a fork, in the child: what the parent holds is not held here."""
+    """Drop, in a forked child, the locks that the parent holds."""
     global _registry_lock
     _registry_lock = threading.RLock()
     for lock in _locks_held.values():
@@ -210,8 +218,10 @@ def drop_inherited_locks() -> None:
 
 
 def holder(path: str | Path) -> dict[str, Any] | None:
-    """`{"pid": …, "url": … or None}` of the process that holds the database file at `path`, or None. It says so beside
-    the file; links lead there, a second name of the same file does not.
+    """Return `{"pid": …, "url": … or None}` of the process that writes the database file at `path`, or None.
+
+    The process announces itself in `<file>.lock`. Symbolic links to the database are followed; a hard link is not
+    recognised.
     """
     path = real_path(path)
     try:
@@ -243,7 +253,10 @@ def _locked_message(path: str) -> str:
 
 
 def _refuse_hard_links(path: str, descriptor: int) -> None:
-    """SQLite keeps what was written last beside the name by which a file was opened: by another it is not found."""
+    """Raise `Refused` if the file has several names.
+
+    SQLite finds the write-ahead log by the name under which the file was opened, so another name would miss it.
+    """
     names = os.fstat(descriptor).st_nlink
     if names > 1:
         raise Refused(
@@ -253,9 +266,14 @@ def _refuse_hard_links(path: str, descriptor: int) -> None:
 
 
 def _lock_byte(descriptor: int) -> bool:
-    """False if another has it. Raises `OSError` where nothing can be locked: some network file systems."""
+    """Lock the byte; return False if another process holds it.
+
+    Raises `OSError` where locking is unsupported, as on some network file systems.
+    """
     try:
-        if hasattr(fcntl, "F_OFD_SETLK"):  # lost with this descriptor alone, whatever else the process opens and closes
+        # An open file description lock is lost only with this descriptor, not when the process closes another one of
+        # the same file.
+        if hasattr(fcntl, "F_OFD_SETLK"):
             # struct flock: type, whence, start, length, pid
             asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCK_OFFSET, 1, 0)
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, asked)
@@ -269,7 +287,7 @@ def _lock_byte(descriptor: int) -> bool:
 
 
 def _flock(descriptor: int) -> bool:
-    """Try for a moment: who only looks for the holder has the lock for an instant, too."""
+    """Lock the announcement, with up to five attempts: a process that calls `holder` also locks it for an instant."""
     for _ in range(5):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -280,7 +298,7 @@ def _flock(descriptor: int) -> bool:
 
 
 def _is_same_file(descriptor: int, path: str) -> bool:
-    """Whether what is open is what stands there now."""
+    """Return whether the path still leads to the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
@@ -288,7 +306,7 @@ def _is_same_file(descriptor: int, path: str) -> bool:
 
 
 def file_identity(path: str) -> FileIdentity | None:
-    """Device and inode of what stands at a path, which has no others while somebody has it open."""
+    """Return device and inode of the file at a path, or None. They stay the same while any process has the file open."""
     try:
         return _stat_identity(os.stat(path))
     except OSError:

@@ -1,8 +1,8 @@
 """Detection of a replaced database file or write-ahead log, and of writes by other programs.
 
-The lock keeps other collectors out. It keeps nobody from moving, removing or replacing files, nor does it keep other
-programs from writing: `sqlite3` in a shell knows nothing of it. Row ids are counted in memory here, so that what others
-write would be overwritten, and theirs would overwrite ours.
+The file lock keeps other collectors out. It does not stop anyone from moving, removing or replacing files, nor other
+programs such as the `sqlite3` shell from writing. The collector counts row ids in memory, so two writers would
+overwrite each other's rows.
 """
 
 from __future__ import annotations
@@ -18,64 +18,76 @@ from spanwise.collector.stores.sqlite.database.file_lock import FileLock, file_i
 FILE_REPLACED = "the database file was removed or replaced while it was open"
 WAL_REPLACED = "the database's write-ahead log was removed or replaced while it was open"
 FOREIGN_WRITER = "another program has written to the database while it was open"
-# Of the log's index (sqlite.org/walformat.html): its counter of transactions, its frames, and those copied already
+# Byte ranges in the index of the write-ahead log (sqlite.org/walformat.html): the transaction counter, the number of
+# frames, and the number of frames already copied into the database.
 _COUNT, _FRAMES, _COPIED = slice(8, 12), slice(16, 20), slice(96, 100)
-_FRAME = 24  # bytes before each page in the log
+_FRAME = 24  # size of a frame header in bytes
 
 
 class WalSize(NamedTuple):
-    """The write-ahead log, in bytes: all of it, and what is not copied into the database yet."""
+    """Size of the write-ahead log in bytes: in total, and the part not yet copied into the database."""
 
     bytes: int
     waiting: int
 
 
 class FileWatch:
-    """Over the writing connection of a locked file. For the writer's thread, but for `log`.
+    """Watch over the writing connection of a locked file. Only `log` may be called outside the writer thread.
 
-    `PRAGMA data_version` changes when another program writes, and when it only empties the log; of the two the index
-    of the log counts the first alone.
+    `PRAGMA data_version` changes when another program writes, and also when it only empties the log. The transaction counter in the log's index changes only on writes, so both are compared.
     """
 
     def __init__(self, db: sqlite3.Connection, lock: FileLock) -> None:
         self._db, self._lock = db, lock
         self.log_path = lock.path + "-wal"
         self._log_is = file_identity(self.log_path)
-        # Not closed before the database is: with it this process would lose the locks that SQLite has on that file
+        # Must stay open until the database is closed: closing a descriptor of this file would drop the locks that
+        # SQLite holds on it in this process.
         self._index = os.open(lock.path + "-shm", os.O_RDONLY)
         self._version, self._count = self._seen(), self._counted()
         self._frame = _FRAME + int(db.execute("PRAGMA page_size").fetchone()[0])
 
     def log(self) -> WalSize:
-        """How much is in the log. From any thread."""
+        """Return the size of the log. Safe to call from any thread."""
         index = os.pread(self._index, 100, 0)
         frames, copied = (int.from_bytes(index[place], sys.byteorder) for place in (_FRAMES, _COPIED))
         return WalSize(frames * self._frame, max(0, frames - copied) * self._frame)
 
     def begun(self) -> None:
-        """Within a transaction, before it writes. Raises `Halted` if anybody else has written since the last one."""
+        """Check, inside a transaction and before its first write, that no other program has written.
+
+        Raises `Halted` if another program has written since the last transaction.
+        """
         seen = self._seen()
         if seen != self._version and self._counted() != self._count:
             raise _halted_error(FOREIGN_WRITER)
         self._version = seen
 
     def committed(self) -> None:
-        """After a commit, before it is acknowledged. Raises `Halted` if the files are not those that were opened."""
+        """Check, after a commit and before it is acknowledged, that the files are still the opened ones.
+
+        Raises `Halted` if the database file or the log was removed or replaced.
+        """
         if file_identity(self._lock.path) != self._lock.identity:
             raise _halted_error(FILE_REPLACED)
         if (log := file_identity(self.log_path)) != self._log_is:
             if self._log_is is not None:
                 raise _halted_error(WAL_REPLACED)
             self._log_is = log
-        if self._counted() != self._count:  # unless it had nothing to write; by one, whoever may have come since
+        # An empty transaction leaves the counter unchanged. Add exactly 1, so that a write by another program after
+        # this commit is still detected.
+        if self._counted() != self._count:
             self._count += 1
 
     def settled(self) -> None:
-        """After a rollback, or work that no transaction surrounds: SQLite may count its clearing up as another's."""
+        """Accept the current counters after a rollback or after work outside a transaction.
+
+        SQLite may count its own cleanup as a write by another connection.
+        """
         self._version, self._count = self._seen(), self._counted()
 
     def close(self) -> None:
-        """Let go; the database is closed."""
+        """Close the index of the log. The database must be closed before."""
         os.close(self._index)
 
     def _counted(self) -> int:

@@ -1,14 +1,13 @@
 """Writer thread: group commit, fsync of the write-ahead log, and disk space reserved for deletions.
 
-To delete, too, takes room: SQLite writes what changes into the log first, and to empty the log it takes what the
-database then grows by. That much is kept beside the database, as `<file>.reserve`, which holds nothing. While it is
-given up only what makes room is written.
+Deletions need disk space, too: SQLite first writes the changes to the log, and a checkpoint then grows the database.
+The file `<file>.reserve` occupies that space and holds no data. While the reserve is given up, the writer accepts
+only jobs that free space.
 
-SQLite would wait for the disk within COMMIT (`synchronous = FULL`), and the writer with it, for milliseconds. Here it
-writes the log (`NORMAL`, with which it still waits wherever the order of log and file is at stake: before it copies
-pages, and when the log begins anew), and the log is brought to the disk in a thread of its own while the writer goes
-on, for all commits that came meanwhile at once. As the log is read in order and up to the first gap, a commit is never
-kept without those before it.
+With `synchronous = FULL`, SQLite would wait for the disk within COMMIT, and block the writer for milliseconds. The
+store uses `NORMAL`: SQLite still syncs where the order of log and database matters, before it copies pages and when
+the log restarts. A separate thread syncs the log while the writer continues, once for all commits made meanwhile.
+SQLite reads the log in order up to the first gap, so no commit survives a crash without the commits before it.
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ from spanwise.collector.stores.sqlite.database.file_watch import FileWatch
 from spanwise.collector.stores.sqlite.maintenance.integrity import file_size
 from spanwise.collector.stores.sqlite.write.run_codec import Batch
 
-OPEN_BYTES = 2**20  # bytes, with which a database cannot even be opened for long
-RESERVE_FROM_BYTES = 4 * 2**20  # bytes of a database from which on it has one
-RESERVE_SHARE, MIN_RESERVE_BYTES, MAX_RESERVE_BYTES = (
-    8,
-    4 * 2**20,
-    64 * 2**20,
-)  # one part in so many of database and log, within these bytes
-MAX_WAL_RESERVE_BYTES = 512 * 2**20  # bytes of log for which there is room: the database may grow by all of the log
+OPEN_BYTES = 2**20  # below this, a database cannot stay open for long
+RESERVE_FROM_BYTES = 4 * 2**20  # smallest database that has a reserve
+# The reserve is 1/8 of database and log together, within these limits.
+RESERVE_SHARE, MIN_RESERVE_BYTES, MAX_RESERVE_BYTES = 8, 4 * 2**20, 64 * 2**20
+# A checkpoint may grow the database by the size of the log, so the reserve covers that much of the log.
+MAX_WAL_RESERVE_BYTES = 512 * 2**20
 
 
 class DiskReserve:
-    """Of the database at `path`. For its holder; `held` says whether there is one now, or none is needed."""
+    """Reserved disk space of the database at `path`. Only the process that holds the lock uses it.
+
+    `held` is true while the reserve exists, or none is needed.
+    """
 
     def __init__(self, path: str) -> None:
         self._of, self._path = path, path + ".reserve"
@@ -51,12 +51,12 @@ class DiskReserve:
         self.held = True
 
     def open_on_a_full_disk(self) -> None:
-        """Give it up where there would be no room even to open the database."""
+        """Give up the reserve if the disk is too full even to open the database."""
         if self._bytes and not self.has_room_for(file_size(self._of) + OPEN_BYTES, 1):
             self.give_up()
 
     def give_up(self) -> bool:
-        """Leave the room to what makes more; whether there was any."""
+        """Remove the reserve so that deletions have space; return whether there was one."""
         had, self._bytes = self._bytes > 0, 0
         with suppress(OSError):
             os.unlink(self._path)
@@ -64,7 +64,7 @@ class DiskReserve:
         return had
 
     def keep(self) -> bool:
-        """Have the room that the database's size asks for; False where the disk has none to spare."""
+        """Ensure that the reserve has the size that the database requires; return False if the disk lacks the space."""
         size, log = file_size(self._of), file_size(self._of + "-wal")
         share = min(MAX_RESERVE_BYTES, max(MIN_RESERVE_BYTES, (size + log) // RESERVE_SHARE))
         wanted = 0 if size + log < RESERVE_FROM_BYTES else max(share, min(log, MAX_WAL_RESERVE_BYTES))
@@ -73,7 +73,10 @@ class DiskReserve:
         return self.held
 
     def has_room_for(self, pages: int, page_size: int) -> bool:
-        """Whether the database can grow to so many pages: to begin and fail would eat up the room."""
+        """Return whether the disk has space for a database of `pages` pages.
+
+        A checkpoint that starts and fails would use up the remaining space.
+        """
         disk = os.statvfs(os.path.dirname(self._of) or ".")
         return pages * page_size - file_size(self._of) <= disk.f_bavail * disk.f_frsize
 
@@ -95,11 +98,14 @@ class DiskReserve:
 
 T = TypeVar("T")
 
-_fsync = getattr(os, "fdatasync", os.fsync)  # macOS knows only the other
+_fsync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 class WalSync(Generic[T]):
-    """Syncs the log at `path`. `done` is told what has become durable, in order, or why nobody knows whether it has."""
+    """Sync of the write-ahead log at `path` to disk, in a thread.
+
+    Calls `done` with the items that are now durable, in order, or with the `Halted` error if the sync failed.
+    """
 
     def __init__(self, path: str, done: Callable[[Sequence[T], Halted | None], object]) -> None:
         self._path, self._done = path, done
@@ -110,11 +116,14 @@ class WalSync(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def now(self, one: T) -> None:
-        """Sync in this thread. Not while others are under way in the other."""
+        """Sync in the calling thread. Requires that no other sync is running."""
         self._settle([one])
 
     def soon(self, one: T) -> None:
-        """Sync in a thread of its own, and return at once; here where there can be none, as when the process ends."""
+        """Sync in the sync thread and return at once.
+
+        Syncs in the calling thread if no thread can be started, as at interpreter exit.
+        """
         if self._thread is None and not self._start():
             self.now(one)
             return
@@ -123,7 +132,7 @@ class WalSync(Generic[T]):
             self._ready.notify()
 
     def close(self) -> None:
-        """Sync what waits, then end."""
+        """Sync the waiting items, then stop the thread."""
         with self._ready:
             self._closing = True
             self._ready.notify()
@@ -146,7 +155,7 @@ class WalSync(Generic[T]):
             self._settle(some)
 
     def _taken(self) -> list[T]:
-        """All that waits, once there is some; nothing at the end."""
+        """Wait for items and return all of them; return none after `close`."""
         with self._ready:
             while not (self._waiting or self._closing):
                 self._ready.wait()
@@ -159,44 +168,44 @@ class WalSync(Generic[T]):
             if self._log is None:
                 self._log = os.open(self._path, os.O_RDWR)
             _fsync(self._log)
-        except OSError as error:  # what the system has failed to write it may have dropped: to ask again tells nothing
+        except OSError as error:  # the kernel may drop pages whose write has failed, so a second fsync proves nothing
             told = f"the disk does not keep what is written to it: {error}"
             failed = Halted(f"{told}; see to the disk, then start this anew, and `spanwise db check`")
         self._done(some, failed)
 
 
-QUEUED_WEIGHT = 20_000  # spans (or 64th parts of other jobs) that wait at most; more are told to come again
-COMMIT_WEIGHT = 4_000  # of them, how many go into one commit at most
-HEAVY_WEIGHT = 250  # a batch of so many spans does not go into one commit with others, which would wait for it
-# Below it a group waits a moment for the callers that the last one had; of batches alone below the second, as with 200
-# spans a commit a span costs the writer a fifth less than with 100
+QUEUED_WEIGHT = 20_000  # most that may wait, in spans (any other job counts as 64); callers beyond it must retry
+COMMIT_WEIGHT = 4_000  # most weight in one commit
+HEAVY_WEIGHT = 250  # a batch of this weight is committed alone, so that smaller jobs need not wait for it
+# A group below the first weight waits a moment for the callers of the last group. A group of batches only does so
+# below the second weight: with 200 spans per commit, a span costs the writer 20 % less than with 100.
 SMALL_WEIGHT, ENOUGH_WEIGHT = 64, 200
-PATIENT_TURN_SECONDS = 0.05  # seconds that what is patient may take at once while others wait
-GATHER_SECONDS = 0.002  # seconds: a commit costs as much, and as much again for each that comes too late for it
+PATIENT_TURN_SECONDS = 0.05  # most seconds per turn for patient jobs while others wait
+GATHER_SECONDS = 0.002  # about the cost of a commit, which every caller that comes too late for the group causes again
 DISK_FULL = "the disk is full; the reserve is for deleting: free space (`spanwise db delete`, `spanwise db prune`)"
 
 
 @dataclass(slots=True)
 class WriteJob:
-    """A batch of runs, or anything else to be done on the writing connection."""
+    """A batch of runs, or another action on the writing connection."""
 
     weight: int
     batch: Batch | None = None
     action: Callable[[sqlite3.Connection], Any] | None = None
     alone: Callable[[sqlite3.Connection], Any] | None = None
-    frees: bool = False  # it makes room: done even where there is none but the reserve
-    patient: bool = False  # it has a commit of its own, and of the time no more than all others, if any wait
+    frees: bool = False  # frees disk space: runs even if only the reserve is left
+    patient: bool = False  # commits alone, and takes at most half of the time while other jobs wait
     future: Future[Any] = field(default_factory=Future)
     result: Any = None
 
     @property
     def lets_pass(self) -> bool:
-        """Whether it takes turns with all that is neither patient nor heavy."""
+        """Return whether the job takes turns with the jobs that are neither patient nor heavy."""
         return self.patient or (self.batch is not None and self.weight >= HEAVY_WEIGHT)
 
 
 class CommitGroup(NamedTuple):
-    """Jobs of one commit, which are acknowledged when it is on the disk."""
+    """Jobs of one commit. They are acknowledged once the commit is on disk."""
 
     jobs: list[WriteJob]
     weight: int
@@ -204,11 +213,11 @@ class CommitGroup(NamedTuple):
 
 
 class Writer:
-    """Group commit: everything that waits goes into the next transaction, but for what is patient. It is written while
-    the disk still takes the last one.
+    """Writer thread with group commit: each transaction takes all waiting jobs except patient and heavy ones.
 
-    `append` writes batches on the connection; `reset` is called when a transaction was rolled back. `watch` says before
-    a commit is acknowledged whether it is where it will be looked for.
+    It writes the next transaction while the disk syncs the last one. `append` writes batches on the connection, and
+    `reset` is called after a rollback. Before a commit is acknowledged, `watch` checks that the files are still those
+    at the path.
     """
 
     def __init__(
@@ -223,32 +232,32 @@ class Writer:
         self.reserve = reserve
         self._jobs: deque[WriteJob] = deque()
         self._patient: deque[WriteJob] = deque()
-        self._owed = 0.0  # seconds that the patient may take before it is others' turn
+        self._owed = 0.0  # seconds that patient and heavy jobs may take before the others' turn
         self._weight = 0
         self._ready = threading.Condition()
         self._closing = False
-        self._company = 1  # callers that lately waited at the same time
+        self._company = 1  # number of callers that recently waited at the same time
         self.commits = self.written = 0
-        self.spent = 0.0  # seconds on all that is not patient
+        self.spent = 0.0  # seconds spent on jobs that are not patient
         self.last_commit_ns = 0
-        self.writable = True  # false from a commit that found no room on the disk until the next that succeeds
-        self.halted: Halted | None = None  # why nothing more is written
+        self.writable = True  # False after a commit that found the disk full, until a commit succeeds
+        self.halted: Halted | None = None  # the reason for which writing has stopped for good
         self._begun, self._why = False, ""
         self._durable = WalSync[CommitGroup](watch.log_path, self._acknowledge)
-        self._unsynced = 0  # weight of what is committed, and not yet on the disk
+        self._unsynced = 0  # weight that is committed but not yet synced to disk
         self._origin = OwnerProcess()
         self._thread = threading.Thread(target=self._run, name="spanwise-writer", daemon=True)
         self._thread.start()
 
     @property
     def depth(self) -> int:
-        """Spans and feedback that wait to be written, but not what else is to be done."""
+        """Number of spans and feedback that wait to be written, without other jobs."""
         with self._ready:
             return sum(job.weight for job in (*self._jobs, *self._patient) if job.batch is not None)
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing is kept now; None while all is well."""
+        """Return the reason for which writes fail now, or None."""
         if self.halted:
             return str(self.halted)
         if not self.reserve.held:
@@ -256,11 +265,18 @@ class Writer:
         return None if self.writable else self._why
 
     def put(self, job: WriteJob) -> Future[Any]:
-        """Queue a job. Raises `Unavailable` if too much waits already, `Halted`, and `Closed` once the store is."""
+        """Queue a job.
+
+        Raises `Unavailable` if too many jobs wait or the disk is full, `Halted` if writing has stopped for good, and
+        `Closed` once the store is closed.
+        """
         return self.put_all([job])[0]
 
     def put_all(self, jobs: Sequence[WriteJob]) -> list[Future[Any]]:
-        """Queue jobs that are done in turn, each in a transaction of its own if it is patient or heavy; or none."""
+        """Queue all jobs, to run in this order, or none. Each patient or heavy job has its own transaction.
+
+        Raises the same errors as `put`.
+        """
         self._origin.check()
         with self._ready:
             self._admit(sum(job.weight for job in jobs), frees=all(job.frees for job in jobs))
@@ -272,7 +288,10 @@ class Writer:
         return [job.future for job in jobs]
 
     def _admit(self, weight: int, *, frees: bool) -> None:
-        """What makes room is never too much: there is one of it for each caller."""
+        """Refuse jobs beyond the limits.
+
+        Jobs that free space are exempt from the limit of the queue: each caller has at most one.
+        """
         if self._closing:
             raise Closed("the store is closed")
         if self.halted:
@@ -283,16 +302,16 @@ class Writer:
             raise Unavailable(f"{self._weight} spans wait to be written already; send again in a moment")
 
     def call(self, action: Callable[[sqlite3.Connection], T], *, frees: bool = False, patient: bool = False) -> T:
-        """Do something on the writing connection and wait until it is durable."""
+        """Run an action on the writing connection and wait until its commit is durable."""
         result: T = self.put(WriteJob(weight=64, action=action, frees=frees, patient=patient)).result()
         return result
 
     def alone(self, action: Callable[[sqlite3.Connection], object]) -> None:
-        """Do something that no transaction may surround, between two commits, and wait for it."""
+        """Run an action outside any transaction, between two commits, and wait for it."""
         self.put(WriteJob(weight=64, alone=action)).result()
 
     def close(self) -> None:
-        """Write what waits, then end."""
+        """Write the waiting jobs, then stop the thread."""
         with self._ready:
             self._closing = True
             self._ready.notify()
@@ -312,11 +331,11 @@ class Writer:
                 return
 
     def _share(self, jobs: list[WriteJob], took: float) -> None:
-        """The patient may take as long as the others have taken, and begin once in any case."""
+        """Allow patient and heavy jobs as much time as the others took, and at least one turn."""
         self._owed = self._owed - took if jobs[0].lets_pass else min(took, PATIENT_TURN_SECONDS)
 
     def _take(self) -> list[WriteJob]:
-        """What goes into the next commit; waits for work."""
+        """Wait for work and return the jobs of the next commit."""
         with self._ready:
             while not (self._jobs or self._patient or self._closing) or self._unsynced > COMMIT_WEIGHT:
                 self._ready.wait()
@@ -339,10 +358,12 @@ class Writer:
         return jobs
 
     def _wait_for_company(self) -> None:
-        """Callers that were answered by one commit soon come again: together they cost one commit, not several."""
+        """Wait a moment for the callers of the last commit: they soon come again, and one commit is cheaper than
+        several.
+        """
         began = None
         while not self._is_enough():
-            if self._unsynced:  # they cannot have come yet
+            if self._unsynced:  # the callers of that commit still wait for the sync
                 self._ready.wait()
                 continue
             began = began or time.monotonic()
@@ -378,16 +399,16 @@ class Writer:
             self._have_durable(CommitGroup(jobs, weight, started))
 
     def _have_durable(self, group: CommitGroup) -> None:
-        """Have it on the disk, and acknowledged: here if there is not enough else to do, else while that is done."""
+        """Sync a group and acknowledge it: in this thread if few other jobs wait, else in the sync thread."""
         for job in group.jobs:
-            job.batch = None  # it may be large
+            job.batch = None  # frees the memory of a large batch
         with self._ready:
             idle = not self._unsynced and not (self._patient or self._is_enough())
             self._unsynced += group.weight
         (self._durable.now if idle else self._durable.soon)(group)
 
     def _acknowledge(self, groups: Sequence[CommitGroup], failed: Halted | None) -> None:
-        """Tell whoever waits that it is on the disk, or that it cannot be said."""
+        """Resolve the futures of groups that are on disk, or fail them if the sync failed."""
         if failed:
             self.halted = self.halted or failed
         for group in groups:
@@ -401,7 +422,7 @@ class Writer:
             self._ready.notify()
 
     def _empty_log(self) -> None:
-        """Give the log's room back to a disk that is full."""
+        """Truncate the log to free its space on a full disk."""
         with contextlib.suppress(sqlite3.Error, OSError):
             pages, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
             if self.reserve.has_room_for(pages, size):
@@ -424,7 +445,7 @@ class Writer:
             self._watch.committed()
 
     def _work(self, jobs: list[WriteJob]) -> None:
-        """Do the jobs in order; batches that follow each other are written together."""
+        """Run the jobs in order; write consecutive batches together."""
         batches: list[Batch] = []
         for job in jobs:
             if job.batch is not None:
@@ -438,7 +459,7 @@ class Writer:
             self._append(batches)
 
     def _act(self, job: WriteJob) -> None:
-        """Run an action; one that is refused leaves no trace and does not disturb its neighbours."""
+        """Run an action in a savepoint, so that a refused action is rolled back without the other jobs of the commit."""
         assert job.action is not None
         self._db.execute("SAVEPOINT action")
         try:
@@ -454,12 +475,15 @@ class Writer:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         with contextlib.suppress(sqlite3.Error):
-            if self._begun:  # nobody else can have written since
+            if self._begun:  # the transaction excluded other writers, so the counters are ours
                 self._watch.settled()
             self._reset()
 
     def _failed(self, jobs: list[WriteJob], error: Exception) -> None:
-        """A group that fails is tried job by job, so that only the bad one fails; not if nothing can be written."""
+        """Retry the jobs of a failed group one by one, so that only the faulty job fails.
+
+        If nothing can be written, all fail; on a full disk, jobs that free space then use the reserve.
+        """
         translated = translate_error(error)
         if isinstance(translated, Halted):
             self.halted = translated

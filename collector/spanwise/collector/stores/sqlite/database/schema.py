@@ -1,10 +1,10 @@
 """Tables, indexes and migrations of the database file.
 
-Each record's `done` is the percentage. Nothing is said of a migration of less than a second.
+A migration that takes longer than a second logs its progress; the field `done` of each log record is the percentage.
 
-Scalars stand in plain columns, so that sqlite-utils and datasette read the file as it is; what a run holds besides
-them is one zstd-compressed JSON object in `spans.payload` (`spanwise db sql` adds a `payload()` function to read it).
-A random trace id stands in `traces` once; everything else refers to the trace by its integer key, in arrival order.
+Scalars have plain columns, so that sqlite-utils and datasette can read the file. All other fields of a run are one
+zstd-compressed JSON object in `spans.payload` (`spanwise db sql` adds a `payload()` function to read it). `traces`
+holds each random trace id once. All other tables refer to the trace by its integer key, in arrival order.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from spanwise.collector.stores.sqlite.write.run_codec import MIN_PROBABILITY, Pa
 
 log = logging.getLogger("spanwise.collector.migration")
 
-ReportProgress = Callable[[int, int], None]  # of a step: how much is done, of how much
-QUIET_SECONDS = 1.0  # seconds in which nothing is said
-REPORT_SECONDS = 0.2  # seconds between two records
-PROGRESS_STEPS = 100_000  # of SQLite's steps, some milliseconds
+ReportProgress = Callable[[int, int], None]  # of a step: units done, units in total
+QUIET_SECONDS = 1.0  # seconds before the first log record
+REPORT_SECONDS = 0.2  # seconds between two log records
+PROGRESS_STEPS = 100_000  # SQLite steps between two calls of the progress handler; some milliseconds
 
 
 class MigrationProgress:
-    """Of the file at `path`, from one version to another; each version's step counts as much as any other."""
+    """Progress log of migrating the file at `path` from one version to another. Each step counts equally."""
 
     def __init__(self, path: str, version: int, upto: int, quiet: float = QUIET_SECONDS) -> None:
         self._what = f"bringing {os.path.basename(path)!r} from version {version} to {upto}"
@@ -40,12 +40,12 @@ class MigrationProgress:
         self._said = False
 
     def begin(self, step: int) -> None:
-        """A step begins, named by the version that it makes of the one before."""
+        """Record that a step begins; step n migrates version n to n + 1."""
         self._share = (step - self._first) / self._steps
         self.tick()
 
     def of(self, step: int) -> ReportProgress:
-        """What a step reports to, whatever it counts in."""
+        """Return the progress callback of a step. The step counts in units of its choice."""
 
         def report(done: int, of: int) -> None:
             self._share = (step - self._first + min(1.0, done / max(1, of))) / self._steps
@@ -54,7 +54,7 @@ class MigrationProgress:
         return report
 
     def tick(self) -> None:
-        """Say how far it is, if it is time."""
+        """Log the progress if the next log record is due."""
         if (now := time.monotonic()) >= self._due:
             self._due, self._said = now + REPORT_SECONDS, True
             self._say(int(100 * self._share))
@@ -74,8 +74,8 @@ class MigrationProgress:
 
 APPLICATION_ID = 0x53504E57  # "SPNW"
 APPLICATION_IDS = (APPLICATION_ID, FORMER_APPLICATION_ID)
-# Of a new file. Measured at a million spans (`benchmarks/file.py pages`): with 16 KiB a span writes 1.7 times the log
-# and costs a fifth more CPU; with 4 KiB the file is 3 % larger
+# Page size of a new file. Measured with a million spans (`benchmarks/file.py pages`): with 16 KiB a span writes 1.7
+# times as much log and costs 20 % more CPU; with 4 KiB the file is 3 % larger.
 PAGE_SIZE = 8192
 
 _VERSION_1 = """
@@ -186,7 +186,7 @@ def _run_statements(db: sqlite3.Connection, report: ReportProgress, statements: 
 
 
 def _create_tables(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Version 1: the tables."""
+    """Create the tables of version 1."""
     _run_statements(db, report, _VERSION_1.split(";\n"))
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
@@ -204,12 +204,14 @@ _DISTINCT_VALUES = (
     "SELECT DISTINCT 'model', key FROM traces, json_each(models)",
     "SELECT DISTINCT 'tag', value FROM traces, json_each(tags)",
 )
-# Of all traces; what is missing here nobody finds
+# Distinct values of all traces. A value that is missing here does not appear in filter menus.
 COLLECT_VALUES = tuple(f"INSERT OR IGNORE INTO known {select}" for select in _DISTINCT_VALUES)
 
 
 def _add_distinct_values(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Version 2: values for menus, retention by size, and since when a trace waits for its index."""
+    """Add version 2: distinct values for filter menus, retention by size, and the time since which a trace waits for the
+    full-text index.
+    """
     _run_statements(db, report, (*_VERSION_2.split(";\n"), *COLLECT_VALUES))
 
 
@@ -222,19 +224,21 @@ CREATE INDEX traces_of_evaluators ON traces (start_ns) WHERE kind = 'evaluator';
 
 
 def _index_evaluator_traces(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Version 3: lists without evaluators' own traces, of which there may be many times as many, and lists of these."""
+    """Add version 3: indexes for lists without evaluators' own traces, which can be many times as many, and for lists of
+    them.
+    """
     _run_statements(db, report, _VERSION_3.split(";\n"))
 
 
 def _index_human_feedback(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Version 4: people's votes, of which there are few among all that judges have said under the same key."""
+    """Add version 4: an index of human feedback, which is rare among the scores of judges under the same key."""
     _run_statements(
         db, report, ("CREATE INDEX feedback_of_people ON feedback (key, created_ns) WHERE source = 'human'",)
     )
 
 
-# Settled traces that are not whole, open runs, and what processes say of themselves. What was dropped of traces that
-# are here already stands in payloads alone: these say 0 until a span of theirs comes.
+# Completeness of settled traces, open runs, and reports of processes. For traces stored before, the number of dropped
+# runs is only in payloads, so the column is 0 until another span arrives.
 _COMPLETENESS: tuple[str, ...] = (
     "ALTER TABLE traces ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE traces ADD COLUMN calls_sent INTEGER NOT NULL DEFAULT 0",
@@ -254,7 +258,7 @@ _COMPLETENESS: tuple[str, ...] = (
     """,
 )
 
-# The feed of changes, tombstones, and what feedback says of the claim it came from
+# Change feed, tombstones, and the lease number with which feedback was written.
 _MONITOR_TRACES: tuple[str, ...] = (
     "CREATE TABLE feed (id INTEGER PRIMARY KEY CHECK (id = 1), change INTEGER NOT NULL, clock_ns INTEGER NOT NULL)",
     "INSERT INTO feed SELECT 1, coalesce(max(id), 0), coalesce(max(updated_ns), 0) FROM traces",
@@ -265,21 +269,22 @@ _MONITOR_TRACES: tuple[str, ...] = (
     "ALTER TABLE traces ADD COLUMN partial INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE traces ADD COLUMN rooted INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE traces ADD COLUMN judgement INTEGER NOT NULL DEFAULT 0",
-    # In the order in which they came, each once; what has only feedback so far stands nowhere
+    # Each trace once, in order of arrival. Traces that only have feedback get no change number.
     "UPDATE traces SET change = id, runs_change = id, changed_ns = updated_ns,"
     " rooted = EXISTS (SELECT 1 FROM spans s WHERE s.trace = traces.id AND s.parent_id IS NULL),"
     " judgement = (kind = 'evaluator' AND experiment_id IS NULL),"
     " probability = said_probability((SELECT payload FROM spans s WHERE s.id = traces.root)) WHERE span_count > 0",
     "CREATE INDEX feedback_of_rules ON feedback (rule, created_ns) WHERE rule IS NOT NULL",
     "ALTER TABLE feedback ADD COLUMN claim INTEGER",
-    # By rising `until_ns`, for the store's time never falls
+    # Rows are in order of `until_ns`, because the store's time never goes back.
     "CREATE TABLE tombstones (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL UNIQUE, until_ns INTEGER NOT NULL)",
     "CREATE UNIQUE INDEX traces_by_change ON traces (change) WHERE change IS NOT NULL",
 )
 
-# Rules with versions and settings, decisions with claims, leases, bookings
+# Rules with versions and settings, decisions with leases, rule leases, budget bookings.
 _MONITOR_CONTROL: tuple[str, ...] = (
-    *(f"DROP TABLE {table}" for table in ("rules", "decisions", "leases", "budgets")),  # they never held anything
+    # The earlier tables were never used
+    *(f"DROP TABLE {table}" for table in ("rules", "decisions", "leases", "budgets")),
     "CREATE TABLE rules (id INTEGER PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL,"
     " state TEXT NOT NULL, owner TEXT NOT NULL, active_from INTEGER NOT NULL, off INTEGER NOT NULL,"
     " cursor TEXT, token INTEGER NOT NULL DEFAULT 0, data TEXT NOT NULL)",
@@ -303,7 +308,8 @@ _MONITOR_CONTROL: tuple[str, ...] = (
     " sampled_out INTEGER NOT NULL, PRIMARY KEY (rule, hour_ns)) WITHOUT ROWID",
     "CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, expires_ns INTEGER NOT NULL,"
     " token INTEGER NOT NULL) WITHOUT ROWID",
-    # Of leases and claims alike: none comes twice, even if what bore it is gone
+    # Number of the last lease, of rules and decisions together. Numbers are never reused, even if the row with the
+    # lease is gone.
     "CREATE TABLE numbers (last INTEGER NOT NULL)",
     "INSERT INTO numbers VALUES (0)",
     "CREATE TABLE budgets (budget TEXT NOT NULL, period TEXT NOT NULL, start_ns INTEGER NOT NULL,"
@@ -320,20 +326,23 @@ _MONITOR = (*_MONITOR_TRACES, *_MONITOR_CONTROL)
 
 
 def _probability_reader(db: sqlite3.Connection) -> Callable[[bytes], float | None]:
-    """What a root's payload says of head sampling; None for one that cannot be read."""
+    """Return an SQL function that reads the head sampling probability from a root's payload.
+
+    The function returns None for a payload that cannot be read.
+    """
     decoder = PayloadDecoder(dict(db.execute("SELECT id, data FROM dictionaries").fetchall()))
 
     def probability(payload: bytes) -> float | None:
         try:
             return read_sampling_info(decoder.payload(payload).get("attributes", {}), {}).probability
-        except Exception:  # of zstd, JSON or a type: a damaged row stops no migration
+        except Exception:  # errors of zstd, JSON or types: a damaged row must not stop the migration
             return None
 
     return probability
 
 
 def _add_completeness_and_monitoring(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Version 5: what tells that nothing is missing, and what monitors keep."""
+    """Add version 5: completeness of traces, and tables of monitoring rules."""
     db.create_function("said_probability", 1, _probability_reader(db))
     _run_statements(db, report, (*_COMPLETENESS, *_MONITOR))
 
@@ -345,11 +354,11 @@ _AUDIT = (
 
 
 def _add_audit_log(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Version 6: what was deleted, and who changed keys."""
+    """Add version 6: audit log of deletions and of changes to API keys."""
     _run_statements(db, report, _AUDIT)
 
 
-# What was said of runs that are not here yet, and by which response of a model a run is found
+# Amendments whose run has not arrived, and the index of model response ids, by which runs are found.
 _AMENDMENTS: tuple[str, ...] = (
     "CREATE TABLE amendments (id INTEGER PRIMARY KEY, trace_id TEXT NOT NULL, span_id TEXT NOT NULL,"
     " project TEXT NOT NULL, fields TEXT NOT NULL, size INTEGER NOT NULL, seen_ns INTEGER NOT NULL)",
@@ -360,14 +369,14 @@ _AMENDMENTS: tuple[str, ...] = (
 
 
 def _add_amendments(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Version 7: amendments that wait for their run."""
+    """Add version 7: amendments that wait for their run."""
     _run_statements(db, report, _AMENDMENTS)
 
 
 INDEX_FEEDBACK_ORDER = "CREATE INDEX IF NOT EXISTS feedback_as_said ON feedback (said) WHERE said IS NOT NULL"
 
-# Feedback by the order in which it was said, or said anew, and where it is sent on to. What was there before has no
-# number. `identity` is the file's, for collectors that send to each other.
+# Order in which feedback was written or last changed, and the outlets that it is forwarded to. Earlier feedback has
+# no number. `identity` identifies the file among collectors that forward to each other.
 _FORWARDING: tuple[str, ...] = (
     "ALTER TABLE feedback ADD COLUMN said INTEGER",
     INDEX_FEEDBACK_ORDER,
@@ -379,11 +388,11 @@ _FORWARDING: tuple[str, ...] = (
 
 
 def _add_forwarding(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Version 8: feedback can be sent on."""
+    """Add version 8: forwarding of feedback."""
     _run_statements(db, report, _FORWARDING)
 
 
-# Who sends nothing on needs no order of what was said; see `_outlets.opened`
+# A store without outlets needs no index by order of feedback; see `forwarding_state`.
 _COMPACT_RESPONSE_IDS: tuple[str, ...] = (
     "ALTER TABLE responses RENAME TO answers",
     "DROP INDEX responses_by_id",
@@ -396,14 +405,15 @@ _COMPACT_RESPONSE_IDS: tuple[str, ...] = (
 
 
 def _compact_response_ids(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Ids of models' answers as numbers, the order of what was said only where it is sent on."""
+    """Store model response ids as hashes, and index the order of feedback only if outlets exist."""
     db.create_function("number_of_answer", 1, hash_id)
     _run_statements(db, report, _COMPACT_RESPONSE_IDS)
     if db.execute("SELECT 1 FROM outlets").fetchone():
         db.execute(INDEX_FEEDBACK_ORDER)
 
 
-# An entry of the text index is made anew when its trace has so many bytes, and taken out by what it was made of
+# `again`: size in bytes at which the index entry of a trace is rebuilt. `replaced`: overwritten payloads, whose text
+# is needed to delete the entry.
 _FULLTEXT_GROWTH: tuple[str, ...] = (
     "ALTER TABLE indexed ADD COLUMN again INTEGER NOT NULL DEFAULT 0",
     "CREATE TABLE replaced (trace INTEGER NOT NULL, span INTEGER NOT NULL, payload BLOB NOT NULL,"
@@ -413,12 +423,13 @@ _FULLTEXT_GROWTH: tuple[str, ...] = (
 
 
 def _add_fulltext_growth(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """The text index of traces that grow for long, and labels."""
+    """Add re-indexing of growing traces to the full-text index, and an index of labels."""
     _run_statements(db, report, _FULLTEXT_GROWTH)
 
 
-# What keeps the sums of a trace at the cost of what comes. `data` is None while they are found out behind the writer; a
-# trace of many spans that stands in no row here is one of an older file. See `_state`, `_ledger`.
+# State of incremental trace summaries, so that adding a span costs the same in a trace of any size. `data` is None
+# while a background job rebuilds it. A trace of many spans without a row comes from an older file. See
+# `incremental_summary`, `span_nodes`.
 _SUMMARY_STATES: tuple[str, ...] = (
     "ALTER TABLE spans ADD COLUMN tokens_below INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE spans ADD COLUMN cost_below INTEGER NOT NULL DEFAULT 0",
@@ -435,11 +446,11 @@ _SUMMARY_STATES: tuple[str, ...] = (
 
 
 def _add_summary_states(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Sums of growing traces."""
+    """Add the state of incremental trace summaries."""
     _run_statements(db, report, _SUMMARY_STATES)
 
 
-# What is added up of the traces of an hour: see `_sums`. `exact` has the amounts as integers
+# Totals of the traces of an hour: see `hourly_rollups`. `exact` holds the amounts as integers.
 _HOURLY_ROLLUPS: tuple[str, ...] = (
     "CREATE TABLE sums_hours (hour INTEGER PRIMARY KEY, rows INTEGER NOT NULL, state INTEGER NOT NULL)",
     "CREATE INDEX sums_hours_to_count ON sums_hours (hour) WHERE state > 0",
@@ -452,14 +463,14 @@ _HOURLY_ROLLUPS: tuple[str, ...] = (
     " n INTEGER NOT NULL, total REAL NOT NULL, exact TEXT NOT NULL, minimum REAL, minimum_n INTEGER NOT NULL,"
     " maximum REAL, maximum_n INTEGER NOT NULL, failed INTEGER NOT NULL, skipped INTEGER NOT NULL,"
     " PRIMARY KEY (cell, key, label)) WITHOUT ROWID",
-    # It gives latencies without a look at the trace
+    # Covers latencies, so that queries need not read the trace rows
     "DROP INDEX traces_shown",
     "CREATE INDEX traces_shown ON traces (start_ns, end_ns, experiment_id)"
     " WHERE kind <> 'evaluator' OR experiment_id IS NOT NULL",
 )
 
 
-# All tables of sums, also of later versions
+# All rollup tables, including those of later versions.
 ROLLUP_TABLES = (
     *("sums", "sums_said", "sums_hours"),
     *("sums_names", "sums_latencies", "sums_of_hours", "sums_days", "sums_of_days", "sums_said_of_days"),
@@ -467,13 +478,13 @@ ROLLUP_TABLES = (
 
 
 def _add_hourly_rollups(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Hourly sums. Those of what is here are made once the file is open, hour by hour."""
+    """Add hourly rollups. Background jobs build those of existing traces hour by hour once the file is open."""
     _run_statements(db, report, _HOURLY_ROLLUPS)
     mark_rollups_stale(db)
 
 
 def mark_rollups_stale(db: sqlite3.Connection) -> None:
-    """Have the sums of all hours be counted from rows; until then those are read."""
+    """Mark the rollups of all hours stale. Queries read rows until the rollups are rebuilt."""
     there = {row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     for table in there.intersection(ROLLUP_TABLES):
         db.execute(f"DELETE FROM {table}")
@@ -483,7 +494,7 @@ def mark_rollups_stale(db: sqlite3.Connection) -> None:
     )
 
 
-# Ids of models' answers in parts of a thousand that came together: see `_responses`
+# Response ids in blocks of 1,000 that arrived together: see `pending_amendments`.
 _RESPONSE_ID_BLOCKS: tuple[str, ...] = (
     "ALTER TABLE responses RENAME TO answers",
     "DROP INDEX responses_by_answer",
@@ -496,21 +507,22 @@ _RESPONSE_ID_BLOCKS: tuple[str, ...] = (
 
 
 def _add_response_id_blocks(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Ids of models' answers where they are written next to each other."""
+    """Store response ids of the same block next to each other, so that inserts touch few pages."""
     _run_statements(db, report, _RESPONSE_ID_BLOCKS)
 
 
-# Who asks for a project's traces with evaluators' own among them (deletion) walks all of the time, and pays for it then
+# Without this index, a query for all traces of a project including evaluators' own (used by deletion) scans all
+# traces by time.
 _FEWER_INDEXES: tuple[str, ...] = ("DROP INDEX traces_by_project",)
 
 
 def _drop_project_index(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """What a trace that comes is written to seldom or never."""
+    """Drop an index that almost no query uses, to make inserting a trace cheaper."""
     _run_statements(db, report, _FEWER_INDEXES)
 
 
-# What is made ready of hours and days at rest (see `_rest`), behind the writer; and whether a trace has a score under a
-# key is told without a look at the feedback
+# Rollups of sealed hours and days (see `sealed_rollups`), built by background jobs. The index tells whether a trace
+# has a score under a key without reading the feedback rows.
 _SEALED_PERIODS: tuple[str, ...] = (
     "ALTER TABLE sums_hours ADD COLUMN rest INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE sums_hours ADD COLUMN named INTEGER NOT NULL DEFAULT 0",
@@ -532,11 +544,11 @@ _SEALED_PERIODS: tuple[str, ...] = (
 
 
 def _add_sealed_periods(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Days, latencies in order, names of runs; scores that are missing."""
+    """Add days, ordered latencies and names of runs to the rollups, and an index that finds missing scores."""
     _run_statements(db, report, _SEALED_PERIODS)
 
 
-# What an hour at rest adds up to (see `_hours`). Hours that were ready without it are made ready again
+# Totals of a sealed hour (see `sealed_rollups`). Hours that were sealed without them are sealed again.
 _SEALED_HOURS: tuple[str, ...] = (
     "CREATE TABLE sums_of_hours (id INTEGER PRIMARY KEY, hour INTEGER NOT NULL, side INTEGER NOT NULL,"
     " project TEXT NOT NULL, data BLOB NOT NULL)",
@@ -546,7 +558,7 @@ _SEALED_HOURS: tuple[str, ...] = (
 
 
 def _add_sealed_hours(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Hours, by name and by model."""
+    """Add the totals of sealed hours, by name and by model."""
     _run_statements(db, report, _SEALED_HOURS)
 
 
@@ -569,7 +581,7 @@ def _add_trace_start(db: sqlite3.Connection, report: ReportProgress) -> None:
     _run_statements(db, report, _TRACE_START)
 
 
-# A head sampling probability below 1/10,000 counts as unknown, also that of what was stored and decided before
+# A head sampling probability below 1/10,000 counts as unknown, also in traces and decisions stored before.
 _NO_TINY_PROBABILITY: tuple[str, ...] = (
     f"UPDATE traces SET probability = NULL WHERE probability < {MIN_PROBABILITY}",
     f"UPDATE decisions SET probability = NULL WHERE probability > 0 AND probability < rate * {MIN_PROBABILITY}"
@@ -578,11 +590,11 @@ _NO_TINY_PROBABILITY: tuple[str, ...] = (
 
 
 def _clear_tiny_probabilities(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Take stated probabilities that are too small to be weighted by as unknown."""
+    """Clear sampling probabilities that are too small for weighting."""
     _run_statements(db, report, _NO_TINY_PROBABILITY)
 
 
-# Under which outcome each trace is counted: see `_outcomes`
+# Outcome under which each trace is counted by a rule.
 _OUTCOMES: tuple[str, ...] = (
     "CREATE TABLE outcomes (rule INTEGER NOT NULL, block INTEGER NOT NULL, data BLOB NOT NULL,"
     " PRIMARY KEY (rule, block)) WITHOUT ROWID",
@@ -590,17 +602,17 @@ _OUTCOMES: tuple[str, ...] = (
 
 
 def _add_trace_outcomes(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Count each trace once under a rule. What was counted before stays counted as it was."""
+    """Count each trace once under a rule. Counts made before stay unchanged."""
     _run_statements(db, report, _OUTCOMES)
 
 
 def _convert_names(db: sqlite3.Connection, report: ReportProgress) -> None:
-    """Version 20: names that contain the product's former name. Nothing enters the change feed."""
+    """Convert names that contain the product's former name (version 20). Nothing enters the change feed."""
     convert_names(db, report)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-# What each does it does whole or not at all, and reports how far it is now and then, in whatever it counts
+# Each migration runs in one transaction and reports its progress in units of its choice.
 MIGRATIONS: tuple[Callable[[sqlite3.Connection, ReportProgress], None], ...] = (
     _create_tables,
     _add_distinct_values,
@@ -626,10 +638,10 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection, ReportProgress], None], ...] = (
 
 
 def migrate(db: sqlite3.Connection, path: str, upto: int = len(MIGRATIONS)) -> None:
-    """Bring a file to the newest version (or to an older one), each step in a transaction of its own: killed in the
-    middle it goes on from the last whole one. How far it is `_progress` says.
+    """Migrate a file to the newest version or to `upto`, and log the progress.
 
-    Raises `Refused` for a file that is newer than this Spanwise or that is not Spanwise's.
+    Each step is one transaction, so an interrupted migration continues after the last complete step. Raises `Refused`
+    for a file that is newer than this version of Spanwise or that is not a Spanwise database.
     """
     version = read_version(db, path)
     with MigrationProgress(path, version, upto) as progress:
@@ -648,15 +660,17 @@ def _run_migration(db: sqlite3.Connection, step: int, report: ReportProgress) ->
         MIGRATIONS[step](db, report)
         db.execute(f"PRAGMA user_version = {step + 1}")
     except BaseException:
-        if db.in_transaction:  # on a full disk SQLite has ended it
+        if db.in_transaction:  # on a full disk SQLite has already rolled back
             db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")
 
 
 def read_version(db: sqlite3.Connection, path: str) -> int:
-    """The version of a file, 0 for an empty one. Raises `Refused` for one that is newer than this Spanwise, or not
-    its."""
+    """Return the version of a file, 0 for an empty one.
+
+    Raises `Refused` for a file that is newer than this version of Spanwise or that is not a Spanwise database.
+    """
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     application = int(db.execute("PRAGMA application_id").fetchone()[0])
     tables = int(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])

@@ -1,8 +1,8 @@
 """Monotonic store time and change numbers, persisted in the `feed` table.
 
-Both are kept in the one row of `feed`, written in the transaction that uses them: what was committed is below what
-comes after a restart, whatever the system's clock says then. A restored copy of the file knows nothing of the numbers
-that were given out since it was made; hence each opening goes on from the time in microseconds, if that is higher.
+The one row of `feed` holds both. The transaction that uses them updates it, so time and numbers never go back after a
+restart, even if the system clock does. A restored copy of the file lacks the numbers that were assigned after the
+backup. Therefore each opening continues from the current time in microseconds, if that is higher.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import time
 
 
 class StoreClock:
-    """Of one file that is open for writing. `now` from any thread; numbers are for the writer's."""
+    """Clock and change counter of a file that is open for writing.
+
+    Any thread may call `now`; only the writer thread may take change numbers.
+    """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._lock = threading.Lock()
@@ -24,7 +27,10 @@ class StoreClock:
         self._number = max(self._number, self.now() // 1000)
 
     def now(self) -> int:
-        """Nanoseconds since 1970. Goes on at least as a stopwatch does, also where the system's clock is set back."""
+        """Return nanoseconds since 1970.
+
+        The time advances at least as fast as the monotonic clock, even if the system clock is set back.
+        """
         with self._lock:
             ticked = time.monotonic_ns()
             self._now = max(time.time_ns(), self._now + ticked - self._ticked)
@@ -32,13 +38,16 @@ class StoreClock:
             return self._now
 
     def take(self, db: sqlite3.Connection, count: int) -> tuple[range, int]:
-        """The next numbers, and the time, within the transaction that uses them. If it is rolled back they are lost."""
+        """Return the next `count` change numbers and the time, and persist both in the current transaction.
+
+        A rollback loses the numbers; they are not assigned again.
+        """
         numbers = range(self._number + 1, self._number + count + 1)
         self._number += count
         return numbers, self.keep(db)
 
     def keep(self, db: sqlite3.Connection) -> int:
-        """The time, so that it will not be earlier after a restart."""
+        """Save and return the time, so that it does not go back after a restart."""
         now = self.now()
         db.execute("UPDATE feed SET change = ?, clock_ns = ?", (self._number, now))
         return now

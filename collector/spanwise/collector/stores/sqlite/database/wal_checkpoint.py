@@ -1,10 +1,12 @@
-"""Checkpoint thread: copies the write-ahead log into the database beside the writer.
+"""Checkpoint thread: copies the write-ahead log into the database while the writer continues.
 
-SQLite would do it within a commit, and whoever waits for that commit would wait for the disk, too. Here another
-connection copies what is there while the writer goes on, and the writer copies the little that has come since, so that
-the log begins anew. It does so only when no reader looks into the log any more. The writer waits a moment for those who
-soon have done, a longer one where the log has become large; for others the log grows, and is cut (`_open.LOG_KEPT`)
-when they have gone. Should this ever fall behind, SQLite does it as it always would (`_open.LAST_RESORT`).
+SQLite would checkpoint within a commit, and every caller that waits for that commit would wait for the disk. Here a
+separate connection copies most pages. Then the writer copies the few that were added meanwhile, so that the log
+restarts from its beginning.
+
+A restart requires that no reader uses the log. The writer waits briefly for readers, and longer once the log is
+large. If readers stay, the log grows; it is truncated to `connections.WAL_SIZE_LIMIT` after they leave. If the thread
+falls behind, SQLite checkpoints within a commit at `connections.AUTOCHECKPOINT_BYTES`.
 """
 
 from __future__ import annotations
@@ -22,21 +24,20 @@ from spanwise.collector.stores.sqlite.database.group_commit import Writer
 
 log = logging.getLogger("spanwise.collector")
 
-DUE_BYTES = 16 * 2**20  # of log
-RESTART_BYTES = 2 * 2**20  # that the writer copies itself: some milliseconds
-LARGE_WAL_RESTART_BYTES = (
-    8 * 2**20
-)  # the same where the log has become large, as the writer was faster than the copying
-COPY_ROUNDS = 4  # of copying, in each of which less comes
-RESTART_WAIT_MS, LARGE_WAL_WAIT_MS = 20, 100  # that the writer waits for readers; where the log has become large
-DUE_SECONDS = 30.0  # after which the little that has been written is copied, too
+DUE_BYTES = 16 * 2**20  # size of the log from which a checkpoint is due
+RESTART_BYTES = 2 * 2**20  # most that the writer copies itself; takes some milliseconds
+LARGE_WAL_RESTART_BYTES = 8 * 2**20  # the same for a large log, where the writer was faster than the copying
+COPY_ROUNDS = 4  # rounds of copying; each round finds fewer new pages
+RESTART_WAIT_MS, LARGE_WAL_WAIT_MS = 20, 100  # longest wait of the writer for readers; for a large log
+DUE_SECONDS = 30.0  # interval after which even a small log is copied
 LARGE_WAL_BYTES = 2 * DUE_BYTES
-# Seconds between two looks; at most where readers keep the log from beginning anew, and where it has become large
+# Seconds between two checks; the longest interval while readers keep the log from restarting; the same for a large
+# log.
 CHECK_SECONDS, MAX_BACKOFF_SECONDS, LARGE_WAL_BACKOFF_SECONDS = 0.1, 2.0, 0.5
 
 
 class Checkpointer:
-    """Of the file at `path`, until `close`. It has a connection of its own."""
+    """Checkpoint thread of the file at `path`, with its own connection. Runs until `close`."""
 
     def __init__(self, path: str, writer: Writer, watch: FileWatch) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -48,7 +49,7 @@ class Checkpointer:
         self._thread.start()
 
     def close(self) -> None:
-        """End after what is under way, and let go."""
+        """Finish the current checkpoint, stop the thread and close the connection."""
         self._stop.set()
         self._thread.join()
         self._db.close()
@@ -64,18 +65,22 @@ class Checkpointer:
                 2 * wait,
             )
             try:
-                if self._move():  # but for readers who were in the log: they may have left by then
+                # The log restarted, so check again soon. If readers prevented it, the interval stays longer.
+                if self._move():
                     wait = CHECK_SECONDS
-            except (StoreError, sqlite3.Error) as error:  # a full disk, a damaged file: others say so
+            except (StoreError, sqlite3.Error) as error:  # a full disk or a damaged file is reported by the writer
                 log.debug("the log could not be copied: %s", error)
 
     def _is_due(self) -> bool:
-        """Whether anything waits to be copied, and the log has grown, or some time has passed."""
+        """Return whether the log has pages to copy and is either large enough or old enough."""
         now = self._watch.log()
         return now.waiting > 0 and (now.bytes > DUE_BYTES or time.monotonic() - self._last > DUE_SECONDS)
 
     def _move(self) -> bool:
-        """Copy what can be; whether that is all. If nobody looks into the log, the next commit begins it anew."""
+        """Copy as many pages as possible; return whether all are copied.
+
+        If no reader uses the log, the next commit restarts it.
+        """
         self._last = time.monotonic()
         for _ in range(COPY_ROUNDS):
             _copy_pages(self._db)
@@ -92,7 +97,10 @@ def _copy_pages(db: sqlite3.Connection) -> None:
 
 
 def _restart_wal(moment_ms: int, db: sqlite3.Connection) -> None:
-    """Copy the rest, and wait so long at most for readers to leave the log: those who come now do not enter it."""
+    """Copy the remaining pages, and wait at most `moment_ms` for readers to leave the log.
+
+    Readers that begin now read the database file and do not enter the log.
+    """
     [patience] = db.execute("PRAGMA busy_timeout").fetchone()
     db.execute(f"PRAGMA busy_timeout = {moment_ms}").fetchall()
     try:

@@ -1,8 +1,9 @@
 """Aggregates over time: buckets from rollups where they cover the time range, from rows elsewhere.
 
-Hourly sums answer what they can (`_summed`), rows the rest: the ends of the time asked for, hours that are not counted
-now, and all that is not grouped and filtered as the sums are. Means are those of `statistics`, as everywhere, and
-percentiles, too, of up to `EXACT` traces; of more they come from the bins of the sums, and say how far they may be off.
+Hourly rollups answer as much as they can (`RollupQuery`). Rows answer the rest: the ends of the time range, stale
+hours, and filters and groups that rollups lack. Means come from `statistics`. Percentiles are exact for up to
+`MAX_EXACT_TRACES` traces. Beyond that they come from the bins of the rollups, and the bucket states their relative
+error.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ _EMPTY_FILTER = Filter()
 
 
 class _RollupLevel(NamedTuple):
-    """Sums of hours, or of days that are at rest (see `_rest`)."""
+    """Rollup tables of hours, or of sealed days (see `sealed_rollups`)."""
 
-    source: str  # rows `s`, and `p` of the hour or the day
-    start: str  # of these, in nanoseconds
-    first: str  # hours that have something
+    source: str  # rollup rows `s`, with `p` of their hour or day
+    start: str  # start of `p` in nanoseconds
+    first: str  # first and last hour with traces
     last: str
-    said: str  # a table
-    ordered: str  # latencies in order
+    said: str  # table of feedback
+    ordered: str  # column of latencies in order
     with_ordered: str
 
 
@@ -99,24 +100,24 @@ _SEALED_HOURS = (
 
 @dataclass(frozen=True, slots=True)
 class RollupQuery:
-    """An aggregate that the sums of hours `first` to `last` (both included, None: all) answer in part."""
+    """Query that the rollups of hours `first` to `last` (inclusive, None: unbounded) answer in part."""
 
     filter: Filter
     bucket_ns: int | None
     group_by: str | None
     first: int | None = None
     last: int | None = None
-    by_cells: bool = False  # of all hours, also where these are added up
+    by_cells: bool = False  # read the cells of all hours, even where sealed totals exist
 
     @property
     def side(self) -> int | None:
-        """Where hours that are added up answer it (see `_hours`); None: their cells have to."""
+        """Return the side of sealed hours that answers the query (see `sealed_rollups`); None if it needs the cells."""
         if self.by_cells or self.filter.name is not None:
             return None
         return _SIDES.get(self.group_by, UNGROUPED)
 
     def parts(self, db: sqlite3.Connection) -> Iterator[tuple[BucketKey, HourBucket]]:
-        """What hours that are added up have in a bucket and group. Raises `ValueError` where one is damaged."""
+        """Yield the totals of sealed hours with their bucket and group. Raises `ValueError` if one is damaged."""
         least, most = self._shown()
         environment = self.filter.environment
         for bucket, project, data in self._added_up(db) if self.side is not None else ():
@@ -134,18 +135,19 @@ class RollupQuery:
         return db.execute(sql, (self.side, *bounds, *values))
 
     def counts(self, db: sqlite3.Connection) -> Iterator[Any]:
-        """Rows of bucket, group, traces, errors, input and output tokens, cost, first and last hour; of a bucket and
-        group there may be more than one.
+        """Yield rows of bucket, group, traces, errors, input and output tokens, cost, first and last hour.
+
+        A bucket and group may have more than one row.
         """
         return self._ask(db, _ROLLUP_COUNTS)
 
     def said(self, db: sqlite3.Connection) -> Iterator[Any]:
-        """As the rows of `_aggregate._FEEDBACK`."""
+        """Yield feedback in the form of the rows of `_ROW_FEEDBACK`."""
         for row in self._ask(db, _ROLLUP_FEEDBACK):
             yield row if row[3] is None else (*row[:3], row[3][1:], *row[4:])
 
     def latencies(self, db: sqlite3.Connection, places: set[BucketKey]) -> dict[BucketKey, Counter[int]]:
-        """Bins of buckets and groups."""
+        """Return the latency bins of buckets and groups."""
         blobs: dict[BucketKey, list[bytes]] = {place: [] for place in places}
         for bucket, group, blob in self._ask(db, _ROLLUP_LATENCIES, added_up=True) if blobs else ():
             if (bucket, group) in blobs:
@@ -153,17 +155,17 @@ class RollupQuery:
         return {place: unpack_bins(some) for place, some in blobs.items()}
 
     def ordered(self, db: sqlite3.Connection) -> Iterator[tuple[int, str | None, bytes]]:
-        """Latencies in order, by bucket and group, where these are ready."""
+        """Yield bucket, group and latencies in order of sealed hours and days."""
         return self._ask(db, _SEALED_LATENCIES)
 
     def not_in_order(self, db: sqlite3.Connection) -> Iterator[TimeRange]:
-        """The stretches of time of which `ordered` has nothing, or not all."""
+        """Yield the time ranges whose latencies `ordered` lacks in whole or in part."""
         where, values = self._within(_HOUR_LEVEL)
         sql = f"SELECT p.hour FROM sums_hours p WHERE {where} AND p.rest <> {SEALED} ORDER BY p.hour"
         return join_ranges([get_period_range(row[0]) for row in db.execute(sql, values)])
 
     def _ask(self, db: sqlite3.Connection, sql: str, added_up: bool = False) -> Iterator[Any]:
-        """`added_up`: also of hours of which there are `parts`."""
+        """Run a query on each level; `added_up` includes the hours that `parts` covers."""
         wanted, values = self._wanted()
         for level in self._levels():
             where, bounds = self._within(level)
@@ -176,14 +178,14 @@ class RollupQuery:
         return f"{level.start} / {self.bucket_ns} * {self.bucket_ns}" if self.bucket_ns else "0"
 
     def _levels(self) -> tuple[_RollupLevel, ...]:
-        """Days only where they are in one bucket each."""
+        """Return the levels to query. Days are included only if each is in one bucket."""
         return (_HOUR_LEVEL,) if (self.bucket_ns or 0) % DAY_NS else (_HOUR_LEVEL, _DAY_LEVEL)
 
     def _within(self, level: _RollupLevel) -> tuple[str, list[Any]]:
-        """Which hours, or which days: none that is in the other, too."""
+        """Return the condition and values that select the hours, or the days; no hour is counted in both."""
         first = self.first if self.first is not None else -(2**62)
         last = self.last if self.last is not None else 2**62
-        days = [max(1, -(-first // 24)), (last + 1) // 24 - 1]  # whole ones
+        days = [max(1, -(-first // 24)), (last + 1) // 24 - 1]  # only days that are completely within the range
         if level is _DAY_LEVEL:
             return f"p.rest = {SEALED} AND p.day BETWEEN ? AND ?", days
         where, bounds = "p.state = 0 AND p.hour BETWEEN ? AND ?", [first, last]
@@ -193,7 +195,7 @@ class RollupQuery:
         return where, bounds
 
     def _shown(self) -> tuple[int, int]:
-        """The least and the greatest `shown` of what is asked for."""
+        """Return the smallest and the largest value of `shown` that the filter selects."""
         least = LIVE_TRACE if self.filter.leaves_out_judgements else EVALUATOR_TRACE
         return least, LIVE_TRACE if self.filter.experiment is not None else EXPERIMENT_TRACE
 
@@ -206,15 +208,15 @@ class RollupQuery:
 
 
 def plan_rollup_query(filter: Filter, bucket_ns: int | None, group_by: str | None) -> RollupQuery | None:
-    """What the sums are asked; None where they cannot answer any of it."""
+    """Return the part of a query that rollups can answer; None if there is no such part."""
     if group_by not in _ROLLUP_GROUPS or (bucket_ns is not None and bucket_ns % HOUR_NS):
         return None
     since, until = filter.since_ns, filter.until_ns
     answered: dict[str, Any] = dict.fromkeys(("since_ns", "until_ns", "experiment", *_ROLLUP_FILTERS))
-    if filter.experiment or replace(filter, **answered) != _EMPTY_FILTER:  # "" is of no experiment
+    if filter.experiment or replace(filter, **answered) != _EMPTY_FILTER:  # "" selects traces of no experiment
         return None
     if (since is not None and not 0 <= since <= INT_MAX - HOUR_NS) or (until is not None and until < HOUR_NS):
-        return None  # before 1970 hours are not cut as they are later; after the last there is none to begin with
+        return None  # hours before 1970 are rounded the other way; the last hour that a column can hold has no end
     first = max(1, -(-since // HOUR_NS)) if since is not None else None
     last = until // HOUR_NS - 1 if until is not None else None
     if first is not None and last is not None and last < first:
@@ -225,8 +227,9 @@ def plan_rollup_query(filter: Filter, bucket_ns: int | None, group_by: str | Non
 def count_uncovered_traces(
     db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, enough: int
 ) -> int:
-    """How many traces of an aggregate have to be counted one by one, as far as the hours tell; no more than `enough`
-    and one are looked for.
+    """Count the traces of an aggregate that must be read one by one because rollups do not cover them.
+
+    Stops counting at `enough` + 1.
     """
     question = plan_rollup_query(filter, bucket_ns, group_by)
     if question is None:
@@ -242,7 +245,7 @@ def count_uncovered_traces(
 
 
 def find_uncovered_ranges(db: sqlite3.Connection, question: RollupQuery) -> list[TimeRange]:
-    """The stretches of time of a question that its sums do not cover: its ends, and hours that are not counted now."""
+    """Return the time ranges of a query that its rollups do not cover: its ends, and stale hours."""
     found: list[TimeRange] = []
     since, until, first, last = question.filter.since_ns, question.filter.until_ns, question.first, question.last
     if since is not None and first is not None and since < first * HOUR_NS:
@@ -256,7 +259,7 @@ def find_uncovered_ranges(db: sqlite3.Connection, question: RollupQuery) -> list
 
 
 def join_ranges(stretches: Sequence[TimeRange]) -> Iterator[TimeRange]:
-    """Those that touch as one."""
+    """Yield the time ranges, with adjacent ranges joined."""
     rest = iter(stretches)
     current = next(rest, None)
     if current is None:
@@ -270,9 +273,9 @@ def join_ranges(stretches: Sequence[TimeRange]) -> Iterator[TimeRange]:
     yield current
 
 
-MAX_NEWEST = 100_000  # traces, whose ids are in memory
-DEFAULT_NEWEST = 10_000  # traces that are counted one by one where nobody says how many: in a tenth of a second
-MAX_BUCKETS = 10_000  # buckets of an answer: with one for each nanosecond there are as many as traces, of 2 KB each
+MAX_NEWEST = 100_000  # limit of `newest`, because the ids are held in memory
+DEFAULT_NEWEST = 10_000  # default number of traces read one by one; takes a tenth of a second
+MAX_BUCKETS = 10_000  # limit of an answer (2 KB per bucket), as narrow buckets could be as many as traces
 ALL_TRACES: Final = "all"
 
 _ROW_GROUPS = {
@@ -286,7 +289,7 @@ _ROW_GROUPS = {
     "error": "error_group(t.error)",
 }
 
-# Of an array SQLite makes JSON far faster than a text of its own
+# SQLite converts an array of numbers to JSON much faster than it concatenates text.
 _ROW_TOTALS = """
 SELECT {bucket} AS b, {group} AS g, count(*), sum(t.status = 'error'), total({tokens_in}), total({tokens_out}),
   total({cost}), min(t.start_ns), max(t.start_ns), json_group_array(max(0, t.end_ns - t.start_ns))
@@ -298,7 +301,7 @@ FROM {source} WHERE {where} GROUP BY b, g
 """
 _ROW_STARTS = "SELECT t.start_ns FROM {source} WHERE {where} ORDER BY t.start_ns "
 
-# Each label has a row of its own: a tally puts the parts of a key together
+# One row per label; a `Tally` combines the rows of a key.
 _ROW_FEEDBACK = """
 SELECT {bucket} AS b, {group} AS g, f.key, f.label, sum(f.outcome = 'score'), count(f.score), total(f.score),
   min(f.score), max(f.score), sum(f.outcome = 'error'), sum(f.outcome = 'skip')
@@ -314,9 +317,9 @@ def compute_buckets(
     group_by: str | None,
     newest: int | Literal["all"] | None = None,
 ) -> list[Bucket]:
-    """Buckets in order of time, then group; those without traces are left out. See `TraceStore.aggregate`.
+    """Return buckets in order of time, then group, without those that have no traces. See `TraceStore.aggregate`.
 
-    Raises `Refused` for what cannot be asked for, and for more buckets than an answer holds.
+    Raises `Refused` for an invalid argument, and for more than `MAX_BUCKETS` buckets.
     """
     if bucket_ns is not None and bucket_ns <= 0:
         raise Refused(f"a bucket is some nanoseconds wide, not {bucket_ns!r}")
@@ -325,7 +328,7 @@ def compute_buckets(
     most = DEFAULT_NEWEST if newest is None else newest
     if most != ALL_TRACES and not 1 <= most <= MAX_NEWEST:
         raise Refused(f"the newest traces are 1 to {MAX_NEWEST:,}, not {newest!r}; 'all' counts all of them")
-    if group_by == "experiment" and not filter.experiment:  # it asks for no certain one
+    if group_by == "experiment" and not filter.experiment:  # the filter names no experiment
         live = plan_rollup_query(replace(filter, experiment=""), bucket_ns, None)
         if live is not None and (most == ALL_TRACES or not _has_more_than(db, plan_experiments(filter), most)):
             return _aggregate_by_experiment(db, filter, live)
@@ -347,20 +350,20 @@ def _has_more_than(db: sqlite3.Connection, chosen: QueryPlan, than: int) -> bool
 def _aggregate_newest(
     db: sqlite3.Connection, filter: Filter, bucket_ns: int | None, group_by: str | None, newest: int
 ) -> list[Bucket]:
-    """Of the newest traces alone, if there are more."""
+    """Aggregate only the `newest` traces, and note that number in each bucket if there are more."""
     chosen = plan_query(db, filter)
     sql = f"SELECT t.id FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
     found = [row[0] for row in db.execute(sql, (*chosen.values, newest + 1))]
     only = QueryPlan("traces t NOT INDEXED", "t.id IN (SELECT value FROM json_each(?))", (dumps(found[:newest]),))
     if len(found) <= newest:
         return _Aggregation(db, filter, bucket_ns, group_by, lambda _: only).buckets(None)
-    since = replace(filter, since_ns=None)  # they begin with the first of them, whatever was asked for
+    since = replace(filter, since_ns=None)  # without buckets, the range starts with the first of these traces
     counted = _Aggregation(db, since, bucket_ns, group_by, lambda _: only).buckets(None)
     return [replace(bucket, newest=newest) for bucket in counted]
 
 
 def _aggregate_by_experiment(db: sqlite3.Connection, filter: Filter, live: RollupQuery) -> list[Bucket]:
-    """Sums answer for what is of no experiment, rows for what is."""
+    """Aggregate by experiment: rollups answer for traces of no experiment, rows for the others."""
     rest = _Aggregation(db, filter, live.bucket_ns, "experiment", plan_experiments).buckets(None)
     counted = _Aggregation(db, live.filter, live.bucket_ns, None).buckets(live)
     both = sorted([*counted, *rest], key=lambda bucket: _group_order(bucket.group))
@@ -368,7 +371,7 @@ def _aggregate_by_experiment(db: sqlite3.Connection, filter: Filter, live: Rollu
 
 
 class _TooManyBuckets(Refused):
-    """More buckets than one answer holds."""
+    """More buckets than one answer may have."""
 
 
 def _check_bucket_count(count: int) -> None:
@@ -378,12 +381,12 @@ def _check_bucket_count(count: int) -> None:
 
 
 def _group_order(group: str | None) -> tuple[bool, str]:
-    """In which order groups come."""
+    """Return the sort key of a group."""
     return group is not None, group or ""
 
 
 class _Aggregation:
-    """An aggregate under way. `way`: how to find those of its traces that are counted one by one."""
+    """Aggregation of one query. `way` plans the query for traces that are read one by one."""
 
     def __init__(
         self,
@@ -396,10 +399,10 @@ class _Aggregation:
         self._db, self._filter, self._bucket_ns, self._group_by = db, filter, bucket_ns, group_by
         self._way = way or partial(plan_query, db, in_order=False)
         self._totals: dict[BucketKey, BucketTotals] = {}
-        self._alone: dict[BucketKey, HourBucket] = {}  # buckets that are a part of an hour, and nothing else
+        self._alone: dict[BucketKey, HourBucket] = {}  # buckets that consist of the totals of one sealed hour
 
     def buckets(self, question: RollupQuery | None) -> list[Bucket]:
-        """All of it, with the sums' help if they can."""
+        """Compute all buckets, from rollups as far as `question` allows."""
         if question is not None:
             question = self._add_parts(question)
             self._add_sums(question)
@@ -412,7 +415,7 @@ class _Aggregation:
         return [self._bucket(place) for place in places]
 
     def _of(self, place: BucketKey) -> BucketTotals:
-        """Raises `_TooMany`."""
+        """Return the totals of a bucket; create them if missing. Raises `_TooManyBuckets`."""
         total = self._totals.get(place)
         if total is None:
             _check_bucket_count(len(self._totals) + len(self._alone) + 1)
@@ -420,18 +423,18 @@ class _Aggregation:
         return total
 
     def _add_parts(self, question: RollupQuery) -> RollupQuery:
-        """What hours that are added up have; what is to be asked then."""
+        """Add the totals of sealed hours; return the query for the remaining rollups."""
         try:
             for place, part in question.parts(self._db):
                 self._add_part(place, part)
-        except ValueError:  # one is damaged
+        except ValueError:  # a row is damaged: read the cells instead
             self._alone.clear()
             self._totals.clear()
             return replace(question, by_cells=True)
         return question
 
     def _add_part(self, place: BucketKey, part: HourBucket) -> None:
-        """As it is, if it is all that an hour has in this place."""
+        """Add the totals of a sealed hour, or keep them unchanged if they are the only ones of the bucket."""
         if self._bucket_ns == HOUR_NS and place not in self._alone and place not in self._totals:
             _check_bucket_count(len(self._totals) + len(self._alone) + 1)
             self._alone[place] = part
@@ -451,7 +454,7 @@ class _Aggregation:
         filter = self._filter if within == ALL_TIME else replace(self._filter, since_ns=within[0], until_ns=within[1])
         chosen = self._way(filter)
         rows = self._ask(_ROW_TOTALS, chosen).fetchmany(MAX_BUCKETS + 1)
-        _check_bucket_count(len(rows))  # before anything is made of them
+        _check_bucket_count(len(rows))  # checked before the rows are processed
         for start, group, *counts, first, last, latencies in rows:
             total = self._of((start, group))
             total.add(*counts)
@@ -460,7 +463,7 @@ class _Aggregation:
         self._count(self._ask(_ROW_FEEDBACK, chosen))
 
     def _count(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Add outcomes that share a key and a label, as `_FEEDBACK` has them."""
+        """Add outcomes with the same key and label, in the form of `_ROW_FEEDBACK`."""
         for start, group, *said in rows:
             self._of((start, group)).add_said(*said)
 
@@ -479,7 +482,7 @@ class _Aggregation:
         return self._db.execute(sql.format(**parts), (*chosen.values, *values))
 
     def _add_latencies(self, question: RollupQuery) -> None:
-        """Of few traces as they are, of many from the sums."""
+        """Add exact latencies for buckets of few traces, and the bins of rollups for others."""
         summed = {place: total.traces for place, total in self._totals.items() if total.is_summed}
         few = {place: ExactPercentiles(n) for place, n in summed.items() if n <= MAX_EXACT_TRACES}
         for place, bins in question.latencies(self._db, summed.keys() - few.keys()).items():
@@ -490,7 +493,7 @@ class _Aggregation:
             self._rank(few, question)
 
     def _rank(self, few: Mapping[BucketKey, ExactPercentiles], question: RollupQuery) -> None:
-        """Find percentiles by what is ready of them, and by the rows of other hours."""
+        """Compute exact percentiles from sealed hours and days, and from the rows of other hours."""
         for start, group, ordered in question.ordered(self._db):
             if (start, group) in few:
                 few[start, group].add_ordered(ordered)
@@ -513,7 +516,7 @@ class _Aggregation:
             self._add_exact(left)
 
     def _within(self, hours: Iterable[TimeRange], starts: set[int]) -> Iterator[TimeRange]:
-        """Of stretches of hours what lies in buckets."""
+        """Yield the parts of time ranges that are inside the buckets."""
         buckets = list(self._stretches(starts))
         for since, until in hours:
             for first, last in buckets:
@@ -522,7 +525,7 @@ class _Aggregation:
                     yield start, end
 
     def _add_exact(self, few: set[BucketKey]) -> None:
-        """All their latencies."""
+        """Read all latencies of buckets from rows."""
         for place in few:
             self._totals[place].latencies.clear()
         where, values = self._in_groups({group for _, group in few})
@@ -532,27 +535,27 @@ class _Aggregation:
                     self._totals[start, group].latencies += orjson.loads(latencies)
 
     def _exact(self, within: TimeRange, where: str, values: tuple[Any, ...]) -> Iterator[Any]:
-        """Latencies of traces that start within a stretch, and when they are asked for."""
+        """Return the latencies of traces that start within a time range and within the filter's range."""
         since, until = _latest(within[0], self._filter.since_ns), _earliest(within[1], self._filter.until_ns)
         chosen = plan_latencies(replace(self._filter, since_ns=since, until_ns=until))
         return self._ask(_ROW_LATENCIES, chosen, where, values)
 
     def _in_groups(self, groups: set[str | None]) -> tuple[str, tuple[Any, ...]]:
-        """A condition that leaves out groups of which no latencies are wanted, if there are any."""
+        """Return a condition that excludes groups whose latencies are not needed, if there are any."""
         if not self._group_by or len(groups) == len({group for _, group in self._totals}):
             return "", ()
         sql = f" AND {_ROW_GROUPS[self._group_by]} IN (SELECT value FROM json_each(?))"
         return sql, (orjson.dumps(list(groups)).decode(),)
 
     def _stretches(self, starts: set[int]) -> Iterable[TimeRange]:
-        """The time that buckets take; those that touch in one."""
+        """Return the time ranges of buckets, with adjacent ranges joined."""
         if not self._bucket_ns or len(starts) == len({start for start, _ in self._totals}):
             return [ALL_TIME]
         width = self._bucket_ns
         return join_ranges([get_period_range(start // width, width) for start in sorted(starts)])
 
     def _find_ends(self) -> None:
-        """When the first and the last trace of each group began, where nothing else says from when to when it goes."""
+        """Find the first and the last start time of each group, if neither buckets nor the filter define the range."""
         if self._bucket_ns or (self._filter.since_ns is not None and self._filter.until_ns is not None):
             return
         for (_, group), total in self._totals.items():
@@ -561,7 +564,8 @@ class _Aggregation:
 
     def _end(self, group: str | None, hour: int, order: str) -> int:
         since, until = get_period_range(hour)
-        by_model = self._group_by == "model"  # a filter finds fewer: SQLite ends a key of JSON at a zero byte
+        # A filter by model could miss traces, because SQLite ends a JSON key at a zero byte
+        by_model = self._group_by == "model"
         theirs: dict[str, Any] = {self._group_by: group} if self._group_by and not by_model else {}
         chosen = plan_query(self._db, replace(self._filter, since_ns=since, until_ns=until, **theirs))
         where, values = (f" AND {_ROW_GROUPS['model']} = ?", (group,)) if by_model else ("", ())

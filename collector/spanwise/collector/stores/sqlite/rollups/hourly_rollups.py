@@ -1,9 +1,9 @@
 """Hourly rollups, updated in the transaction that changes traces or feedback.
 
-What stands in `sums` and `sums_said` for an hour is, after every transaction, what its rows add up to, unless
-`sums_hours` says that the hour is to be counted anew (`STALE`, see `_recount`) or is never counted (`WILD`: too many
-names, models, keys or labels): then it is read from rows. What is made ready of hours and days at rest (see `_rest`) is
-so no more in the transaction that changes them.
+After every transaction, `sums` and `sums_said` equal the totals of the rows of each hour, with two exceptions.
+`sums_hours` marks an hour `STALE` if it must be recounted (see `maintenance.rebuild_jobs`), and `TOO_LARGE` if it has
+too many names, models, keys or labels. Queries read such hours from rows. A transaction that changes a sealed hour or
+day (see `sealed_rollups`) also marks it as no longer sealed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from spanwise.collector.stores.sqlite.rollups.rollup_delta import (
 )
 
 _INT_MAX = 2**63 - 1
-_MAX_CACHED_ROWS = 200  # rows of either kind, at most
+_MAX_CACHED_ROWS = 200  # limit for each of the two caches
 _FIND_CELL = (
     "SELECT id, n, errors, exact, latencies FROM sums"
     " WHERE hour = ? AND project = ? AND environment = ? AND name = ? AND shown = ? AND model = ?"
@@ -56,32 +56,33 @@ _PUT_FEEDBACK = (
 
 
 class RecountNeeded(Exception):
-    """What is to be taken away does not stand there, or nobody knows what comes after it: count the hour anew."""
+    """A delta cannot be applied: the row to subtract from is missing, or the new extreme is unknown. The hour must be
+    recounted.
+    """
 
 
 class RowCache:
-    """Rows as they stand, for as long as nobody else writes any."""
+    """Cache of rollup rows. Valid because only the writer changes them."""
 
     def __init__(self) -> None:
-        self.cells: dict[RollupKey, tuple[int, int, int, str, bytes]] = {}  # as of `_FIND`
-        self.said: dict[tuple[int, str, str], tuple[Any, ...]] = {}  # by cell, key and label, as of `_FIND_SAID`
+        self.cells: dict[RollupKey, tuple[int, int, int, str, bytes]] = {}  # rows of `_FIND_CELL`
+        self.said: dict[tuple[int, str, str], tuple[Any, ...]] = {}  # by cell, key and label: rows of `_FIND_FEEDBACK`
 
     def clear(self) -> None:
-        """Whatever stands there is to be read."""
         self.cells.clear()
         self.said.clear()
 
     def trim(self) -> None:
-        """Keep within bounds."""
+        """Clear the cache if it exceeds its limit."""
         if len(self.cells) > _MAX_CACHED_ROWS or len(self.said) > _MAX_CACHED_ROWS:
             self.clear()
 
 
 def apply_delta(db: sqlite3.Connection, delta: RollupDelta, known: RowCache) -> int:
-    """Add what a delta of one hour adds, take what it takes; by how many rows the hour has grown. What is written is
-    known then, and what is known is not read.
+    """Apply the delta of one hour; return by how many rows the hour has grown.
 
-    Raises `Unsure` or `TooMuch`; some of the hour's rows have been changed then.
+    Reads rows from the cache `known` and keeps written rows in it. Raises `RecountNeeded` or `RollupTooLarge`; some
+    of the hour's rows may have been changed then.
     """
     ids: dict[RollupKey, int] = {}
     empty: list[RollupKey] = []
@@ -97,7 +98,7 @@ def apply_delta(db: sqlite3.Connection, delta: RollupDelta, known: RowCache) -> 
         grown += _change_feedback(db, (ids[cell], key, label), said, known)
     if empty:
         known.clear()
-    for cell in empty:  # last: nothing may be said in a cell that is not there
+    for cell in empty:  # deleted last, because feedback of this delta may still refer to the cell
         grown -= db.execute("DELETE FROM sums_said WHERE cell = ?", (ids[cell],)).rowcount
         db.execute("DELETE FROM sums_latencies WHERE cell = ?", (ids[cell],))
         grown -= db.execute("DELETE FROM sums WHERE id = ?", (ids[cell],)).rowcount
@@ -106,7 +107,7 @@ def apply_delta(db: sqlite3.Connection, delta: RollupDelta, known: RowCache) -> 
 
 
 def delete_hour(db: sqlite3.Connection, hour: int) -> None:
-    """Forget the sums of an hour."""
+    """Delete the rollup of an hour."""
     for table in ("sums_said", "sums_latencies"):
         db.execute(f"DELETE FROM {table} WHERE cell IN (SELECT id FROM sums WHERE hour = ?)", (hour,))
     db.execute("DELETE FROM sums WHERE hour = ?", (hour,))
@@ -114,7 +115,7 @@ def delete_hour(db: sqlite3.Connection, hour: int) -> None:
 
 
 def read_hour(db: sqlite3.Connection, hour: int) -> dict[Any, Any]:
-    """All that stands for an hour, as `expected` has it."""
+    """Return the stored rollup of an hour, in the form of `compute_expected_hour`."""
     rows = db.execute("SELECT * FROM sums WHERE hour = ?", (hour,)).fetchall()
     cells = {row[0]: row[1:7] for row in rows}
     sql = f"SELECT cell, key, label, {_FEEDBACK_COLUMNS} FROM sums_said WHERE cell IN (SELECT id FROM sums WHERE hour = ?)"
@@ -128,12 +129,12 @@ def read_hour(db: sqlite3.Connection, hour: int) -> dict[Any, Any]:
 def _unpack_or_none(blob: bytes) -> Counter[int] | None:
     try:
         return unpack_bins([blob])
-    except ValueError:  # damaged: it is like nothing that is expected
+    except ValueError:  # damaged: None differs from any expected value
         return None
 
 
 def compute_expected_hour(delta: RollupDelta) -> dict[Any, Any]:
-    """What stands for an hour of which this is all: cells, and what is said in them."""
+    """Return the cells and feedback that an hour must have if `delta` is all of it."""
     parts = {
         cell: (one.n, one.errors, f"{one.input_tokens} {one.output_tokens} {one.cost}", +one.bins)
         for cell, one in delta.parts.items()
@@ -156,7 +157,7 @@ def _find_cell(db: sqlite3.Connection, cell: RollupKey, known: RowCache) -> int:
 
 
 def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, known: RowCache) -> tuple[int, int, bool]:
-    """The id of a cell's row, how many traces stand there now, and whether the row is new."""
+    """Apply a change to a cell; return its row id, its number of traces, and whether the row is new."""
     row = known.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
     id, n, errors, exact, blob = row or (db.execute(_INSERT_CELL, cell).lastrowid or 0, 0, 0, "0 0 0", b"")
     n, errors = n + part.n, errors + part.errors
@@ -175,7 +176,7 @@ def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, kn
 def _add_latencies(blob: bytes, more: Counter[int]) -> bytes:
     try:
         return add_to_bins(blob, more)
-    except ValueError:  # of another machine's logarithm, at the border of two bins
+    except ValueError:  # written on a machine whose logarithm differs at the border of two bins
         raise RecountNeeded from None
 
 
@@ -203,9 +204,9 @@ def _change_feedback(
 def _update_extreme(
     old: float | None, count: int, changes: Counter[float], n: int, sign: float
 ) -> tuple[float | None, int]:
-    """The greatest score (the least, with the sign turned) and how many there are of it, after some came and went.
+    """Return the largest score (the smallest with `sign` -1) and its count, after scores were added and removed.
 
-    Raises `Unsure` where the last of them went: what stands below is not known.
+    Raises `RecountNeeded` if the last score of that value was removed, because the next one is unknown.
     """
     if n == 0:
         return None, 0
@@ -223,7 +224,7 @@ def _update_extreme(
 
 
 def count_wrong_hours(db: sqlite3.Connection) -> int:
-    """Of how many hours the sums are not those of their rows."""
+    """Return how many hours have a rollup that differs from the totals of their rows."""
     hours = [row[0] for row in db.execute("SELECT hour FROM sums_hours WHERE state = 0")]
     left_out = f"start_ns / {HOUR_NS} NOT IN (SELECT hour FROM sums_hours)"
     bad = 0
@@ -234,24 +235,27 @@ def count_wrong_hours(db: sqlite3.Connection) -> int:
 
 
 VALID, STALE, TOO_LARGE = 0, 1, 2
-CHANGED, SEALED, SEALED_EMPTY = 0, 1, 2  # of an hour or a day: not ready, ready, at rest with nothing made of it
-MAX_CACHED_HOURS = 1_000  # remembered at most
-MAX_MOVED_FEEDBACK = 1_000  # of one trace, that moves to another cell at once
+CHANGED, SEALED, SEALED_EMPTY = 0, 1, 2  # of an hour or a day: not sealed, sealed, sealed without totals
+MAX_CACHED_HOURS = 1_000  # limit of the cache
+MAX_MOVED_FEEDBACK = 1_000  # limit for one trace that moves to another cell
 
 
 class HourlyRollups:
-    """The sums on the writer's connection, in its transaction. Remembers rows, which nobody else writes."""
+    """Rollups on the writer's connection, updated within its transactions. Caches rows, because no other connection
+    writes them.
+    """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._watched: dict[int, RollupDelta] = {}  # what changes while somebody counts an hour anew, see `_recount`
-        self._hours: dict[int, tuple[int, int]] = {}  # state, and rows
-        self._stirred: set[int] = set()  # hours of which nothing is ready, nor of their days
-        self.stirred: set[int] = set()  # hours that have changed since `_rest` has looked
+        # Changes of hours that are being recounted, see `maintenance.rebuild_jobs`
+        self._watched: dict[int, RollupDelta] = {}
+        self._hours: dict[int, tuple[int, int]] = {}  # state, and number of rows
+        self._stirred: set[int] = set()  # hours already marked as changed, with their days
+        self.stirred: set[int] = set()  # hours changed since the last call of `rested`
         self._cells = RowCache()
 
     def forget(self) -> None:
-        """After a rollback what was noted beside the file may not have happened: counting begins again."""
+        """Drop caches and recorded changes after a rollback; recounts of hours start again."""
         self._watched.clear()
         self._read_again()
 
@@ -261,17 +265,18 @@ class HourlyRollups:
         self._stirred.clear()
 
     def watch(self, hour: int) -> None:
-        """Note from now on what changes in an hour."""
+        """Start recording the changes of an hour."""
         self._watched[hour] = RollupDelta()
 
     def watched(self, hour: int) -> RollupDelta | None:
-        """What has changed since `watch`, no longer noted; None where that is not known."""
+        """Return the changes since `watch` and stop recording; None if they are unknown."""
         return self._watched.pop(hour, None)
 
     @contextmanager
     def of_traces(self, keys: Collection[int], new: Mapping[int, TraceContribution]) -> Iterator[None]:
-        """Within, rows of `traces` may be written. Those that are new have none yet, and nothing is said of them: what
-        they count for need not be read.
+        """Update the rollups for rows of `traces` that the block writes.
+
+        `new` has the contributions of new traces, which have no row and no feedback before, so that they need not be read.
         """
         others = [key for key in keys if key not in new]
         before = read_contributions(self._db, others)
@@ -282,8 +287,9 @@ class HourlyRollups:
     def of_feedback(
         self, pairs: Iterable[tuple[int | None, str]], new: Collection[int] = ()
     ) -> Iterator[set[tuple[int, str]]]:
-        """Within, feedback under these keys of traces may be written, settled, and removed. Nothing is said of those
-        that are new yet. Gives those under which there was none.
+        """Update the rollups for feedback that the block writes or removes under these pairs of trace and key.
+
+        Yields the pairs that have no feedback yet. Traces in `new` have none.
         """
         on_traces = {(trace, key) for trace, key in pairs if trace is not None}
         there = read_feedback_under(self._db, [pair for pair in on_traces if pair[0] not in new])
@@ -297,7 +303,7 @@ class HourlyRollups:
             self._apply(changes)
 
     def gone(self, keys: Sequence[int]) -> None:
-        """Traces are about to be deleted, with all that is said of them."""
+        """Subtract traces and their feedback. Must be called before they are deleted."""
         counted, changes = read_contributions(self._db, keys), _RollupChanges()
         for one in counted.values():
             changes.trace(one, -1)
@@ -321,7 +327,7 @@ class HourlyRollups:
                 changes.trace(now, 1)
                 if was is None or was.place != now.place:
                     moved.append(key)
-            else:  # its runs may have other names
+            else:  # names of its runs may have changed
                 self._stir(now.hour)
         self._move_said(changes, before, after, moved)
         self._apply(changes)
@@ -333,7 +339,7 @@ class HourlyRollups:
         after: Mapping[int, TraceContribution],
         moved: Sequence[int],
     ) -> None:
-        """What is said of traces follows them into other cells; for one with very much of it hours are counted anew."""
+        """Move the feedback of traces to their new cells; mark hours for a recount if a trace has very much feedback."""
         if not moved:
             return
         counts = dict(_count_feedback(self._db, moved))
@@ -362,7 +368,7 @@ class HourlyRollups:
             self._change(hour, rows, changes.deltas[hour])
 
     def _standing(self, hour: int) -> tuple[int, int]:
-        """The state of an hour, and of how many rows its sums are."""
+        """Return the state of an hour and the number of its rollup rows."""
         if hour not in self._hours:
             found = self._db.execute("SELECT state, rows FROM sums_hours WHERE hour = ?", (hour,)).fetchone()
             if found is None:
@@ -371,7 +377,7 @@ class HourlyRollups:
         return self._hours[hour]
 
     def _stir(self, hour: int) -> None:
-        """An hour changes: nothing of it is ready from now on, nor of its day."""
+        """Mark an hour and its day as changed, so no longer sealed."""
         self.stirred.add(hour)
         if hour not in self._stirred:
             if len(self._stirred) >= MAX_CACHED_HOURS:
@@ -381,12 +387,12 @@ class HourlyRollups:
             self._db.execute("UPDATE sums_days SET rest = 0 WHERE day = ? AND rest > 0", (hour // 24,))
 
     def rested(self) -> set[int]:
-        """The hours that have changed since this was asked last."""
+        """Return the hours that have changed since the last call."""
         stirred, self.stirred = self.stirred, set()
         return stirred
 
     def made_ready(self) -> None:
-        """Hours and days have been made ready, in this transaction."""
+        """Record that this transaction has sealed hours or days."""
         self._stirred.clear()
 
     def _note_hour(self, hour: int, state: int, rows: int) -> None:
@@ -419,20 +425,20 @@ class HourlyRollups:
                 self._note_hour(hour, VALID, rows + grown)
 
     def mark(self, hour: int, state: int) -> None:
-        """An hour is to be read from rows, and its sums are of no use; one that is wild already stays so."""
+        """Mark an hour `STALE` or `TOO_LARGE`, so that it is read from rows. `TOO_LARGE` is never reset to `STALE`."""
         self._read_again()
         self._stir(hour)
         self._db.execute("UPDATE sums_hours SET state = max(state, ?), rows = -1 WHERE hour = ?", (state, hour))
 
     def empty(self, hour: int) -> None:
-        """Drop the sums of an hour, which is read from rows."""
+        """Delete the rollup rows of an hour that is read from rows."""
         self._read_again()
         self._stir(hour)
         delete_hour(self._db, hour)
         self._db.execute("UPDATE sums_hours SET rows = 0 WHERE hour = ?", (hour,))
 
     def put(self, hour: int, counted: RollupDelta | None, changed: RollupDelta) -> None:
-        """What was counted anew, and what has changed meanwhile; None: there is too much of it."""
+        """Store a recounted hour and apply the changes made meanwhile. `counted` None: the hour is too large."""
         self._read_again()
         self._stir(hour)
         delete_hour(self._db, hour)
@@ -445,7 +451,7 @@ class HourlyRollups:
 
 
 class _RollupChanges:
-    """What one write changes, by hour."""
+    """Changes of one write by hour, with the hours that need a recount or are too large."""
 
     def __init__(self) -> None:
         self.deltas: dict[int, RollupDelta] = {}
@@ -459,7 +465,7 @@ class _RollupChanges:
             self.wild.add(one.hour)
 
     def said(self, counted: Mapping[int, TraceContribution], rows: Iterable[Sequence[Any]], sign: int) -> None:
-        """Count feedback with its trace, if that counts."""
+        """Add or subtract feedback with the contribution of its trace, if the trace counts."""
         cells: dict[int, list[RollupKey]] = {}
         for trace, *row in rows:
             if (one := counted.get(trace)) is not None:

@@ -1,15 +1,17 @@
 """Latency histograms (DDSketch bins), exact latencies in order, and their percentiles.
 
 The bins are those of DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable quantile sketch", VLDB 2019):
-what a bin stands for is within `ERROR` of all that is in it.
+the value of a bin is within `RELATIVE_ERROR` of all latencies in it.
 
-A blob of bins begins with a byte, the width of its counts. What follows is the first bin, one up so that none is below
-0, and the counts from that one on without a gap; with width 0 it is pairs of a bin, one up, and its count, all of two
-bytes: of a few latencies that lie far apart. An older form has pairs of eight bytes each and nothing before them; it is
-read, and no more written.
+Format of a blob of bins:
 
-Latencies in order, as they are (`ordered`), are of hours and days at rest: the width of a step in a byte, in eight each
-what all steps are multiples of and the least latency, and the steps from each to the next.
+- The first byte is the width of the counts. The number of the first bin plus 1 follows (2 bytes), so that none is negative, and then the counts of consecutive bins.
+- With width 0, pairs follow: a bin plus 1, and its count, 2 bytes each. This form is for a few latencies that are far apart.
+- An older form has pairs of 8 bytes each without a header. It is read, but no longer written.
+
+Format of exact latencies in order (`pack_latencies`), used for sealed hours and days: the width of a step (1 byte),
+the unit of which all steps are multiples (8 bytes), the smallest latency (8 bytes), and the steps from each latency
+to the next.
 """
 
 from __future__ import annotations
@@ -28,29 +30,30 @@ from ddsketch.mapping import LogarithmicMapping
 
 from spanwise.collector.statistics import nearest_rank, percentile
 
-RELATIVE_ERROR = 0.01  # of a percentile, relative
-MAX_EXACT_TRACES = 10_000  # traces, of which a percentile is one of their latencies
-ZERO_BIN = -1  # the bin of what took no time: others begin at 0, the logarithm of a nanosecond
+RELATIVE_ERROR = 0.01  # relative error of a percentile
+MAX_EXACT_TRACES = 10_000  # up to this many traces, percentiles are exact
+ZERO_BIN = -1  # bin of latency 0; other bins begin at 0, the logarithm of a nanosecond
 _MAPPING = LogarithmicMapping(RELATIVE_ERROR)
-_ARRAY_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # of `array`, by width
-_COUNT_WIDTHS = (1, 2, 4)  # of counts
-_ORDERED_HEADER = Struct("<BQQ")  # before the steps between latencies in order
-_OLD_FORM_MARKERS = (bytes(6), b"\xff" * 6)  # at 2:8 of the older form alone: a bin is below 65,536, and no count is 0
-_LANE_BYTES = 8  # bytes of a count while blobs are added up
+_ARRAY_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # type codes of `array`, by width
+_COUNT_WIDTHS = (1, 2, 4)  # widths of counts
+_ORDERED_HEADER = Struct("<BQQ")  # header of latencies in order: width, unit, smallest
+# Bytes 2:8 that only the older form can have, as a bin is below 65,536 and no count is 0
+_OLD_FORM_MARKERS = (bytes(6), b"\xff" * 6)
+_LANE_BYTES = 8  # bytes of a count while blobs are added
 
 
 def find_bin(latency_ns: int) -> int:
-    """The bin that counts a latency."""
+    """Return the bin of a latency."""
     return _MAPPING.key(float(latency_ns)) if latency_ns > 0 else ZERO_BIN
 
 
 def get_bin_latency(bin: int) -> float:
-    """Nanoseconds that a bin stands for."""
+    """Return the nanoseconds that a bin represents."""
     return 0.0 if bin == ZERO_BIN else float(_MAPPING.value(bin))
 
 
 def pack_bins(bins: Mapping[int, int]) -> bytes:
-    """As a blob; empty bins are left out, and of no bins it is empty."""
+    """Pack counts by bin into a blob without empty bins; no bins give an empty blob."""
     here = {bin: count for bin, count in bins.items() if count}
     if not here:
         return b""
@@ -65,8 +68,10 @@ def pack_bins(bins: Mapping[int, int]) -> bytes:
 
 
 def add_to_bins(blob: bytes, more: Mapping[int, int]) -> bytes:
-    """A blob with more in it, or less. Raises `ValueError` where less than nothing would be left in a bin."""
-    if blob and blob[2:8] not in _OLD_FORM_MARKERS:  # nearly always there is room for it in the blob as it is
+    """Return a blob with the counts `more`, which may be negative, added. Raises `ValueError` if a count would be
+    negative.
+    """
+    if blob and blob[2:8] not in _OLD_FORM_MARKERS:  # nearly always the counts fit into the blob as it is
         made = _add_to_counts(blob, more) if blob[0] else _add_to_pairs(blob, more)
         if made is not None:
             return made
@@ -79,7 +84,7 @@ def add_to_bins(blob: bytes, more: Mapping[int, int]) -> bytes:
 
 
 def _add_to_counts(blob: bytes, more: Mapping[int, int]) -> bytes | None:
-    """A blob without gaps, of the same size; None where that has no room."""
+    """Add to a blob of consecutive counts; return None if the counts do not fit into the same size."""
     width, first = blob[0], blob[1] + (blob[2] << 8) - 1
     if width not in _COUNT_WIDTHS or (len(blob) - 3) % width:
         return None
@@ -93,7 +98,7 @@ def _add_to_counts(blob: bytes, more: Mapping[int, int]) -> bytes | None:
 
 
 def _add_to_pairs(blob: bytes, more: Mapping[int, int]) -> bytes | None:
-    """A blob of pairs with other counts; None where other bins are in it then, or a count does not fit."""
+    """Add to a blob of pairs; return None if its bins change or a count does not fit."""
     flat = _read_array("H", blob[1:])
     bins = flat[::2]
     for bin, times in more.items():
@@ -105,9 +110,10 @@ def _add_to_pairs(blob: bytes, more: Mapping[int, int]) -> bytes | None:
 
 
 def unpack_bins(blobs: Iterable[bytes]) -> Counter[int]:
-    """All that is in blobs together. Raises `ValueError` for what is no blob."""
+    """Return the sum of the counts of blobs. Raises `ValueError` for an invalid blob."""
     bins: dict[int, int] = {}
-    runs: dict[int, int] = {}  # by first bin, the counts of blobs as one integer: so they are added up all at once
+    # By first bin: the counts of blobs as one large integer, so that one addition adds all of them
+    runs: dict[int, int] = {}
     for blob in blobs:
         if blob[2:8] in _OLD_FORM_MARKERS:
             _add_pairs(bins, _read_array("q", blob), 0)
@@ -128,7 +134,7 @@ def _add_pairs(bins: dict[int, int], flat: array[int], up: int) -> None:
 
 
 def _counts_as_integer(blob: bytes) -> int:
-    """The counts of a blob without gaps, each of `_LANE` bytes of an integer."""
+    """Return consecutive counts as one integer, with `_LANE_BYTES` bytes per count."""
     width, size = blob[0], len(blob) - 3
     if width not in _COUNT_WIDTHS or size < width or size % width:
         raise ValueError(f"no latencies in bins: {blob[:16]!r}")
@@ -147,7 +153,7 @@ def _add_integer(bins: dict[int, int], first: int, run: int) -> None:
 
 def _read_array(code: str, data: bytes) -> array[int]:
     values = array(code, data)
-    if sys.byteorder == "big":  # a file may be carried to another machine
+    if sys.byteorder == "big":  # blobs are little-endian, so that a file can be moved to another machine
         values.byteswap()
     return values
 
@@ -159,7 +165,7 @@ def _array_bytes(values: array[int]) -> bytes:
 
 
 def pack_latencies(latencies: Iterable[int]) -> bytes:
-    """Latencies (at least one, none below 0) as they are, in order."""
+    """Pack latencies (at least one, all >= 0) exactly, in order."""
     here = sorted(latencies)
     steps = [after - before for before, after in pairwise(here)]
     unit = gcd(*steps) or 1
@@ -169,12 +175,12 @@ def pack_latencies(latencies: Iterable[int]) -> bytes:
     return _ORDERED_HEADER.pack(width, unit, here[0]) + _array_bytes(array(_ARRAY_CODES[width], whole))
 
 
-# In which unit, the least, and how many units it is from each to the next
+# Unit, smallest latency, and the steps from each latency to the next in that unit
 LatencySteps: TypeAlias = tuple[int, int, Sequence[int]]
 
 
 def parse_latencies(blob: bytes) -> LatencySteps:
-    """As `ordered` has made them. Raises `ValueError` for what are none."""
+    """Parse a blob of `pack_latencies`. Raises `ValueError` if it is invalid."""
     if len(blob) < _ORDERED_HEADER.size:
         raise ValueError(f"no latencies in order: {blob[:16]!r}")
     width, unit, least = _ORDERED_HEADER.unpack_from(blob)
@@ -185,21 +191,23 @@ def parse_latencies(blob: bytes) -> LatencySteps:
 
 
 def unpack_latencies(blob: bytes) -> list[int]:
-    """All latencies that are in order there. Raises `ValueError` for what are none."""
+    """Return all latencies of a blob of `pack_latencies`, in order. Raises `ValueError` if it is invalid."""
     least, unit, [found] = to_common_unit([parse_latencies(blob)])
     return [least + unit * above for above in found]
 
 
 def merge_latencies(parts: Sequence[bytes]) -> bytes:
-    """Latencies of several parts (at least one), each in order. Raises `ValueError` for what are none."""
+    """Merge several blobs of `pack_latencies` (at least one) into one. Raises `ValueError` if one is invalid."""
     if not parts:
         raise ValueError("no latencies in order")
     return parts[0] if len(parts) == 1 else pack_latencies(one for part in parts for one in unpack_latencies(part))
 
 
 def to_common_unit(parts: Sequence[LatencySteps]) -> tuple[int, int, list[list[int]]]:
-    """The least of all parts (at least one), a unit, and how many units above the least the latencies of each part are:
-    with such small numbers all that is done with them takes half the time.
+    """Return the smallest latency of all parts (at least one), a common unit, and the latencies of each part as
+    multiples of the unit above the smallest.
+
+    Computing with these small numbers takes half the time.
     """
     start = min([least for _, least, _ in parts])
     common = gcd(*[least - start for _, least, _ in parts], *[unit for unit, _, steps in parts if steps]) or 1
@@ -214,7 +222,9 @@ def to_common_unit(parts: Sequence[LatencySteps]) -> tuple[int, int, list[list[i
 
 
 def compute_bin_percentile(bins: Mapping[int, int], percent: int) -> float:
-    """Nanoseconds within `ERROR` of `statistics.percentile` of what was counted (at least one)."""
+    """Return the percentile in nanoseconds, within `RELATIVE_ERROR` of `statistics.percentile`. Raises `ValueError`
+    without counts.
+    """
     counted = sorted(bins.items())
     upto = list(accumulate(count for _, count in counted))
     if not upto or upto[-1] <= 0:
@@ -226,8 +236,10 @@ PERCENTS = (50, 95)
 
 
 class ExactPercentiles:
-    """The percentiles of `n` latencies, in nanoseconds. They are found as soon as all are there, and no latency is kept
-    then: a thousand hours have as many as there are traces.
+    """Exact percentiles of `n` latencies in nanoseconds.
+
+    They are computed as soon as `n` latencies have been added. Then the latencies are dropped, because a thousand
+    hours have as many latencies as traces.
     """
 
     def __init__(self, n: int) -> None:
@@ -236,12 +248,12 @@ class ExactPercentiles:
         self._found: dict[int, int] | None = None
 
     def add(self, latencies: Iterable[int]) -> None:
-        """Some of them."""
+        """Add latencies."""
         if some := list(latencies):
             self.add_ordered(pack_latencies(some))
 
     def add_ordered(self, blob: bytes) -> None:
-        """The same as `_latencies.ordered` has them; damaged ones are left out."""
+        """Add a blob of `pack_latencies`; ignore a damaged one."""
         try:
             part = parse_latencies(blob)
         except ValueError:
@@ -256,13 +268,15 @@ class ExactPercentiles:
         return {percent: least + unit * _percentile_of_parts(parts, percent) for percent in PERCENTS}
 
     def found(self) -> dict[int, int] | None:
-        """Nanoseconds by percent; None where there were not as many as that."""
+        """Return nanoseconds by percent; None if the number of latencies added is not `n`."""
         return self._found
 
 
 def _percentile_of_parts(parts: Sequence[Sequence[int]], percent: int) -> int:
-    """The percentile of all parts, each in order. It lies between the least and the greatest of their own, so that what
-    lies there alone is put in order.
+    """Return the percentile of all parts together, each of which is in order.
+
+    It is between the smallest and the largest of the parts' own percentiles, so only latencies in that range are
+    sorted.
     """
     own = [percentile(part, percent) for part in parts]
     least, most, before = min(own), max(own), 0

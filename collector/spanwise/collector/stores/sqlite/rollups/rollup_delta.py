@@ -1,8 +1,8 @@
 """Contribution of traces and feedback to the rollup of their hour, as exact deltas.
 
-A trace stands in the cell of its hour, project, environment and name, and in one more for each model that it has
-called, with that model's tokens and cost. What is said of it stands in the same cells. Amounts are integers here, in
-units of 2^-80, so that what was added can be taken away, in any order, and nothing stays.
+A trace counts in the cell of its hour, project, environment and name, and in one more cell for each model that it
+called, with that model's tokens and cost. Its feedback counts in the same cells. Amounts are integers in units of
+2^-80, so that subtracting what was added, in any order, leaves exactly 0.
 """
 
 from __future__ import annotations
@@ -22,29 +22,27 @@ from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow
 
 HOUR_NS = 3_600 * 10**9
 DAY_NS = 24 * HOUR_NS
-AMOUNT_BITS = 80  # binary digits of an amount behind the point
-TRACES_PER_READ = 500  # traces between two pauses
-MAX_HOUR_ROWS = 4_000  # of an hour; who sends another name with each trace costs no more
-MAX_MODELS, MAX_MODELS_CHARACTERS = (
-    100,
-    50_000,
-)  # of one trace, and characters of them: beyond, its hour is read from rows
+AMOUNT_BITS = 80  # fractional binary digits of an amount
+TRACES_PER_READ = 500  # traces read between two pauses
+MAX_HOUR_ROWS = 4_000  # limit for one hour, also if a sender gives each trace another name
+# Models of one trace, and their JSON in characters; beyond these limits, its hour is read from rows.
+MAX_MODELS, MAX_MODELS_CHARACTERS = 100, 50_000
 EVALUATOR_TRACE, LIVE_TRACE, EXPERIMENT_TRACE = 0, 1, 2
-ALL_MODELS = ""  # in place of a model: the cell of traces as such
-# Hour (start_ns // HOUR_NS, towards zero, as SQL divides), project, environment, name, shown, model
+ALL_MODELS = ""  # model of the cell that counts whole traces
+# Hour (start_ns // HOUR_NS, rounded towards zero as in SQL), project, environment, name, shown, model
 RollupKey: TypeAlias = tuple[int, str, str, str, int, str]
 
-# Of an evaluator's own, which no list shows; live; of an experiment
+# Category of a trace: evaluator's own (not shown in lists), live, or of an experiment
 _SHOWN_SQL = f"CASE WHEN t.experiment_id IS NOT NULL THEN {EXPERIMENT_TRACE} ELSE t.kind IS NOT '{EVALUATOR_KIND}' END"
 _TEXTS = ", ".join(f"CAST(coalesce(t.{name}, '') AS TEXT)" for name in ("project", "environment", "name"))
 _TOKENS = ", ".join(f"CAST(coalesce(t.{name}, 0) AS INTEGER)" for name in ("input_tokens", "output_tokens"))
-# Whatever a damaged row holds counts for something: it can be written again, and deleted
+# Damaged rows count with defaults, so that they can be updated and deleted.
 _ROW = (
     f"t.id, t.start_ns / {HOUR_NS}, {_TEXTS}, {_SHOWN_SQL}, max(0, coalesce(t.end_ns, t.start_ns) - t.start_ns),"
     f" t.status IS 'error', {_TOKENS}, CAST(t.cost AS REAL), CAST(t.models AS TEXT)"
 )
 _SELECT_TRACES = f"SELECT {_ROW} FROM traces t WHERE t.span_count > 0 AND t.start_ns IS NOT NULL AND t.id IN (%s)"
-# Of a row `f` on a trace: whether it is a person's, under a key under which a judge has spoken on the same trace
+# Condition on a row `f` of a trace: human feedback under a key that a judge scored on the same trace
 CHECKS_JUDGE_SQL = (
     "(f.source = 'human' AND EXISTS (SELECT 1 FROM feedback j INDEXED BY feedback_by_trace"
     " WHERE j.trace = f.trace AND j.key = f.key AND j.source = 'model'))"
@@ -60,11 +58,11 @@ _MODELS_DECODER = msgspec.json.Decoder(dict[str, ModelAmounts])
 
 
 class RollupTooLarge(Exception):
-    """More than sums are kept of: the hour is read from rows."""
+    """Rollup limit exceeded: the hour is read from rows instead."""
 
 
 class TraceContribution(NamedTuple):
-    """What a trace counts for."""
+    """Contribution of a trace to the rollup of its hour."""
 
     hour: int
     project: str
@@ -79,18 +77,18 @@ class TraceContribution(NamedTuple):
     models: str | None
 
     def cells(self) -> list[RollupKey]:
-        """Where it stands. Raises `TooMuch`."""
+        """Return the cells in which the trace counts. Raises `RollupTooLarge`."""
         return [(*self[:5], model) for model in (ALL_MODELS, *map(encode_name, self.by_model()))]
 
     def by_model(self) -> dict[str, ModelAmounts]:
-        """Calls, input tokens, output tokens and cost. Raises `TooMuch`."""
+        """Return calls, input tokens, output tokens and cost by model. Raises `RollupTooLarge`."""
         if self.models is None:
             return {}
         if len(self.models) > MAX_MODELS_CHARACTERS:
             raise RollupTooLarge
         try:
             by_model = _MODELS_DECODER.decode(self.models)
-        except msgspec.MsgspecError:  # it is damaged
+        except msgspec.MsgspecError:  # the column is damaged
             raise RollupTooLarge from None
         if not 0 < len(by_model) <= MAX_MODELS:
             raise RollupTooLarge
@@ -98,7 +96,7 @@ class TraceContribution(NamedTuple):
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What decides in which cells it stands."""
+        """Return a value that is equal for traces in the same cells."""
         try:
             return tuple(self.cells())
         except RollupTooLarge:
@@ -106,7 +104,9 @@ class TraceContribution(NamedTuple):
 
 
 def make_contribution(rolled: SummaryRow) -> TraceContribution:
-    """What a trace counts for of which this is all that is known: the same as is read of its row once it is written."""
+    """Return the contribution of a trace from its summary: the same as `read_contributions` reads once the row is
+    written.
+    """
     shown = EXPERIMENT_TRACE if rolled.experiment_id is not None else int(rolled.kind != EVALUATOR_KIND)
     return TraceContribution(
         rolled.start_ns // HOUR_NS,
@@ -124,12 +124,12 @@ def make_contribution(rolled: SummaryRow) -> TraceContribution:
 
 
 def encode_name(value: str) -> str:
-    """A model or a label as the tables have it: one that is empty is told from none."""
+    """Return a model or label as stored in the tables, where a prefix distinguishes an empty one from none."""
     return f"={value}"
 
 
 def to_units(amount: float) -> int:
-    """An amount in units of 2^-80; what is smaller than half of one is lost. Raises `TooMuch` for one without end."""
+    """Convert an amount to units of 2^-80, rounded to the nearest. Raises `RollupTooLarge` if it is not finite."""
     try:
         numerator, denominator = amount.as_integer_ratio()
     except (OverflowError, ValueError):
@@ -138,7 +138,7 @@ def to_units(amount: float) -> int:
 
 
 def from_units(units: int) -> float:
-    """The amount of so many units. Raises `TooMuch` for one that no float can hold."""
+    """Convert units to an amount. Raises `RollupTooLarge` if no float can hold it."""
     try:
         return units / (1 << AMOUNT_BITS)
     except OverflowError:
@@ -146,7 +146,7 @@ def from_units(units: int) -> float:
 
 
 class TraceAmounts:
-    """What is added to (or, below zero, taken from) a cell."""
+    """Change of a cell's trace counts, tokens, cost and latency bins; negative amounts are subtracted."""
 
     __slots__ = ("bins", "cost", "errors", "input_tokens", "n", "output_tokens")
 
@@ -174,7 +174,7 @@ class TraceAmounts:
 
 
 class FeedbackAmounts:
-    """What is added to what is said under a key and a label in a cell; `scores`: how often each."""
+    """Change of the feedback under a key and a label in a cell; `scores` counts each score."""
 
     __slots__ = ("failed", "n", "said", "scores", "skipped", "total")
 
@@ -204,14 +204,14 @@ class FeedbackAmounts:
             self.scores[score] += times
 
     def condense(self) -> None:
-        """Keep of scores that were only added the least and the greatest alone."""
+        """Keep only the smallest and the largest score. Requires that scores were only added."""
         if len(self.scores) > 2:
             least, most = min(self.scores), max(self.scores)
             self.scores = Counter({least: self.scores[least], most: self.scores[most]})
 
 
 class RollupDelta:
-    """What changes the sums of an hour."""
+    """Change of the rollup of one hour."""
 
     __slots__ = ("parts", "said")
 
@@ -220,7 +220,7 @@ class RollupDelta:
         self.said: dict[tuple[RollupKey, str, str], FeedbackAmounts] = {}
 
     def add_trace(self, one: TraceContribution, sign: int) -> None:
-        """Raises `TooMuch`."""
+        """Add (`sign` 1) or subtract (-1) a trace. Raises `RollupTooLarge`."""
         bin, place = find_bin(one.latency_ns), one[:5]
         whole = self._part((*place, ALL_MODELS))
         whole.add(sign, bin, one.error, one.input_tokens, one.output_tokens, one.cost or 0.0)
@@ -228,7 +228,7 @@ class RollupDelta:
             self._part((*place, encode_name(model))).add(sign, bin, one.error, tokens_in, tokens_out, cost or 0.0)
 
     def add_said(self, cells: Iterable[RollupKey], row: Sequence[Any], sign: int) -> None:
-        """Count a row of feedback: key, label, outcome, score. Raises `TooMuch`."""
+        """Add or subtract a row of feedback: key, label, outcome, score. Raises `RollupTooLarge`."""
         key, label, outcome, score = row
         label = "" if label is None else encode_name(label)
         for cell in cells:
@@ -238,7 +238,7 @@ class RollupDelta:
             said.add(sign, outcome, score)
 
     def add(self, other: RollupDelta) -> None:
-        """What changes by both."""
+        """Add another delta."""
         for cell, part in other.parts.items():
             self._part(cell).merge(part)
         for place, said in other.said.items():
@@ -255,18 +255,19 @@ class RollupDelta:
 
 
 def read_contributions(db: sqlite3.Connection, keys: Iterable[int]) -> dict[int, TraceContribution]:
-    """What traces count for, by key; those of which only feedback is here count for nothing."""
+    """Return the contributions of traces by key. Traces that only have feedback contribute nothing."""
     return {row[0]: TraceContribution(*row[1:]) for row in select_many(db, _SELECT_TRACES, keys)}
 
 
 def read_counted_feedback(db: sqlite3.Connection, keys: Iterable[int]) -> list[Any]:
-    """All that counts of what is said of traces: trace, key, label, outcome, score."""
+    """Return the rows of feedback on traces that count: trace, key, label, outcome, score."""
     return select_many(db, _SELECT_COUNTED_FEEDBACK + " AND f.trace IN (%s)", keys)
 
 
 def read_feedback_under(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[Any]:
-    """The same of traces under a key each, with all that does not count, and at the end whether it does; and none of
-    what else such a trace may have a lot of.
+    """Return the rows of feedback under one key per trace, with a last column that tells whether the row counts.
+
+    Feedback of these traces under other keys, which may be a lot, is not read.
     """
     by_key: dict[str, list[int]] = {}
     for trace, key in pairs:
@@ -276,8 +277,9 @@ def read_feedback_under(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]
 
 
 def get_period_range(hour: int, width: int = HOUR_NS) -> tuple[int, int | None]:
-    """The starts [since, until) of which `start_ns / width` is `hour`: division is towards zero. Until None: as late as
-    a column can hold.
+    """Return the start times [since, until) for which `start_ns / width`, rounded towards zero, is `hour`.
+
+    `until` is None for the last hour that a column can hold.
     """
     if hour > 0:
         until = (hour + 1) * width
@@ -286,13 +288,13 @@ def get_period_range(hour: int, width: int = HOUR_NS) -> tuple[int, int | None]:
 
 
 def get_hour_bounds(hour: int) -> tuple[int, int]:
-    """The first and the last start that lie in an hour."""
+    """Return the first and the last start time in an hour."""
     since, until = get_period_range(hour)
     return since, INT_MAX if until is None else until - 1
 
 
 def iterate_trace_keys(db: sqlite3.Connection, hour: int, at_once: int) -> Iterator[list[int]]:
-    """The traces that start within an hour, some at a time."""
+    """Yield the keys of the traces that start within an hour, `at_once` at a time."""
     sql = "SELECT id FROM traces INDEXED BY traces_by_start WHERE start_ns BETWEEN ? AND ? AND span_count > 0"
     cursor = db.execute(sql, get_hour_bounds(hour))
     while rows := cursor.fetchmany(at_once):
@@ -300,7 +302,7 @@ def iterate_trace_keys(db: sqlite3.Connection, hour: int, at_once: int) -> Itera
 
 
 def sum_hour(db: sqlite3.Connection, hour: int, rest: Callable[[], object] = lambda: None) -> RollupDelta | None:
-    """What the rows of an hour add up to; None where that is more than sums are kept of. Rests now and then."""
+    """Return the rollup of an hour, computed from its rows; None if it is too large. Calls `rest` between reads."""
     counted = RollupDelta()
     try:
         for keys in iterate_trace_keys(db, hour, TRACES_PER_READ):

@@ -1,8 +1,8 @@
 """Rollups of sealed hours and days: bucket totals, exact latencies and names of runs.
 
-For each project an hour has up to three rows: its traces as a whole, by name, and by model. A row holds parts, each of
-an environment, and of a name or a model. A part is a `Bucket` of the hour, with percentiles and means; and it has what
-these are made of, so that parts can be added up, to other groups, of several projects, and to longer buckets.
+For each project an hour has up to three rows: totals of its traces, by name, and by model. A row holds one bucket per
+environment and group. Each is a `Bucket` with percentiles and means, and also holds the values to compute them from.
+Therefore buckets can be added across groups and projects, and to longer buckets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
 
 class BucketTotals:
-    """Counts, latencies, and what is said. `first` and `last` are hours of the sums."""
+    """Counts, latencies and feedback of a bucket while it is computed. `first` and `last` are the hours of its
+    rollups.
+    """
 
     __slots__ = (
         "bins",
@@ -71,9 +73,9 @@ class BucketTotals:
         self.last: int | None = None
         self.starts: list[int] = []
         self.latencies: list[int] = []
-        self.ordered: list[bytes] = []  # more of them, as `_latencies.ordered` has them
+        self.ordered: list[bytes] = []  # more latencies, as blobs of `pack_latencies`
         self.bins: Mapping[int, int] = {}
-        self.percentiles: dict[int, int] = {}  # that are known, in nanoseconds
+        self.percentiles: dict[int, int] = {}  # already computed, in nanoseconds
         self.tallies: dict[str, Tally] = {}
 
     def add(self, traces: int, errors: int, input_tokens: float, output_tokens: float, cost: float) -> None:
@@ -84,7 +86,7 @@ class BucketTotals:
         self.cost += cost
 
     def add_hours(self, first: int, last: int) -> None:
-        """Some of it are sums, of hours from the first to the last."""
+        """Record that a part comes from the rollups of hours `first` to `last`."""
         self.is_summed = True
         self.first = first if self.first is None else min(self.first, first)
         self.last = last if self.last is None else max(self.last, last)
@@ -101,7 +103,9 @@ class BucketTotals:
         failed: int,
         skipped: int,
     ) -> None:
-        """Add outcomes that share a key and a label: of `said` that are no error and no skip `n` have a score."""
+        """Add outcomes with the same key and label. `said` counts those that are neither error nor skip; `n` of them
+        have a score.
+        """
         labels = {} if label is None else {label: said}
         self.add_outcomes(key, n, total, minimum, maximum, said - n, labels, failed, skipped)
 
@@ -117,7 +121,7 @@ class BucketTotals:
         failed: int,
         skipped: int,
     ) -> None:
-        """Add outcomes of a key, `n` of them with a score; there is no extreme where none has."""
+        """Add outcomes of a key. `n` of them have a score; without any, the extremes are None."""
         self.tally(key).add_counts(
             n=n,
             total=total,
@@ -130,7 +134,7 @@ class BucketTotals:
         )
 
     def tally(self, key: str) -> Tally:
-        """Of a key."""
+        """Return the tally of a key; create it if it is missing."""
         found = self.tallies.get(key)
         if found is None:
             found = self.tallies[key] = Tally()
@@ -149,11 +153,11 @@ class BucketTotals:
         return latency_histogram.RELATIVE_ERROR if self.bins else 0.0
 
     def stats(self) -> tuple[FeedbackStats, ...]:
-        """By name."""
+        """Return the statistics of all keys, by key."""
         return tuple(self.tallies[key].stats(key) for key in sorted(self.tallies))
 
 
-UNGROUPED, BY_NAME, BY_MODEL = 0, 1, 2  # sides
+UNGROUPED, BY_NAME, BY_MODEL = 0, 1, 2  # values of `side`
 _HOUR_COLUMNS = ("hour", "side", "project", "data")
 _SELECT_CELLS = (
     "SELECT s.id, s.project, s.environment, s.shown, s.name,"
@@ -165,12 +169,12 @@ _SELECT_HOUR_FEEDBACK = (
     " FROM sums s CROSS JOIN sums_said f ON f.cell = s.id WHERE s.hour = ?"
 )
 
-# Hour, side, project, parts
+# Hour, side, project, encoded buckets
 HourRow: TypeAlias = tuple[int, int, str, bytes]
 
 
 class FeedbackSums(msgspec.Struct, array_like=True, gc=False):
-    """As `FeedbackStats`, and the sum of the scores."""
+    """Fields of `FeedbackStats`, and the sum of the scores."""
 
     key: str
     n: int
@@ -188,7 +192,7 @@ class FeedbackSums(msgspec.Struct, array_like=True, gc=False):
 
 
 class HourBucket(msgspec.Struct, array_like=True, gc=False):
-    """As `Bucket`, and its latencies in order where they are few enough to be exact."""
+    """Fields of `Bucket`, and its latencies in order, where they are few enough for exact percentiles."""
 
     environment: str
     shown: int
@@ -208,7 +212,7 @@ class HourBucket(msgspec.Struct, array_like=True, gc=False):
     newest: int | None = None
 
     def bucket(self) -> Bucket:
-        """The hour's, where this is all of it."""
+        """Convert to the `Bucket` of the hour, if this is all of it."""
         return msgspec.convert(self, Bucket, from_attributes=True)
 
     def add_to(self, total: BucketTotals) -> None:
@@ -225,12 +229,12 @@ _BUCKETS_DECODER = msgspec.msgpack.Decoder(list[HourBucket])
 
 
 def decode_buckets(data: bytes) -> list[HourBucket]:
-    """Those of a row. Raises `ValueError` for what is none."""
+    """Decode the buckets of a row. Raises `ValueError` if the data is damaged."""
     return _BUCKETS_DECODER.decode(data)
 
 
 class _BucketPlace(NamedTuple):
-    """Where cells are added up."""
+    """Key of the totals of an hour."""
 
     side: int
     project: str
@@ -240,8 +244,9 @@ class _BucketPlace(NamedTuple):
 
 
 def build_hour(db: sqlite3.Connection, hour: int, in_order: Mapping[int, bytes]) -> list[HourRow] | None:
-    """The rows of an hour, of whose cells the latencies are in order, but for those of more than `EXACT`; None where
-    something is damaged, or larger than a row can hold.
+    """Build the rows of a sealed hour; None if the data is damaged or too large for a row.
+
+    `in_order` has the latencies by cell, except for cells of more than `MAX_EXACT_TRACES` traces.
     """
     sums: dict[_BucketPlace, BucketTotals] = {}
     bins: dict[_BucketPlace, list[bytes]] = {}
@@ -264,7 +269,7 @@ def build_hour(db: sqlite3.Connection, hour: int, in_order: Mapping[int, bytes])
 
 
 def _groups(name: str, model: str | None) -> list[tuple[int, str]]:
-    """On which sides a cell stands, and under what."""
+    """Return the sides and groups in which a cell counts."""
     return [(UNGROUPED, ""), (BY_NAME, name)] if model is None else [(BY_MODEL, model)]
 
 
@@ -306,18 +311,18 @@ def _encode_rows(hour: int, found: Sequence[tuple[_BucketPlace, HourBucket]]) ->
 
 
 def put_hour(db: sqlite3.Connection, hour: int, rows: Sequence[HourRow]) -> None:
-    """In place of those that are there."""
+    """Replace the rows of a sealed hour."""
     drop_hour(db, hour)
     insert_many(db, "sums_of_hours", _HOUR_COLUMNS, rows)
 
 
 def drop_hour(db: sqlite3.Connection, hour: int) -> None:
-    """Forget what an hour adds up to."""
+    """Delete the rows of a sealed hour."""
     db.execute("DELETE FROM sums_of_hours WHERE hour = ?", (hour,))
 
 
-MAX_HOUR_TRACES = 100_000  # of an hour, whose latencies are read to be put in order
-MAX_HOUR_NAMES = 1_000  # of runs of an hour
+MAX_HOUR_TRACES = 100_000  # limit for reading the latencies of an hour
+MAX_HOUR_NAMES = 1_000  # limit of run names per hour
 _SELECT_NAMES = (
     "SELECT DISTINCT names FROM traces INDEXED BY traces_by_start"
     " WHERE start_ns BETWEEN ? AND ? AND span_count > 0 AND names IS NOT NULL"
@@ -346,8 +351,9 @@ _SELECT_DAY_FEEDBACK = (
 
 
 class DayRows(NamedTuple):
-    """What the hours of a day add up to: rows as `_OF_DAY` and `_SAID_OF_DAY` have them, without id and day, and
-    without the cell, in whose place is its kind.
+    """Totals of a day: rows with `_DAY_COLUMNS` and `_DAY_FEEDBACK_COLUMNS`, without id and day.
+
+    `said` pairs each feedback row with the key of its cell instead of the cell's id.
     """
 
     rows: dict[DayKey, tuple[Any, ...]]
@@ -365,8 +371,9 @@ def insert_day(db: sqlite3.Connection, day: int, found: DayRows) -> None:
 def collect_latencies(
     db: sqlite3.Connection, hour: int, rest: Callable[[], object] = lambda: None
 ) -> dict[int, bytes] | None:
-    """The latencies of an hour by cell, in order, but for those of more than `EXACT`; None where it has too many, or
-    where its rows are not what its sums say. Rests now and then.
+    """Return the latencies of an hour by cell, in order, except for cells of more than `MAX_EXACT_TRACES` traces.
+
+    Returns None if the hour has too many traces, or if its rows differ from its rollup. Calls `rest` between reads.
     """
     cells = db.execute(f"SELECT s.hour, {_KEY_COLUMNS}, s.id, s.n FROM sums s WHERE s.hour = ?", (hour,)).fetchall()
     if sum(row[7] for row in cells if row[5] == ALL_MODELS) > MAX_HOUR_TRACES:
@@ -379,7 +386,7 @@ def collect_latencies(
                     if cell in asked:
                         asked[cell].append(one.latency_ns)
             rest()
-    except RollupTooLarge:  # a row is damaged
+    except RollupTooLarge:  # a row is damaged or too large
         return None
     if any(len(asked.get(row[:6], ())) != row[7] for row in cells if row[7] <= MAX_EXACT_TRACES):
         return None
@@ -387,13 +394,13 @@ def collect_latencies(
 
 
 def collect_names(db: sqlite3.Connection, hour: int) -> list[str] | None:
-    """Which names the runs of an hour have; None where these are too many, or not all listed."""
+    """Return the names of the runs of an hour; None if there are too many, or a trace does not list all of them."""
     found = set[str]()
     for (listed,) in db.execute(_SELECT_NAMES, get_hour_bounds(hour)):
         try:
             some = loads(listed)
             found.update(some)
-        except (ValueError, TypeError):  # it is damaged
+        except (ValueError, TypeError):  # the column is damaged
             return None
         if len(some) >= MAX_LISTED or len(found) > MAX_HOUR_NAMES:
             return None
@@ -401,7 +408,7 @@ def collect_names(db: sqlite3.Connection, hour: int) -> list[str] | None:
 
 
 def build_day(db: sqlite3.Connection, day: int) -> DayRows:
-    """What the sums of the hours of a day add up to."""
+    """Compute the totals of a day from the rollups of its hours."""
     hours = (24 * day, 24 * day + 23)
     bins: dict[DayKey, list[bytes]] = {}
     parts: dict[DayKey, list[bytes | None]] = {}
@@ -422,12 +429,12 @@ def _merge_day_latencies(n: int, parts: Sequence[bytes | None]) -> bytes | None:
         return None
     try:
         return merge_latencies([part for part in parts if part is not None])
-    except ValueError:  # one is damaged
+    except ValueError:  # a blob is damaged
         return None
 
 
 def count_wrong_periods(db: sqlite3.Connection) -> int:
-    """Of how many hours and days what is ready is not what it stands for."""
+    """Return how many sealed hours and days have totals that differ from the rollups they were built from."""
     hours = [row[0] for row in db.execute("SELECT hour FROM sums_hours WHERE rest = 1")]
     days = [row[0] for row in db.execute("SELECT day FROM sums_days WHERE rest = 1")]
     bad_hours = sum(not (all(_check_latencies(db, hour)) and _is_hour_correct(db, hour)) for hour in hours)
@@ -435,7 +442,7 @@ def count_wrong_periods(db: sqlite3.Connection) -> int:
 
 
 def _is_equal(one: object, other: object) -> bool:
-    """Whether two are the same but for the order in which amounts were added."""
+    """Return whether two values are equal, except for rounding that depends on the order of additions."""
     if isinstance(one, float) and isinstance(other, float):
         return isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -460,7 +467,7 @@ def _is_hour_correct(db: sqlite3.Connection, hour: int) -> bool:
     rows = db.execute("SELECT hour, side, project, data FROM sums_of_hours WHERE hour = ?", (hour,)).fetchall()
     try:
         return expected is not None and _is_equal(_decode_rows(rows), _decode_rows(expected))
-    except ValueError:  # one is damaged
+    except ValueError:  # a row is damaged
         return False
 
 

@@ -1,15 +1,16 @@
 """Full-text index: FTS5 entries per trace, re-indexing of growing traces, merging of segments.
 
-One entry per trace, in an FTS5 table that keeps only which word is in which trace (no text, no positions): words can be
-searched for, alone, together or by their beginning (`pay*`), phrases not. Entries are made behind the writer: `append`
-leaves the trace's key in `unindexed`, in the same transaction, so that what is to be done survives a crash.
+Each trace has one entry in an FTS5 table that records which word is in which trace, without text and positions.
+Queries can find words, combinations of words and prefixes (`pay*`), but no phrases. A background thread makes the
+entries: a write puts the trace's key into `unindexed` in the same transaction, so that pending work survives a crash.
 
-Texts come from memory (`_held`) where a trace is new, else from its payloads, read beside the writer. An entry that is
-there is made anew as a whole, hence seldom: when the trace has grown by `GROWTH`, or rests for the longer the larger it
-is. So each character is read and written a few times at most, however long a trace goes on.
+The text of a new trace comes from memory (`searchable_text.TextBuffer`), else from its payloads, which are read in
+parallel to the writer. An existing entry is rebuilt as a whole, therefore rarely: when the trace has grown by
+`REINDEX_GROWTH`, or after a quiet time that increases with its size. Each character is thus read and written only a
+few times, even in a trace that grows for long.
 
-SQLite 3.40 cannot delete from such a table by key alone: it wants the text that was indexed. That text is made again
-from the payloads: `indexed.upto` says up to which row the spans were in, `replaced` has the payloads that were
+SQLite 3.40 cannot delete an entry of such a table by key: it requires the indexed text. That text is built again from
+the payloads. `indexed.upto` is the row id up to which spans are indexed, and `replaced` holds the payloads that were
 overwritten since.
 """
 
@@ -39,32 +40,33 @@ log = logging.getLogger("spanwise.collector")
 
 T = TypeVar("T")
 
-TRACES_PER_ROUND = 400  # traces that are read back together
-CHARACTERS_PER_ROUND = 2_000_000  # characters that are read back in one round, if no single trace has more
-PAYLOADS_PER_READ = 50  # payloads that are read together
-# Traces of one INSERT, at the end of which FTS5 writes a segment. A multiple of `LOT`, or fewer: SQLite prepares a
-# statement anew for every other number of rows, and keeps it
+TRACES_PER_ROUND = 400  # traces read from payloads together
+CHARACTERS_PER_ROUND = 2_000_000  # characters read from payloads in one round, unless a single trace has more
+PAYLOADS_PER_READ = 50  # payloads read together
+# Traces of one INSERT, at whose end FTS5 writes a segment. Larger inserts take a multiple of `INSERT_MULTIPLE`,
+# because SQLite prepares and caches a statement for each number of rows.
 TRACES_PER_INSERT, INSERT_MULTIPLE = 2_048, 128
-# Characters of one transaction, if no single trace has more. Appends wait for it, but FTS5 writes a segment for each,
-# and merges them: with 1,000 traces a transaction, a trace costs a third of what it does with 40
+# Characters of one transaction, unless a single trace has more. Writes wait for the transaction, but FTS5 writes and
+# later merges one segment for each. With 1,000 traces per transaction, a trace costs a third of its cost with 40.
 MIN_TRANSACTION_CHARACTERS, MAX_TRANSACTION_CHARACTERS = 25_000, 8_000_000
-# Segments that are merged into one: as many as FTS5 lets be, as each word is written again with each level of merges. A
-# question looks into each, some tens, which takes it microseconds. When as many as `TOO_MANY` stand in a level FTS5
-# merges them all at once, whoever waits: new ones come while some are merged, hence it is above
+# Segments merged into one: the maximum that FTS5 allows, because each level of merges writes every word again. A
+# query looks into each of some tens of segments, which takes microseconds. FTS5 merges a level at once when it has
+# `CRISIS_SEGMENTS` segments, and blocks all writes. Segments arrive during a merge, so that limit is higher.
 MERGE_SEGMENTS, CRISIS_SEGMENTS = 16, 64
-# Pages of 4 KB that each transaction merges, one more for so many characters, and at most. Left to itself FTS5 merges
-# hundreds at once, now and then: thirty milliseconds, for which all others wait
+# Pages of 4 KB that each transaction merges: a base, one more per this many characters, and a maximum. FTS5's
+# automatic merge processes hundreds of pages at once, which blocks writes for thirty milliseconds.
 MERGE_PAGES, CHARACTERS_PER_MERGE_PAGE, MAX_MERGE_PAGES = 8, 1_000, 100
-TRANSACTION_SECONDS = 0.02  # seconds that it may take, within these bounds
-SETTLE_NS = 1_000_000_000  # a trace is indexed when nothing has come for this long
-OVERDUE_NS = 20_000_000_000  # or when it has waited for this long
-REINDEX_GROWTH = 2  # times as many bytes as when it was indexed, and it is indexed anew
-REINDEX_QUIET_NS = 10_000_000_000  # or when nothing has come for this long,
-REINDEX_QUIET_NS_PER_BYTE = 125_000  # or for a second for each 8 KB of its payloads
-NEVER_REINDEX_BYTES = 2**62  # bytes at which a trace of `CHARACTERS` is indexed anew
+TRANSACTION_SECONDS = 0.02  # target duration of a transaction, within these limits
+SETTLE_NS = 1_000_000_000  # a trace is indexed after this time without spans
+OVERDUE_NS = 20_000_000_000  # or after it has waited this long
+REINDEX_GROWTH = 2  # growth of a trace, relative to its indexed size, after which it is indexed again
+REINDEX_QUIET_NS = 10_000_000_000  # or after this time without spans
+REINDEX_QUIET_NS_PER_BYTE = 125_000  # or after one second per 8 KB of its payloads
+NEVER_REINDEX_BYTES = 2**62  # `again` of a trace that has reached `MAX_TRACE_CHARACTERS`
 
-# How many wait, and since when; not of those that are in the index already, which grow and have no time promised. The
-# first that came have the lowest keys, but for a few whose feedback came before them
+# Number of waiting traces, and the time since which the first waits. The time ignores traces that are indexed and
+# grow, for which no delay is promised. The first 1,000 keys suffice: keys are in order of arrival, except for a few
+# traces whose feedback arrived first.
 SELECT_LAG = (
     "SELECT count(*), (SELECT min(since_ns) FROM (SELECT since_ns FROM unindexed u WHERE NOT EXISTS"
     " (SELECT 1 FROM indexed i WHERE i.trace = u.trace) ORDER BY u.trace LIMIT 1000)) FROM unindexed"
@@ -72,35 +74,35 @@ SELECT_LAG = (
 
 
 class DueTrace(NamedTuple):
-    """A trace whose time it is."""
+    """A trace that is due for indexing."""
 
     trace: int
-    upto: int | None  # row up to which it is in the index
-    again: int | None  # `traces.size` from which on it is indexed anew
+    upto: int | None  # row id up to which its spans are indexed
+    again: int | None  # `traces.size` at which it is indexed again
     size: int
     runs_change: int | None
 
 
 class IndexEntry(NamedTuple):
-    """What the index holds of a trace, None for nothing, and what it shall hold."""
+    """Index entry of a trace: its current text (None: not indexed), and the text to be written."""
 
     trace: int
     old: str | None
     text: str | None
     upto: int = 0
     again: int = 0
-    runs_change: int | None = None  # of the trace as it was read
+    runs_change: int | None = None  # of the trace when it was read
 
     @property
     def characters(self) -> int:
-        """That are to be written, in the worst case."""
+        """Return the number of characters to be written in the worst case."""
         return len(self.old or "") + len(self.text or "")
 
 
 def find_due_traces(
     reader: Reader, now: int, held: Container[int] = frozenset(), *, overdue_only: bool = False
 ) -> list[DueTrace]:
-    """Traces whose time it is, by the store's clock, but for those whose texts are in memory."""
+    """Return the traces that are due for indexing at `now` (store time), except those whose text is in memory."""
     settled = 0 if overdue_only else now - SETTLE_NS
     keys = (key for (key,) in reader.db.execute("SELECT trace FROM unindexed ORDER BY trace") if key not in held)
     return [
@@ -112,7 +114,7 @@ def find_due_traces(
 
 
 def is_empty(reader: Reader) -> bool:
-    """Whether nothing waits, nor will without anything being written."""
+    """Return whether no trace waits for indexing."""
     return reader.db.execute("SELECT 1 FROM unindexed LIMIT 1").fetchone() is None
 
 
@@ -128,7 +130,10 @@ _SELECT_DUE = (
 
 
 def read_entries(reader: Reader, due: Iterable[DueTrace]) -> Iterator[IndexEntry]:
-    """Entries of traces as they are now, read from their payloads; fewer than asked for if they are long."""
+    """Yield the entries of traces, read from their payloads.
+
+    Stops early, after `CHARACTERS_PER_ROUND` characters.
+    """
     left = CHARACTERS_PER_ROUND
     for one in due:
         if left <= 0:
@@ -140,7 +145,7 @@ def read_entries(reader: Reader, due: Iterable[DueTrace]) -> Iterator[IndexEntry
 
 def _read_entry(reader: Reader, one: DueTrace) -> IndexEntry:
     replaced = _replaced_payloads(reader.db, one.trace)
-    if one.again == NEVER_REINDEX_BYTES and not replaced:  # nothing of it changes any more
+    if one.again == NEVER_REINDEX_BYTES and not replaced:  # the indexed text is full, so later spans cannot change it
         return IndexEntry(one.trace, None, None, runs_change=one.runs_change)
     rows = _span_rows(reader.db, one.trace)
     if not rows:
@@ -163,8 +168,10 @@ def _replaced_payloads(db: sqlite3.Connection, trace: int) -> dict[int, bytes]:
 def _trace_text(
     reader: Reader, rows: Sequence[int], instead: Mapping[int, bytes] = MappingProxyType({}), upto: int | None = None
 ) -> tuple[str, str | None]:
-    """Every text and number of inputs and outputs once, in order, of so many rows as it takes; and how much of that
-    the rows up to one have, None for none.
+    """Return the text of a trace, and the part of it that comes from rows up to `upto` (None if `upto` is None).
+
+    The text holds each text and number of inputs and outputs once, in order. Reading stops at `MAX_TRACE_CHARACTERS`.
+    `instead` maps row ids to payloads that replace the stored ones.
     """
     seen: dict[str, None] = {}
     size = before = 0
@@ -192,7 +199,10 @@ def _read_payloads(
 
 
 def _decode_or_empty(reader: Reader, payload: bytes) -> dict[str, JSON]:
-    """What a payload holds; nothing where it is damaged: no other trace waits for it, and its own can be deleted."""
+    """Decode a payload; return an empty one if it is damaged.
+
+    A damaged span must not block the indexing of other traces or the deletion of its own.
+    """
     try:
         return reader.payload(payload)
     except StoreError as error:
@@ -201,7 +211,7 @@ def _decode_or_empty(reader: Reader, payload: bytes) -> dict[str, JSON]:
 
 
 def split_by_size(sized: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
-    """What to write in one transaction each: of so many characters at most, unless a single one has more."""
+    """Split items into transactions of at most `most` characters, or of one item that has more."""
     some, characters = list[T](), 0
     for one, size in sized:
         if some and characters + size > most:
@@ -214,15 +224,16 @@ def split_by_size(sized: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]
 
 
 def write_entries(writer: Reader, entries: Sequence[IndexEntry], disturbed: set[int]) -> int:
-    """Write the entries of traces, on the writer's connection, and take the traces off the list of those that wait;
-    returns how many characters: none for what is in the index as it is.
+    """Write index entries on the writer's connection and remove their traces from `unindexed`; return the number of
+    characters written.
 
-    Traces in `disturbed` have changed since the entries were made; their turn comes again. So does that of traces to
-    which spans have been added.
+    Traces in `disturbed` changed after their entries were read and stay in `unindexed`, as do traces that got spans
+    meanwhile. Unchanged entries count as 0 characters.
     """
     made = [entry for entry in entries if entry.trace not in disturbed]
     written = [entry for entry in made if entry.text is not None]
-    for entry in written:  # each out and in at once: FTS5 begins a segment for a key that is lower than the last
+    # Deletes and inserts each trace in turn: FTS5 begins a segment for a key that is lower than the last
+    for entry in written:
         if entry.old is not None and entry.old != entry.text:
             _delete_texts(writer.db, [(entry.trace, entry.old)])
             _add_texts(writer.db, [(entry.trace, entry.text)])
@@ -240,12 +251,14 @@ def write_entries(writer: Reader, entries: Sequence[IndexEntry], disturbed: set[
 
 
 def write_buffered(writer: Reader, held: TextBuffer, most: int, settled: float, overdue: float) -> int:
-    """As `put`, for new traces whose texts are in memory still and whose time it is (see `Held.due`); returns how many
-    characters, about `most` at most. In a transaction of its own, so that all that is in memory has been committed.
+    """Write the entries of due traces in the buffer (see `TextBuffer.due`); return the number of characters, at most
+    about `most`.
+
+    Runs in its own transaction, after all buffered text has been committed.
     """
     held.settle()
     due = held.due(most, settled, overdue)
-    if len(due) > INSERT_MULTIPLE:  # the rest goes with what comes next
+    if len(due) > INSERT_MULTIPLE:  # the remaining traces follow in the next round
         due = due[: len(due) // INSERT_MULTIPLE * INSERT_MULTIPLE]
     found = {key: taken for key in due if (taken := held.take(key)) is not None}
     _add_texts(writer.db, [(key, taken.text) for key, taken in found.items()])
@@ -257,8 +270,9 @@ def write_buffered(writer: Reader, held: TextBuffer, most: int, settled: float, 
 
 
 def configure_merging(db: sqlite3.Connection) -> None:
-    """Have the index merge its segments when it is told to, which the file remembers; one that is full, or damaged
-    there, goes on as it is.
+    """Configure FTS5 to merge segments on request; the file stores the settings.
+
+    A full disk or a damaged index leaves the settings unchanged.
     """
     with suppress(sqlite3.Error):
         found = dict(db.execute("SELECT k, v FROM words_config").fetchall())
@@ -268,19 +282,19 @@ def configure_merging(db: sqlite3.Connection) -> None:
 
 
 def merge_segments(db: sqlite3.Connection, pages: int = MAX_MERGE_PAGES) -> bool:
-    """Merge some of what was written before; whether there was anything to be merged."""
+    """Merge up to `pages` pages of segments; return whether there were any to merge."""
     before = db.total_changes
     db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
-    return db.total_changes - before > 1  # the statement itself counts as one, as FTS5 documents it
+    return db.total_changes - before > 1  # FTS5 documents that the statement itself counts as one change
 
 
 def count_pending_merges(characters: int) -> int:
-    """How often there is to be merged as much as goes at once, at most, after so many were written in one piece."""
+    """Return how many merges of `MAX_MERGE_PAGES`, at most, are due after writing `characters` characters at once."""
     return characters // (CHARACTERS_PER_MERGE_PAGE * MAX_MERGE_PAGES)
 
 
 def _merge_after_write(db: sqlite3.Connection, characters: int) -> None:
-    """Merge as much as this many characters make necessary, and go at once."""
+    """Merge as many pages as this number of characters requires, up to `MAX_MERGE_PAGES`."""
     if characters:
         merge_segments(db, min(MERGE_PAGES + characters // CHARACTERS_PER_MERGE_PAGE, MAX_MERGE_PAGES))
 
@@ -301,7 +315,9 @@ _INDEXED = ("trace", "upto", "again")
 
 
 def keep_replaced_payload(db: sqlite3.Connection, row: int) -> None:
-    """Keep the payload of a span that is about to be overwritten, if it is in the index, so that its words can go."""
+    """Keep the payload of an indexed span that is about to be overwritten, so that its index entry can be deleted
+    later.
+    """
     db.execute(
         "INSERT OR IGNORE INTO replaced (trace, span, payload) SELECT s.trace, s.id, s.payload FROM spans s"
         " JOIN indexed i ON i.trace = s.trace WHERE s.id = ? AND s.id <= i.upto",
@@ -310,7 +326,7 @@ def keep_replaced_payload(db: sqlite3.Connection, row: int) -> None:
 
 
 def remove_from_index(writer: Reader, keys: Iterable[int]) -> None:
-    """Take traces out of the index, before their payloads go."""
+    """Remove traces from the index, before their payloads are deleted."""
     upto = dict(select_many(writer.db, "SELECT trace, upto FROM indexed WHERE trace IN (%s)", keys))
     for trace in sorted(upto):
         rows = [row for row in _span_rows(writer.db, trace) if row <= upto[trace]]

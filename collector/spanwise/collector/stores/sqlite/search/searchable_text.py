@@ -1,8 +1,7 @@
 """Searchable text of runs: extraction, and a buffer (memory, then a spill file) until it is indexed.
 
-They stand in blocks, in the order in which they came. A block of which all has been taken is used again.
-
-While much arrives they wait, so that the writer has its time for spans; see `Behind`.
+The buffer stores text in blocks, in order of arrival. A block is reused once all of its text has been taken. Under
+load, text waits in the buffer so that the writer has time for spans; see `maintenance.background_worker`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from typing import Any, NamedTuple
 from spanwise.collector.records import JSON
 from spanwise.collector.stores.sqlite.database.column_values import loads
 
-MAX_TRACE_CHARACTERS = 200_000  # of one trace that are indexed, counted from its first span
+MAX_TRACE_CHARACTERS = 200_000  # indexed characters of a trace, counted from its first span
 
 
 def iterate_leaves(value: JSON) -> Iterator[str]:
-    """Texts and numbers in a JSON value, in order."""
+    """Yield the texts and numbers in a JSON value, in order."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -39,7 +38,10 @@ def iterate_leaves(value: JSON) -> Iterator[str]:
 
 
 def add_leaves(found: dict[str, None], inputs: JSON, outputs: JSON, payload: bytes) -> None:
-    """Add the leaves that will be read of a payload which was just made of these; parsed only where it has to be."""
+    """Add the leaves of inputs and outputs to `found`, as they will be read back from `payload`.
+
+    `payload` was encoded from these values. It is parsed only if decoding could change a value.
+    """
     if type(inputs) is str and (outputs is None or type(outputs) is str):
         found[inputs] = None
         if outputs is not None:
@@ -53,7 +55,9 @@ def add_leaves(found: dict[str, None], inputs: JSON, outputs: JSON, payload: byt
 
 
 def _plain_leaves(stack: list[Any]) -> list[str] | None:
-    """Leaves of values of which JSON gives back the same; None for any other: a date, a key that is no text."""
+    """Return the leaves of values that survive a JSON round trip unchanged; None for others, such as dates or keys that
+    are not text.
+    """
     found: list[str] = []
     while stack:
         item = stack.pop()
@@ -75,18 +79,20 @@ def _plain_leaves(stack: list[Any]) -> list[str] | None:
 
 
 def join_leaves(found: dict[str, None]) -> str:
-    """The text of a trace whose leaves are these; longer than `CHARACTERS` only to say that there is more."""
+    """Join the leaves of a trace to its text, cut to one character more than `MAX_TRACE_CHARACTERS` to show that there
+    is more.
+    """
     return "\n".join(found)[: MAX_TRACE_CHARACTERS + 1]
 
 
-BLOCK_BYTES = 1024 * 1024  # bytes; there is no room for more in one piece
-MEMORY_BLOCKS = 8  # blocks, besides the one that is filled and the one that was read last
+BLOCK_BYTES = 1024 * 1024  # largest text that the buffer accepts
+MEMORY_BLOCKS = 8  # blocks in memory, besides the one being filled and the one read last
 MAX_BLOCKS = 256
-SPARE_DISK_BYTES = 1024 * 1024 * 1024  # bytes of the disk that are left to others
+SPARE_DISK_BYTES = 1024 * 1024 * 1024  # free disk space that the spill file never uses
 
 
 class SpillPosition(NamedTuple):
-    """Where something stands: a block, and bytes of it."""
+    """Position of a text in the spill buffer: a block and a byte range in it."""
 
     block: int
     begin: int
@@ -94,25 +100,28 @@ class SpillPosition(NamedTuple):
 
 
 class SpillFile:
-    """Keeps bytes until they are taken or dropped, each once. For one thread. Nothing of it outlives the process."""
+    """Buffer of bytes in memory blocks and a temporary file. Each entry is taken or dropped once.
+
+    For one thread. The file disappears with the process.
+    """
 
     def __init__(self, folder: str) -> None:
-        """The file, if it comes to that, is made in `folder`."""
+        """Create an empty buffer; its file, if one is needed, is created in `folder`."""
         self._folder = folder
         self._clear()
 
     def _clear(self) -> None:
         self._file: FileIO | None = None
-        self._refused = False  # by the disk: not asked for again before all has been taken
+        self._refused = False  # set when the disk is full; the file is not used again until the buffer is empty
         self._memory: dict[int, bytearray] = {}
-        self._live: dict[int, int] = {}  # by block: pieces that are still to be taken
+        self._live: dict[int, int] = {}  # block -> number of entries not yet taken
         self._free: list[int] = []
-        self._count = 1  # blocks so far
+        self._count = 1  # blocks allocated
         self._open, self._filled = 0, bytearray()
         self._read: tuple[int, bytes] = (-1, b"")
 
     def put(self, data: bytes) -> SpillPosition | None:
-        """Keep this; None where there is no room."""
+        """Store data and return its position; None if the buffer is full."""
         if len(data) > BLOCK_BYTES or (len(self._filled) + len(data) > BLOCK_BYTES and not self._begin_another()):
             return None
         begin = len(self._filled)
@@ -121,14 +130,14 @@ class SpillFile:
         return SpillPosition(self._open, begin, len(self._filled))
 
     def take(self, place: SpillPosition) -> bytes | None:
-        """What was put there, which is gone then; None if the disk does not give it back."""
+        """Remove an entry and return its data; None if the file cannot be read."""
         block = self._memory.get(place.block) if place.block != self._open else self._filled
         data = (self._from_file(place.block) if block is None else block)[place.begin : place.end]
         self.drop(place)
         return bytes(data) if len(data) == place.end - place.begin else None
 
     def drop(self, place: SpillPosition) -> None:
-        """Let go of what was put there."""
+        """Remove an entry without reading it."""
         block = place.block
         self._live[block] -= 1
         if self._live[block]:
@@ -145,13 +154,13 @@ class SpillFile:
                 self._read = (-1, b"")
 
     def close(self) -> None:
-        """Let go of all."""
+        """Remove all entries and the file."""
         if self._file is not None:
             self._file.close()
         self._clear()
 
     def _begin_another(self) -> bool:
-        """Put the block that is full by, and begin one."""
+        """Move the full block to memory or to the file, and begin another; return False if there is no space."""
         if not self._free and self._count >= MAX_BLOCKS:
             return False
         if len(self._memory) < MEMORY_BLOCKS:
@@ -181,7 +190,7 @@ class SpillFile:
         return not self._refused
 
     def _from_file(self, block: int) -> bytes:
-        """A block as it was written, of which the next pieces are wanted next."""
+        """Return a block from the file. The last block is cached, because its next entries are usually read next."""
         if self._read[0] != block and self._file is not None:
             self._read = (-1, b"")
             with suppress(OSError):
@@ -190,12 +199,13 @@ class SpillFile:
 
 
 MAX_BUFFER_BYTES = MAX_BLOCKS * BLOCK_BYTES
-TRACE_OVERHEAD, TEXT_OVERHEAD = 600, 150  # bytes in memory of a trace and of each of its texts, which are elsewhere
-MAX_BUFFER_MEMORY = 32 * 1024 * 1024  # of them
+# Bytes of memory for the metadata of a trace and of each of its texts; the text itself is in the spill buffer
+TRACE_OVERHEAD, TEXT_OVERHEAD = 600, 150
+MAX_BUFFER_MEMORY = 32 * 1024 * 1024  # limit of that metadata
 
 
 class BufferedText(NamedTuple):
-    """The text of a trace, the row of its last span, and bytes of its payloads."""
+    """Text of a trace, the row id of its last span, and the size of its payloads in bytes."""
 
     text: str
     upto: int
@@ -203,7 +213,7 @@ class BufferedText(NamedTuple):
 
 
 class TraceTexts:
-    """What came of one trace, and where its texts are: in UTF-8, joined by line breaks."""
+    """Positions of the buffered texts of one trace: UTF-8, to be joined by line breaks."""
 
     __slots__ = ("came", "characters", "parts", "size", "upto")
 
@@ -222,20 +232,21 @@ class TraceTexts:
 
 
 class TextBuffer:
-    """Texts of traces all of whose spans came since the index looked last, `most` bytes at most.
+    """Buffer of the text of new traces until they are indexed, at most `most` bytes.
 
-    Whatever does not fit, is changed, or may have been rolled back is dropped, and read back from the file. The
-    writer's thread changes it; others may ask how much is in it.
+    It holds only traces all of whose spans arrived since the buffer started. A trace is dropped if it does not fit,
+    is changed, or may have been rolled back; its text is then read from the database. Only the writer's thread
+    changes the buffer; other threads may read the counters.
     """
 
     def __init__(self, folder: str, most: int = MAX_BUFFER_BYTES, memory: int = MAX_BUFFER_MEMORY) -> None:
-        """What does not go into memory is in `folder`."""
+        """Create an empty buffer; text beyond the memory limit goes to a file in `folder`."""
         self._most, self._most_memory = most, memory
         self._spill = SpillFile(folder)
-        self.bytes = self.memory = 0  # of texts; of what is known of them
-        self._texts: dict[int, TraceTexts] = {}  # in the order in which they came
-        self._touched: dict[int, float] = {}  # in the order in which something was added last
-        self._unsettled: set[int] = set()  # changed by transactions that may not be durable
+        self.bytes = self.memory = 0  # size of the texts; size of their metadata
+        self._texts: dict[int, TraceTexts] = {}  # in order of arrival
+        self._touched: dict[int, float] = {}  # in order of the last addition
+        self._unsettled: set[int] = set()  # changed by transactions that may be rolled back
 
     def __contains__(self, key: object) -> bool:
         return key in self._texts
@@ -245,12 +256,13 @@ class TextBuffer:
 
     @property
     def is_filling(self) -> bool:
-        """Whether the index had better take something."""
+        """Return whether the buffer is three quarters full, so that the index should take text soon."""
         return self.bytes > self._most // 4 * 3 or self.memory > self._most_memory // 4 * 3
 
     def add(self, key: int, text: str | None, upto: int, size: int, *, new: bool) -> None:
-        """Keep what a batch brought of a trace (see `Taken`): no text if not all of it is as it was sent. `new`: it is
-        the first of the trace.
+        """Add the text that a batch brought for a trace.
+
+        `text` is None if a span was changed while it was stored, and the trace is dropped then. `new`: this is the first text of the trace.
         """
         now = time.monotonic()
         if new:
@@ -281,8 +293,11 @@ class TextBuffer:
         return place
 
     def due(self, characters: int, settled: float, overdue: float) -> list[int]:
-        """Traces to which nothing has been added since `settled`, or that came before `overdue` (both monotonic); if
-        much is here, whichever rest the longest. So many characters of them, and one trace if it has more.
+        """Return the keys of traces that should be indexed now, sorted.
+
+        These are traces without additions since `settled` or that arrived before `overdue` (both monotonic). While
+        the buffer is filling, the traces that have been unchanged for longest are due. At most `characters`
+        characters are returned, but at least one trace.
         """
         full = self.is_filling
         resting = takewhile(lambda key: full or self._touched[key] < settled, self._touched)
@@ -296,13 +311,13 @@ class TextBuffer:
         return sorted(found)
 
     def drop(self, key: int) -> None:
-        """Leave a trace to be read back."""
+        """Drop the text of a trace; it will be read from the database."""
         if (one := self._forget(key)) is not None:
             for place in one.parts:
                 self._spill.drop(place)
 
     def take(self, key: int) -> BufferedText | None:
-        """What is known of a trace, which is no longer here then; None if it was not, or cannot be read."""
+        """Remove a trace and return its text; None if it is not buffered or cannot be read."""
         one = self._forget(key)
         if one is None:
             return None
@@ -320,15 +335,15 @@ class TextBuffer:
         return one
 
     def close(self) -> None:
-        """Let go of all."""
+        """Drop all text and the spill file."""
         self._spill.close()
 
     def settle(self) -> None:
-        """All that is here is durable now."""
+        """Mark all buffered text as durable."""
         self._unsettled.clear()
 
     def undo(self) -> None:
-        """Drop what may not be durable."""
+        """Drop all text that is not marked as durable, after a rollback."""
         for key in list(self._unsettled):
             self.drop(key)
 

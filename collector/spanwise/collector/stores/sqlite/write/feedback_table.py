@@ -1,11 +1,14 @@
 """Feedback table: rows, current and superseded feedback, replacement of a rule's earlier scores.
 
-Standing 2: the newest of its key on the trace and its spans. 1: the newest of its place, which is (target, key, source,
-author, rule), as `spanwise.collector.statistics.select_latest` says: what aggregates count. 0: an older version. Feedback on a
-document, a session or an experiment has 1 at most.
+The column `standing` has three values:
 
-A vote of people on what a judge (source "model") has said stands as all feedback does, for lists and filters. It checks
-the judge, though, and is no score beside the judge's: what counts scores leaves it out when it reads (`CHECKS`).
+- 2: the newest feedback of its key on the trace and its spans.
+- 1: the newest feedback of its slot, which is (target, key, source, author, rule), see `spanwise.collector.statistics.select_latest`. Aggregates count rows with 1 or 2. Feedback on a document, a session or an experiment has at most 1.
+- 0: an older version.
+
+Human feedback under a key that a judge (source "model") has scored has a standing like any other, for lists and
+filters. It checks the judge, though, and is no additional score. Therefore aggregates leave it out when they read
+(`rollup_delta.CHECKS_JUDGE_SQL`).
 """
 
 from __future__ import annotations
@@ -31,11 +34,14 @@ from spanwise.collector.stores.sqlite.maintenance import deletion
 from spanwise.collector.stores.sqlite.write.run_codec import Batch
 from spanwise.collector.stores.sqlite.write.span_writer import Appender, WriteResult
 
-ClaimKey: TypeAlias = tuple[Any, ...]  # what a claim is one of: target, rule, evaluator
+ClaimKey: TypeAlias = tuple[Any, ...]  # scope of a lease number: target, rule, evaluator
 
 
 class RuleFeedback(NamedTuple):
-    """What claims ask of a feedback that has a rule; no claim counts as 0."""
+    """Fields of a rule's feedback that decide which score replaces which.
+
+    `claim` is the number of the lease under which the feedback was written, 0 for none.
+    """
 
     id: str
     claim: int
@@ -49,7 +55,7 @@ class RuleFeedback(NamedTuple):
 
     @property
     def place(self) -> ClaimKey:
-        """Target, rule and evaluator."""
+        """Return target, rule and evaluator."""
         return self[2:]
 
 
@@ -57,13 +63,17 @@ _RULE_FEEDBACK_COLUMNS = ",".join(RuleFeedback._fields).replace("claim", "coales
 
 
 def read_rule_feedback(db: sqlite3.Connection, column: str, values: Iterable[Any]) -> list[RuleFeedback]:
-    """What rules have said on traces (by their keys), sessions or experiments."""
+    """Return the feedback of rules on traces (by key), sessions or experiments."""
     sql = f"SELECT {_RULE_FEEDBACK_COLUMNS} FROM feedback WHERE rule IS NOT NULL AND {column} IN (%s)"
     return [RuleFeedback(*row) for row in select_many(db, sql, values)]
 
 
 def compare_claims(rows: Sequence[RuleFeedback], stored: Sequence[RuleFeedback]) -> tuple[set[str], set[str]]:
-    """Ids of the rows that do not stand, and of stored ones that the others replace but do not overwrite."""
+    """Return the ids of rows that are outdated, and of stored rows to be deleted.
+
+    A row is outdated if the same target, rule and evaluator has feedback with a higher lease number. Stored rows that
+    a new row overwrites are not deleted.
+    """
     highest: dict[ClaimKey, int] = {}
     for row in (*stored, *rows):
         highest[row.place] = max(row.claim, highest.get(row.place, 0))
@@ -84,7 +94,8 @@ _TRACE_START, _NUMBER = len(FEEDBACK_COLUMNS) - 2, len(FEEDBACK_COLUMNS) - 1
 _RULE_FEEDBACK_PLACES = tuple(map(FEEDBACK_COLUMNS.index, RuleFeedback._fields))
 _OTHER_KEY_COLUMNS = ("session_id", "experiment_id", "key", "source", "author", "rule")
 _OTHER_KEY_PLACES = tuple(map(FEEDBACK_COLUMNS.index, _OTHER_KEY_COLUMNS))
-# What is said of it elsewhere, too: a row that comes again with these as they were keeps its number
+# Columns that are not forwarded. A row that is written again with all other columns unchanged keeps its sequence
+# number.
 _LOCAL_COLUMNS = ("id", "trace", "claim", "judge_trace_id", "standing", "trace_start_ns", "said")
 _FORWARDED_COLUMNS = [name for name in FEEDBACK_COLUMNS if name not in _LOCAL_COLUMNS]
 _KEEP_NUMBER = "said = CASE WHEN {} THEN feedback.said ELSE excluded.said END".format(
@@ -101,22 +112,22 @@ NOTHING_WRITTEN = WriteResult({}, set())
 
 
 def append_batches(appender: Appender, batches: Sequence[Batch]) -> None:
-    """Write batches for the one writer: their runs, then their feedback."""
+    """Write batches on the writer's connection: their runs, then their feedback."""
     written = appender.write(batches) if any(batch.facts for batch in batches) else NOTHING_WRITTEN
     if rows := [row for batch in batches for row in batch.feedback]:
         write_feedback(appender, rows, written)
 
 
 def encode_feedback(feedback: Sequence[Feedback]) -> Sequence[list[Any]]:
-    """Feedback as rows that lack only the key of their trace, which the writer knows. Needs no database."""
+    """Encode feedback as rows without the key of their trace, which the writer adds. Needs no database."""
     return [_feedback_row(outcome) for outcome in feedback]
 
 
 def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: WriteResult = NOTHING_WRITTEN) -> None:
-    """Insert or overwrite, then settle the standing of all that share a trace or target and a key with these.
+    """Insert or overwrite rows, then update the standing of all feedback with the same target and key.
 
-    What is about a deleted trace, or of an older claim than what is there, is left out. A row that is the only one
-    under its key on its trace stands as it is.
+    Feedback on a deleted trace, or with a lower lease number than stored feedback, is left out. A row that is the
+    only one under its key on its trace keeps the standing that it was encoded with.
     """
     db, new = appender.db, written.new
     by_id = _resolve_traces(appender, {row[_ID]: row for row in rows}, new)
@@ -131,8 +142,11 @@ def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: Write
     with appender.sums.of_feedback(_trace_key_pairs(by_id.values(), stored.values()), set(new.values())) as first:
         if not _upsert_rows(db, by_id.values()):
             _remove_rows(
-                db, list(by_id)
-            )  # under their id some have moved: what they stood in front of takes their place
+                db,
+                list(by_id),
+                # Some ids had another target or key before. Remove them first, so that superseded feedback there becomes
+                # current.
+            )
             _upsert_rows(db, by_id.values())
         _update_standing(db, list(_contested_rows(by_id.values(), first)))
     appender.put_at(sorted(moved), numbers[len(by_id) :], now)
@@ -145,7 +159,7 @@ def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: Write
 
 
 def _resolve_traces(appender: Appender, by_id: dict[str, list[Any]], new: Mapping[str, int]) -> dict[str, list[Any]]:
-    """The rows with the keys of their traces, without those about a trace that was deleted."""
+    """Set the keys of the rows' traces, and remove rows on deleted traces."""
     known = {row[_TRACE_ID] for row in by_id.values()} - new.keys() - {None}
     keys = {**(appender.keys(known) if known else {}), **new}
     late = [id for id, row in by_id.items() if row[_TRACE_ID] is not None and row[_TRACE_ID] not in keys]
@@ -158,7 +172,7 @@ def _resolve_traces(appender: Appender, by_id: dict[str, list[Any]], new: Mappin
 
 
 def _discard_rows(appender: Appender, by_id: dict[str, list[Any]], ids: Iterable[str]) -> None:
-    """Drop rows, and the judgements that would have led to nothing."""
+    """Remove rows, and the judgements that only they link to."""
     out = [by_id.pop(id) for id in ids]
     if judged := {row[_JUDGE] for row in out} - {None}:
         remove_unlinked_judgements(
@@ -167,7 +181,7 @@ def _discard_rows(appender: Appender, by_id: dict[str, list[Any]], ids: Iterable
 
 
 def _drop_overtaken(appender: Appender, by_id: dict[str, list[Any]], new: Collection[int]) -> set[str]:
-    """Take out the rows of claims that higher ones have overtaken; the ids of stored ones that these overtake."""
+    """Remove rows with a lower lease number than stored ones; return the ids of stored rows that are outdated now."""
     ruled = [row for row in by_id.values() if row[_RULE] is not None]
     if not ruled:
         return set()
@@ -178,8 +192,10 @@ def _drop_overtaken(appender: Appender, by_id: dict[str, list[Any]], new: Collec
 
 
 def _set_trace_start(db: sqlite3.Connection, rows: Sequence[list[Any]]) -> None:
-    """Set when the trace of each row started: the time to which a rule's score belongs. A score of a session belongs to
-    the start of its first trace, and one without any trace here to the time at which it was given.
+    """Set the start time of the trace of each row: the time to which a rule's score belongs.
+
+    A score of a session belongs to the start of its first trace. If no trace is stored, it belongs to the time at
+    which it was created.
     """
     starts = "SELECT id, start_ns FROM traces WHERE start_ns IS NOT NULL AND id IN (%s)"
     of_trace = dict(select_many(db, starts, {row[_TRACE] for row in rows} - {None}))
@@ -192,7 +208,7 @@ def _set_trace_start(db: sqlite3.Connection, rows: Sequence[list[Any]]) -> None:
 
 
 def _stored_rule_feedback(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> list[RuleFeedback]:
-    """What rules have said on the traces, sessions and experiments of rows."""
+    """Return the feedback of rules on the traces, sessions and experiments of rows."""
     columns = {"trace": _TRACE, "session_id": _SESSION, "experiment_id": _EXPERIMENT}
     values = {name: {row[place] for row in rows} - {None} for name, place in columns.items()}
     return [row for name, some in values.items() if some for row in read_rule_feedback(db, name, some)]
@@ -204,7 +220,7 @@ def _to_rule_feedback(row: Sequence[Any]) -> RuleFeedback:
 
 
 def _changed_traces(by_id: Mapping[str, Sequence[Any]], stored: Mapping[str, Sequence[Any]]) -> set[int]:
-    """Traces of which feedback without a rule changes by these rows; what is there already, word for word, changes
+    """Return the traces whose feedback without a rule changes. Rows that are stored already with the same content change
     nothing.
     """
     changed = [
@@ -217,15 +233,17 @@ def _changed_traces(by_id: Mapping[str, Sequence[Any]], stored: Mapping[str, Seq
 
 
 def _traces_without_rule(rows: Iterable[Sequence[Any]]) -> set[int]:
-    """Traces on which some of the feedback has no rule."""
+    """Return the traces that have feedback without a rule among these rows."""
     return {row[_TRACE] for row in rows if row[_RULE] is None and row[_TRACE] is not None}
 
 
 def remove_unlinked_judgements(
     appender: Appender, ids: set[str], traces: Iterable[int | None], kept: Collection[str | None] = ()
 ) -> None:
-    """Remove judgements to which no feedback on these traces leads any more: they quote what was judged, and who
-    deletes that would not find them. Those that are kept are led to by what is yet to be written.
+    """Remove judgements that no feedback on these traces links to any more, except those in `kept`, which rows yet to be
+    written link to.
+
+    Judgements quote the judged content, so a deletion must be able to find them by a link.
     """
     sql = "SELECT judge_trace_id FROM feedback WHERE trace IN (%s) AND judge_trace_id IS NOT NULL"
     linked = {row[0] for row in select_many(appender.db, sql, set(traces) - {None})}
@@ -233,7 +251,7 @@ def remove_unlinked_judgements(
 
 
 def _contested_rows(rows: Collection[Sequence[Any]], first: Collection[tuple[int, str]]) -> Iterator[Sequence[Any]]:
-    """Rows beside which there may be another one, whose standing is to be weighed against theirs."""
+    """Yield rows that may share their trace and key with another row, so that their standing must be computed."""
     together = Counter([(row[_TRACE], row[_KEY]) for row in rows])
     for row in rows:
         if together[row[_TRACE], row[_KEY]] > 1 or (row[_TRACE], row[_KEY]) not in first:
@@ -241,14 +259,14 @@ def _contested_rows(rows: Collection[Sequence[Any]], first: Collection[tuple[int
 
 
 def _upsert_rows(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> bool:
-    """Insert or overwrite; whether each row that was there before was about the same under the same key."""
+    """Insert or overwrite rows; return whether each overwritten row had the same target and key."""
     before = db.total_changes
     insert_many(db, "feedback", FEEDBACK_COLUMNS, list(rows), _OVERWRITE)
     return db.total_changes - before == len(rows)
 
 
 def _update_standing(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> None:
-    """Settle the standing of all that share a trace or target and a key with rows, which may be gone by now."""
+    """Update the standing of all feedback with the same target and key as these rows, which may be deleted already."""
     rows = list(rows)
     update_trace_standing(db, {(row[_TRACE], row[_KEY]) for row in rows if row[_TRACE] is not None})
     _update_other_standing(db, {tuple(row[i] for i in _OTHER_KEY_PLACES) for row in rows if row[_TRACE] is None})
@@ -281,7 +299,7 @@ def _feedback_row(feedback: Feedback) -> list[Any]:
         feedback.judge_trace_id,
         dumps(feedback.metadata) if feedback.metadata else None,
         feedback.created_ns,
-        # the most likely: `settle` then changes nothing
+        # The most likely standing, so that usually no update is needed
         2 if target.trace_id is not None and target.document is None else 1,
         None,
         None,
@@ -290,7 +308,7 @@ def _feedback_row(feedback: Feedback) -> list[Any]:
 
 
 def update_trace_standing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> None:
-    """Give every feedback of these (trace, key) its standing."""
+    """Update the standing of all feedback of these pairs of trace and key."""
     rows = _rows_sharing_key(db, pairs)
     rows.sort(key=lambda row: row[2:4], reverse=True)
     changes: list[tuple[int, int]] = []
@@ -305,7 +323,7 @@ def update_trace_standing(db: sqlite3.Connection, pairs: Iterable[tuple[int, str
 
 
 def _rows_sharing_key(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) -> list[Any]:
-    """All feedback of these (trace, key), and none of what else such a trace may have a lot of."""
+    """Return all feedback of these pairs of trace and key, without reading other keys, which may have many rows."""
     by_key: dict[str, list[int]] = {}
     for trace, key in dict.fromkeys(pairs):
         by_key.setdefault(key, []).append(trace)
@@ -317,7 +335,9 @@ def _rows_sharing_key(db: sqlite3.Connection, pairs: Iterable[tuple[int, str]]) 
 
 
 def _compute_standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> int:
-    """Rows come newest first: the first of each place counts, and the first of each (trace, key) stands for it."""
+    """Return the standing of a row. Rows must come newest first: the first of each slot counts, and the first of each
+    pair of trace and key is current.
+    """
     kind = (row[0], row[1], *row[5 : 11 if is_anonymous(row[7], row[8]) else 10])
     if kind in kinds:
         return 0
@@ -329,18 +349,18 @@ def _compute_standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> 
 
 
 def _update_other_standing(db: sqlite3.Connection, kinds: Iterable[Sequence[Any]]) -> None:
-    """Sessions and experiments: of each kind only the newest counts."""
+    """Update the standing of feedback on sessions and experiments: the newest of each slot counts."""
     where = " AND ".join(f"{name} IS ?" for name in _OTHER_KEY_COLUMNS)
     newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
     for kind in kinds:
-        if not is_anonymous(*kind[3:5]):  # people without a name are not the same person
+        if not is_anonymous(*kind[3:5]):  # anonymous people count as different people
             db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
 
 
 def change_feedback(
     db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Mapping[str, JSON]]
 ) -> list[Feedback]:
-    """Overwrite some fields by id. Raises `NotFound`, `Refused`."""
+    """Overwrite fields of feedback by id. Raises `NotFound` for an unknown id, and `Refused` for invalid fields."""
     stored = {
         row[0]: feedback_from_row(row) for row in select_many(db, SELECT_FEEDBACK + " WHERE f.id IN (%s)", changes)
     }
@@ -353,7 +373,9 @@ def change_feedback(
 
 
 def delete_feedback(db: sqlite3.Connection, appender: Appender, ids: Sequence[str]) -> int:
-    """Remove by id, and judgements that nothing leads to then; what they stood in front of takes their place."""
+    """Delete feedback by id with the judgements that only it links to; superseded feedback becomes current. Returns the
+    number of rows.
+    """
     with appender.sums.of_feedback(_stored_pairs(db, ids)):
         gone = _remove_rows(db, ids)
     appender.move(_traces_without_rule(gone))
@@ -363,7 +385,7 @@ def delete_feedback(db: sqlite3.Connection, appender: Appender, ids: Sequence[st
 
 
 def _trace_key_pairs(*rows: Iterable[Sequence[Any]]) -> set[tuple[int | None, str]]:
-    """The traces and keys of rows."""
+    """Return the traces and keys of rows."""
     return {(row[_TRACE], row[_KEY]) for some in rows for row in some}
 
 
@@ -379,12 +401,14 @@ def _remove_rows(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:
 
 
 def feedback_from_row(row: Sequence[Any]) -> Feedback:
-    """The feedback of a row of `SELECT`."""
+    """Decode a row of `SELECT_FEEDBACK`."""
     return _make_feedback(row, _target_from_columns(row[2:7]))
 
 
 def read_feedback_rows(rows: Iterable[Sequence[Any]]) -> Iterator[tuple[int, Feedback]]:
-    """The feedback of rows of `SELECT`, each after the key of its trace; what is about the same shares its target."""
+    """Yield the trace key and the feedback of rows of `SELECT_FEEDBACK`. Feedback on the same target shares the `Target`
+    object.
+    """
     targets: dict[Sequence[Any], Target] = {}
     for row in rows:
         about = row[2:7]
@@ -426,16 +450,16 @@ def _make_feedback(row: Sequence[Any], target: Target) -> Feedback:
     )
 
 
-RuleTarget: TypeAlias = tuple[str, str | None, str | None]  # rule, and the trace or session of its target
+RuleTarget: TypeAlias = tuple[str, str | None, str | None]  # rule, trace id and session id of the target
 
 
 def put_rule_feedback(db: sqlite3.Connection, appender: Appender, verdicts: Sequence[TargetFeedback]) -> list[bool]:
-    """Put them in order; whether each stands (see `TraceHalf`)."""
+    """Write sets of a rule's feedback in order; return for each set whether it was accepted (see `stores.backends`)."""
     return [stands for together in _split_rounds(verdicts) for stands in _put_round(db, appender, together)]
 
 
 def _split_rounds(verdicts: Sequence[TargetFeedback]) -> Iterator[list[TargetFeedback]]:
-    """Those that can be put at once: none of them comes in the place of another."""
+    """Split the sets into rounds in which no set replaces another."""
     together: dict[tuple[str, Target], TargetFeedback] = {}
     for one in verdicts:
         if (one.rule, one.target) in together:
@@ -470,7 +494,7 @@ def _put_round(db: sqlite3.Connection, appender: Appender, verdicts: Sequence[Ta
 
 
 def _find_traces(db: sqlite3.Connection, verdicts: Sequence[TargetFeedback]) -> Mapping[str | None, int | None]:
-    """Keys of the targets' traces, of those that are here; a session needs none."""
+    """Return the keys of the targets' stored traces; a session needs none."""
     ids = {one.target.trace_id for one in verdicts} - {None}
     found = select_many(db, "SELECT trace_id, id FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
     return {None: None, **dict(found)}
@@ -490,14 +514,14 @@ def _rule_feedback_by_target(
 
 
 def _find_replaced(verdicts: TargetFeedback, said: Sequence[RuleFeedback]) -> list[RuleFeedback] | None:
-    """In whose place a set comes; None where a higher claim has spoken."""
+    """Return the stored feedback that a set replaces; None if some of it has a higher lease number."""
     theirs = [row for row in said if verdicts.anew or row.evaluator in verdicts.evaluators]
     theirs = [row for row in theirs if _is_within(row, verdicts.target)]
     return None if any(row.claim > verdicts.claim for row in theirs) else theirs
 
 
 def _is_within(row: RuleFeedback, target: Target) -> bool:
-    """Whether a row, of the same trace or session, is about a target or what is below it."""
+    """Return whether a row of the same trace or session is on the target or on a part of it."""
     return target.span_id in (None, row.span_id) and target.document in (None, row.document)
 
 
@@ -508,6 +532,6 @@ def _with_claim(feedback: Feedback, verdicts: TargetFeedback) -> Feedback:
 
 
 def _reject(appender: Appender, verdicts: TargetFeedback, keys: Mapping[str | None, int | None]) -> None:
-    """Let go of the judgements that would have led to nothing."""
+    """Remove the judgements of a rejected set."""
     judged = {feedback.judge_trace_id for feedback in verdicts.feedback if feedback.judge_trace_id is not None}
     remove_unlinked_judgements(appender, judged, {keys.get(verdicts.target.trace_id)})

@@ -1,7 +1,7 @@
 """Forwarding state: cursor of each outlet over the feedback table.
 
-The rows of `feedback` are the queue: they are durable already, each once however often it changes before it is sent,
-and bounded by what the store keeps. A row gets a new number when what it says changes.
+The rows of `feedback` are the queue. They are durable, occur once however often they change before they are sent, and
+are bounded by retention. A row gets a new sequence number (column `said`) when its content changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spanwise.collector.stores.sqlite.database.schema import INDEX_FEEDBACK_ORDE
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.write import feedback_table
 
-MAX_READ_CHARACTERS = 1024 * 1024  # characters of one reading
+MAX_READ_CHARACTERS = 1024 * 1024  # limit of one read
 _SELECT_AFTER = (
     feedback_table.SELECT_FEEDBACK.replace(" FROM", ", t.project, t.environment FROM")
     + " LEFT JOIN traces t ON t.id = f.trace WHERE f.said > ? ORDER BY f.said LIMIT ?"
@@ -26,13 +26,13 @@ _COUNT_WAITING = "(SELECT count(*) FROM feedback f WHERE f.said > o.cursor)"
 
 
 def list_outlets(db: sqlite3.Connection) -> list[Outlet]:
-    """All that there are or were, by name."""
+    """Return all present and former outlets, by name."""
     rows = db.execute(f"SELECT {_FIELDS}, {_COUNT_WAITING} FROM outlets o ORDER BY name").fetchall()
     return [_outlet_from_row(row) for row in rows]
 
 
 def open_outlet(db: sqlite3.Connection, clock: StoreClock, name: str, url: str) -> Outlet:
-    """One, where it stands; a new one, or one with another address, stands behind all that was said so far."""
+    """Return an outlet with its cursor. A new outlet, or one with another URL, starts after all present feedback."""
     now = clock.keep(db)
     db.execute(INDEX_FEEDBACK_ORDER)
     last = db.execute("SELECT coalesce(max(said), 0) FROM feedback").fetchone()[0]
@@ -45,7 +45,7 @@ def open_outlet(db: sqlite3.Connection, clock: StoreClock, name: str, url: str) 
 def move_outlet(
     db: sqlite3.Connection, clock: StoreClock, name: str, cursor: int, sent: int, dropped: int, error: str | None
 ) -> None:
-    """Note how far one is, how much more was sent and given up, and why the last try failed."""
+    """Record the cursor of an outlet, how many more rows were sent and dropped, and the error of the last attempt."""
     db.execute(
         "UPDATE outlets SET cursor = max(cursor, ?), sent = sent + ?, dropped = dropped + ?, error = ?, updated_ns = ?"
         " WHERE name = ?",
@@ -54,7 +54,7 @@ def move_outlet(
 
 
 def read_feedback_after(db: sqlite3.Connection, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
-    """What was said after a cursor, in order: so many, or as many as are not too long together."""
+    """Return feedback written after a cursor, in order: at most `limit` rows and about `MAX_READ_CHARACTERS`."""
     found: list[OutgoingFeedback] = []
     size = 0
     for row in db.execute(_SELECT_AFTER, (cursor, limit)):
@@ -68,17 +68,17 @@ def read_feedback_after(db: sqlite3.Connection, cursor: int, limit: int) -> Sequ
 
 
 def count_feedback_after(db: sqlite3.Connection, cursor: int) -> int:
-    """How much was said after a cursor."""
+    """Return the number of feedback rows written after a cursor."""
     return int(db.execute("SELECT count(*) FROM feedback WHERE said > ?", (cursor,)).fetchone()[0])
 
 
 def read_file_identity(db: sqlite3.Connection) -> str:
-    """The file's own."""
+    """Return the random identity of the file."""
     return str(db.execute("SELECT identity FROM feed").fetchone()[0])
 
 
 def find_stored_feedback(db: sqlite3.Connection, ids: Collection[str]) -> set[str]:
-    """Those of the feedbacks that are here."""
+    """Return the ids that are stored."""
     return {row[0] for row in select_many(db, "SELECT id FROM feedback WHERE id IN (%s)", ids)}
 
 

@@ -1,9 +1,9 @@
 """Incremental trace summary. Adding a span costs O(1), independent of the size of the trace.
 
-`_rollup.roll_up` over all facts is the definition. Who carries tokens (or a cost) marks the spans above it, up to the
-first that is marked; these marks are columns of `spans`, and what must reach a parent that is not here waits with the
-trace's orphans. A run that takes the place of another is taken in where that changes sums alone; else `replace` says
-that the trace must be summed up anew.
+The definition is `trace_summary.summarize_trace` over all facts. A span with tokens (or a cost) marks its ancestors
+up to the first marked one. The marks are columns of `spans`; marks for a missing parent wait in the trace's orphaned
+spans. A new version of a run is applied if it only changes totals. Otherwise `replace` returns False and the trace
+must be summarized from scratch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIRST_VALUE_FIELDS = ("session_id", "user_id", "experiment_id", "example_id", "m
 
 
 class FirstAmount(msgspec.Struct, array_like=True):
-    """The first span with tokens, or with a cost: it counts where parents go in a circle, so that none would."""
+    """First span with tokens, or with a cost. It counts if parents form a cycle, where otherwise no span would."""
 
     row: int
     model: str | None
@@ -49,53 +49,54 @@ class FirstAmount(msgspec.Struct, array_like=True):
 
 
 class SummaryTotals(msgspec.Struct, array_like=True):
-    """All of a state that does not grow with its trace."""
+    """Part of the state that does not grow with the trace."""
 
     count: int = 0
     errors: int = 0
     size: int = 0
     start_ns: int = 2**63 - 1
     end_ns: int = 0
-    names: dict[str, int] = {}  # as a list that is searched, in order of arrival
+    names: dict[str, int] = {}  # an ordered set, in order of arrival
     kinds: dict[str, int] = {}
     tags: dict[str, int] = {}
     models: dict[str, list[int]] = {}  # calls, input tokens, output tokens, cost in trillionths
-    firsts: dict[str, tuple[int, str]] = {}  # of `FIRSTS`: row and value
-    top: tuple[int, str, int] | None = None  # start, span, row of the earliest without a parent
-    first: tuple[int, str, int] | None = None  # the earliest of all
-    orphan: tuple[int, str, int, str] | None = None  # with its parent; None where it must be looked for
-    missing: int = 0  # parents that are not here
+    firsts: dict[str, tuple[int, str]] = {}  # by name in `FIRST_VALUE_FIELDS`: row and value
+    top: tuple[int, str, int] | None = None  # start, span id and row of the earliest span without a parent
+    first: tuple[int, str, int] | None = None  # the earliest span of all
+    # The earliest orphan, with its parent; None if it must be searched for
+    orphan: tuple[int, str, int, str] | None = None
+    missing: int = 0  # number of missing parents
     root: Fact | None = None
     root_row: int = 0
-    marked: bool = False  # a monitor's
+    marked: bool = False  # marked as a monitor's
     with_tokens: int = 0  # spans whose tokens count
     tokens: tuple[int, int] = (0, 0)
     with_cost: int = 0
     cost: int = 0
     first_tokens: FirstAmount | None = None
     first_cost: FirstAmount | None = None
-    untold: int = 0  # spans without a local root, of which no parent is missing
-    unwalked: bool = False  # some have come for which no local root was looked, as there was none
+    untold: int = 0  # spans that belong to no local root although no ancestor is missing
+    unwalked: bool = False  # spans were added without a search for their local root, as the trace had none
     local_roots: int = 0
-    not_arrived: int = 0  # of these
-    waiting: int = 0  # of these, for calls
+    not_arrived: int = 0  # local roots with missing spans
+    waiting: int = 0  # local roots with unanswered calls
     dropped: int = 0
     calls_sent: int = 0
 
     def shown_tokens(self) -> Sequence[int]:
-        """Input and output tokens; those of the first span that has some where parents go in a circle."""
+        """Return input and output tokens; those of the first span with tokens if parents form a cycle."""
         first = self.first_tokens
         return first.amounts if first is not None and not self.with_tokens else self.tokens
 
     def shown_cost(self) -> float | None:
-        """The cost, likewise; None if nothing has one."""
+        """Return the cost, with the same rule for cycles; None if no span has a cost."""
         first = self.first_cost
         if first is None:
             return None
         return (self.cost if self.with_cost else first.amounts[0]) / PICO
 
     def shown_models(self) -> str:
-        """Of the models; where parents go in a circle, with what the first span carries."""
+        """Return the column `models`, with the amounts of the first span if parents form a cycle."""
         models: dict[str | None, Sequence[int]] = dict(self.models.items())
         for first, counted, place in (
             (self.first_tokens, self.with_tokens, 1),
@@ -108,7 +109,7 @@ class SummaryTotals(msgspec.Struct, array_like=True):
         return encode_models(models)
 
     def complete(self) -> int | None:
-        """1 if all that was started has come, 0 if some has not, None if nobody can tell."""
+        """Return 1 if all started spans have arrived, 0 if some have not, None if unknown."""
         if not self.local_roots:
             return None
         if self.not_arrived:
@@ -116,25 +117,25 @@ class SummaryTotals(msgspec.Struct, array_like=True):
         return None if self.missing or self.untold or self.waiting else 1
 
 
-_encoder = msgspec.json.Encoder()  # its integers have no bounds, as sums of costs ask for
+_encoder = msgspec.json.Encoder()  # encodes integers of any size, which totals of costs require
 _decoder = msgspec.json.Decoder(SummaryTotals)
 
 
 def pack_totals(totals: SummaryTotals) -> bytes:
-    """As a column holds them."""
+    """Encode totals for the column."""
     return _encoder.encode(totals)
 
 
 def unpack_totals(data: bytes) -> SummaryTotals:
-    """What `pack` has made. Raises `msgspec.DecodeError`, also for what another version has made."""
+    """Decode totals. Raises `msgspec.DecodeError`, also for data of another version."""
     return _decoder.decode(data)
 
 
-CHARACTERS_PER_SPAN = 2_000  # characters that weigh as much as a span
+CHARACTERS_PER_SPAN = 2_000  # characters that take as much memory as a span
 
 
 def count_characters(fact: Fact) -> int:
-    """Of what may be long in a fact."""
+    """Return the number of characters in the fields of a fact that may be long."""
     count = len(fact.name) + len(fact.kind) + len(fact.project) + len(fact.environment)
     for text in (fact.error, fact.model, fact.session_id, fact.user_id, fact.metadata):
         if text is not None:
@@ -145,7 +146,7 @@ def count_characters(fact: Fact) -> int:
 
 
 class LocalRootUpdate(NamedTuple):
-    """Spans, and local roots of other processes, that are to count for the local root of a span."""
+    """Spans and answered calls to be counted for the nearest local root of a span."""
 
     span_id: str
     members: int
@@ -153,18 +154,18 @@ class LocalRootUpdate(NamedTuple):
 
 
 class IncrementalSummary:
-    """What a trace of this key sums up to, so far."""
+    """Summary state of a trace, updated span by span."""
 
     __slots__ = ("facts", "kept", "key", "local_roots", "orphans", "totals")
 
     def __init__(self, key: int, totals: SummaryTotals | None = None, whole: int = MAX_RECORDS_IN_MEMORY) -> None:
         self.key, self.totals = key, totals or SummaryTotals()
         self.orphans, self.local_roots = RecordTable(OrphanedSpans, whole), RecordTable(LocalRoot, whole)
-        self.kept = False  # in the file
+        self.kept = False  # stored in `states`
 
     @property
     def weight(self) -> int:
-        """Memory that it takes, in spans."""
+        """Return the memory in use, as a number of spans."""
         totals = self.totals
         listed = len(totals.names) + len(totals.tags) + len(totals.models) + len(self.orphans) + len(self.local_roots)
         size = sum(len(text) for _, text in totals.firsts.values()) + (
@@ -175,22 +176,27 @@ class IncrementalSummary:
         return 2 + listed // 4 + size // CHARACTERS_PER_SPAN
 
     def advance(self, new: Sequence[tuple[int, Fact]], spans: TraceNodes) -> None:
-        """Take in spans, and their rows, that come after all before. Raises `Adrift`; it is of no use then."""
+        """Add new spans with their rows.
+
+        Raises `StepLimitExceeded`; the state must not be used afterwards.
+        """
         named = {fact.local_root: None for _, fact in new if fact.local_root is not None}
         for root in named:
             if self.local_roots.get(root) is None and (self.totals.unwalked or spans.get(root) is not None):
-                raise StepLimitExceeded  # below a local root that is new there may be spans already
+                raise StepLimitExceeded  # spans below a new local root may be stored already
         self.settle(self.gather(new, spans), spans)
 
     def gather(self, new: Sequence[tuple[int, Fact]], spans: TraceNodes) -> list[LocalRootUpdate]:
-        """Take in spans but for their local roots: what `settle` does, once all that come together are here."""
+        """Add spans without counting them for local roots; return the updates that `settle` applies after all spans of
+        the batch.
+        """
         for root in {fact.local_root: None for _, fact in new if fact.local_root is not None}:
             if self.local_roots.get(root) is None:
                 self._settle(root, None, LocalRoot(0, None, 0, 0, 0, 0))
         return [due for row, fact in new for due in self._add(row, fact, spans)]
 
     def settle(self, due: Iterable[LocalRootUpdate], spans: TraceNodes) -> None:
-        """Count spans, and calls that were answered, for the local roots that they are below."""
+        """Count spans and answered calls for their local roots."""
         for one in due:
             self._belong(one, spans)
 
@@ -250,7 +256,9 @@ class IncrementalSummary:
             firsts[name] = (row, value)
 
     def _adopt(self, span_id: str) -> tuple[int, int, int]:
-        """Of what is below a span that has come: flags, and how many calls and spans wait for a local root."""
+        """Return the flags of the descendants of a new span, and how many calls and spans below it wait for a local
+        root.
+        """
         totals = self.totals
         if not totals.missing or (children := self.orphans.get(span_id)) is None:
             return 0, 0, 0
@@ -285,7 +293,9 @@ class IncrementalSummary:
             self.totals.untold += members
 
     def _local_root(self, span_id: str, spans: TraceNodes) -> tuple[str | None, str | None]:
-        """The nearest local root from a span on upwards; else the parent that is missing on the way, if one is."""
+        """Return the nearest local root among a span and its ancestors, or else the id of the missing ancestor, if one
+        is missing.
+        """
         current, path, seen = span_id, dict[str, SpanNode](), set[str]()
         found: tuple[str | None, str | None] = (None, None)
         while current not in seen:
@@ -323,7 +333,7 @@ class IncrementalSummary:
             totals.orphan = (*child[:3], parent_id)
 
     def _mark(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
-        """Mark a span, and all above it, as having something below them."""
+        """Set the flags of a span and of its ancestors."""
         while flags := flags & ~one.below:
             spans.mark(one, flags)
             self._count(one, one.carries & flags, -1)
@@ -338,7 +348,7 @@ class IncrementalSummary:
             one = parent
 
     def _count(self, one: SpanNode, flags: int, times: int) -> None:
-        """Count what a span carries, or no longer."""
+        """Add (`times` 1) or subtract (-1) the tokens and cost of a span."""
         totals, model = self.totals, self.totals.models.get(one.model or "") if one.model is not None else None
         if flags & TOKENS_FLAG:
             sent, got = times * (one.input_tokens or 0), times * (one.output_tokens or 0)
@@ -372,7 +382,9 @@ class IncrementalSummary:
         self.local_roots.put(root, now)
 
     def replace(self, row: int, old: Fact, new: Fact, spans: TraceNodes) -> bool:
-        """Take in a span in place of what it was; False where that takes summing up anew, with nothing done."""
+        """Replace a span by its newer version; return False, without changes, if the trace must be summarized from
+        scratch.
+        """
         one = spans.get(new.span_id)
         assert one is not None
         if not self._can_replace(old, new):
@@ -411,7 +423,7 @@ class IncrementalSummary:
         return set(old.tags) <= set(new.tags) and listed < MAX_LISTED and new.end_ns >= old.end_ns
 
     def _amounts(self, one: SpanNode, row: int, old: Fact, new: Fact) -> None:
-        """Have the span's node, and who is first of those that carry, say what the new one does."""
+        """Update the span's node, and the first spans with tokens and cost, to the new version."""
         totals = self.totals
         one.model, one.cost = new.model, new.cost
         one.input_tokens, one.output_tokens = new.input_tokens, new.output_tokens
@@ -433,7 +445,7 @@ class IncrementalSummary:
             self._first(name, row, getattr(new, name))
 
     def _carry(self, one: SpanNode, flags: int, spans: TraceNodes) -> None:
-        """Tell those above a span that is here what it has got."""
+        """Set flags that a stored span has gained in its ancestors."""
         if one.parent_id is None:
             return
         parent = spans.get(one.parent_id)
@@ -443,7 +455,9 @@ class IncrementalSummary:
             self.orphans.put(one.parent_id, children._replace(below=children.below | flags))
 
     def root_row(self) -> int:
-        """The row of the root: the earliest without a parent, else whose parent is not here, else of all."""
+        """Return the row of the root: the earliest span without a parent, else the earliest orphan, else the earliest
+        span.
+        """
         totals = self.totals
         if totals.top is None and totals.missing and totals.orphan is None:
             totals.orphan = self.orphans.earliest()
@@ -452,7 +466,7 @@ class IncrementalSummary:
         return found[2]
 
     def rolled(self, spans: TraceNodes) -> SummaryRow:
-        """What a list shows of the trace."""
+        """Return the summary row of the trace."""
         totals, row = self.totals, self.root_row()
         if totals.root is None or totals.root_row != row:
             totals.root, totals.root_row = spans.fact(row), row
@@ -503,7 +517,7 @@ _UNCHANGEABLE_FIELDS = ("parent_id", "name", "kind", "start_ns", "local_root")
 
 
 def _merge_counts(known: LocalRoot, counts: SpanCounts | None) -> LocalRoot:
-    """With the later of two counts."""
+    """Return the local root with the later of two counts."""
     if counts is None:
         return known
     before = SpanCounts(known.started or 0, known.open, known.dropped, known.calls_sent)
@@ -513,7 +527,7 @@ def _merge_counts(known: LocalRoot, counts: SpanCounts | None) -> LocalRoot:
 
 
 def summarize_from_scratch(key: int, facts: Sequence[tuple[int, Fact]]) -> tuple[IncrementalSummary, TraceNodes]:
-    """The state of a trace from all of its spans, with their rows, in order of arrival; and these, with their flags."""
+    """Return the state of a trace, and its span tree, from all of its spans with their rows, in order of arrival."""
     state, spans = IncrementalSummary(key), TraceNodes()
     state.settle(state.gather(facts, spans), spans)
     return state, spans

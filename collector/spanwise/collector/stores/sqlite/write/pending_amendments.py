@@ -1,8 +1,8 @@
 """Amendments that wait for their run, and the index of model response ids.
 
-Ids are random, and an index over all of them would cost each a page. So they stand in parts of some `PART` that came
-one after the other, a part named by the lowest row in it: what comes is written to the pages of the last part, and who
-looks for an id asks one part after the other.
+Ids are random, so an index over all of them would write one page per id. Instead they are stored in blocks of about
+`BLOCK_SIZE` ids that arrived together. A block is named by its lowest span row. New ids go to the pages of the last
+block, and a lookup searches the blocks one by one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from spanwise.collector.stores.sqlite.database.connections import Reader
 from spanwise.collector.stores.sqlite.database.store_clock import StoreClock
 from spanwise.collector.stores.sqlite.write.run_codec import Fact
 
-MAX_RESPONSES = 200_000  # some 20 bytes each; of the latest spans, as what belongs to them comes within minutes
+MAX_RESPONSES = 200_000  # about 20 bytes each; only of the latest spans, as amendments arrive within minutes
 BLOCK_SIZE = 1_000
-MAX_CANDIDATES = 8  # of one id: a call that several instrumentations have seen
-_BLOCKS = (  # the last first; two steps into the table for each
+MAX_CANDIDATES = 8  # spans with the same id: one call recorded by several instrumentations
+_BLOCKS = (  # newest block first; two index lookups per block
     "WITH RECURSIVE parts (part) AS (SELECT max(part) FROM responses UNION ALL"
     " SELECT (SELECT max(r.part) FROM responses r WHERE r.part < parts.part) FROM parts WHERE part IS NOT NULL)"
 )
@@ -45,17 +45,17 @@ _LATEST_SPANS = (
 
 
 class ResponseIdWriter:
-    """Puts them into the file, on the writer's connection."""
+    """Writer of response ids on the writer's connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db, self.size = db, BLOCK_SIZE
-        # Whatever is rolled back or deleted, the last part is above all before it and below all that comes
+        # Rollbacks and deletions do not matter: the last block is above all earlier ones and below all later rows.
         self._part = self._of(2**63 - 1)
         sql = "SELECT count(*) FROM responses WHERE part = ?"
         self._count = int(db.execute(sql, (self._part,)).fetchone()[0])
 
     def put(self, rows: Sequence[tuple[int, str]], new: int) -> None:
-        """Keep that spans (their rows) bear responses' ids. From `new` on they have come for the first time."""
+        """Store pairs of span row and response id. Rows from `new` on are new spans."""
         first = min([row for row, _ in rows if row >= new], default=None)
         if first is not None and (not self._part or self._count >= self.size):
             self._part, self._count = first, 0
@@ -64,13 +64,16 @@ class ResponseIdWriter:
         self._count += len(answers)
 
     def _of(self, row: int) -> int:
-        """The part in which a row stands: that of 0 if it is from before all others, and has borne no id till now."""
+        """Return the block of a row: 0 for a row older than all blocks."""
         sql = "SELECT coalesce(max(part), 0) FROM responses WHERE part <= ?"
         return int(self._db.execute(sql, (row,)).fetchone()[0])
 
 
 def find_by_response_id(reader: Reader, response_id: str) -> list[tuple[str, str]]:
-    """Trace and span of those that bear an id, the latest first. Of another id with the same number none is given."""
+    """Return trace id and span id of the spans with a response id, the latest first.
+
+    Spans whose id only has the same hash are left out.
+    """
     number, rows = hash_id(response_id), list[tuple[str, int]]()
     for (part,) in reader.db.execute(_BLOCKS_WITH_ID, (number, MAX_CANDIDATES)).fetchall():
         rows += reader.db.execute(_LATEST_SPANS, (part, number, MAX_CANDIDATES - len(rows))).fetchall()
@@ -79,7 +82,7 @@ def find_by_response_id(reader: Reader, response_id: str) -> list[tuple[str, str
 
 
 def remove_response_ids(db: sqlite3.Connection, traces: Iterable[int]) -> None:
-    """Remove those of traces (their keys) that go, before their spans do."""
+    """Remove the response ids of traces (by key). Must run before their spans are deleted."""
     spans = sorted(row[0] for row in select_many(db, "SELECT id FROM spans WHERE trace IN (%s)", traces))
     parts = sorted(row[0] for row in db.execute(f"{_BLOCKS} SELECT part FROM parts WHERE part IS NOT NULL"))
     for start in range(0, len(spans) if parts else 0, VALUES_PER_IN):
@@ -91,23 +94,23 @@ def remove_response_ids(db: sqlite3.Connection, traces: Iterable[int]) -> None:
 
 
 def prune_response_ids(db: sqlite3.Connection, most: int = MAX_RESPONSES) -> None:
-    """Forget the parts before those of the latest spans that bear one."""
+    """Remove old blocks so that about `most` ids remain."""
     keep = f"{_BLOCKS} SELECT part FROM parts WHERE part IS NOT NULL LIMIT {most // BLOCK_SIZE + 1}"
     db.execute(f"DELETE FROM responses WHERE part < (SELECT min(part) FROM ({keep}))")
 
 
-MAX_AMENDMENTS = 10_000  # runs for which something waits
-MAX_AMENDMENT_BYTES = 64 * 1024 * 1024  # of all that waits
-MAX_AMENDMENT_AGE_NS = 7 * 86_400 * 10**9  # a spool keeps what it could not deliver for as long
-NO_TRACE = ""  # the trace of what waits for a response of a model
-ANY_PROJECT = ""  # the project of what is for a run of any
+MAX_AMENDMENTS = 10_000  # runs with waiting amendments
+MAX_AMENDMENT_BYTES = 64 * 1024 * 1024  # of all waiting amendments
+MAX_AMENDMENT_AGE_NS = 7 * 86_400 * 10**9  # a sender's spool keeps undelivered spans as long
+NO_TRACE = ""  # trace id of amendments by response id
+ANY_PROJECT = ""  # project of amendments for a run of any project
 
 
 class AmendmentTarget(NamedTuple):
-    """What something waits for: a span, or a response (of no trace); of one project, or of any."""
+    """Target of an amendment: a span, or a model response (without a trace); in one project or in any."""
 
     trace_id: str
-    span_id: str  # or the response's id
+    span_id: str  # or the response id
     project: str
 
 
@@ -118,19 +121,20 @@ class _PendingEntry(NamedTuple):
 
 
 def get_amendment_target(amendment: Amendment) -> AmendmentTarget:
-    """What an amendment is about, as a table can hold it."""
+    """Return the target of an amendment, cleaned for the table."""
     ids = (NO_TRACE, amendment.response_id) if amendment.response_id else (amendment.trace_id, amendment.span_id)
     return AmendmentTarget(*map(clean, (*ids, amendment.project or ANY_PROJECT)))
 
 
 class PendingAmendments:
-    """What the writer remembers of its table, so that a span of which nothing was said costs one look into a dict."""
+    """Table of waiting amendments, with an index in memory: a span without amendments costs one dict lookup."""
 
     def __init__(self, db: sqlite3.Connection, clock: StoreClock) -> None:
         self._db, self._clock = db, clock
         self.most, self.most_bytes = MAX_AMENDMENTS, MAX_AMENDMENT_BYTES
-        self.given_up = 0  # amendments whose run did not come, or was another project's, since the start
-        self._rows: OrderedDict[int, _PendingEntry] = OrderedDict()  # the oldest first
+        # Amendments dropped since the start, because their run did not arrive or is of another project
+        self.given_up = 0
+        self._rows: OrderedDict[int, _PendingEntry] = OrderedDict()  # oldest first
         self._of: dict[str, dict[str, dict[str, int]]] = {}  # trace → span → project → row
         self.forget()
 
@@ -138,11 +142,11 @@ class PendingAmendments:
         return len(self._rows)
 
     def concerns(self, trace_id: str, facts: Iterable[Fact]) -> bool:
-        """Whether anything may have been said of a run of a trace, or of a response of these."""
+        """Return whether amendments may wait for runs of a trace, or for response ids of these facts."""
         return trace_id in self._of or (NO_TRACE in self._of and any(fact.response_id for fact in facts))
 
     def forget(self) -> None:
-        """Read the table again: after a rollback what is remembered may be wrong."""
+        """Read the table again, because the memory may be wrong after a rollback."""
         self._rows.clear()
         self._of.clear()
         self.bytes = 0
@@ -151,9 +155,9 @@ class PendingAmendments:
             self._remember(row, _PendingEntry(AmendmentTarget(trace_id, span_id, project), size, seen_ns))
 
     def add(self, place: AmendmentTarget, fields: Mapping[str, JSON], most: int) -> None:
-        """Keep fields for a run that is not here; with what waits for it already they are one.
+        """Store fields for a run that has not arrived, merged with those that wait for it already.
 
-        Raises `Refused` where that is more than `most` bytes: each that comes costs as much as all before it.
+        Raises `Refused` if they exceed `most` bytes: each merge costs as much as all fields before it.
         """
         row = self._of.get(place.trace_id, {}).get(place.span_id, {}).get(place.project)
         seen = self._clock.now()
@@ -175,7 +179,9 @@ class PendingAmendments:
         self.trim()
 
     def take(self, trace_id: str, span_id: str, project: str) -> list[dict[str, JSON]]:
-        """What was said of a run that has come now, the earlier first; of other projects' it is given up."""
+        """Remove and return the fields for a run that has arrived, in order of arrival. Those of other projects are
+        dropped.
+        """
         rows = self._of.get(trace_id, {}).get(span_id)
         if rows is None:
             return []
@@ -189,16 +195,16 @@ class PendingAmendments:
         return said
 
     def evict(self, trace_ids: Iterable[str]) -> None:
-        """Remove what waits for runs of traces that went."""
+        """Remove the amendments for runs of deleted traces."""
         for trace_id in trace_ids:
             self._remove([row for rows in self._of.get(trace_id, {}).values() for row in rows.values()])
 
     def expire(self, before_ns: int, project: str | None) -> None:
-        """Give up what came before a time."""
+        """Drop the amendments that arrived before a time."""
         self._give_up([row for row, entry in self._rows.items() if _is_expired(entry, before_ns, project)])
 
     def trim(self) -> bool:
-        """Give up what is too old, and the oldest of what is too much; whether there was any."""
+        """Drop amendments that are too old, and the oldest beyond the limits; return whether there were any."""
         before, old = self.given_up, self._clock.now() - MAX_AMENDMENT_AGE_NS
         while self._rows:
             row, entry = next(iter(self._rows.items()))

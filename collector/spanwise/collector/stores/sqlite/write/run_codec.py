@@ -1,6 +1,6 @@
 """Encoding of runs as compressed rows and back, with sampling probability and monitor mark of a span.
 
-Encoding needs no database. It may run in any thread or process; a `Batch` is plain tuples, lists and bytes.
+Encoding needs no database and may run in any thread or process. A `Batch` consists of plain tuples, lists and bytes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from spanwise.collector.stores.sqlite.search.searchable_text import add_leaves, 
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.propagation_targets import get_destination
 
-TRACE_STATE = "otel.trace_state"  # an attribute: the tracestate as it arrived
-SAMPLE_RATE = "spanwise.sample_rate"  # what earlier versions of our tracer say in place of a threshold
-# Of a probability that a sender states; below it counts as unknown, because one such trace would be the whole mean
+TRACE_STATE = "otel.trace_state"  # attribute with the tracestate as received
+SAMPLE_RATE = "spanwise.sample_rate"  # sent by earlier versions of our tracer instead of a threshold
+# Smallest accepted sampling probability. A lower one counts as unknown, because one such trace would dominate the
+# mean.
 MIN_PROBABILITY = 1e-4
-MONITOR_FLAG = 2  # bit of the flags in our tracestate entry, `trace id-span id-flags`, and `-ot` in a foreign trace
+# Bit of the flags in our tracestate entry: `trace id-span id-flags`, followed by `-ot` in a foreign trace
+MONITOR_FLAG = 2
 
 
 class SamplingInfo(NamedTuple):
-    """`probability` of having been kept, None where that is unknown or below `LEAST_PROBABILITY`; `partial` where
-    only an error in it kept a trace;
-    `judgement` where a monitor made it, or called who did.
+    """Sampling information of a span.
+
+    - `probability` of being kept by head sampling; None if it is unknown or below `MIN_PROBABILITY`.
+    - `partial`: the trace was kept only because of an error in it.
+    - `judgement`: the span was made by a monitor or called by one.
     """
 
     probability: float | None
@@ -46,11 +50,11 @@ _SAMPLING_ATTRIBUTES = (SAMPLE_RATE, names.PARTIAL, names.MONITOR, TRACE_STATE)
 
 
 def read_sampling_info(attributes: Mapping[str, JSON], resource: Mapping[str, JSON]) -> SamplingInfo:
-    """Of a span with these attributes and this resource."""
+    """Return the sampling information in the attributes and the resource of a span."""
     ours = names.LOCAL_ROOT in attributes
     if names.MONITOR not in resource and attributes.keys().isdisjoint(
         _SAMPLING_ATTRIBUTES
-    ):  # looks these few up, not all of theirs
+    ):  # looks up these few names, not all attributes
         return ALWAYS_SAMPLED if ours else _UNKNOWN_SAMPLING
     state = attributes.get(TRACE_STATE)
     entries = _parse_tracestate(state) if isinstance(state, str) else {}
@@ -62,7 +66,7 @@ def read_sampling_info(attributes: Mapping[str, JSON], resource: Mapping[str, JS
 def _read_probability(
     attributes: Mapping[str, JSON], entries: Mapping[str, str], otherwise: float | None
 ) -> float | None:
-    """The rate that our tracer states, else what follows from OpenTelemetry's threshold."""
+    """Return the rate that our tracer states, else the probability from OpenTelemetry's threshold, else `otherwise`."""
     rate = attributes.get(SAMPLE_RATE)
     if isinstance(rate, (int, float)) and isfinite(rate) and 0 < rate <= 1:
         stated: float | None = float(rate)
@@ -72,7 +76,7 @@ def _read_probability(
 
 
 def _threshold_probability(entry: str) -> float | None:
-    """1 − th/2⁵⁶ of `th:…`, hex digits without the zeros at their end; None if there is none (OTEP 235)."""
+    """Return 1 − th/2⁵⁶ for `th:…` (hex digits without trailing zeros), or None without a threshold (OTEP 235)."""
     fields = dict(field.partition(":")[::2] for field in entry.split(";"))
     try:
         threshold = int(fields["th"].ljust(14, "0"), 16)
@@ -90,26 +94,26 @@ def _has_monitor_flag(entries: Mapping[str, str]) -> bool:
 
 
 def _parse_tracestate(state: str) -> dict[str, str]:
-    """The members of a W3C tracestate."""
+    """Return the members of a W3C tracestate."""
     members = (member.strip().partition("=") for member in state.split(","))
     return {key: value for key, _, value in members}
 
 
-COMPRESSION_LEVEL = (
-    3  # measured with a dictionary: a sixth smaller than level 1, 2 us a span dearer; 4 and 5 gain nothing
-)
-# Of the tables of a dictionary, as a power of two: half as large as the level has them for a large one, they leave the
-# processor's cache (1 MB) to the rest of decoding. Measured there: 2 us a span less, of 13, and 6 bytes more, of 334
+# Measured with a dictionary: a sixth smaller than level 1 for 2 µs more per span; levels 4 and 5 gain nothing.
+COMPRESSION_LEVEL = 3
+# Size of a dictionary's hash tables, as a power of two. Half of the level's default for large dictionaries, so that
+# decoding keeps more of the processor's cache (1 MB). Measured: 2 µs of 13 µs per span saved, for 6 more bytes per
+# 334.
 HASH_LOG = 16
-TOKENS_MAX = 2**40  # of one run; no model has it, and sums over many traces still fit into 64 bits
+TOKENS_MAX = 2**40  # limit for one run; above any model's, and totals of many traces still fit into 64 bits
 COUNT_MAX = 2**31
-SPAN_KIND = "otel.span.kind"  # see `dialects/_read.py`
-MAX_RESPONSE_ID_CHARACTERS = 200  # characters of a response's id
-ZSTD_FRAME_HEADER = zstandard.FRAME_HEADER  # with which what is compressed begins, and no JSON
+SPAN_KIND = "otel.span.kind"  # see `dialects.translation`
+MAX_RESPONSE_ID_CHARACTERS = 200
+ZSTD_FRAME_HEADER = zstandard.FRAME_HEADER  # first bytes of compressed data; JSON never begins with them
 
 
 class SpanCounts(NamedTuple):
-    """What was under a local root as of the end of one of its spans."""
+    """Counts of spans and calls under a local root, at the end of one of its spans."""
 
     started: int
     open: int
@@ -118,7 +122,7 @@ class SpanCounts(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """A run without its payload: the columns of `spans`, then what only the roll-up of the trace needs."""
+    """A run without its payload: the columns of `spans`, then the fields that only the trace summary needs."""
 
     span_id: str
     parent_id: str | None
@@ -141,45 +145,45 @@ class Fact(NamedTuple):
     example_id: str | None
     repetition: int
     tags: tuple[str, ...]
-    metadata: str | None  # JSON object of its plain values
+    metadata: str | None  # JSON object of its scalar values
     local_root: str | None
-    counts: SpanCounts | None  # what its process said at this span's end
-    said: SamplingInfo  # of head sampling, and whether a monitor made it
-    sent: int | None = None  # of a run that was amended: `size` as it was sent
-    response_id: str | None = None  # that the model gave its answer
-    route: str | None = None  # of a call, where it goes; "" of a span that continues a call in another process
+    counts: SpanCounts | None  # reported by its process at the end of this span
+    said: SamplingInfo  # sampling information, and the monitor mark
+    sent: int | None = None  # of an amended run: `size` without the amendments
+    response_id: str | None = None  # id that the model gave its response
+    route: str | None = None  # destination of a call; "" for a span that continues a call of another process
 
 
-MIN_COLUMNAR_FACTS = 10  # facts, from which on they are pickled together
-SPAN_COLUMN_COUNT = 15  # of a Fact, how many are columns of `spans`
-# Of all fields in a tuple: what a call with so many arguments costs twice
+MIN_COLUMNAR_FACTS = 10  # fewest facts that are pickled in columns
+SPAN_COLUMN_COUNT = 15  # number of fields of a Fact that are columns of `spans`
+# Makes a Fact from all fields in a tuple; a call with that many arguments takes twice as long.
 _make_fact: Callable[[Iterable[Any]], Fact] = partial(tuple.__new__, Fact)
 
 
 class Batch(NamedTuple):
-    """Runs, and feedback, ready to be written, by trace. Pickles, for the same version of Python."""
+    """Runs and feedback, encoded and ready to be written. Can be pickled for the same version of Python."""
 
-    traces: dict[str, list[int]]  # trace id: positions in what follows
+    traces: dict[str, list[int]]  # trace id -> positions in the lists below
     facts: list[Fact]
-    payloads: list[bytes]  # as JSON, or compressed, as `FRAME` in front says
+    payloads: list[bytes]  # as JSON, or compressed, which begins with `ZSTD_FRAME_HEADER`
     resources: list[int]  # position in `resource_blobs`
     resource_blobs: list[str]
-    feedback: Sequence[list[Any]] = ()  # rows, as `_feedback.rows` makes them
-    texts: Mapping[str, str] = {}  # by trace, for the text index, as `_texts.joined` makes them
+    feedback: Sequence[list[Any]] = ()  # rows of `feedback_table.encode_feedback`
+    texts: Mapping[str, str] = {}  # by trace, for the full-text index, as `searchable_text.join_leaves` returns them
 
     def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
-        """As plain values in columns, which take half of the time that pickling each fact takes, if there are many."""
+        """Serialize many facts in columns of plain values, which takes half the time of pickling each fact."""
         if len(self.facts) < MIN_COLUMNAR_FACTS:
             return Batch, tuple(self)
         parts: Any = (_facts_to_columns(self.facts), *self[:1], *self[2:])
         try:
             return _unpickle_batch, (marshal.dumps(parts),)
-        except ValueError:  # something is of a class of its own
+        except ValueError:  # a value has a type that marshal does not support
             return Batch, tuple(self)
 
 
 def _facts_to_columns(facts: Sequence[Fact]) -> list[Any]:
-    """Facts by field; of one that is the same in all of them a tuple with that alone."""
+    """Return the facts as columns; a column with equal values is a tuple of one value."""
     fields = zip(*facts, strict=True)
     columns: list[Any] = [one[:1] if one.count(one[0]) == len(one) else [*one] for one in fields]
     for at in _NAMED_TUPLE_FIELDS:
@@ -196,7 +200,7 @@ def _unpickle_batch(packed: bytes) -> Batch:
     return Batch(traces, list(map(_make_fact, facts)), *others)
 
 
-# Fields of a `Fact` that are tuples with names, by place
+# Fields of a `Fact` that are named tuples, by position
 _NAMED_TUPLE_FIELDS: Mapping[int, Callable[..., Any]] = {
     Fact._fields.index("counts"): partial(tuple.__new__, SpanCounts),
     Fact._fields.index("said"): partial(tuple.__new__, SamplingInfo),
@@ -204,12 +208,12 @@ _NAMED_TUPLE_FIELDS: Mapping[int, Callable[..., Any]] = {
 
 
 def encode(runs: Sequence[Run]) -> Batch:
-    """The rows of these runs. Never raises for what a run holds: what SQLite or JSON cannot hold is mended."""
+    """Encode runs as a batch. Never raises: values that SQLite or JSON cannot store are repaired."""
     traces: dict[str, list[int]] = {}
     facts, payloads, resources, blobs = list[Fact](), list[bytes](), list[int](), list[str]()
     seen: dict[int, int] = {}
     words: dict[str, dict[str, None]] = {}
-    last, positions, found = None, list[int](), dict[str, None]()  # spans of a trace come together
+    last, positions, found = None, list[int](), dict[str, None]()  # spans of a trace are usually consecutive
     for position, run in enumerate(runs):
         stored, (fact, payload) = _encode_or_repair(run)
         trace_id = run.trace_id
@@ -227,7 +231,7 @@ def encode(runs: Sequence[Run]) -> Batch:
 
 
 class PayloadCompressor:
-    """Compresses payloads, with a dictionary if there is one. For one thread."""
+    """Compressor of payloads, with a dictionary if there is one. For one thread."""
 
     def __init__(self, dictionary: bytes | None = None) -> None:
         data = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
@@ -239,8 +243,8 @@ class PayloadCompressor:
         self._compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, dict_data=data)
 
     def all(self, payloads: Sequence[bytes]) -> list[bytes]:
-        """One call into C for all, so that the interpreter's lock is given up once and not per payload. What is
-        compressed stays as it is.
+        """Compress all payloads in one call into C, which releases the interpreter lock only once. Compressed payloads
+        stay as they are.
         """
         plain = [payload for payload in payloads if not payload.startswith(ZSTD_FRAME_HEADER)]
         if len(plain) == len(payloads):
@@ -256,14 +260,16 @@ class PayloadCompressor:
 
 
 class RunEncoder:
-    """As `encode`, with payloads compressed by a dictionary, if there is one. Pickles; for one thread."""
+    """Callable version of `encode` that compresses payloads, with a dictionary if there is one. Can be pickled; for one
+    thread.
+    """
 
     def __init__(self, dictionary: bytes | None = None) -> None:
         self._dictionary = dictionary
-        self._compressor: PayloadCompressor | None = None  # made where it is used, which is elsewhere
+        self._compressor: PayloadCompressor | None = None  # created on first use, which may be in another process
 
     def __call__(self, runs: Sequence[Run]) -> Batch:
-        """The rows of these runs."""
+        """Encode runs as a batch with compressed payloads."""
         if self._compressor is None:
             self._compressor = PayloadCompressor(self._dictionary)
         batch = encode(runs)
@@ -274,25 +280,30 @@ class RunEncoder:
 
 
 def read_dictionary_id(payloads: Sequence[bytes]) -> int:
-    """The number of the dictionary by which payloads of one batch are compressed; 0 if they are not, or by none."""
+    """Return the id of the dictionary with which the payloads of one batch are compressed; 0 without dictionary or
+    compression.
+    """
     frame = next((payload for payload in payloads if payload.startswith(ZSTD_FRAME_HEADER)), None)
     return 0 if frame is None else zstandard.get_frame_parameters(frame).dict_id
 
 
 def extract_fact(run: Run) -> Fact:
-    """What columns and roll-ups need of a run."""
+    """Return the fact of a run: its columns and the fields for summaries."""
     return _encode_or_repair(run)[1][0]
 
 
 def encode_amended_run(run: Run, fields: Mapping[str, JSON], sent: int) -> tuple[Fact, bytes]:
-    """The row of a run with what was amended, which its payload keeps apart, too; `sent` is the size without it."""
+    """Encode a run with its amendments applied; `sent` is its size without them.
+
+    The payload also keeps the amended fields separately.
+    """
     _, (fact, payload) = _encode_or_repair(run)
     whole = payload[:-1] + b',"amended":' + dumps([sent, fields]).encode() + b"}"
     return fact._replace(size=len(whole), sent=sent), whole
 
 
 def _encode_or_repair(run: Run) -> tuple[Run, tuple[Fact, bytes]]:
-    """With the run as it is stored."""
+    """Encode a run; return it as stored, with its fact and payload."""
     try:
         return run, _encode_run(run)
     except (TypeError, ValueError, OverflowError, RecursionError, AttributeError):
@@ -337,7 +348,7 @@ def _encode_run(run: Run) -> tuple[Fact, bytes]:
 
 
 def _dump_payload(payload: dict[str, JSON]) -> bytes:
-    """JSON. Keys that are no texts are looked for only where there are some."""
+    """Return a payload as JSON. Keys that are not text take the slower second attempt."""
     try:
         return orjson.dumps(payload)
     except TypeError:
@@ -348,7 +359,7 @@ _NO_COUNTS = (None, None)
 
 
 def read_response_id(attributes: Mapping[str, JSON]) -> str | None:
-    """The id that a model gave its answer, as long as ids are."""
+    """Return the id that a model gave its response; None if it is missing or too long to be one."""
     given = attributes.get(names.RESPONSE_ID)
     return (
         given if isinstance(given, str) and 0 < len(given) <= MAX_RESPONSE_ID_CHARACTERS and given.isascii() else None
@@ -365,7 +376,7 @@ def _read_route(run: Run) -> str | None:
 
 
 def _check_columns(run: Run) -> None:
-    """Raises `TypeError` if a column cannot hold its text; the payload's texts have been seen to by then."""
+    """Raise `TypeError` if a column cannot store its text. The payload was checked when it was encoded."""
     names = (run.name, run.kind, run.error, run.model, run.session_id, run.user_id, run.project, run.environment)
     orjson.dumps((run.trace_id, run.span_id, run.parent_id, names, run.experiment_id, run.example_id))
 
@@ -386,19 +397,19 @@ def _read_counts(attributes: Mapping[str, JSON]) -> tuple[str | None, SpanCounts
 
 
 def _read_count(attributes: Mapping[str, JSON], name: str) -> int:
-    """A count that is left out where it is 0, within what columns and their sums can hold."""
+    """Return a count that senders omit if it is 0, clamped to a range that columns and totals can hold."""
     value = attributes.get(name)
     return max(0, min(value, COUNT_MAX)) if isinstance(value, int) else 0
 
 
 def _comparable_metadata(metadata: Mapping[str, JSON]) -> str | None:
-    """What a filter can compare: short plain values, as text."""
+    """Return the metadata that filters can compare, as JSON: scalar values of at most 200 characters."""
     plain = {str(key): value for key, value in metadata.items() if isinstance(value, (str, int, float, bool))}
     return dumps({key: value for key, value in plain.items() if len(str(value)) <= 200}) if plain else None
 
 
 def _build_payload(run: Run) -> dict[str, JSON]:
-    """What no column holds, without what is empty."""
+    """Return the fields of a run that have no column, without empty ones."""
     payload: dict[str, JSON] = {"inputs": run.inputs, "outputs": run.outputs}
     if run.documents:
         payload["documents"] = [(d.content, d.id, d.score, d.metadata) for d in run.documents]
@@ -424,7 +435,7 @@ def _build_payload(run: Run) -> dict[str, JSON]:
 
 
 def _repair_run(run: Run) -> Run:
-    """The same run with lone surrogates, huge integers, too deep nesting and foreign objects replaced."""
+    """Return the run with lone surrogates, huge integers, too deep nesting and foreign objects replaced."""
     fields = {name: clean(getattr(run, name)) for name in Run.__slots__}
     fields.update({name: getattr(run, name) for name in ("start_ns", "end_ns", "repetition", "usage")})
     fields["documents"] = tuple(Document(*map(clean, (d.content, d.id, d.score, d.metadata))) for d in run.documents)
@@ -437,14 +448,16 @@ def _repair_run(run: Run) -> Run:
 
 
 def _add_resource(resource: Mapping[str, JSON], seen: dict[int, int], blobs: list[str]) -> int:
-    """Runs of one request share their resource object; equal ones become one row when they are written."""
+    """Add the resource that runs of one request share. Equal resources of several requests become one row when
+    written.
+    """
     position = seen[id(resource)] = len(blobs)
     blobs.append(dumps(resource))
     return position
 
 
 def decode_run(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON], resource: Mapping[str, JSON]) -> Run:
-    """The run of a row: `columns` are the first `COLUMNS` fields of its `Fact`."""
+    """Decode the run of a row. `columns` are the first `SPAN_COLUMN_COUNT` fields of its `Fact`."""
     experiment_id, example_id, repetition = payload.get("experiment", (None, None, 0))
     tokens_in, tokens_out = columns[9], columns[10]
     usage = None if tokens_in is None else Usage(tokens_in, tokens_out, payload.get("usage", {}))
@@ -481,23 +494,23 @@ def decode_run(trace_id: str, columns: Sequence[Any], payload: Mapping[str, JSON
 
 
 class PayloadDecoder:
-    """Reads payloads; knows the dictionaries by the id that stands in each compressed frame. One thread at a time."""
+    """Decoder of payloads, with dictionaries by the id in each compressed frame. One thread at a time."""
 
     def __init__(self, dictionaries: Mapping[int, bytes]) -> None:
         self._known = {number: zstandard.ZstdCompressionDict(data) for number, data in dictionaries.items()}
         self._by_id: dict[int, zstandard.ZstdDecompressor] = {0: zstandard.ZstdDecompressor()}
 
     def knows_frame(self, blob: bytes) -> bool:
-        """Whether this payload's dictionary is here."""
+        """Return whether the dictionary of this payload is available."""
         number = zstandard.get_frame_parameters(blob).dict_id
         return number == 0 or number in self._known
 
     def raw(self, blob: bytes) -> bytes:
-        """The JSON text of a payload."""
+        """Return the JSON text of a payload."""
         return self._of(zstandard.get_frame_parameters(blob).dict_id).decompress(blob)
 
     def payload(self, blob: bytes) -> dict[str, JSON]:
-        """The JSON object of a payload."""
+        """Return the JSON object of a payload."""
         payload: dict[str, JSON] = loads(self.raw(blob))
         return payload
 

@@ -22,42 +22,42 @@ from spanwise.collector.stores.sqlite.write.run_codec import Fact
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.propagation_targets import MAX_DESTINATIONS
 
-MAX_OPEN_RUNS = 10_000  # are kept
-MAX_OPEN_RUN_AGE_NS = 7 * 86_400 * 10**9  # since it was said: by then its process has died
-MAX_TEXT_CHARACTERS = 1000  # characters of a text
+MAX_OPEN_RUNS = 10_000
+MAX_OPEN_RUN_AGE_NS = 7 * 86_400 * 10**9  # age after which its process has surely died
+MAX_TEXT_CHARACTERS = 1000
 OPEN_RUN_COLUMNS = tuple(field.name for field in fields(OpenRun))
 _WITHOUT_SPANS = "NOT EXISTS (SELECT 1 FROM traces t WHERE t.trace_id = o.trace_id AND t.span_count > 0)"
 _SELECT_OPEN_RUNS = f"SELECT {','.join(f'o.{name}' for name in OPEN_RUN_COLUMNS)} FROM open_runs o"
 
 
 class OpenRunTable:
-    """What the writer remembers of its table, so that a trace without open runs costs one look into a dict."""
+    """Table of open runs, with an index in memory: a trace without open runs costs one dict lookup."""
 
     def __init__(self, db: sqlite3.Connection, clock: StoreClock) -> None:
         self._db, self._clock, self.most = db, clock, MAX_OPEN_RUNS
-        self._of: dict[str, dict[str, str | None]] = {}  # trace → span → local root
-        self._next_look = 0.0  # for old ones
+        self._of: dict[str, dict[str, str | None]] = {}  # trace -> span -> local root
+        self._next_look = 0.0  # next time to look for old runs
         self.forget()
 
     def __bool__(self) -> bool:
-        """Whether any is open."""
+        """Return whether any run is open."""
         return bool(self._of)
 
     def forget(self) -> None:
-        """Read the table again: after a rollback what is remembered may be wrong."""
+        """Read the table again, because the memory may be wrong after a rollback."""
         self._of.clear()
         for trace, span, local_root in self._db.execute("SELECT trace_id, span_id, local_root FROM open_runs"):
             self._of.setdefault(trace, {})[span] = local_root
 
     def evict(self, trace_ids: Iterable[str]) -> None:
-        """Drop what is remembered of traces that went."""
+        """Drop deleted traces from memory."""
         for trace_id in trace_ids:
             self._of.pop(trace_id, None)
 
     def left(self, trace_id: str, key: int, new: Iterable[str], *, settled: bool) -> int:
-        """How many runs of a trace are open, now that these spans have come; those that have ended are removed.
+        """Remove the runs of a trace that ended with these new spans; return the number of runs still open.
 
-        Where a trace is settled, a run below a local root that has arrived has been dropped by its process.
+        In a settled trace, an open run below a local root that has arrived was dropped by its process.
         """
         still_open = self._of.get(trace_id)
         if still_open is None:
@@ -72,8 +72,10 @@ class OpenRunTable:
         return len(still_open)
 
     def add(self, runs: Sequence[OpenRun]) -> tuple[set[str], set[str]]:
-        """Keep those that are news. Returns their traces, and those that must be rolled up again, as old runs of theirs
-        went.
+        """Store the runs that are new.
+
+        Returns their trace ids, and the ids of traces whose summary must be rewritten because their old open runs
+        were removed.
         """
         news = {(run.trace_id, run.span_id): run for run in map(_truncate_open_run, runs) if self._is_news(run)}
         now = self._clock.now()
@@ -87,7 +89,7 @@ class OpenRunTable:
         return {trace_id for trace_id, _ in news}, self._trim()
 
     def expire(self, before_ns: int, project: str | None) -> None:
-        """Remove those that began before a time, of traces that have nothing else; others go with their traces."""
+        """Remove open runs that began before a time, of traces without spans. Others are deleted with their trace."""
         sql = f"SELECT o.trace_id, o.span_id FROM open_runs o WHERE {_WITHOUT_SPANS} AND o.start_ns < ?"
         asked = "" if project is None else " AND o.project = ?"
         self._remove(self._db.execute(sql + asked, (before_ns, *([project] if asked else ()))).fetchall())
@@ -101,7 +103,10 @@ class OpenRunTable:
         return row is None or not row[0]
 
     def _trim(self) -> set[str]:
-        """Remove what is too old, and a tenth more than is too much, as looking for it takes a walk over the table."""
+        """Remove runs that are too old, and the oldest beyond the limit.
+
+        Removes a tenth more than necessary, because finding them scans the table.
+        """
         count = sum(map(len, self._of.values()))
         beyond = count - self.most + self.most // 10 if count > self.most else 0
         if not beyond and time.monotonic() < self._next_look:
@@ -122,7 +127,7 @@ class OpenRunTable:
 
 
 def _truncate_open_run(run: OpenRun) -> OpenRun:
-    """As a table can hold it."""
+    """Clean and truncate a run for the table."""
     given = {name: clean(getattr(run, name)) for name in OPEN_RUN_COLUMNS}
     texts = {name: value[:MAX_TEXT_CHARACTERS] for name, value in given.items() if isinstance(value, str)}
     return OpenRun(**{**given, **texts, "start_ns": max(0, min(run.start_ns, INT_MAX))})
@@ -135,7 +140,7 @@ def _open_run_row(run: OpenRun) -> tuple[Any, ...]:
 def list_open_runs(
     db: sqlite3.Connection, trace_id: str | None, project: str | None, environment: str | None, limit: int
 ) -> list[OpenRun]:
-    """Open runs, latest start first."""
+    """Return open runs, latest start first."""
     asked = {"trace_id": trace_id, "project": project, "environment": environment}
     given = {name: value for name, value in asked.items() if value is not None}
     where = [f"o.{name} = ?" for name in given]
@@ -144,7 +149,7 @@ def list_open_runs(
 
 
 def read_open_runs(db: sqlite3.Connection, trace_ids: Iterable[str]) -> dict[str, list[OpenRun]]:
-    """Open runs by trace, by start time."""
+    """Return open runs by trace, in order of start time."""
     by_trace: dict[str, list[OpenRun]] = {}
     for row in select_many(db, f"{_SELECT_OPEN_RUNS} WHERE o.trace_id IN (%s) ORDER BY o.start_ns", trace_ids):
         by_trace.setdefault(row[0], []).append(_open_run_from_row(row))
@@ -156,8 +161,8 @@ def _open_run_from_row(row: Sequence[Any]) -> OpenRun:
 
 
 MAX_PROCESSES = 10_000
-MAX_DROP_REASONS = 50  # of a report, for dropping spans
-MAX_INSTANCE_CHARACTERS = 200  # characters of an instance's name
+MAX_DROP_REASONS = 50  # reasons in one report
+MAX_INSTANCE_CHARACTERS = 200
 _COUNT_FIELDS = ("started", "open", "delivered", "spilled", "pending")
 _PROCESS_FIELDS = ("service", "project", "environment", "pid")
 _REPORT_COLUMNS = ("instance", "seen_ns", *_PROCESS_FIELDS, "reported_ns", "progress", "report")
@@ -173,7 +178,7 @@ _LEAST_RECENT = "instance IN (SELECT instance FROM processes ORDER BY seen_ns DE
 
 
 class SenderProcess(NamedTuple):
-    """The process that a resource names."""
+    """Process named by a resource."""
 
     instance: str
     service: str | None
@@ -181,7 +186,7 @@ class SenderProcess(NamedTuple):
 
 
 def read_sender_process(resource: Mapping[str, JSON]) -> SenderProcess | None:
-    """The process of a resource; None for one that names none."""
+    """Return the process that a resource names, or None."""
     instance, service, pid = (resource.get(name) for name in (names.INSTANCE, "service.name", names.REPORT_PID))
     if not isinstance(instance, str) or not 0 < len(instance) <= MAX_INSTANCE_CHARACTERS:
         return None
@@ -189,14 +194,14 @@ def read_sender_process(resource: Mapping[str, JSON]) -> SenderProcess | None:
 
 
 class ProcessTable:
-    """The writer's hand on its table."""
+    """Table of sender processes, for the writer."""
 
     def __init__(self, db: sqlite3.Connection, clock: StoreClock) -> None:
         self._db, self._clock, self.most = db, clock, MAX_PROCESSES
         self._untrimmed = MAX_PROCESSES
 
     def count(self, arrived: Counter[tuple[SenderProcess, str, str]]) -> None:
-        """Count spans that are new here, by process, project and environment."""
+        """Count new spans by process, project and environment."""
         now = self._clock.now()
         rows = [
             (whose.instance, count, now, whose.service, project, environment, whose.pid)
@@ -206,7 +211,7 @@ class ProcessTable:
         self._trim(len(rows))
 
     def report(self, reports: Sequence[ProcessReport]) -> None:
-        """Keep reports that are newer than what is here."""
+        """Store the reports that are newer than the stored ones."""
         now = self._clock.now()
         self._db.executemany(_PUT_REPORT, [_report_row(report, now) for report in reports])
         self._trim(len(reports))
@@ -224,7 +229,7 @@ def _report_row(report: ProcessReport, now: int) -> tuple[Any, ...]:
         str(reason)[:64]: _bounded_count(count) for reason, count in islice(report.dropped.items(), MAX_DROP_REASONS)
     }
     whose = (clean(getattr(report, name)) for name in _PROCESS_FIELDS)
-    # A process's clock may be set back; these never fall, so that they tell which of two reports is the later one
+    # These counts never decrease, so they tell which report is later even if the process's clock is set back.
     progress = _bounded_count(report.started + report.delivered + sum(report.dropped.values()))
     said = dumps({**counts, "dropped": dropped})
     return (clean(report.instance), now, *whose, _bounded_count(report.reported_ns), progress, said)
@@ -235,7 +240,7 @@ def _bounded_count(value: int) -> int:
 
 
 def list_processes(db: sqlite3.Connection, since_ns: int | None, limit: int) -> list[Process]:
-    """Processes, latest first."""
+    """Return processes, the most recently active first."""
     columns = f"instance, stored, seen_ns, {','.join(_PROCESS_FIELDS)}, reported_ns, report"
     sql = f"SELECT {columns} FROM processes WHERE seen_ns >= ? ORDER BY seen_ns DESC, instance LIMIT ?"
     return [_process_from_row(row) for row in db.execute(sql, (since_ns or 0, limit))]
@@ -251,23 +256,25 @@ def _process_from_row(row: Sequence[Any]) -> Process:
 
 
 T = TypeVar("T")
-DESTINATION_FIELD = "destination"  # in the table `known`: project and destination in one line each
+# Field in the table `known`; a value is a project and a destination, separated by a line break
+DESTINATION_FIELD = "destination"
 MAX_PROJECTS = 1_000
-MAX_PENDING_CALLS = 20_000  # calls, and continuations, whose other half has not arrived
+MAX_PENDING_CALLS = 20_000  # calls, and continuations, whose counterpart has not arrived
 
 
 class DestinationTable:
-    """The writer's record of destinations. Reading a project's is safe in any thread."""
+    """Destinations that take part in traces, by project. The writer changes it; `of` is safe in any thread."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._by_project: dict[str, tuple[str, ...]] = {}
         self._calls: OrderedDict[tuple[int, str], tuple[str, str]] = OrderedDict()  # by trace and span
-        self._continued: OrderedDict[tuple[int, str], str] = OrderedDict()  # by trace and parent: the project
+        # By trace and parent; the value is the project
+        self._continued: OrderedDict[tuple[int, str], str] = OrderedDict()
         self.forget()
 
     def forget(self) -> None:
-        """Read again what the file has: after a rollback, memory may be ahead of it."""
+        """Read the destinations again, because memory may be ahead of the file after a rollback."""
         self._calls.clear()
         self._continued.clear()
         by_project: dict[str, tuple[str, ...]] = {}
@@ -277,11 +284,11 @@ class DestinationTable:
         self._by_project = by_project
 
     def of(self, project: str) -> Sequence[str]:
-        """The destinations of a project."""
+        """Return the destinations of a project."""
         return self._by_project.get(project, ())
 
     def note(self, traces: Iterable[int], facts: Iterable[Fact]) -> None:
-        """Look through spans that are being written, and keep the destinations that have answered."""
+        """Search written spans for calls and their continuations, and store the destinations that continued a call."""
         for trace, fact in zip(traces, facts, strict=True):
             if fact.route:
                 self._call(trace, fact)

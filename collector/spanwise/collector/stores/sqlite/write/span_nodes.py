@@ -10,15 +10,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from spanwise.collector.stores.sqlite.database.bulk_statements import insert_many
 from spanwise.collector.stores.sqlite.write.run_codec import Fact
 
-TOKENS_FLAG, COST_FLAG = 1, 2  # flags: somewhere below a span are such as have some
+TOKENS_FLAG, COST_FLAG = 1, 2  # flags: a span has descendants with tokens, with a cost
 
 
 class StepLimitExceeded(Exception):
-    """To say what a trace sums up to now would take longer than a batch may; it is found out behind the writer."""
+    """Updating the summary would take longer than a batch may. A background job rebuilds it instead."""
 
 
 class SpanNode:
-    """A span that is here, as far as its children and its marks ask for it."""
+    """A stored span, with the fields that summaries need from ancestors."""
 
     __slots__ = ("below", "cost", "further", "input_tokens", "model", "output_tokens", "parent_id", "row")
 
@@ -35,21 +35,21 @@ class SpanNode:
         self.row, self.parent_id, self.model, self.cost = row, parent_id, model, cost
         self.input_tokens, self.output_tokens = input_tokens, output_tokens
         self.below = below
-        self.further: str | None = None  # a span above it, up to which nothing is a local root
+        self.further: str | None = None  # an ancestor up to which no span is a local root
 
     @property
     def carries(self) -> int:
-        """Flags of what the span has itself."""
+        """Return the flags of the span's own tokens and cost."""
         return (self.input_tokens is not None) * TOKENS_FLAG | (self.cost is not None) * COST_FLAG
 
 
 def make_node(row: int, fact: Fact, below: int = 0) -> SpanNode:
-    """The node of a fact."""
+    """Return the node of a fact."""
     return SpanNode(row, fact.parent_id, fact.model, fact.input_tokens, fact.output_tokens, fact.cost, below)
 
 
 class TraceNodes:
-    """The spans of a trace that are here: those that were looked up, others by `find`. `read` gives a row's fact."""
+    """Spans of a trace, loaded on demand: `find` loads a span by id, `read` the fact of a row."""
 
     def __init__(
         self,
@@ -60,67 +60,67 @@ class TraceNodes:
     ) -> None:
         self.known = {} if known is None else known
         self.facts: dict[int, Fact] = {}
-        self.marked: list[SpanNode] = []  # whose flags have changed
+        self.marked: list[SpanNode] = []  # nodes with changed flags
         self._find, self._read, self.steps = find, read, steps
 
     def get(self, span_id: str) -> SpanNode | None:
-        """The span, None if it is not here."""
+        """Return the span; None if it has not arrived."""
         if span_id not in self.known:
             self.known[span_id] = self._find(span_id)
         return self.known[span_id]
 
     def fact(self, row: int) -> Fact:
-        """The fact of a row."""
+        """Return the fact of a row."""
         if row not in self.facts:
             assert self._read is not None
             self.facts[row] = self._read(row)
         return self.facts[row]
 
     def mark(self, one: SpanNode, flags: int) -> None:
-        """Set flags of a span. Raises `Adrift` where these are more than a batch may set."""
+        """Set flags of a span. Raises `StepLimitExceeded` after too many calls in one batch."""
         one.below |= flags
         self.marked.append(one)
         self.step()
 
     def step(self) -> None:
-        """Go one span up. Raises `Adrift` where a batch has gone too far."""
+        """Count one step up the tree. Raises `StepLimitExceeded` after too many steps in one batch."""
         self.steps -= 1
         if self.steps < 0:
             raise StepLimitExceeded
 
 
-MAX_RECORDS_IN_MEMORY = 512  # records of a trace that are kept in memory
+MAX_RECORDS_IN_MEMORY = 512  # records of one trace kept in memory
 
 
 class OrphanedSpans(NamedTuple):
-    """Spans whose parent, a key of the ledger, is not here: the earliest, and what the parent must know of them."""
+    """Spans that wait for the same parent: the earliest of them, and the totals that the parent needs."""
 
     start_ns: int
     span_id: str
     row: int
-    below: int  # flags, see `_state`
-    callers: int  # of what is below it and not below a local root: local roots of other processes
+    below: int  # flags of descendants: `TOKENS_FLAG`, `COST_FLAG`
+    callers: int  # descendants without a local root between: local roots of other processes
     members: int  # and spans
 
 
 class LocalRoot(NamedTuple):
-    """What is known of a local root, a key of the ledger, from the spans that name it or are below it."""
+    """Counts of a local root, from the spans that name it or are below it."""
 
     members: int
-    started: int | None  # of the latest counts, None where none has come
+    started: int | None  # from the latest counts; None before any have arrived
     open: int
     dropped: int
     calls_sent: int
-    answered: int  # calls: local roots of other processes below its members
+    answered: int  # answered calls: local roots of other processes below its members
 
     @property
     def has_arrived(self) -> bool:
-        """Whether all of its spans are here."""
+        """Return whether all of its spans have arrived."""
         return self.started is not None and self.open == 0 and self.members + self.dropped >= self.started
 
     @property
     def waits(self) -> bool:
-        """Whether it has sent out more calls than were answered."""
+        """Return whether it sent more calls than were answered."""
         return self.answered < self.calls_sent
 
 
@@ -129,24 +129,27 @@ RECORD_TABLES: dict[type, str] = {OrphanedSpans: "orphans", LocalRoot: "local_ro
 
 
 class RecordTable(Generic[Record]):
-    """Records of one kind, of one trace. `keep` gives them a table, from then on `flush` writes what has changed."""
+    """Records of one kind of one trace, by span id, in memory and in a table.
+
+    After `keep`, `flush` writes the changed records to the table.
+    """
 
     def __init__(self, kind: type[Record], whole: int = MAX_RECORDS_IN_MEMORY) -> None:
-        self.most = whole  # that are kept in memory
+        self.most = whole  # limit of records in memory
         self._kind: type[Record] = kind
         self._table = RECORD_TABLES[kind]
         self._known: dict[str, Record | None] = {}
-        self._whole = True  # all that there are is known
+        self._whole = True  # whether all records are in memory
         self._dirty: set[str] = set()
         self._db: sqlite3.Connection | None = None
         self._key = 0
 
     def __len__(self) -> int:
-        """Of those that take memory."""
+        """Return the number of records in memory."""
         return len(self._known)
 
     def get(self, id: str) -> Record | None:
-        """The record under an id, None if there is none."""
+        """Return the record under an id, or None."""
         if self._whole or id in self._known:
             return self._known.get(id)
         assert self._db is not None
@@ -164,7 +167,7 @@ class RecordTable(Generic[Record]):
         self._dirty.add(id)
 
     def records(self) -> list[tuple[str, Record]]:
-        """All that are known."""
+        """Return the records in memory."""
         found: list[tuple[str, Record]] = []
         for id, record in self._known.items():
             if record is not None:
@@ -172,7 +175,7 @@ class RecordTable(Generic[Record]):
         return found
 
     def earliest(self) -> tuple[int, str, int, str] | None:
-        """Of orphans: start, span, row and parent of the one that began first."""
+        """Return start, span id, row and parent id of the orphaned span that began first."""
         known = [(*record[:3], id) for id, record in self.records()]
         if not self._whole:
             assert self._db is not None
@@ -182,13 +185,13 @@ class RecordTable(Generic[Record]):
         return min(known, default=None)
 
     def keep(self, db: sqlite3.Connection, key: int) -> None:
-        """Have it all in the table from now on, whatever that has of the trace."""
+        """Store all records in the table from now on, and replace those that it has of the trace."""
         db.execute(f"DELETE FROM {self._table} WHERE trace = ?", (key,))
         self._dirty = set(self._known)
         self._db, self._key = db, key
 
     def load(self, db: sqlite3.Connection, key: int) -> None:
-        """Take what the table has, as long as it is little."""
+        """Load the records of the table, unless there are too many for memory."""
         self._db, self._key = db, key
         sql = f"SELECT id, {','.join(self._kind._fields)} FROM {self._table} WHERE trace = ? LIMIT ?"
         rows = db.execute(sql, (key, self.most + 1)).fetchall()
@@ -196,7 +199,7 @@ class RecordTable(Generic[Record]):
         self._known = {row[0]: self._kind(*row[1:]) for row in rows} if self._whole else {}
 
     def flush(self) -> None:
-        """Write what has changed."""
+        """Write the changed records."""
         if self._db is None or not self._dirty:
             return
         changed = [(id, self._known.get(id)) for id in self._dirty]
@@ -205,18 +208,18 @@ class RecordTable(Generic[Record]):
         self._forget_what_is_much()
 
     def clear(self, key: int) -> Callable[[sqlite3.Connection], object]:
-        """What removes all that the table has of a trace."""
+        """Return an action that removes all records of a trace from the table."""
         sql = f"DELETE FROM {self._table} WHERE trace = ?"
         return lambda db: db.execute(sql, (key,))
 
     def writes(self, key: int, size: int) -> Iterator[Callable[[sqlite3.Connection], object]]:
-        """What puts the records of a trace into the table, so many at once."""
+        """Yield actions that insert the records of a trace into the table, `size` at a time."""
         records = self.records()
         for start in range(0, len(records), size):
             yield partial(write_records, kind=self._kind, key=key, changed=records[start : start + size])
 
     def adopt(self, db: sqlite3.Connection, key: int) -> None:
-        """All of it is in the table by now."""
+        """Record that the table contains all records now."""
         self._db, self._key = db, key
         self._dirty.clear()
         self._forget_what_is_much()
@@ -230,7 +233,7 @@ class RecordTable(Generic[Record]):
 def write_records(
     db: sqlite3.Connection, kind: type[Record], key: int, changed: Iterable[tuple[str, Record | None]]
 ) -> None:
-    """Put records of a trace into their table, and remove those that are None."""
+    """Insert or overwrite records of a trace in their table, and delete those that are None."""
     put: list[Sequence[Any]] = []
     for id, record in changed:
         if record is None:

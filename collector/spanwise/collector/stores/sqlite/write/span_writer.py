@@ -59,11 +59,12 @@ from spanwise.collector.stores.sqlite.write.trace_cache import (
 )
 from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow
 
-CACHED_SPANS = 20_000  # remembered at most, or states of traces that take as much memory
-MAX_NOTED_SPANS = 500  # spans that may come while their trace is summed up anew
-# Resources, and values of menus, that are remembered, and characters of one: whoever sends may make up others for ever
+CACHED_SPANS = 20_000  # limit of the cache, in spans or in states of traces that take as much memory
+MAX_NOTED_SPANS = 500  # spans that may arrive while their trace is rebuilt in the background
+# Limits of the caches of resources and of distinct values, and characters of a cached resource: senders may invent
+# new ones forever.
 CACHED_RESOURCES, CACHED_VALUES, MAX_CACHED_CHARACTERS = 2_000, 5_000, 4_000
-MAX_AMENDED_BYTES = 32 * 1024 * 1024  # of a run, beyond which nothing more is said of it
+MAX_AMENDED_BYTES = 32 * 1024 * 1024  # size of a run beyond which further amendments are refused
 
 SPAN_COLUMNS = ("id", "trace", "resource", "payload", *Fact._fields[:SPAN_COLUMN_COUNT], *FLAG_COLUMNS)
 TRACE_COLUMNS = ("id", "trace_id", "updated_ns", "root", "change", "runs_change", "changed_ns", *SummaryRow._fields)
@@ -80,7 +81,7 @@ _NO_IDS: Mapping[str, Iterable[str]] = MappingProxyType({})
 
 
 class _SpanRows:
-    """Spans on their way into the file, as columns."""
+    """Columns of the spans to be written."""
 
     __slots__ = ("facts", "flags", "ids", "payloads", "resources", "traces")
 
@@ -93,7 +94,6 @@ class _SpanRows:
         self.flags: list[tuple[int, int]] = []
 
     def add(self, id: int, trace: int, came: _IncomingSpan, below: int) -> None:
-        """Add one."""
         self.ids.append(id)
         self.traces.append(trace)
         self.facts.append(came.fact)
@@ -103,7 +103,7 @@ class _SpanRows:
 
 
 class _IncomingSpan(NamedTuple):
-    """A span on its way to its trace."""
+    """A span to be added to its trace."""
 
     fact: Fact
     payload: bytes
@@ -111,15 +111,15 @@ class _IncomingSpan(NamedTuple):
 
 
 class _TraceSlice(NamedTuple):
-    """What of a batch is of one trace."""
+    """Spans of one trace in a batch."""
 
     batch: Batch
     positions: Sequence[int]
-    resources: Sequence[int]  # rows, by position in the batch's
+    resources: Sequence[int]  # row ids, by position in the batch's resources
 
 
 class _SpanChange(NamedTuple):
-    """A span that is new to its trace, or takes the place of an old one, in a row."""
+    """A span with its row: new, or a newer version of `old`."""
 
     row: int
     came: _IncomingSpan
@@ -127,31 +127,32 @@ class _SpanChange(NamedTuple):
 
 
 class WriteResult(NamedTuple):
-    """What a write has changed: keys of traces."""
+    """Keys of the traces that a write has changed."""
 
-    new: dict[str, int]  # by id, those of which the file has had nothing before
-    changed: set[int]  # those with a new place in the feed
+    new: dict[str, int]  # by trace id: traces that were not stored before
+    changed: set[int]  # traces with a new position in the change feed
 
 
 class Appender:
-    """Writes batches for the one writer, on whose connection `reader` is.
+    """Writer of batches; `reader` uses the writer's connection.
 
-    Remembers the traces that were written last, so that a late span is cheap.
+    Caches recently written traces, so that late spans are cheap.
     """
 
     def __init__(self, reader: Reader, clock: StoreClock) -> None:
         self.reader, self.db, self._clock = reader, reader.db, clock
         self.tombstones = Tombstones(reader.db, clock)
-        self.disturbed: set[int] = set()  # keys of traces that changed since `Behind` has last looked
+        self.disturbed: set[int] = set()  # keys of traces that changed since the background indexer last looked
         self.held = TextBuffer(find_database_folder(reader.db))
         newest = read_newest_dictionary(reader.db)
         self._compressor, self.encoder = PayloadCompressor(newest), RunEncoder(newest)
         self._dictionaries = {0, *(number for (number,) in reader.db.execute("SELECT id FROM dictionaries"))}
         self._cache: OrderedDict[str, CachedTrace] = OrderedDict()
-        self._weights: dict[str, int] = {}  # of these
+        self._weights: dict[str, int] = {}  # memory of each cached trace, in spans
         self._cached_spans, self.bound, self.grown = 0, CACHED_SPANS, MAX_AMENDED_BYTES
         self.keeper = SummaryStorage(reader)
-        self.noted: dict[str, set[int] | None] = {}  # by trace that is summed up anew: rows since then, or too many
+        # By trace that is rebuilt in the background: rows changed since then; None if too many
+        self.noted: dict[str, set[int] | None] = {}
         self._resources: dict[str, int] = {}
         self._origins: dict[int, SenderProcess | None] = {}  # by key of the resource
         self.running, self.processes = OpenRunTable(self.db, clock), ProcessTable(self.db, clock)
@@ -163,11 +164,11 @@ class Appender:
         self.forget()
 
     def numbers(self, count: int) -> tuple[range, int]:
-        """So many numbers that come after all that were given out before, and the time."""
+        """Return the next `count` change numbers, and the time."""
         return self._clock.take(self.db, count)
 
     def forget(self) -> None:
-        """Drop what is remembered: after a rollback or a deletion it may be wrong."""
+        """Clear the caches, which may be wrong after a rollback or a deletion."""
         self._cache.clear()
         self._weights.clear()
         self._cached_spans = 0
@@ -181,17 +182,19 @@ class Appender:
         self._values.clear()
         self.tombstones.forget()
         self.destinations.forget()
-        # No lower than before, whatever was deleted: cursors, and readers in mid-question, may still hold these
+        # Keys are never reused after deletions, because cursors and running queries may still refer to them.
         self._next_trace = max(self._next_trace, self._highest("traces") + 1)
         self._next_span = max(self._next_span, self._highest("spans") + 1)
 
     def adopt(self, number: int, dictionary: bytes) -> None:
-        """Compress with this dictionary, which the file has by now, from now on. From any thread."""
+        """Compress with this dictionary, which is stored already, from now on. Safe to call from any thread."""
         self._dictionaries.add(number)
         self._compressor, self.encoder = PayloadCompressor(dictionary), RunEncoder(dictionary)
 
     def check(self, batch: Batch) -> None:
-        """Raises `Unavailable` if the file could not read what another encoder has compressed. From any thread."""
+        """Raise `Unavailable` if a batch is compressed with a dictionary that the file lacks. Safe to call from any
+        thread.
+        """
         if (number := read_dictionary_id(batch.payloads)) not in self._dictionaries:
             raise Unavailable(f"rows are compressed by dictionary {number}, which the file does not have; send again")
 
@@ -199,8 +202,9 @@ class Appender:
         return int(self.db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0])
 
     def keys(self, trace_ids: Iterable[str]) -> dict[str, int]:
-        """Integer keys of traces; those that are new get a row without spans, which no list shows. Those that were
-        deleted get none.
+        """Return the integer keys of traces. Deleted traces have none.
+
+        Inserts a row without spans for each new trace. Lists do not show such rows.
         """
         wanted = list(dict.fromkeys(trace_ids))
         stored = dict(select_many(self.db, _SELECT_KEYS, wanted))
@@ -215,7 +219,7 @@ class Appender:
         return self._next_trace - 1
 
     def evict(self, trace_ids: Iterable[str]) -> None:
-        """Drop what is remembered of traces that went."""
+        """Drop deleted traces from the caches."""
         trace_ids = list(trace_ids)
         self.running.evict(trace_ids)
         self.waiting.evict(trace_ids)
@@ -224,7 +228,7 @@ class Appender:
             self.noted.pop(trace_id, None)
 
     def write(self, batches: Sequence[Batch]) -> WriteResult:
-        """Insert or merge the runs of batches, all of them by the same few statements."""
+        """Insert or merge the runs of all batches, with a few statements for all of them."""
         before, first = self._next_trace, self._next_span
         parts = self._parts(batches)
         known = self._known(parts)
@@ -258,7 +262,7 @@ class Appender:
         return WriteResult(new, {state.key for state in touched.values()})
 
     def _parts(self, batches: Sequence[Batch]) -> dict[str, list[_TraceSlice]]:
-        """What has come, by trace."""
+        """Return the spans of the batches, by trace."""
         if len(self._origins) > CACHED_RESOURCES:
             self._resources.clear()
             self._origins.clear()
@@ -272,7 +276,7 @@ class Appender:
     def _whole(
         self, trace_id: str, state: CachedTrace, parts: Sequence[_TraceSlice], out: _SpanRows, *, new: bool
     ) -> bool:
-        """Take all that has come of a trace that is new, if it came in one piece, as most do; whether it did."""
+        """Add a new trace that arrived in one piece, as most do; return whether it did."""
         [(batch, positions, resources), *more] = parts
         if more or not isinstance(state, NewTrace) or state.facts or len(positions) > self.keeper.small:
             return False
@@ -294,8 +298,9 @@ class Appender:
     def _keep_text(
         self, trace_id: str, key: int, parts: Sequence[_TraceSlice], rows: _SpanRows, begin: int, *, new: bool
     ) -> None:
-        """Have the text index know what was written of a trace that did not come whole, if it is all that was sent, as
-        it was sent.
+        """Pass the text of a trace that did not arrive in one piece to the full-text buffer.
+
+        Passes None if spans were merged or amended, because the buffered text would differ from the stored one.
         """
         facts, texts = rows.facts[begin:], [part.batch.texts.get(trace_id) for part in parts]
         known = [text for text in texts if text is not None]
@@ -306,7 +311,7 @@ class Appender:
     def _look_up(
         self, known: dict[str, CachedTrace], incoming: Mapping[str, Mapping[str, _IncomingSpan]]
     ) -> dict[int, TraceNodes]:
-        """The spans that are here of those that have come, and of their parents."""
+        """Load the stored spans among the incoming ones and their parents."""
         wanted: dict[int, set[str]] = {}
         here: dict[int, TraceNodes] = {}
         for trace_id in incoming:
@@ -325,18 +330,23 @@ class Appender:
         return {**here, **self.keeper.look_up(wanted)} if wanted else here
 
     def move(self, keys: Iterable[int]) -> None:
-        """Put traces at the end of the feed, as something but their runs has changed; those without runs stay out."""
+        """Move traces to the end of the change feed after a change other than to their runs. Traces without runs are
+        left out.
+        """
         moved = sorted(keys)
         if moved:
             self.put_at(moved, *self.numbers(len(moved)))
 
     def put_at(self, moved: Sequence[int], numbers: Sequence[int], now: int) -> None:
-        """Have traces, as `move` does, stand at these places of the feed."""
+        """Set the positions of traces in the change feed, under the same rule as `move`."""
         rows = [(number, now, key) for number, key in zip(numbers, moved, strict=True)]
         self.db.executemany("UPDATE traces SET change = ?, changed_ns = ? WHERE id = ? AND span_count > 0", rows)
 
     def amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
-        """Fill in fields of a stored run (see `_amend`); whether it is here, or was deleted. Else they wait for it."""
+        """Apply an amendment to the stored runs that it targets, or store it until the run arrives.
+
+        Returns whether the run is stored or was deleted.
+        """
         if place.trace_id == NO_TRACE:
             found = pending_amendments.find_by_response_id(self.reader, place.span_id)
             places = [AmendmentTarget(trace_id, span_id, place.project) for trace_id, span_id in found]
@@ -351,7 +361,7 @@ class Appender:
         return False
 
     def _amend(self, place: AmendmentTarget, fields: Mapping[str, JSON]) -> bool:
-        """Fill in fields of a run if it is here, and of the project; whether it is."""
+        """Apply an amendment to a run; return False if the run is not stored or is of another project."""
         found = select_many(self.db, _SELECT_KEYS, [place.trace_id])
         here = self.db.execute(_SELECT_ROW, (found[0][1], place.span_id)).fetchone() if found else None
         if here is None:
@@ -359,7 +369,7 @@ class Appender:
         [row], key = here, found[0][1]
         try:
             stored = self.reader.stored(place.trace_id, row)
-        except StoreError as error:  # of this one alone, not of all that it was said with
+        except StoreError as error:  # a damaged span refuses this amendment only, not others of the request
             raise Refused(f"span {place.span_id!r} cannot be amended: {error}") from error
         if place.project not in (ANY_PROJECT, stored.fact.project):
             return False
@@ -388,13 +398,13 @@ class Appender:
         self._insert_traces({place.trace_id: self._cache[place.trace_id]}, here)
 
     def sum_up(self, trace_ids: Sequence[str]) -> None:
-        """Sum traces up anew from the runs that are stored."""
+        """Rebuild the summaries of traces from their stored runs."""
         for trace_id, key in select_many(self.db, _SELECT_KEYS, trace_ids):
             state, here = self.keeper.again(trace_id, key, {})
             self._insert_traces({trace_id: state}, {key: here}, {trace_id: here.known})
 
     def start(self, runs: Sequence[OpenRun]) -> None:
-        """Keep that runs have started."""
+        """Record open runs, except of deleted traces."""
         gone = self.tombstones.among({run.trace_id for run in runs})
         begun, freed = self.running.add([run for run in runs if run.trace_id not in gone])
         self.tombstones.late += sum(run.trace_id in gone for run in runs)
@@ -442,7 +452,7 @@ class Appender:
         return rolled._replace(running=running, complete=0) if running else rolled
 
     def _rolled(self, state: CachedTrace, here: dict[int, TraceNodes]) -> tuple[SummaryRow, int]:
-        """What a trace sums up to, and the row of its root."""
+        """Return the summary of a trace, and the row of its root."""
         if isinstance(state, IncrementalSummary):
             spans = here.get(state.key) or self.keeper.spans(state.key)
             return state.rolled(spans), state.totals.root_row
@@ -456,7 +466,7 @@ class Appender:
         here: dict[int, TraceNodes],
         out: _SpanRows,
     ) -> bool:
-        """Add rows for the runs that are new or fuller than what is known; whether there are any."""
+        """Add rows for runs that are new or fuller than the stored ones; return whether there are any."""
         changes: list[_SpanChange] = []
         for span_id, one in came.items():
             stored = None if isinstance(state, NewTrace) else here[state.key].get(span_id)
@@ -465,7 +475,7 @@ class Appender:
                 if self.waiting:
                     one, as_it_came = self._awaited(trace_id, one), one
                     if one is not as_it_came:
-                        self.disturbed.add(state.key)  # its words are others than the batch says
+                        self.disturbed.add(state.key)  # amended, so its text differs from that of the batch
                 changes.append(_SpanChange(row, one, None))
             elif change := self._fuller(stored.row, one):
                 changes.append(change)
@@ -477,7 +487,7 @@ class Appender:
         return bool(changes)
 
     def _fuller(self, row: int, came: _IncomingSpan) -> _SpanChange | None:
-        """A run that came before, in place of what is in its row; None if that is as full, or damaged."""
+        """Return the change for a run that was sent again; None if the stored version is as full or damaged."""
         try:
             old = self.reader.stored("", row).fact
         except StoreError:
@@ -497,7 +507,7 @@ class Appender:
         here: dict[int, TraceNodes],
         out: _SpanRows,
     ) -> None:
-        """Have a trace know of changes, and add their rows."""
+        """Apply changes to the summary of a trace, and add their rows."""
         if isinstance(state, NewTrace):
             state, here[state.key] = IncrementalSummary(state.key, whole=self.keeper.whole), TraceNodes()
         state = self._told(trace_id, state, changes, here)
@@ -514,14 +524,14 @@ class Appender:
         changes: Sequence[_SpanChange],
         here: dict[int, TraceNodes],
     ) -> IncrementalSummary | DeferredSummary:
-        """The state after changes: the same, or another where these are not such as it can take in."""
+        """Return the summary state after changes: the same state, or another one if it cannot apply them."""
         if isinstance(state, IncrementalSummary):
             before = state.totals.count
             if _try_advance(state, changes, here[state.key]):
                 return state
             if before <= self.keeper.small:
                 facts = {change.row: change.came.fact for change in changes}
-                with suppress(StoreError):  # a span of it is damaged
+                with suppress(StoreError):  # a span is damaged
                     state, here[state.key] = self.keeper.again(trace_id, state.key, facts)
                     return state
             here[state.key].marked = []
@@ -538,8 +548,10 @@ class Appender:
         return drift
 
     def install(self, trace_id: str, state: IncrementalSummary, rows: Sequence[int]) -> bool:
-        """Go on from a state that was found out behind, and kept but for its totals; rows have come since. False where
-        it cannot be: the trace has gone, or changed otherwise.
+        """Replace the deferred summary of a trace by a state that was rebuilt in the background, and add the rows
+        written since.
+
+        Returns False if the trace was deleted or has changed in another way.
         """
         counted = self.db.execute("SELECT span_count FROM traces WHERE id = ?", (state.key,)).fetchone()
         new = self.reader.in_rows(trace_id, rows)
@@ -564,13 +576,15 @@ class Appender:
         return True
 
     def _disturb(self, key: int, row: int) -> None:
-        """What must be done before a run of a trace is overwritten: its words are found by the old payload."""
+        """Prepare for overwriting a run: keep its old payload, by which its full-text entry is deleted, and drop its
+        buffered text.
+        """
         fulltext_index.keep_replaced_payload(self.db, row)
         self.held.drop(key)
         self.disturbed.add(key)
 
     def _awaited(self, trace_id: str, came: _IncomingSpan) -> _IncomingSpan:
-        """A run that has come for the first time, with what was said of it before."""
+        """Return a run that arrived for the first time, with waiting amendments applied."""
         fact = came.fact
         said = self.waiting.take(trace_id, fact.span_id, fact.project)
         if fact.response_id:
@@ -586,7 +600,7 @@ class Appender:
         return _IncomingSpan(*encode_amended_run(run, every, fact.size), came.resource)
 
     def _still_amended(self, row: int, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
-        """A later version of a run that was amended, with what it does not bring itself."""
+        """Return a later version of an amended run, with the amendments to fields that it lacks."""
         fields = self.reader.stored("", row).amended
         run = amendment_merge.reapply_amendments(decode_run("", fact, self._read(payload), {}), fields)
         return encode_amended_run(run, fields, fact.size)
@@ -595,7 +609,7 @@ class Appender:
         return self.reader.payload(payload) if payload.startswith(ZSTD_FRAME_HEADER) else loads(payload)
 
     def _known(self, trace_ids: Iterable[str]) -> dict[str, CachedTrace]:
-        """What is known of these traces: remembered, read from the file, or new; nothing of those that were deleted."""
+        """Return the states of traces: cached, loaded, or new. Deleted traces are left out."""
         known = {trace_id: self._cache[trace_id] for trace_id in trace_ids if trace_id in self._cache}
         for trace_id in known:
             self._cache.move_to_end(trace_id)
@@ -613,7 +627,7 @@ class Appender:
         return known
 
     def _remember(self, trace_id: str, state: CachedTrace) -> None:
-        """Have a trace, or what it weighs now, in memory."""
+        """Cache a trace, or update the memory that it takes."""
         weight = state.weight
         self._cached_spans += weight - self._weights.get(trace_id, 0)
         self._cache[trace_id], self._weights[trace_id] = state, weight
@@ -623,7 +637,7 @@ class Appender:
         self._cached_spans -= self._weights.pop(trace_id, 0)
 
     def _keep_values(self, facts: Sequence[Fact]) -> None:
-        """Note values that menus offer and no index can list."""
+        """Store distinct values for filter menus that no index can list."""
         values = {("kind", fact.kind) for fact in facts} | {("environment", fact.environment) for fact in facts}
         values |= {("model", fact.model) for fact in facts if fact.model is not None}
         values |= {("tag", tag) for fact in facts for tag in fact.tags}
@@ -634,11 +648,9 @@ class Appender:
             self._values |= new if len(new) <= CACHED_VALUES else set()
 
     def _count(self, rows: _SpanRows, new: int) -> None:
-        """Count spans that have come for the first time (their rows are not below `new`) with the processes that they
-        are of.
-        """
+        """Count new spans (rows from `new` on) by sender process."""
         came = [(rows.resources[at], rows.facts[at]) for at, row in enumerate(rows.ids) if row >= new]
-        first = dict(reversed(came))  # a process is of one project
+        first = dict(reversed(came))  # a process belongs to one project
         arrived: Counter[tuple[SenderProcess, str, str]] = Counter()
         for resource, count in Counter([resource for resource, _ in came]).items():
             if whose := self._origins.get(resource):
@@ -663,18 +675,18 @@ class Appender:
 
 
 def find_database_folder(db: sqlite3.Connection) -> str:
-    """Where the database's file is."""
+    """Return the folder of the database file."""
     return os.path.dirname(db.execute("PRAGMA database_list").fetchone()[2]) or "."
 
 
 def read_newest_dictionary(db: sqlite3.Connection) -> bytes | None:
-    """The dictionary that payloads are compressed with now."""
+    """Return the dictionary with which payloads are compressed now."""
     row = db.execute("SELECT data FROM dictionaries ORDER BY created_ns DESC LIMIT 1").fetchone()
     return row[0] if row else None
 
 
 def _latest_versions(parts: Sequence[_TraceSlice]) -> dict[str, _IncomingSpan]:
-    """What has come of a trace, by span; of one that came several times the last and fullest."""
+    """Return the incoming spans of a trace by id; of several versions the last and fullest."""
     came: dict[str, _IncomingSpan] = {}
     for batch, positions, resources in parts:
         for position in positions:
@@ -686,7 +698,7 @@ def _latest_versions(parts: Sequence[_TraceSlice]) -> dict[str, _IncomingSpan]:
 
 
 def _span_ids_by_trace(parts: Mapping[str, Sequence[_TraceSlice]]) -> dict[str, list[str]]:
-    """The spans that have come, by trace."""
+    """Return the ids of incoming spans, by trace."""
     return {
         trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
         for trace_id, some in parts.items()
@@ -694,7 +706,7 @@ def _span_ids_by_trace(parts: Mapping[str, Sequence[_TraceSlice]]) -> dict[str, 
 
 
 def _try_advance(state: IncrementalSummary, changes: Sequence[_SpanChange], spans: TraceNodes) -> bool:
-    """Have a state take in changes; False where it cannot, and is of no use."""
+    """Apply changes to a state; return False if it cannot apply them and must not be used any more."""
     try:
         state.advance([(change.row, change.came.fact) for change in changes if change.old is None], spans)
         replaced = [(change.row, change.old, change.came.fact) for change in changes if change.old is not None]
@@ -704,7 +716,10 @@ def _try_advance(state: IncrementalSummary, changes: Sequence[_SpanChange], span
 
 
 def _supersedes(new: Fact, old: Fact) -> bool:
-    """Later and fuller wins; the same run sent twice changes nothing, nor does it undo what was amended since."""
+    """Return whether a new version of a run replaces the old one: the one that ends later, then the larger one.
+
+    A run that is sent twice changes nothing, and does not undo later amendments.
+    """
     if old.sent is not None:
         return (new.end_ns, new.size) > (old.end_ns, old.sent)
     rank_new, rank_old = (new.end_ns, new.size), (old.end_ns, old.size)

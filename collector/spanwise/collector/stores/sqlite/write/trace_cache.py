@@ -29,13 +29,11 @@ from spanwise.collector.stores.sqlite.write.span_nodes import (
 )
 from spanwise.collector.stores.sqlite.write.trace_summary import SummaryRow, summarize_trace
 
-SMALL_TRACE_SPANS = (
-    64  # spans: of such a trace they are read where its state is not remembered; larger ones' states are kept
-)
-MAX_REBUILD_SPANS = 200_000  # spans of a trace that is summed up anew at all: some 60 MB for as long as it is read
-MAX_MARK_STEPS = 1000  # marks that a batch may set above the spans of one trace
+SMALL_TRACE_SPANS = 64  # largest trace whose spans are read if it is not cached; of larger traces the state is stored
+MAX_REBUILD_SPANS = 200_000  # largest trace that is summarized from scratch; takes about 60 MB while it is read
+MAX_MARK_STEPS = 1000  # ancestors that a batch may mark in one trace
 FLAG_COLUMNS = ("tokens_below", "cost_below")
-FLAG_VALUES = ((0, 0), (1, 0), (0, 1), (1, 1))  # as these columns have them
+FLAG_VALUES = ((0, 0), (1, 0), (0, 1), (1, 1))  # values of these columns, by flags
 _SELECT_SUMMARY = f"SELECT root, {','.join(SummaryRow._fields)} FROM traces WHERE id = ?"
 _SELECT_NODE = (
     "SELECT s.trace, s.span_id, s.id, s.parent_id, s.model, s.input_tokens, s.output_tokens, s.cost,"
@@ -44,7 +42,7 @@ _SELECT_NODE = (
 
 
 class NewTrace:
-    """A trace of which all came together: nothing but its facts, as most traces come so, and then no more."""
+    """Cached trace whose spans all arrived together. Most traces are such, so only the facts are kept."""
 
     __slots__ = ("facts", "key", "rolled", "root", "rows")
 
@@ -55,11 +53,11 @@ class NewTrace:
 
     @property
     def weight(self) -> int:
-        """Memory that it takes, in spans."""
+        """Return the memory in use, as a number of spans."""
         return len(self.facts) + sum(map(count_characters, self.facts)) // CHARACTERS_PER_SPAN
 
     def take(self, rows: Sequence[int], facts: list[Fact]) -> list[tuple[int, int]]:
-        """Sum it up; the flags of its spans."""
+        """Summarize the trace; return the flag columns of its spans."""
         self.rows, self.facts = rows, facts
         self.rolled, root, (tokens, cost) = summarize_trace(facts)
         self.root = rows[root]
@@ -71,9 +69,10 @@ class NewTrace:
 
 
 class DeferredSummary:
-    """A trace whose sums are found out behind the writer. Until then: how many spans, errors and bytes, from when to
-    when, what is listed, and its root as it was; not complete, so that nobody takes it for what it will be, unless it
-    never is.
+    """Cached trace whose summary a background job rebuilds.
+
+    Until then it counts spans, errors and bytes and extends the time range; root and lists stay as they were. The
+    trace counts as incomplete, or of unknown completeness if it is too large to be rebuilt.
     """
 
     __slots__ = ("kept", "key", "rolled", "root")
@@ -81,19 +80,19 @@ class DeferredSummary:
 
     def __init__(self, key: int, root: int, rolled: SummaryRow, *, kept: bool) -> None:
         self.key, self.root, self.rolled = key, root, rolled._replace(running=0)
-        self.kept = kept  # the file says so
+        self.kept = kept  # whether `states` marks the trace for a rebuild
         self._counts(rolled.span_count)
 
     def _counts(self, spans: int) -> None:
         self.rolled = self.rolled._replace(span_count=spans, complete=0 if spans <= MAX_REBUILD_SPANS else None)
 
     def add(self, fact: Fact) -> None:
-        """Take in a span that has come."""
+        """Add a new span."""
         self._counts(self.rolled.span_count + 1)
         self._widen(fact, fact.size, int(fact.status == "error"))
 
     def replace(self, row: int, old: Fact, new: Fact) -> None:
-        """Take in a span in place of what it was."""
+        """Replace a span by its newer version."""
         self._widen(new, new.size - old.size, (new.status == "error") - (old.status == "error"))
         if row == self.root:
             self.rolled = self.rolled._replace(name=new.name, kind=new.kind, status=new.status, error=new.error)
@@ -112,14 +111,14 @@ CachedTrace = NewTrace | IncrementalSummary | DeferredSummary
 
 
 def read_flags(db: sqlite3.Connection, rows: Sequence[int]) -> dict[int, int]:
-    """The flags of spans in the file, by row."""
+    """Return the stored flags of spans by row."""
     return dict(select_many(db, "SELECT id, tokens_below + 2 * cost_below FROM spans WHERE id IN (%s)", rows))
 
 
 class SummaryStorage:
-    """Finds what is known of traces in the file, and keeps there what would be long to find again.
+    """Storage of trace summaries: loads the state of traces, and stores states that are expensive to rebuild.
 
-    On the writer's connection. Nothing here reads more than `small` spans of a trace, or what it is asked for.
+    Uses the writer's connection. Except in `again`, it reads at most `small` spans of a trace.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -127,13 +126,13 @@ class SummaryStorage:
         self.small, self.steps, self.whole = SMALL_TRACE_SPANS, MAX_MARK_STEPS, MAX_RECORDS_IN_MEMORY
 
     def load(self, trace_id: str, key: int, count: int) -> CachedTrace:
-        """What the file says of a trace of so many spans."""
+        """Load the state of a trace with `count` spans."""
         if not count:
             return NewTrace(key)
         if count <= self.small:
             try:
                 return self.again(trace_id, key, {})[0]
-            except StoreError:  # a span of it is damaged: what comes is kept all the same
+            except StoreError:  # a span is damaged; new spans must be stored all the same
                 return self.drift(key)
         row = self.db.execute("SELECT data FROM states WHERE trace = ?", (key,)).fetchone()
         if row is not None and row[0] is not None:
@@ -145,7 +144,7 @@ class SummaryStorage:
     def _unpacked(self, key: int, data: bytes) -> IncrementalSummary | None:
         try:
             state = IncrementalSummary(key, unpack_totals(data), self.whole)
-        except msgspec.DecodeError:  # of another version
+        except msgspec.DecodeError:  # written by another version
             return None
         state.kept = True
         state.orphans.load(self.db, key)
@@ -153,13 +152,14 @@ class SummaryStorage:
         return state
 
     def drift(self, key: int, *, kept: bool = False) -> DeferredSummary:
-        """A trace as the file sums it up now."""
+        """Return the trace with its stored summary, to be rebuilt later."""
         row = self.db.execute(_SELECT_SUMMARY, (key,)).fetchone()
         return DeferredSummary(key, row[0], SummaryRow(*row[1:]), kept=kept)
 
     def again(self, trace_id: str, key: int, changed: Mapping[int, Fact]) -> tuple[IncrementalSummary, TraceNodes]:
-        """Sum a trace up anew from all of its spans, and these, by row, which are new or in place of what is there.
-        Raises `StoreError` if one is damaged.
+        """Summarize a trace from all of its spans; `changed` has new spans and new versions by row.
+
+        Raises `StoreError` if a span is damaged.
         """
         facts = {stored.row: stored.fact for stored in self.reader.in_order(trace_id, key)}
         state, spans = summarize_from_scratch(key, sorted({**facts, **changed}.items()))
@@ -169,14 +169,14 @@ class SummaryStorage:
         return state, spans
 
     def mark(self, spans: TraceNodes, before: int = 2**63 - 1) -> None:
-        """Write the flags that have changed, of rows before this one."""
+        """Write the changed flags of spans in rows below `before`."""
         rows = [(one.below & TOKENS_FLAG, one.below // COST_FLAG, one.row) for one in spans.marked if one.row < before]
         spans.marked = []
         if rows:
             self.db.executemany("UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows)
 
     def look_up(self, wanted: Mapping[int, Iterable[str]]) -> dict[int, TraceNodes]:
-        """Spans of traces, by key, of which these are looked up at once."""
+        """Return the span trees of traces by key, and load the given span ids of all of them at once."""
         here = {key: self.spans(key, dict.fromkeys(ids)) for key, ids in wanted.items()}
         pairs = [value for key, spans in here.items() for id in spans.known for value in (key, id)]
         for start in range(0, len(pairs), 500):
@@ -188,7 +188,7 @@ class SummaryStorage:
         return here
 
     def spans(self, key: int, known: dict[str, SpanNode | None] | None = None) -> TraceNodes:
-        """Spans of a trace, each looked up when it is asked for."""
+        """Return the span tree of a trace, which loads spans on demand."""
         return TraceNodes(known, partial(self._find, key), self._read, self.steps + len(known or ()))
 
     def _find(self, key: int, span_id: str) -> SpanNode | None:
@@ -200,7 +200,7 @@ class SummaryStorage:
         return self.reader.stored("", row).fact
 
     def keep(self, known: Iterable[CachedTrace]) -> None:
-        """Keep states of large traces, and that others' are to be found out."""
+        """Store the states of large traces, and mark traces for a rebuild."""
         rows: list[tuple[int, bytes | None]] = []
         for one in known:
             if isinstance(one, IncrementalSummary) and (one.kept or one.totals.count > self.small):

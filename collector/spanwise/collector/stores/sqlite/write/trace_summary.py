@@ -1,14 +1,12 @@
 """Trace summary: definition of a trace's totals (root, tokens, cost, completeness) over all of its spans.
 
 - Root: the earliest span without a parent, else the earliest whose parent has not arrived.
-- Tokens and cost are counted once: those of a span count unless a span below it carries its own. A chain that repeats
-  the sum of its model calls, or a framework's span around a client's span of the same call, so adds nothing.
-- Start and end span the whole trace; session, user and metadata are the root's, else the first that any span has.
-- Complete (`1`, `0`, or None where only a quiet period can tell), dropped, calls sent: see `_counted`. What was dropped
-  counts as arrived there: such a trace is settled, and no list calls it complete.
-- Names, kinds, models and tags are listed in order of arrival, the first `LISTED` of each.
+- Tokens and cost are counted once: those of a span count unless a descendant has its own. A chain that repeats the total of its model calls adds nothing, nor does a framework's span around a client's span of the same call.
+- Start and end cover the whole trace. Session, user and metadata are those of the root, else the first of any span.
+- Completeness is `1`, `0`, or None where only a quiet period can tell: see `_check_completeness`. Dropped spans count as arrived: such a trace is settled, but no list shows it as complete.
+- Names, kinds, models and tags are listed in order of arrival, the first `MAX_LISTED` of each.
 
-This is the definition. `_state.State` reaches the same from the spans that are new alone.
+This module is the definition. `incremental_summary.IncrementalSummary` computes the same from new spans alone.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ from spanwise.collector.filters import EVALUATOR_KIND
 from spanwise.collector.stores.sqlite.database.column_values import dumps
 from spanwise.collector.stores.sqlite.write.run_codec import ALWAYS_SAMPLED, Fact, SpanCounts
 
-MAX_LISTED = 256  # names, kinds, models and tags of a trace, each: their lists are written anew with every batch
-PICO = 10**12  # costs are added up as whole trillionths, so that the sum is the same in any order
-MAX_COST = 1e12  # of a run; what claims more (or is no number) counts as 0
+MAX_LISTED = 256  # limit of each list; the lists are written with every batch
+PICO = 10**12  # costs are added as integers in trillionths, so that the total does not depend on the order
+MAX_COST = 1e12  # limit for one run; a larger cost, or NaN, counts as 0
 
 
 class SummaryRow(NamedTuple):
-    """Columns of `traces`, under their names."""
+    """Columns of `traces`, by name."""
 
     span_count: int
     error_count: int
@@ -54,32 +52,32 @@ class SummaryRow(NamedTuple):
     tags: str | None
     metadata: str | None
     size: int  # bytes of all payloads before compression
-    probability: float | None  # of having been kept by head sampling, as the root says
+    probability: float | None  # head sampling probability, according to the root
     partial: bool
-    rooted: bool  # a span without a parent is here
-    judgement: bool  # an evaluator's own, or marked as a monitor's anywhere
-    dropped: int  # spans that their sender has dropped, as far as it could say so
-    calls_sent: int  # with the trace's context in them
-    running: int = 0  # open runs: no facts of theirs are here, see `_running`
+    rooted: bool  # a span without a parent has arrived
+    judgement: bool  # evaluator's own trace, or any span is marked as a monitor's
+    dropped: int  # spans that the sender reports as dropped
+    calls_sent: int  # outgoing calls that carried the trace context
+    running: int = 0  # open runs; they have no facts, see `sender_records.OpenRunTable`
 
 
 class AncestorIds(NamedTuple):
-    """Ids of spans with tokens, or a cost, somewhere below them."""
+    """Ids of spans that have descendants with tokens, or with a cost."""
 
     tokens: set[str]
     cost: set[str]
 
 
 def to_pico(cost: float) -> int:
-    """A cost in trillionths."""
+    """Convert a cost to trillionths."""
     return round(cost * PICO) if -MAX_COST < cost < MAX_COST else 0
 
 
 def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds]:
-    """The roll-up of a trace, the position of its root in `facts` (at least one, in order of arrival), and whose
-    tokens and cost are not to be counted.
+    """Return the summary of a trace, the position of its root in `facts`, and the spans whose tokens or cost do not
+    count.
 
-    Once per trace and request: one loop over the facts, and nothing looked into that no fact has.
+    `facts` has at least one fact, in order of arrival. Runs once per trace and request, hence one loop over the facts, which skips work for fields that no fact has.
     """
     by_id: dict[str, Fact] = {}
     names: dict[str, None] = {}
@@ -96,7 +94,7 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
         size += fact.size
         if fact.status == "error":
             errors += 1
-        if fact.start_ns < start_ns:  # `min` would take thrice as long
+        if fact.start_ns < start_ns:  # `min` takes three times as long
             start_ns = fact.start_ns
         if fact.end_ns > end_ns:
             end_ns = fact.end_ns
@@ -148,7 +146,7 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
         size=size,
         probability=root.said.probability,
         partial=root.said.partial,
-        rooted=root.parent_id is None,  # else it would not be the root
+        rooted=root.parent_id is None,  # a root has no parent if any span has none
         judgement=marked or (root.kind == EVALUATOR_KIND and experiment_id is None),
         dropped=dropped,
         calls_sent=calls_sent,
@@ -157,7 +155,7 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
 
 
 def _experiment_and_example(root: Fact, facts: Sequence[Fact]) -> tuple[str | None, str | None]:
-    """Of which experiment and example a trace is."""
+    """Return the experiment id and example id of a trace."""
     return (
         root.experiment_id or next((fact.experiment_id for fact in facts if fact.experiment_id), None),
         root.example_id or next((fact.example_id for fact in facts if fact.example_id), None),
@@ -173,7 +171,7 @@ def _find_root(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int:
 
 
 def _ancestor_ids(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> set[str]:
-    """Ids of the spans above these."""
+    """Return the ids of all ancestors of these spans."""
     above: set[str] = set()
     for fact in facts:
         parent = fact.parent_id
@@ -184,12 +182,12 @@ def _ancestor_ids(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> set[str]:
 
 
 def _without_ancestors(facts: list[Fact], above: set[str]) -> list[Fact]:
-    """Those of the facts that have none of the others below them; the first where parents go in a circle."""
+    """Return the facts without those that are ancestors of others; the first one if parents form a cycle."""
     return ([fact for fact in facts if fact.span_id not in above] or facts[:1]) if above else facts
 
 
 def _sum_models(facts: Sequence[Fact], tokens: Sequence[Fact], costs: Sequence[Fact]) -> str:
-    """`{model: [calls, input tokens, output tokens, cost]}`; tokens and cost that were counted, under their model."""
+    """Return `{model: [calls, input tokens, output tokens, cost]}` as JSON, with the tokens and cost that count."""
     by_model: dict[str | None, list[int]] = {}
     for fact in facts:
         if fact.model in by_model or len(by_model) < MAX_LISTED:
@@ -205,18 +203,19 @@ def _sum_models(facts: Sequence[Fact], tokens: Sequence[Fact], costs: Sequence[F
 
 
 def encode_models(by_model: Mapping[str | None, Sequence[int]]) -> str:
-    """The column: cost, which is in trillionths here, as it was said."""
+    """Return the column `models`; converts costs from trillionths."""
     return dumps({model: [calls, sent, got, cost / PICO] for model, (calls, sent, got, cost) in by_model.items()})
 
 
 def _check_completeness(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> tuple[int | None, int, int]:
-    """Whether every span that was started has arrived or was dropped; how many were dropped; how many calls went out.
+    """Return completeness, number of dropped spans, and number of outgoing calls.
 
-    Every local root says how many spans were started below it and are still open; a span that ends after its local
-    root says it anew, and names it. 1: for each local root the latest counts have arrived, nothing is open and as many
-    spans are here that name it, or name none and are below it. 0: some are known to be missing. None: no counts tell,
-    as in foreign traces, below a parent that has not arrived, or where calls went out of which nothing has come (a
-    service that traces nothing, or one that is on its way); then only a quiet period can.
+    Each local root reports how many spans were started below it and are still open. A span that ends after its local
+    root reports the counts again and names the local root.
+
+    - 1: for each local root the latest counts have arrived, nothing is open, and enough spans have arrived that name it, or that name none and are below it.
+    - 0: spans are known to be missing.
+    - None: unknown until a quiet period has passed. This applies to traces without counts, to spans below a missing parent, and to outgoing calls without a span from the called service (not traced, or not yet arrived).
     """
     named: dict[str, list[Fact]] = {}
     for fact in facts:
@@ -237,7 +236,7 @@ def _check_completeness(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> tup
 def _nearest_local_roots(
     facts: Sequence[Fact], by_id: Mapping[str, Fact], named: Collection[str]
 ) -> dict[str | None, str | None]:
-    """Of each span the nearest local root from it on upwards, None where there is none."""
+    """Return for each span the nearest local root among itself and its ancestors, or None."""
     found: dict[str | None, str | None] = {root: root for root in named if root in by_id}
     for fact in facts:
         path: list[str] = []
@@ -254,7 +253,7 @@ UNKNOWN_COUNTS = SpanCounts(started=0, open=1)
 
 
 def _latest_counts(members: Sequence[Fact]) -> SpanCounts:
-    """What was said last; counts never fall, but for that of the open ones."""
+    """Return the latest counts. Counts never decrease, except that of open spans."""
     counts = [fact.counts for fact in members if fact.counts is not None]
     if len(counts) == 1:
         return counts[0]
@@ -262,7 +261,7 @@ def _latest_counts(members: Sequence[Fact]) -> SpanCounts:
 
 
 def counts_sort_key(counts: SpanCounts) -> tuple[int, int, int, int]:
-    """By what of two counts the later is told."""
+    """Return the sort key by which the later of two counts is found."""
     return counts.started, -counts.open, counts.dropped, counts.calls_sent
 
 
@@ -273,7 +272,7 @@ def _has_arrived(members: int, counts: SpanCounts) -> bool:
 def _has_unanswered_calls(
     facts: Sequence[Fact], nearest: Mapping[str | None, str | None], latest: Mapping[str, SpanCounts]
 ) -> bool:
-    """Whether some local root has sent out more calls than local roots of other processes have arrived below it."""
+    """Return whether a local root sent more calls than local roots of other processes have arrived below it."""
     callers = [fact.parent_id for fact in facts if fact.local_root == fact.span_id and fact.parent_id is not None]
     answered = Counter([nearest.get(caller) for caller in callers])
     return any(answered[root] < counts.calls_sent for root, counts in latest.items())
