@@ -106,9 +106,8 @@ def prose(modules: list[Module]) -> tuple[list[str], list[str], list[str]]:
             docstrings.append(str(value.value).strip())
             if isinstance(node, DEFS):
                 of_functions.append(str(value.value).strip())
-        for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
-            if token.type == tokenize.COMMENT:
-                comments.append(token.string.lstrip("#:! "))
+        tokens = tokenize.generate_tokens(io.StringIO(module.text).readline)
+        comments += [token.string.lstrip("#:! ") for token in tokens if token.type == tokenize.COMMENT]
     return docstrings, of_functions, comments
 
 
@@ -262,7 +261,11 @@ def way_of_a_span() -> tuple[int, int]:
     server: Any = importlib.import_module(f"{prefix}.collector.server")
     sqlite: Any = importlib.import_module(f"{prefix}.collector.stores.sqlite")
     recorder = Recorder()
-    with TemporaryDirectory() as folder, sqlite.SQLiteStore(str(Path(folder, "t.db"))) as store, server.Server(store) as running:
+    with (
+        TemporaryDirectory() as folder,
+        sqlite.SQLiteStore(str(Path(folder, "t.db"))) as store,
+        server.Server(store) as running,
+    ):
         tracer.configure(url=running.url)
 
         def traced(word: str) -> None:
@@ -339,7 +342,9 @@ def measure(*, static: bool) -> dict[str, float]:
         "docstrings and comments that begin with What, Who, Whether, Which, How": sum(
             QUESTION.match(text) is not None for text in docstrings + comments
         ),
-        "function docstrings that begin with a verb, %": round(100 * sum(map(begins_with_verb, of_functions)) / len(of_functions)),
+        "function docstrings that begin with a verb, %": round(
+            100 * sum(map(begins_with_verb, of_functions)) / len(of_functions)
+        ),
         "lines of test code": sum(map(code_lines, tests)),
     }
     if not static:

@@ -77,7 +77,7 @@ class Drops(Counter):
         struct.pack_into("q", self.memory, 8 * self.slot, late)
         struct.pack_into("q", self.memory, 8 * (self.slot + 16), sum(self.values()) - late)
 
-class Tally(batch_exporter.Tally):
+class Tally(batch_exporter.DeliveryCounts):
     def __init__(self):
         super().__init__()
         self.dropped = Drops()
@@ -87,7 +87,7 @@ class Queue(delivery_lifecycle.SpanQueue):
         super().__init__()
         self.dropped = Drops()
 
-batch_exporter.Tally, delivery_lifecycle.SpanQueue = Tally, Queue
+batch_exporter.DeliveryCounts, delivery_lifecycle.SpanQueue = Tally, Queue
 
 @trace
 def work(name): return name

@@ -16,25 +16,26 @@ from spanwise.collector.errors import SpanwiseError
 
 DOCS = (Path(__file__).parent.parent / "docs" / "errors.md").read_text()
 NOT_OURS = {
-    "Adrift",
-    "Overtaken",
-    "TooMuch",
-    "Unsure",
-    "Skip",
-    "Disconnected",
-    "Malformed",
+    "BudgetExceeded",
+    "ClientDisconnected",
     "EvaluatorFailed",
-    "_TooLarge",
-    "_TooMany",
-    "NoReply",
-    "NotOurs",
-    "Unparsed",
-    "NoSource",
-    "OverBudget",
-    "_Dearer",
-    "_Closed",
-    "_Ended",
-}  # signals within the house, or pytest's to show
+    "ForeignDatabase",
+    "MalformedMessage",
+    "RebuildCancelled",
+    "RecountNeeded",
+    "ReplyTimeout",
+    "RollupTooLarge",
+    "Skip",
+    "SourceUnavailable",
+    "StepLimitExceeded",
+    "UnparsableRequest",
+    "_AccessDenied",
+    "_AlreadyAnswered",
+    "_CostIncreased",
+    "_IntegerTooLarge",
+    "_RequestTooLarge",
+    "_TooManyBuckets",
+}  # internal signals, or pytest's to show
 
 
 def exceptions() -> dict[str, type]:

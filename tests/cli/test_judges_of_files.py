@@ -12,7 +12,7 @@ from spanwise.collector.records import Run
 from spanwise.collector.stores.sqlite import SQLiteStore
 
 FILE = """
-from spanwise.evaluators import evaluator, get, judge
+from spanwise.evaluators import evaluator, get_evaluator, judge
 from spanwise.evaluators.judges import Judge, scripted
 
 def yes(prompt: str) -> str:
@@ -22,8 +22,8 @@ def no(messages):
     return '{"rationale": "No.", "rating": "no"}'
 
 polite = judge("polite", "Is this answer polite?\\n{outputs}", judge=yes)
-relevant = get("relevance_to_query", judge=no, key="relevant")
-frustrated = get("user_frustrated", judge=scripted(lambda ask: no(None)))
+relevant = get_evaluator("relevance_to_query", judge=no, key="relevant")
+frustrated = get_evaluator("user_frustrated", judge=scripted(lambda ask: no(None)))
 unnamed = judge("unnamed", "Is this answer polite?\\n{outputs}")
 
 @evaluator

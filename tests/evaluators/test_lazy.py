@@ -27,11 +27,11 @@ def modules():
 
 STEPS = {  # in this order, in one interpreter, and the modules with evaluators that each of them imports
     "names()": set(),
-    "get('ir_map')": {"retrieval"},
+    "get_evaluator('ir_map')": {"retrieval"},
     "protocol.spec('tool_calls')": {"agents", "json"},  # JSON is what it reads
     "as_evaluator({'type': 'latency'})": {"numbers"},
-    "get('DocumentMRR')": set(),
-    "get('exact')": {"text", "looping", "overlap"},  # whose functions it offers, too
+    "get_evaluator('DocumentMRR')": set(),
+    "get_evaluator('exact')": {"text", "looping", "overlap"},  # whose functions it offers, too
     "as_evaluator(import_module('spanwise.evaluators.builtin.human').HumanFeedback('good'))": {"human"},
 }
 SCRIPT = """
@@ -64,7 +64,8 @@ def test_the_table_says_what_the_modules_register():
 def test_an_evaluator_that_the_table_does_not_know_is_told_where_to_write_it():
     register = register_builtin("no_such", metrics=(Metric("no_such", primary=True),))
     with pytest.raises(
-        ValueError, match=r"'no_such' is in .*test_lazy: add it to _IDS_BY_MODULE in spanwise/evaluators/interface/evaluator_registry\.py"
+        ValueError,
+        match=r"'no_such' is in .*test_lazy: add it to _IDS_BY_MODULE in spanwise/evaluators/interface/evaluator_registry\.py",
     ):
         register(type("NoSuch", (), {"__module__": __name__, "__call__": lambda self, outputs: 1}))
 

@@ -234,8 +234,8 @@ def test_the_treebank_patterns_are_those_of_the_nltk_that_is_installed():
 
 FIRST_CALL = """
 import sys
-from spanwise.evaluators import get, score
-score(get("bleu"), outputs="(the cat's) mat", reference_outputs="the cat\\x1f")
+from spanwise.evaluators import get_evaluator, score
+score(get_evaluator("bleu"), outputs="(the cat's) mat", reference_outputs="the cat\\x1f")
 assert not {"nltk", "numpy", "scipy"} & sys.modules.keys(), sorted(sys.modules)
 """
 

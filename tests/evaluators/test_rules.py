@@ -23,7 +23,7 @@ def concise(outputs: str) -> bool:
 
 def rules(folder: Path, text: str) -> Path:
     file = folder / "rules.py"
-    file.write_text("from spanwise.evaluators import get, monitor\n" + text)
+    file.write_text("from spanwise.evaluators import get_evaluator, monitor\n" + text)
     return file
 
 
@@ -130,7 +130,9 @@ def test_a_parameter_that_is_a_function_counts_by_its_source() -> None:
 
 
 def test_a_file_owns_its_rules(tmp_path: Path) -> None:
-    file = rules(tmp_path, 'monitor("a", evaluators=[get("pii")])\nmonitor("b", evaluators=[get("exact")])\n')
+    file = rules(
+        tmp_path, 'monitor("a", evaluators=[get_evaluator("pii")])\nmonitor("b", evaluators=[get_evaluator("exact")])\n'
+    )
     assert [(rule.record.name, rule.record.owner) for rule in load(file)] == [("a", str(file)), ("b", str(file))]
 
 
@@ -140,8 +142,8 @@ def test_a_file_owns_its_rules(tmp_path: Path) -> None:
         ("", "holds no rule"),
         ("1/0\n", "does not run: ZeroDivisionError"),
         ("def f(:\n", "does not run: SyntaxError"),
-        ('monitor("a", evaluators=[get("pii")])\n' * 2, "two rules named 'a'"),
-        ('monitor("a", evaluators=[get("pii")])\nraise SystemExit(0)\n', "does not run: SystemExit"),
+        ('monitor("a", evaluators=[get_evaluator("pii")])\n' * 2, "two rules named 'a'"),
+        ('monitor("a", evaluators=[get_evaluator("pii")])\nraise SystemExit(0)\n', "does not run: SystemExit"),
     ],
 )
 def test_a_file_is_used_whole_or_not_at_all(tmp_path: Path, text: str, what: str) -> None:
@@ -150,5 +152,5 @@ def test_a_file_is_used_whole_or_not_at_all(tmp_path: Path, text: str, what: str
 
 
 def test_outside_of_a_file_a_rule_is_only_made(tmp_path: Path) -> None:
-    load(rules(tmp_path, 'monitor("a", evaluators=[get("pii")])\n'))
+    load(rules(tmp_path, 'monitor("a", evaluators=[get_evaluator("pii")])\n'))
     assert monitor("b", evaluators=[get_evaluator("pii")]).record.owner == "api"

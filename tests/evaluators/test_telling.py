@@ -60,7 +60,9 @@ def test_a_name_is_shown_as_it_is_and_steers_no_terminal():
 
 def in_a_terminal(*lines: str) -> str:
     """What a program that runs these lines shows."""
-    script = "\n".join(("from spanwise.evaluators.interface import progress_display as t", "t.SHOW_AFTER = -1.0", *lines))
+    script = "\n".join(
+        ("from spanwise.evaluators.interface import progress_display as t", "t.SHOW_AFTER = -1.0", *lines)
+    )
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env=environment) as program:

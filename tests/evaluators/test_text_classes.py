@@ -185,7 +185,7 @@ def test_the_worst_sentence_is_the_profanity_of_an_answer():
 def test_the_weights_of_profanity_are_pickles_and_loaded_only_where_that_is_said():
     pytest.importorskip("profanity_check")
     [found] = score(get_evaluator("profanity"), outputs="It is high.")
-    assert "if you trust that package, say so: get('profanity', pickle=True)" in found.error
+    assert "if you trust that package, say so: get_evaluator('profanity', pickle=True)" in found.error
     [found] = score(
         get_evaluator("profanity", pickle=True), outputs="It is high. You are a fucking idiot. " + "It is high. " * 90
     )

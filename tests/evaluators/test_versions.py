@@ -122,9 +122,9 @@ def test_a_counter_of_a_closure_changes_no_version():
 def test_a_version_is_the_same_in_another_process_and_as_main(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from spanwise.evaluators import as_evaluator, get\nLIMIT = {'b', 'a'}\n"
+        "from spanwise.evaluators import as_evaluator, get_evaluator\nLIMIT = {'b', 'a'}\n"
         "def mine(outputs): return outputs in LIMIT\n"
-        "print(as_evaluator(mine).version, get('regex', pattern='a').version)\n"
+        "print(as_evaluator(mine).version, get_evaluator('regex', pattern='a').version)\n"
     )
     run = [[sys.executable, "mine.py"], [sys.executable, "-c", "import mine"]]
     said = [subprocess.run(each, cwd=tmp_path, capture_output=True, text=True, check=True).stdout for each in run]

@@ -61,7 +61,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     for name in ("application.py", "rules.py"):
         file = tmp_path / "golden" / name
-        file.write_text(re.sub(r"^(\s*from) assay\.", rf"\1 {PRODUCT}.", file.read_text(), flags=re.MULTILINE))
+        text = re.sub(r"^(\s*from) assay\.", rf"\1 {PRODUCT}.", file.read_text(), flags=re.MULTILINE)
+        file.write_text(text.replace("evaluator, get, judge", "evaluator, get_evaluator as get, judge"))
     monkeypatch.chdir(tmp_path / "golden")
     monkeypatch.syspath_prepend(tmp_path / "golden")
     yield tmp_path / "golden"

@@ -20,8 +20,8 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the `spanwise` command, or say in one line which extra is missing."""
-    gc.disable()  # nothing of what is imported is garbage, and looking for it takes a twentieth of the time
+    """Run the `spanwise` command. If an extra is missing, exit with one line that names it."""
+    gc.disable()  # imports create no garbage, and collection takes a twentieth of the start time
     try:
         from spanwise.cli.app import run
     except ModuleNotFoundError as error:

@@ -84,7 +84,7 @@ LOG_INTERVAL_S = 10.0  # seconds
 
 
 class _ProgressHandler(logging.Handler):
-    """Shows each record whose `done` is a percentage."""
+    """Logging handler that shows each record with the percentage in its `done`."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -99,12 +99,12 @@ class _ProgressHandler(logging.Handler):
                 self._last = time.monotonic()
                 sys.stderr.write(record.getMessage() + "\n")
             sys.stderr.flush()
-        except (OSError, ValueError):  # nobody reads: the migration goes on
+        except (OSError, ValueError):  # stderr is closed: the migration continues
             pass
 
 
 def show_migration_progress() -> None:
-    """Have the process say on stderr how far the migration of a file is."""
+    """Show the progress of a file's migration on stderr."""
     log = logging.getLogger("spanwise.collector.migration")
     log.setLevel(logging.INFO)
     log.propagate = False

@@ -41,13 +41,13 @@ FileStoreOption = Annotated[str, typer.Option("--store", help="The SQLite file t
 console = TerminalConsole()
 error_console = TerminalConsole(stderr=True)
 _wide_console = TerminalConsole(width=2000)
-_SHORT_ID_LENGTH = 8  # digits of a trace's id that still find it
-_ID_COLUMNS = ("trace", "id", "example")  # columns that are there to be copied
+_SHORT_ID_LENGTH = 8  # digits that usually identify a recent trace
+_ID_COLUMNS = ("trace", "id", "example")  # columns whose values users copy
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Turn the errors that a user can mend into one line on stderr and exit status 1."""
+    """Convert errors that the user can fix into one line on stderr and exit status 1."""
     try:
         yield
     except (StoreError, OSError, ValueError) as error:
@@ -56,7 +56,9 @@ def report_errors() -> Iterator[None]:
 
 @contextmanager
 def open_store(at: str | None, *, make: bool = False) -> Iterator[Store]:
-    """The store that a command speaks to; says on stderr which, and closes it. Only with `make` a new file is begun."""
+    """Open the store of a command, print its location on stderr, and close it at the end. Only `make` allows a new
+    file.
+    """
     store = connect_store(at, make=make)
     error_console.print(f"store: {describe(store)}", markup=False, highlight=False, soft_wrap=True)
     try:
@@ -66,7 +68,7 @@ def open_store(at: str | None, *, make: bool = False) -> Iterator[Store]:
 
 
 def connect_store(at: str | None, *, make: bool = False) -> Store:
-    """The same without a word, to be closed by who asks. Raises `Refused`."""
+    """Open the store of a command without a message. The caller closes it. Raises `Refused`."""
     place = default_location() if at is None else check_database_path(at)
     if not make:
         _check_store_exists(place, given=at is not None)
@@ -74,7 +76,7 @@ def connect_store(at: str | None, *, make: bool = False) -> Store:
 
 
 def _check_store_exists(place: str, *, given: bool) -> None:
-    """A mistyped path is no empty store."""
+    """Raise `Refused` if the file does not exist, so that a mistyped path does not open an empty store."""
     if "://" in place or Path(place).exists():
         return
     way_out = "; name another with --store" if given else " here and no server on port 4318; name one with --store"
@@ -82,13 +84,13 @@ def _check_store_exists(place: str, *, given: bool) -> None:
 
 
 def build_filter(where: Iterable[str] | None, **options: str | None) -> Filter:
-    """The filter that `--where` and options of the same names as conditions say. Raises `ValueError`."""
+    """Build a filter from `--where` and from options that are named like conditions. Raises `ValueError`."""
     named = [parse_item(name, text) for name, text in options.items() if text is not None]
     return join_conditions([*map(parse_term, where or ()), *named])
 
 
 def resolve_trace_id(store: Store, given: str) -> str:
-    """An id as it is; the beginning of one is looked for among the latest traces, judges' own among them."""
+    """Return a full id unchanged. Resolve the beginning of one among the latest traces, including judge traces."""
     if len(given) >= 32:
         return given
     latest = [*store.traces(limit=1000), *store.traces(limit=1000, kind=EVALUATOR_KIND), *store.running()]
@@ -99,16 +101,17 @@ def resolve_trace_id(store: Store, given: str) -> str:
 
 
 def emit(rows: Iterable[Any]) -> None:
-    """One JSON object per line on stdout."""
+    """Write one JSON object per line to stdout."""
     for row in rows:
         sys.stdout.buffer.write(_dump_json(row) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout; each text harmless and on a line, as far as a name goes, whole where no terminal ends.
+    """Print a table on stdout, with control characters escaped. Without a terminal, its width is unlimited.
 
-    In a narrow terminal texts fold, ids do not: they are there to be copied. Of a trace's id the beginning is enough.
+    In a narrow terminal, texts wrap but ids do not, so that they can be copied. If necessary, trace ids are shortened
+    to their beginning.
     """
     out = console if console.is_terminal else _wide_console
     cells = [list(map(escape_line, row)) for row in rows]
@@ -133,7 +136,7 @@ def _make_column(name: str, texts: Sequence[str]) -> Column:
 
 
 def shorten(value: Any, width: int = 60) -> str:
-    """A value on one line, cut off where it gets long."""
+    """Return a value on one line, truncated to `width` characters."""
     text = " ".join((value if isinstance(value, str) else _dump_json(value).decode()).split())
     return text if len(text) <= width else text[: width - 1] + "…"
 

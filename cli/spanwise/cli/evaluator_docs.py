@@ -1,6 +1,6 @@
 """Reference documentation of the evaluators, generated from the registry as Markdown.
 
-`python -m spanwise.cli.evaluator_docs docs/evaluators` writes them; a test checks that they are up to date.
+Run `python -m spanwise.cli.evaluator_docs docs/evaluators` to write it; a test checks that it is up to date.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ EXAMPLE_IMPORTS = "from spanwise.collector.records import Feedback, Run, Target,
 
 
 def render_page(id: str, *, example: bool = True) -> str:
-    """One evaluator as Markdown: definition, source, needs, parameters, metrics, prompts, an executed example."""
+    """Return an evaluator's page as Markdown: definition, source, needs, parameters, metrics, prompts, an executed
+    example.
+    """
     spec = interface.get_spec(id)
     parts = [
         f"# {id}",
@@ -56,7 +58,7 @@ def render_page(id: str, *, example: bool = True) -> str:
 
 
 def render_evaluator(evaluator: Evaluator) -> str:
-    """An evaluator of somebody's own as Markdown: needs, version, metrics, and of a judge its prompt and its scale."""
+    """Return a user's evaluator as Markdown: needs, version, metrics, and the prompts of a judge."""
     facts = [("Needs", ", ".join(evaluator.needs)), ("Version", evaluator.version)]
     asked = getattr(evaluator.function, "prompts", ())
     if asked:
@@ -73,7 +75,7 @@ def render_evaluator(evaluator: Evaluator) -> str:
 
 
 def default_prompts(id: str) -> tuple[Prompt, ...]:
-    """What a registered judge asks with if nothing else is said; () of what has no prompts, or needs to be told one."""
+    """Return the default prompts of a registered judge; () if it has no prompts or has required parameters."""
     made_by = interface.get_factory(id)
     if not hasattr(made_by, "prompts") or inspect.Parameter.empty in default_parameters(id).values():
         return ()
@@ -82,7 +84,7 @@ def default_prompts(id: str) -> tuple[Prompt, ...]:
 
 
 def render_index() -> str:
-    """All evaluators as a table, by group."""
+    """Return a table of all evaluators by group."""
     rows = ["| id | group | needs | metrics | for |", "|---|---|---|---|---|"]
     for spec in sorted(interface.list_specs(), key=lambda spec: (spec.group, spec.id)):
         keys = ", ".join(metric.key for metric in spec.metrics)
@@ -93,12 +95,12 @@ def render_index() -> str:
 
 
 def render_pages() -> dict[str, str]:
-    """The file names of docs/evaluators and what stands in them."""
+    """Return the contents of docs/evaluators by file name."""
     return {"README.md": render_index(), **{f"{spec.id}.md": render_page(spec.id) for spec in interface.list_specs()}}
 
 
 def describe_needs(spec: EvaluatorSpec) -> str:
-    """What must be there and, in parentheses, what is used if it is."""
+    """Return the required columns and, in parentheses, the optional ones."""
     table = spec.needed
     must = [name for name, need in table.items() if need == "yes"]
     may = [f"({name})" for name, need in table.items() if need == "optional"]
@@ -106,12 +108,12 @@ def describe_needs(spec: EvaluatorSpec) -> str:
 
 
 def describe_compatibility(spec: EvaluatorSpec) -> str:
-    """Whether it makes sense for a model alone, for retrieval and generation, or both."""
+    """Return "LLM", "RAG" or both, as the evaluator applies to models alone or to retrieval-augmented generation."""
     return ", ".join(name for name, holds in (("LLM", spec.llm), ("RAG", spec.rag)) if holds)
 
 
 def default_parameters(id: str) -> dict[str, Any]:
-    """The evaluator's own parameters with their defaults; `inspect.Parameter.empty` where there is none."""
+    """Return the evaluator's parameters with their defaults; `inspect.Parameter.empty` for required ones."""
     made_by = interface.get_factory(id)
     if dataclasses.is_dataclass(made_by):
         return {field.name: _field_default(field) for field in dataclasses.fields(made_by) if field.init}
@@ -156,7 +158,7 @@ def _describe_version(spec: EvaluatorSpec) -> str:
 
 
 def _model_rows(spec: EvaluatorSpec) -> list[tuple[str, str]]:
-    """The model that it takes where none is named, and whose thresholds it has."""
+    """Return the table row of the default model, and of the model that its thresholds belong to."""
     if not spec.model:
         return []
     from spanwise.evaluators.models import DEFAULT
@@ -175,7 +177,7 @@ def _markdown_table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _render_prompts(asked: Sequence[Prompt]) -> Iterator[str]:
-    """Prompts as they are sent, with the examples that are shown before the question."""
+    """Yield prompts as they are sent, with their few-shot examples."""
     for prompt in asked:
         yield f"## Prompt `{prompt.id}`" if len(asked) > 1 else "## Prompt"
         yield f"Version {prompt.version}, `{prompt.hash}`. Values stand in their places between fences, as data."
@@ -186,7 +188,9 @@ def _render_prompts(asked: Sequence[Prompt]) -> Iterator[str]:
 
 
 def _default_metrics(spec: EvaluatorSpec) -> tuple[Metric, ...]:
-    """Return the metrics with the default model, for which the document may give no threshold."""
+    """Return the metrics with the default model. The document's thresholds are dropped if they belong to another
+    model.
+    """
     from spanwise.evaluators.models import DEFAULT
 
     document = getattr(interface.get_factory(spec.id), "DOCUMENT", None)
@@ -250,7 +254,7 @@ def _has_trace(spec: EvaluatorSpec) -> bool:
 
 
 def _example_imports(example: str) -> str:
-    made_by = "judge" if example.startswith("judge(") else "get"
+    made_by = "judge" if example.startswith("judge(") else "get_evaluator"
     lines = [f"from spanwise.evaluators import {made_by}, score"]
     if "scripted(" in example:
         lines.append("from spanwise.evaluators.testing import scripted")
@@ -258,7 +262,7 @@ def _example_imports(example: str) -> str:
 
 
 def _format_call(example: str) -> str:
-    """The call with one argument per line, as a formatter leaves it."""
+    """Return the call with one argument per line, as a formatter would write it."""
     source = f"score({example})"
     call = ast.parse(source, mode="eval").body
     assert isinstance(call, ast.Call)
@@ -266,14 +270,17 @@ def _format_call(example: str) -> str:
 
 
 def _format_expression(node: ast.expr, source: str, depth: int, before: str = "") -> str:
-    """An expression that follows `before` on its line: on that line, else what it holds on one of its own, or each."""
+    """Return an expression that follows `before`. If it does not fit on the line, its members go on one new line, or one
+    each.
+    """
     text = ast.get_source_segment(source, node) or ""
     if len(f"{_INDENT * depth}{before}{text},") <= LINE_WIDTH:
         return text
     if isinstance(node, ast.Lambda):
         head = text.removesuffix(ast.get_source_segment(source, node.body) or "")
         return head + _format_expression(node.body, source, depth, before + head)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # of a dict, such as `{…}.get(name)`
+    # a method call on a dict, such as `{…}.get(name)`
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         held = node.func.value
         return _format_expression(held, source, depth, before) + text.removeprefix(
             ast.get_source_segment(source, held) or ""
@@ -301,26 +308,26 @@ def _format_members(node: ast.Call | ast.List | ast.Dict, source: str, depth: in
 
 
 def run_example(spec: EvaluatorSpec) -> list[Feedback]:
-    """What the evaluator says of its example."""
+    """Return the feedback of the evaluator on its example."""
     names: dict[str, Any] = {
         "Feedback": Feedback,
         "Run": Run,
         "Target": Target,
         "Trace": Trace,
         "Usage": Usage,
-        "get": get_evaluator,
+        "get_evaluator": get_evaluator,
         "judge": judge,
         "score": score,
         "scripted": scripted,
     }
     exec(EXAMPLE_TRACE, names)
-    with use_judge_context(judgements=DiscardedJudgements()):  # nothing of it is kept anywhere
+    with use_judge_context(judgements=DiscardedJudgements()):  # discard judge traces
         feedback: list[Feedback] = eval(f"score({spec.example})", names)
     return feedback
 
 
 def write_pages(folder: Path) -> None:
-    """Write all pages, and remove those of evaluators that are no more."""
+    """Write all pages, and delete those of removed evaluators."""
     made = render_pages()
     for old in folder.glob("*.md"):
         if old.name not in made and old.name != "protocol.md":

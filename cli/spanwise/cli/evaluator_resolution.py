@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def resolve_evaluator(named: str, pairs: Iterable[str] | None = None) -> Evaluator:
-    """The evaluator called `exact`, `evals/mine.py:concise` or `polite.yaml`, with parameters of the form name=value.
+    """Return the evaluator called `exact`, `evals/mine.py:concise` or `polite.yaml`, with name=value parameters.
 
-    In a file it may be a function, a class, or what `get`, `judge` or `@evaluator` has made.
+    In a file it may be a function, a class, or the result of `get_evaluator`, `judge` or `@evaluator`.
 
-    Raises `Refused` for a name that the file has not and parameters that it does not take, `ValueError` as `get`.
+    Raises `Refused` for a missing name and for unknown parameters, and `ValueError` as `get_evaluator` does.
     """
     from spanwise.evaluators import get_evaluator
 
@@ -46,13 +46,13 @@ def resolve_evaluator(named: str, pairs: Iterable[str] | None = None) -> Evaluat
 
 
 def is_evaluator_file(named: str) -> bool:
-    """Whether an evaluator is named by the file that it is in: `evals/mine.py:concise`, or a definition."""
+    """Return whether the name refers to a file: `evals/mine.py:concise`, or a definition file."""
     file, colon, _ = named.rpartition(":")
     return bool(colon and file.endswith(".py")) or is_definition_file(named)
 
 
 def is_definition_file(named: str) -> bool:
-    """Whether it is the name of a file with what `to_dict` gave."""
+    """Return whether the name is that of a file with the output of `to_dict`."""
     return named.endswith((".json", ".yaml", ".yml"))
 
 
@@ -65,13 +65,13 @@ def _load_definition(file: Path, parameters: Mapping[str, Any]) -> Evaluator:
 
 
 def print_judge_endpoints(evaluators: Iterable[Evaluator]) -> None:
-    """Say on stderr to whom those send text that ask judges, once each."""
+    """Print each endpoint that the evaluators' judges send text to, once, on stderr."""
     asking = [evaluator.asking for evaluator in evaluators]
     print_endpoints(where for known in asking if known is not None for where in known.where)
 
 
 def print_endpoints(places: Iterable[str]) -> None:
-    """Say on stderr to whom text goes, once each."""
+    """Print each endpoint that receives text, once, on stderr."""
     for place in dict.fromkeys(places):
         error_console.print(f"text goes to {place}", markup=False, highlight=False, soft_wrap=True)
 
@@ -87,7 +87,8 @@ def _load_from_file(file: Path, name: str, parameters: Mapping[str, Any]) -> Eva
     try:
         made = found(**parameters) if inspect.isclass(found) else found
         evaluator = as_evaluator(made)
-        if evaluator.spec is not None:  # one of ours with parameters, such as a judge: its definition says all
+        # a registered class with parameters, such as a judge: its definition is complete
+        if evaluator.spec is not None:
             return evaluator if inspect.isclass(found) else _change_parameters(evaluator, parameters)
         if parameters and not inspect.isclass(found):
             plain = found.function if isinstance(found, Evaluator) else found
@@ -99,7 +100,9 @@ def _load_from_file(file: Path, name: str, parameters: Mapping[str, Any]) -> Eva
 
 
 def _change_parameters(evaluator: Evaluator, parameters: Mapping[str, Any]) -> Evaluator:
-    """The same with other parameters. Raises `TypeError` for one that it has not, `ValueError` as the evaluator."""
+    """Return the evaluator with other parameters. Raises `TypeError` for an unknown one, and the evaluator's
+    `ValueError`.
+    """
     from spanwise.evaluators import as_evaluator
 
     if not parameters:
@@ -129,7 +132,7 @@ def _parse_parameter(pair: str) -> tuple[str, Any]:
 
 
 def load_module(file: Path) -> ModuleType:
-    """The file as a module of its own name, with its folder importable as for `python FILE`."""
+    """Load a file as a module, with its folder importable as for `python FILE`."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if not file.exists():
         raise Refused(f"there is no file {str(file)!r}")
@@ -147,7 +150,7 @@ def load_module(file: Path) -> ModuleType:
 
 
 def print_user_traceback(error: BaseException, file: Path) -> None:
-    """What went wrong in a user's file, from its first line on: how it came to be run is of no interest."""
+    """Print the traceback from its first frame in the user's file on. The frames before it are Spanwise's own."""
     lines = traceback.TracebackException.from_exception(error)
     first = next((i for i, frame in enumerate(lines.stack) if Path(frame.filename).name == file.name), len(lines.stack))
     del lines.stack[:first]

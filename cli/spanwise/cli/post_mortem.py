@@ -19,9 +19,9 @@ _NOT_DEBUGGED = (Skip, KeyboardInterrupt, asyncio.CancelledError)
 
 
 def debug_exception(error: BaseException) -> None:
-    """Say what was raised, and open the debugger at the innermost frame."""
+    """Print an exception, and open the debugger at the innermost frame."""
     print(f"{type(error).__name__}: {error}")
-    tracing = sys.gettrace()  # that of coverage, say, which the debugger ends when it is left
+    tracing = sys.gettrace()  # a trace function, such as coverage's, which the debugger would remove
     try:
         pdb.post_mortem(error.__traceback__)
     finally:
@@ -29,7 +29,7 @@ def debug_exception(error: BaseException) -> None:
 
 
 def wrap_evaluator(evaluator: Evaluator) -> Evaluator:
-    """The evaluator, at whose errors one looks before they become an outcome; one of batches stays as it is."""
+    """Return an evaluator that opens the debugger on its errors. A batch evaluator is returned unchanged."""
     function = evaluator.function
     if isinstance(function, Batch):
         return evaluator

@@ -1,6 +1,6 @@
 """Pytest plugin: runs a marked test once per example and records an experiment.
 
-Loaded into every pytest that runs where Spanwise is installed, so it imports nothing but pytest until a test is marked.
+Every pytest run loads the plugin if Spanwise is installed, so it imports only pytest until a test is marked.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MARK = (
 
 
 class EvaluatorFailed(Exception):
-    """An evaluator that a test called raised an error itself."""
+    """Error in an evaluator that a test called."""
 
 
 @dataclass
 class MarkSettings:
-    """What a mark says. Raises `ValueError` for nonsense."""
+    """Arguments of a mark. Raises `ValueError` for invalid ones."""
 
     dataset: Any
     name: str | None = None
@@ -64,22 +64,22 @@ class MarkSettings:
 
 @dataclass
 class ExampleGroup:
-    """The examples of one marked test function, and the experiment that its runs become."""
+    """Examples of one marked test function, and the experiment that records its runs."""
 
-    test: str  # its node id
+    test: str  # node id of the test
     name: str
     dataset: str
     settings: MarkSettings
     evaluators: tuple[Evaluator, ...]
-    after: tuple[Evaluator, ...]  # those of them that are no arguments: they look at each run when it is over
-    office: Any = None  # where a worker of pytest-xdist asks its controller
-    version: int | None = None  # of the dataset in the store
-    given: Sequence[Example] | None = None  # a dataset that is no name in the store: all its examples
+    after: tuple[Evaluator, ...]  # evaluators that are not arguments of the test; they score each run at its end
+    office: Any = None  # address of the coordinator in a worker of pytest-xdist
+    version: int | None = None  # version of the stored dataset
+    given: Sequence[Example] | None = None  # all examples of a dataset that is not stored
     store: Store | None = None
     recorder: Recorder | None = None
 
     def recording(self) -> Recorder:
-        """The experiment, begun when the first test of the group runs."""
+        """Return the experiment's recorder. It starts when the first test of the group runs."""
         if self.recorder is None:
             from spanwise.evaluators.experiments import Recorder
 
@@ -98,7 +98,7 @@ class ExampleGroup:
         return self.recorder
 
     def opened(self) -> Store:
-        """The store of the experiment; a worker's is its controller's."""
+        """Return the store of the experiment; in an xdist worker, the controller's store."""
         if self.store is None:
             from spanwise.cli.xdist_coordinator import ask_coordinator
             from spanwise.collector import connect
@@ -108,7 +108,7 @@ class ExampleGroup:
         return self.store
 
     def _begun(self) -> SharedExperiment | None:
-        """The experiment to which all workers add, as their controller says."""
+        """Return the controller's experiment that all xdist workers share; None without xdist."""
         if not self.office:
             return None
         from spanwise.cli.xdist_coordinator import ask_coordinator
@@ -119,7 +119,9 @@ class ExampleGroup:
         return begun
 
     def _pinned(self) -> dict[str, str]:
-        """Keep the test's own examples in the store, so that the experiment names their version; if not, say why."""
+        """Save the test's own examples in the store, so that the experiment names their version. Return the reason if
+        that fails.
+        """
         if self.given is None or self.version is not None:
             return {}
         from spanwise.collector.errors import StoreError
@@ -134,7 +136,7 @@ class ExampleGroup:
 
 @dataclass
 class CurrentTest:
-    """One test of a group: its example, and its run while it lasts."""
+    """Test of a group: its example, and its run while it lasts."""
 
     group: ExampleGroup
     example: Example
@@ -144,14 +146,16 @@ class CurrentTest:
 
 @dataclass
 class Scorer:
-    """An evaluator as a test's argument: call it with the outputs (and whatever else it should see)."""
+    """Evaluator as an argument of a test: call it with the outputs (and any further fields of the case)."""
 
     evaluator: Evaluator
     current: CurrentTest
     feedback: list[Feedback] = field(default_factory=list)
 
     def __call__(self, outputs: Any = None, **more: Any) -> Any:
-        """The score (or label) under the evaluator's key, None if it skipped; all of it is kept with the experiment."""
+        """Return the score (or label) under the evaluator's key; None if it skipped. The experiment stores all
+        feedback.
+        """
         if self.current.run is None:
             raise RuntimeError("an evaluator is called inside the test that it is an argument of")
         self.feedback = self.current.run.score(self.evaluator, outputs, **more)
@@ -161,17 +165,18 @@ class Scorer:
         return first.label if first.score is None else first.score
 
 
-_TEST_OUTCOMES = (AssertionError, pytest.fail.Exception, pytest.skip.Exception)  # of the test, not errors of the run
+# outcomes of the test, not errors of the run
+_TEST_OUTCOMES = (AssertionError, pytest.fail.Exception, pytest.skip.Exception)
 _FAILED = (AssertionError, pytest.fail.Exception)
 _ARGUMENT = "_spanwise_current"
 _GROUPS = pytest.StashKey[list[ExampleGroup]]()
-_COORDINATOR: pytest.StashKey[XdistCoordinator] = pytest.StashKey()  # the controller's
+_COORDINATOR: pytest.StashKey[XdistCoordinator] = pytest.StashKey()  # in the controller
 _FINISHED: pytest.StashKey[list[FinishedExperiment]] = pytest.StashKey()
 
 
 @dataclass
 class FinishedExperiment:
-    """A finished experiment, and what there is to say of it beside its table."""
+    """Finished experiment with its remarks and complaint for the terminal summary."""
 
     experiment: Experiment
     remarks: Sequence[str]
@@ -179,19 +184,19 @@ class FinishedExperiment:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """One option: where experiments go."""
+    """Add the option for the experiments' store."""
     parser.getgroup("spanwise").addoption("--spanwise-store", default=None, help="where experiments of marked tests go")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
+    """Register the mark."""
     config.addinivalue_line("markers", MARK)
     config.stash[_GROUPS] = []
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist where to ask for the experiments that it adds to."""
+    """Pass the coordinator's address to a worker of pytest-xdist."""
     if _COORDINATOR not in node.config.stash:
         from spanwise.cli.xdist_coordinator import XdistCoordinator
 
@@ -201,13 +206,13 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
-    """Note that a worker was lost."""
+    """Record that a worker crashed."""
     if error and _COORDINATOR in node.config.stash:
         node.config.stash[_COORDINATOR].crashed = True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per example and repetition."""
+    """Generate one test per example and repetition."""
     mark = metafunc.definition.get_closest_marker("spanwise")
     if mark is None:
         return
@@ -216,7 +221,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     __tracebackhide__ = True
     try:
         group, examples = _make_group(metafunc, _read_mark(mark, metafunc.config))
-    except (StoreError, OSError, ValueError) as error:  # a mistyped name costs one line
+    except (StoreError, OSError, ValueError) as error:  # report a mistyped name in one line
         pytest.fail(f"{metafunc.function.__name__}: {error}", pytrace=False)
     metafunc.config.stash[_GROUPS].append(group)
     asked = _requested_arguments(metafunc.fixturenames, group)
@@ -224,13 +229,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     runs = [CurrentTest(group, example, number) for example in examples for number in range(repetitions)]
     rows = [_argument_values(asked, current, group) for current in runs]
     ids = [_test_id(current, repetitions) for current in runs]
-    metafunc.fixturenames.append(_ARGUMENT)  # a parameter that only this plugin looks at
+    metafunc.fixturenames.append(_ARGUMENT)  # a parameter for this plugin only
     metafunc.parametrize([*asked, _ARGUMENT], rows, ids=ids)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
-    """The test's run: a root span around it, and whether it passed."""
+    """Record the test's run with a root span, and whether it passed."""
     current = _current_test(item)
     if current is None:
         yield
@@ -248,7 +253,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
             if error is not None and not isinstance(error, _TEST_OUTCOMES):
                 raise error
     except BaseException as raised:
-        if raised is not error:  # else pytest knows it already
+        if raised is not error:  # pytest already has the test's own error
             raise
     finally:
         current.run = None
@@ -256,9 +261,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
-    """Where a share of the runs has to pass, an assert that does not hold is one of those that may fail: an xfail.
+    """Report a failed assertion as an xfail if the mark allows a share of failed runs (`min_pass`).
 
-    Whether there were too many is told at the end. Any other exception fails the test, as ever.
+    The share is checked at the end. Any other exception fails the test.
     """
     outcome = yield
     report, current = outcome.get_result(), _current_test(item)
@@ -271,7 +276,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Finish the experiments, and fail if too few of their runs have passed; a worker leaves that to its controller."""
+    """Finish the experiments, and fail the session if too few runs passed. In xdist workers, the controller does
+    this.
+    """
     config = session.config
     if hasattr(config, "workerinput"):
         return
@@ -282,9 +289,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """A table per experiment."""
+    """Print a table per experiment."""
     ends = config.stash.get(_FINISHED, [])
-    if not ends:  # whoever installed the tracer alone has no more than this
+    if not ends:  # the code below needs the collector, which may not be installed
         return
     from spanwise.collector.terminal_escaping import escape_line, escape_text
 
@@ -297,7 +304,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let go of stores."""
+    """Close the stores."""
     for group in config.stash.get(_GROUPS, []):
         if group.store is not None:
             group.store.close()
@@ -328,9 +335,9 @@ def _finish_shared(config: pytest.Config, stopped: bool) -> Iterator[FinishedExp
 
 
 def _find_complaint(experiment: Experiment, min_pass: float | None) -> str:
-    """Return what is wrong with the experiment as a whole, "" if nothing is.
+    """Return the problem of the experiment as a whole, or "".
 
-    An evaluator failed wherever it looked, or too few runs passed.
+    Problems are an evaluator that failed on every run, and too few passed runs.
     """
     from spanwise.collector.terminal_escaping import escape_line
 
@@ -352,7 +359,7 @@ def _find_complaint(experiment: Experiment, min_pass: float | None) -> str:
 
 
 def _read_mark(mark: pytest.Mark, config: pytest.Config) -> MarkSettings:
-    """What a mark says, checked. Raises `ValueError`."""
+    """Return the checked arguments of a mark. Raises `ValueError`."""
     from spanwise.tracer.suggestions import did_you_mean
 
     names = [field.name for field in fields(MarkSettings)]
@@ -400,13 +407,13 @@ def _make_group(metafunc: pytest.Metafunc, settings: MarkSettings) -> tuple[Exam
     else:
         group.given = examples = datasets.read(dataset)
     chosen = [example for example in examples if datasets.in_split(example, settings.split)]
-    if not chosen:  # else pytest skips the test
+    if not chosen:  # pytest would skip the test
         raise ValueError(f"the dataset has no examples{f' in split {settings.split!r}' if settings.split else ''}")
     return group, chosen[: settings.limit]
 
 
 def _load_stored(group: ExampleGroup, dataset: str) -> list[Example]:
-    """The examples of a dataset in the store, `name` or `name@3`, at the version that they have now."""
+    """Return the examples of a stored dataset, `name` or `name@3`, and record the version."""
     name, at, version = dataset.rpartition("@")
     if not (at and version.isdigit()):
         name, version = dataset, ""
@@ -416,7 +423,7 @@ def _load_stored(group: ExampleGroup, dataset: str) -> list[Example]:
 
 
 def _serialize_evaluators(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    """Set-level evaluators as plain values, and the keys of those that cannot be found again by their names."""
+    """Return set-level evaluators as plain values, and the keys of those that cannot be imported by name."""
     from spanwise.evaluators import from_dict
 
     plain, lost = [], []
@@ -424,7 +431,7 @@ def _serialize_evaluators(whole: Sequence[Evaluator]) -> tuple[tuple[Mapping[str
         try:
             from_dict(told := evaluator.to_dict())
             plain.append(told)
-        except Exception:  # whatever importing it raises
+        except Exception:  # the import may raise anything
             lost.append(evaluator.key)
     return tuple(plain), tuple(lost)
 
@@ -441,10 +448,10 @@ def _test_id(current: CurrentTest, repetitions: int) -> str:
 
 
 def _evaluator_ids(names: Iterable[str]) -> list[str]:
-    """The arguments of a test that are ids of registered evaluators."""
+    """Return the arguments of a test that are ids of registered evaluators."""
     from spanwise.evaluators import list_evaluators as registered
 
-    known = set(registered()) - {"judge"}  # which is made of a question: a fixture of that name is the test's own
+    known = set(registered()) - {"judge"}  # a judge needs a question, so a fixture named `judge` is the test's own
     return [name for name in names if name in known]
 
 

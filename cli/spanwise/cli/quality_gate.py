@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from spanwise.evaluators import Evaluator, Experiment
 
 
-MAX_SHOWN_RUNS = 5  # failed runs of which each gets a line
+MAX_SHOWN_RUNS = 5  # failed runs that are printed
 _SHARE_OR_COUNT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)%|([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
 class FailureAllowance:
-    """How many failed runs are let pass: a number of them, or a share of all."""
+    """Number or share of runs that may fail."""
 
     text: str
     count: int = 0
     share: Fraction | None = None
 
     def allows(self, failed: int, runs: int) -> bool:
-        """Whether so many of all runs may have failed."""
+        """Return whether this number of failed runs is allowed."""
         return failed <= (self.count if self.share is None else self.share * runs)
 
 
 @dataclass(frozen=True, slots=True)
 class MeanBound:
-    """A limit of the mean of a key: it must not be below, or with `is_most` not be above."""
+    """Lower bound of a key's mean, or with `is_most` its upper bound."""
 
     key: str
     limit: float
@@ -46,31 +46,31 @@ class MeanBound:
 
     @property
     def option(self) -> str:
-        """The option that sets it."""
+        """Return the option that sets the bound."""
         return "--fail-over" if self.is_most else "--fail-under"
 
     @property
     def beyond(self) -> str:
-        """The side that fails, in words."""
+        """Return the failing side as text."""
         return f"{'above' if self.is_most else 'below'} {self.limit:.4g}"
 
     def fails(self, mean: float) -> bool:
-        """Return whether a mean is on the wrong side."""
+        """Return whether a mean violates the bound."""
         return mean > self.limit if self.is_most else mean < self.limit
 
 
 @dataclass(slots=True)
 class FailureSummary:
-    """What failed in an experiment: distinct runs, and how often the task (None) and each key did."""
+    """Failures of an experiment: distinct runs, and the number of failures of the task (None) and of each key."""
 
-    runs: dict[str, tuple[str, str]] = field(default_factory=dict)  # per trace: the example's id, and one of its errors
+    runs: dict[str, tuple[str, str]] = field(default_factory=dict)  # by trace: the example's id, and one error
     times: Counter[str | None] = field(default_factory=Counter)
-    why: dict[str | None, str] = field(default_factory=dict)  # one error of each
+    why: dict[str | None, str] = field(default_factory=dict)  # one error each
     of_the_set: list[str] = field(default_factory=list)  # keys of set-level evaluators
 
 
 def parse_allowance(text: str) -> FailureAllowance:
-    """What `--allow-failed` says. Raises `Refused`."""
+    """Parse `--allow-failed`. Raises `Refused`."""
     match = _SHARE_OR_COUNT.fullmatch(text.strip())
     if match and match[2]:
         return FailureAllowance(text, count=int(match[2]))
@@ -80,7 +80,7 @@ def parse_allowance(text: str) -> FailureAllowance:
 
 
 def parse_bounds(least: Iterable[str], most: Iterable[str] = ()) -> list[MeanBound]:
-    """What `--fail-under` and `--fail-over` say, each time. Raises `Refused`."""
+    """Parse all values of `--fail-under` and `--fail-over`. Raises `Refused`."""
     return [*(_parse_bound(text, False) for text in least), *(_parse_bound(text, True) for text in most)]
 
 
@@ -90,17 +90,17 @@ def _parse_bound(text: str, is_most: bool) -> MeanBound:
         bound = MeanBound(key.strip(), float(number), is_most)
     except ValueError:
         bound = MeanBound("", 0.0, is_most)
-    if not bound.key or not isfinite(bound.limit):  # below NaN is nothing
+    if not bound.key or not isfinite(bound.limit):  # no mean is below NaN
         raise Refused(f"{bound.option} {text!r}: say a key and a number, as in exact=0.8")
     return bound
 
 
 def check_bound_keys(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator], text: str, file: str) -> list[str]:
-    """Refuse a key that will not be there, before anything runs; returns what is to be said of the others.
+    """Reject keys that no evaluator gives, before the run, and return remarks on undeclared keys.
 
-    Registered evaluators declare all their keys, a function of one's own may return any, and so may the task. So an
-    undeclared key is refused if it looks like a declared one, or if all evaluators declare theirs; unless the text of
-    the evaluation's file names it.
+    Registered evaluators declare all their keys, whereas a user's function or the task may return any. So an
+    undeclared key is rejected if it resembles a declared one, or if all evaluators declare theirs. It is accepted if
+    the text of the evaluation file contains it.
     """
     _check_directions(wanted, evaluators)
     known = {TASK_OK, *(metric.key for evaluator in evaluators for metric in evaluator.metrics)}
@@ -118,7 +118,7 @@ def check_bound_keys(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator
 
 
 def _check_directions(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluator]) -> None:
-    """Raise `Refused` for a bound on the side of a key that is good."""
+    """Raise `Refused` for a bound on the good side of a key."""
     declared = [metric for one in evaluators for metric in one.metrics if one.spec or not metric.higher_is_better]
     rising = {TASK_OK: True, **{metric.key: metric.higher_is_better for metric in declared}}
     for bound in wanted:
@@ -131,7 +131,7 @@ def _check_directions(wanted: Sequence[MeanBound], evaluators: Sequence[Evaluato
 
 
 def collect_failures(experiment: Experiment) -> FailureSummary:
-    """Which runs failed, by their task or by an evaluator. Rows are read only if there are any."""
+    """Return the runs that failed, in their task or in an evaluator. Rows are read only if there are failures."""
     found, summary = FailureSummary(), experiment.summary()
     of_the_set = any(feedback.error is not None for feedback in summary.overall.values())
     if not (summary.failed or of_the_set or any(row.failed for row in summary.values())):
@@ -149,7 +149,7 @@ def collect_failures(experiment: Experiment) -> FailureSummary:
 def list_complaints(
     experiment: Experiment, failed: FailureSummary, allow: FailureAllowance, wanted: Sequence[MeanBound]
 ) -> list[str]:
-    """All that speaks against the evaluation, a line each; the last line says enough by itself."""
+    """Return all failures of the quality gate, one line each. The last line is understandable alone."""
     below = [told for bound in wanted if (told := _bound_complaint(experiment, bound))]
     return [*_unfinished_complaint(experiment), *below, *_failure_complaint(experiment, failed, allow)]
 
@@ -173,7 +173,7 @@ def _failure_complaint(experiment: Experiment, failed: FailureSummary, allow: Fa
 
 
 def _bound_complaint(experiment: Experiment, bound: MeanBound) -> str:
-    """What is wrong with one key, "" if nothing is: without any score it is beyond every bound."""
+    """Return the problem of one key, or "". A key without any score violates every bound."""
     summary = experiment.summary()
     overall = summary.overall.get(bound.key)
     stats = summary.get(bound.key)
@@ -194,7 +194,7 @@ def _explain_missing(experiment: Experiment, key: str) -> str:
 
 
 def list_partial_means(experiment: Experiment, wanted: Sequence[MeanBound]) -> list[str]:
-    """A word on bounds that hold for a part of the runs only."""
+    """Return remarks on bounds whose means cover only some of the runs."""
     summary = experiment.summary()
     held = [stats for bound in wanted if (stats := summary.get(bound.key)) and stats.n and stats.skipped]
     return [f"{stats.key} is the mean over {stats.n} of {summary.runs} runs: {stats.skipped} skipped" for stats in held]

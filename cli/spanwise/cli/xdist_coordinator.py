@@ -1,8 +1,8 @@
 """Coordinator of pytest-xdist workers: shared experiments in a store served by the controller.
 
-A SQLite file has one writer, so the controller opens it once the first worker asks, and serves it to all of them; it
-also says which experiment a test belongs to, and finishes that when the workers are gone. They speak over a socket that
-only who has its key can use. Nothing heavier than the standard library is imported until a worker asks.
+A SQLite file has one writer. The controller opens it on the first worker's request, and serves it to all workers. It
+also assigns tests to experiments, and finishes these when the workers are gone. Workers connect through a socket that
+requires a key. Until a worker connects, only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedExperiment:
-    """An experiment that all workers add to."""
+    """Experiment that all workers add runs to."""
 
     id: str
     name: str
     url: str
     started_ns: int
     min_pass: float | None
-    whole: tuple[Mapping[str, Any], ...]  # set-level evaluators, as `to_dict` gives them
-    lost: tuple[str, ...]  # keys of those that cannot be told to another process
+    whole: tuple[Mapping[str, Any], ...]  # set-level evaluators in the format of `to_dict`
+    lost: tuple[str, ...]  # keys of evaluators that cannot be passed to another process
 
 
 @dataclass
 class XdistCoordinator:
-    """The controller's side: opens stores, hands out experiments, finishes them."""
+    """Controller's side: opens stores, assigns experiments, finishes them."""
 
-    experiments: dict[str, SharedExperiment] = field(default_factory=dict)  # by the test's node id
-    crashed: bool = False  # a worker was lost, and with it the run that it was at
+    experiments: dict[str, SharedExperiment] = field(default_factory=dict)  # by node id of the test
+    crashed: bool = False  # a worker crashed during a run
     _stores: dict[str | None, Store] = field(default_factory=dict)
     _urls: dict[str | None, str] = field(default_factory=dict)
     _open: ExitStack = field(default_factory=ExitStack)
@@ -53,11 +53,11 @@ class XdistCoordinator:
 
     @property
     def address(self) -> tuple[Any, bytes]:
-        """Where workers ask, and the key with which they do."""
+        """Return the socket's address and its key."""
         return self._listener.address, self._key
 
     def finished(self, status: Literal["finished", "interrupted"]) -> list[tuple[SharedExperiment, Experiment]]:
-        """Finish what has begun, when no worker is left."""
+        """Finish the started experiments, when no worker is left."""
         from spanwise.evaluators.experiments import finish_stored_experiment
 
         done = []
@@ -68,7 +68,7 @@ class XdistCoordinator:
         return done
 
     def close(self) -> None:
-        """Let go of socket, servers and stores."""
+        """Close socket, servers and stores."""
         with suppress(OSError, EOFError, AuthenticationError):
             ask_coordinator(self.address, "stop")
         self._thread.join()
@@ -83,20 +83,21 @@ class XdistCoordinator:
                     connection.send(self._answer(verb, arguments))
                     if verb == "stop":
                         return
-            except (OSError, EOFError, AuthenticationError):  # a worker that died while it asked, or somebody else
+            # a worker that died during its request, or a client without the key
+            except (OSError, EOFError, AuthenticationError):
                 continue
 
     def _answer(self, verb: str, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
-        """Whether it could be done, and what came of it, or why not."""
+        """Return (True, result), or (False, error message)."""
         try:
             if verb == "stop":
                 return True, None
             return True, self._serve(*arguments) if verb == "store" else self._begin(*arguments)
-        except Exception as error:  # the worker's test says it
+        except Exception as error:  # the worker's test reports the error
             return False, f"{error}"
 
     def _serve(self, where: str | None) -> str:
-        """The address under which workers reach a store."""
+        """Return the address under which workers reach a store."""
         if where not in self._urls:
             from spanwise.collector import connect
             from spanwise.collector.client import HTTPStore
@@ -109,7 +110,7 @@ class XdistCoordinator:
         return self._urls[where]
 
     def _begin(self, test: str, name: str, where: str | None, how: Mapping[str, Any]) -> SharedExperiment:
-        """The experiment of a test: a new one for the worker that asks first."""
+        """Return the experiment of a test. The first worker's request creates it."""
         if test not in self.experiments:
             url, id = self._serve(where), secrets.token_hex(16)
             self.experiments[test] = SharedExperiment(id, name, url, time.time_ns(), **how)
@@ -117,20 +118,20 @@ class XdistCoordinator:
 
 
 def _load_set_evaluators(begun: SharedExperiment) -> tuple[SharedExperiment, list[Evaluator]]:
-    """The set-level evaluators of an experiment; those that cannot be imported here are lost, too."""
+    """Import the set-level evaluators of an experiment. Those that cannot be imported are added to `lost`."""
     from spanwise.evaluators import from_dict
 
     whole, lost = [], []
     for plain in begun.whole:
         try:
             whole.append(from_dict(plain))
-        except Exception:  # whatever importing it raises
+        except Exception:  # the import may raise anything
             lost.append(str(plain.get("type")))
     return replace(begun, lost=(*begun.lost, *lost)), whole
 
 
 def ask_coordinator(address: tuple[Any, bytes], verb: str, *arguments: Any) -> Any:
-    """Ask the controller. Raises `Refused` for what it could not do, `OSError` when it is gone."""
+    """Send a request to the controller. Raises `Refused` if it fails, and `OSError` if the controller is gone."""
     where, key = address
     with Client(where, authkey=key) as connection:
         connection.send((verb, arguments))

@@ -15,6 +15,7 @@ Modules, in the order in which data flows:
 - `address_parsing`: Parsing of addresses: database file names, host names, ports, origins and URLs.
 - `record_encoding`: JSON encoding and decoding of records, shared by server, client and stores.
 - `formatting`: Human-readable formatting of numbers, durations, times and error messages.
+- `former_names`: Conversion of attribute and identifier names from before the product was renamed.
 - `terminal_escaping`: Escaping of control characters in untrusted text that is printed to a terminal.
 - `errors`: Exception hierarchy, and the error message for a missing optional dependency.
 """

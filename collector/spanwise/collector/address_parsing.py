@@ -10,7 +10,10 @@ from spanwise.collector.errors import Refused
 
 
 def check_database_path(path: str | os.PathLike[str]) -> str:
-    """The path of a database file as text. Raises `Refused` for an empty name, memory, and SQLite's addresses."""
+    """Return the path of a database file as text.
+
+    Raises `Refused` for an empty name, an in-memory database (`:memory:`), and a SQLite URI (`file:…`).
+    """
     name = os.fspath(path)
     if not name:
         raise Refused("the store's name is empty, as if a variable were not set; name a file, such as spanwise.db")
@@ -21,11 +24,14 @@ def check_database_path(path: str | os.PathLike[str]) -> str:
     return name
 
 
-WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # what a server binds to, and where it answers
+WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard bind address → address to connect to
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own whatever resolvers say; `127.evil.test` is somebody else's."""
+    """Return whether a host is `localhost` or a loopback IP address.
+
+    The function resolves no names: `127.evil.test` counts as remote.
+    """
     if host.lower() == "localhost":
         return True
     address = _parse_ip(host)
@@ -34,7 +40,10 @@ def is_loopback(host: str) -> bool:
 
 
 def get_client_network(host: str) -> str:
-    """Whose address it is, for counting: itself, or of IPv6 the /64 that one machine has to itself."""
+    """Return the network that counts as one client: the address itself, or for IPv6 its /64 prefix.
+
+    A single IPv6 host usually controls a whole /64.
+    """
     address = _parse_ip(host)
     if isinstance(address, IPv6Address) and not address.ipv4_mapped:
         return str(IPv6Address(int(address) >> 64 << 64))
@@ -42,36 +51,36 @@ def get_client_network(host: str) -> str:
 
 
 def parse_host(netloc: str) -> str:
-    """The name in a `Host` header or an authority, without its port; "" if there is none to be read."""
+    """Return the host name of a `Host` header or URL authority, without the port; "" if it cannot be parsed."""
     try:
         return urlsplit(f"//{netloc}").hostname or ""
-    except ValueError:  # half a pair of brackets
+    except ValueError:  # unbalanced brackets
         return ""
 
 
 def parse_port(netloc: str) -> int | None:
-    """The port in a `Host` header; None if there is none to be read."""
+    """Return the port of a `Host` header; None if it has none or an invalid one."""
     try:
         return urlsplit(f"//{netloc}").port
-    except ValueError:  # no number, or out of range
+    except ValueError:  # not a number, or out of range
         return None
 
 
 def parse_origin(origin: str) -> str | None:
-    """The name, with its port, in an `Origin` header, as a `Host` header has it; None if there is none to be read."""
+    """Return host and port of an `Origin` header, in the form of a `Host` header; None if it cannot be parsed."""
     try:
         return urlsplit(origin).netloc
-    except ValueError:  # half a pair of brackets
+    except ValueError:  # unbalanced brackets
         return None
 
 
 def strip_brackets(host: str) -> str:
-    """An address without the brackets that it has in URLs."""
+    """Return an address without the square brackets that IPv6 addresses have in URLs."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def build_server_url(host: str, port: int) -> str:
-    """Where a server answers that binds there."""
+    """Return the URL under which a server that binds to `host` and `port` can be reached from this machine."""
     name = WILDCARD_HOSTS.get(host, host)
     return f"http://[{name.replace('%', '%25')}]:{port}" if ":" in name else f"http://{name}:{port}"
 

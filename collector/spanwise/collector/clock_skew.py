@@ -1,8 +1,9 @@
 """Clock skew correction: replaces impossible timestamps of incoming spans and feedback.
 
-What has such a time is stored with a possible one, and with the time that was sent as `spanwise.sent.<field>`. A time
-ahead is moved back by whole hours, into the last 60 minutes, so that it leads no list and stretches no chart: a clock
-in a wrong time zone is right then, and spans that came together keep their order and duration.
+A record with an impossible time is stored with a corrected one; `spanwise.sent.<field>` keeps the time that was sent.
+A time in the future is moved back by whole hours, into the last 60 minutes, so that it neither leads lists nor
+stretches charts. This makes a clock in a wrong time zone right again, and keeps order and duration of spans that
+arrived together.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import NamedTuple
 from spanwise.collector.records import JSON, Feedback, OpenRun, Run
 
 HOUR_NS, DAY_NS = 3_600_000_000_000, 86_400_000_000_000
-MAX_CLOCK_SKEW_NS = 300_000_000_000  # that a clock may be ahead
+MAX_CLOCK_SKEW_NS = 300_000_000_000  # the tolerated lead of a sender's clock
 INT_MAX = 2**63 - 1
 SENT_PREFIX = "spanwise.sent."
 
 
 class CorrectedTimes(NamedTuple):
-    """From when to when, as it is kept, and what was sent of it where that is something else."""
+    """Corrected start and end, and in `sent` the original values of those that changed."""
 
     start_ns: int
     end_ns: int
@@ -28,7 +29,7 @@ class CorrectedTimes(NamedTuple):
 
 
 def correct_span_times(start_ns: int, end_ns: int) -> CorrectedTimes | None:
-    """A beginning and an end that can be; None if they can be as they are."""
+    """Return the corrected start and end of a span; None if both are plausible as they are."""
     now = time.time_ns()
     latest = now + MAX_CLOCK_SKEW_NS
     if 0 <= start_ns <= latest and 0 <= end_ns <= latest:
@@ -42,17 +43,17 @@ def correct_span_times(start_ns: int, end_ns: int) -> CorrectedTimes | None:
 
 
 def correct_time(time_ns: int) -> int:
-    """A moment that can be."""
+    """Return the time, corrected if it is negative or in the future."""
     return max(0, time_ns - _excess_ns(time_ns, time.time_ns()))
 
 
 def _excess_ns(time_ns: int, now_ns: int) -> int:
-    """Return by how much a moment is moved back: by whole hours, or not at all."""
+    """Return the shift that brings a time out of the future: whole hours, or 0 if the time is plausible."""
     return 0 if time_ns <= now_ns + MAX_CLOCK_SKEW_NS else -((now_ns - time_ns) // HOUR_NS) * HOUR_NS
 
 
 def correct_run_times(run: Run) -> Run:
-    """A run whose times can be; the same if they can."""
+    """Return the run with corrected times; the same object if they are plausible."""
     found = correct_span_times(run.start_ns, run.end_ns)
     if found is None:
         return run
@@ -60,7 +61,10 @@ def correct_run_times(run: Run) -> Run:
 
 
 def correct_feedback_time(feedback: Feedback) -> Feedback:
-    """Feedback whose time can be, so that a later word can take its place; the same if it can."""
+    """Return the feedback with a corrected time; the same object if it is plausible.
+
+    Feedback from the future would prevail over all later feedback on the same key.
+    """
     kept = correct_time(feedback.created_ns)
     if kept == feedback.created_ns:
         return feedback
@@ -69,6 +73,6 @@ def correct_feedback_time(feedback: Feedback) -> Feedback:
 
 
 def correct_open_run_time(run: OpenRun) -> OpenRun:
-    """An open run whose time can be; the same if it can."""
+    """Return the open run with a corrected start; the same object if it is plausible."""
     kept = correct_time(run.start_ns)
     return run if kept == run.start_ns else replace(run, start_ns=kept)

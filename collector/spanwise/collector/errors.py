@@ -1,39 +1,39 @@
 """Exception hierarchy, and the error message for a missing optional dependency.
 
-SpanwiseError
-      StoreError                     a store could not do something
-        Refused                      permanent: it can never work as it was asked
-          NotFound                   what was named is not there
-          Closed                     the store, or this connection to it, was closed
-          Forbidden                  the API key does not open this
-          TooLarge                   one request holds more than a server takes at once
-          TooSlow                    one question takes longer than a server gives it
-          Permanent                  a request to the collector can never be kept as it stands
-        Unavailable                  may work later; says when to try again
-          Halted                     nothing is kept until somebody has looked after the file
-          Retryable                  a request to the collector may be kept when it is sent again
-      ItemRefused(ValueError)        one span or log record of a request cannot be kept
-        BesideRefused                what a span says beside its run cannot be kept, and the span is
+    SpanwiseError
+      StoreError                     a store could not carry out an operation
+        Refused                      permanent: repeating the same call cannot succeed
+          NotFound                   the named record does not exist
+          Closed                     the store, or this connection to it, is closed
+          Forbidden                  the API key does not permit this
+          TooLarge                   one request holds more than the server accepts
+          TooSlow                    a query exceeded the server's time limit
+          PermanentError             the collector can never accept this request as it is
+        Unavailable                  temporary: carries the delay after which to retry
+          Halted                     the store accepts no writes until an operator has repaired the file
+          RetryableError             the collector may accept the request when it is sent again
+      ItemRefused(ValueError)        one span or log record of a request is refused
+        SideRecordRefused            a side record of a span is refused; the span itself is accepted
       BindingError(TypeError)        an evaluator asks for an argument that no case has
-      InvalidResult(TypeError)            an evaluator returned what is no outcome
-      Unjudged                       a judge was asked, and no judgement came about
-        ParseFailure                 its reply is not what was asked for
-        Declined                     it refused, its answer was filtered, or is empty
-        CutOff                       its reply ended at the most tokens that it may have
-        NoJudge(ValueError)          no judge is named, and none is guessed
-        NoModel(ValueError)          a model, or what runs it, is not on this machine
+      InvalidResult(TypeError)       an evaluator returned a value that is not an outcome
+      Unjudged                       a judge was called and gave no judgement
+        ParseFailure                 its reply does not have the requested form
+        Declined                     it refused, its answer was filtered, or its answer is empty
+        CutOff                       its reply ended at the token limit
+        NoJudge(ValueError)          no judge is configured, and none is guessed
+        NoModel(ValueError)          a model, or its runtime, is not installed on this machine
       TaskError(ValueError)          a task cannot be called with the inputs of an example
-      CannotResume(ValueError)       the runs that an experiment has stored do not count any more
-      BrokenRules(ValueError)        a file of rules does not run, or holds none
-      Stuck(RuntimeError)            evaluators that hang hold every slot of a rule in this process
+      CannotResume(ValueError)       the stored runs of an experiment are no longer valid
+      BrokenRules(ValueError)        a rules file does not run, or defines no rule
+      Stuck(RuntimeError)            hanging evaluators occupy every slot of a rule in this process
       BadRow(ValueError)             a row of a data file cannot become an example
-      SchemaError(ValueError)        an example does not follow its dataset's schema, or the schema is none
+      SchemaError(ValueError)        an example violates its dataset's schema, or the schema is invalid
       ModelSaid(ValueError)          a model's reply holds no examples
       ConditionError(ValueError)     a condition of an evaluator is malformed
-      InvalidJSON(ValueError)        a text is no JSON, or not the JSON that a schema asks for
+      InvalidJSON(ValueError)        a text is not JSON, or not the JSON that a schema requires
 
-Those that stand here are the store's; each of the others is defined where it is raised, and is what Python calls such
-a thing, too (in brackets). `docs/errors.md` says of each what to do.
+This module defines the errors of the store. Each other error is defined in the module that raises it. The class in
+brackets is the built-in exception that the error also inherits from. `docs/errors.md` describes how to handle each.
 """
 
 from __future__ import annotations
@@ -43,39 +43,42 @@ from contextlib import contextmanager
 
 
 class SpanwiseError(Exception):
-    """The root of all errors of ours."""
+    """Base class of all exceptions of Spanwise."""
 
 
 class StoreError(SpanwiseError):
-    """Something that a store could not do."""
+    """Error of a store operation."""
 
 
 class Refused(StoreError):
-    """Permanent: what was asked can never work as it stands (bad input, unknown name, a closed store, a newer file)."""
+    """Permanent error: the same call can never succeed.
+
+    Causes are invalid input, an unknown name, a closed store, or a file of a newer version.
+    """
 
 
 class NotFound(Refused):
-    """What was named is not in the store."""
+    """Error for a named record that is not in the store."""
 
 
 class Closed(Refused):
-    """Nothing more goes through this store: open another. A sender of telemetry is told to come again, elsewhere."""
+    """Error for a store that has been closed: open another. OTLP senders are asked to retry."""
 
 
 class Forbidden(Refused):
-    """The API key is good, but not for this: its scopes do not open it, or it belongs to one project."""
+    """Error for a valid API key without permission: it lacks the scope, or is bound to another project."""
 
 
 class TooLarge(Refused):
-    """One request holds more than a server takes at once: in several it may pass."""
+    """Error for one request that holds more than the server accepts at once: split it."""
 
 
 class TooSlow(Refused):
-    """One question takes longer than a server gives it: narrowed it may pass, and the same again will not."""
+    """Error for a query that exceeds the server's time limit: narrow it, because repeating it unchanged fails again."""
 
 
 class Unavailable(StoreError):
-    """May work later: the queue or the disk is full, the server is away. `retry_after` is in seconds."""
+    """Temporary error: the queue or the disk is full, or the server cannot be reached. `retry_after` is in seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -83,8 +86,10 @@ class Unavailable(StoreError):
 
 
 class Halted(Unavailable):
-    """The file is damaged, was removed or replaced, or somebody else writes it: until a person has looked after it and
-    the process was started anew nothing more is acknowledged. Senders keep what they have and come again.
+    """Error for a database file that is damaged, removed, replaced, or written by another process.
+
+    The store acknowledges nothing more until an operator has repaired the file and restarted the process. Senders
+    keep their data and retry.
     """
 
     def __init__(self, message: str, retry_after: float = 30.0) -> None:
@@ -93,7 +98,7 @@ class Halted(Unavailable):
 
 @contextmanager
 def require_extra(extra: str, what: str) -> Iterator[None]:
-    """Imports of `what`, which come with an extra: a missing one is told together with what to install.
+    """Add the install command to the error of an import inside the block; `what` is the feature that needs the extra.
 
     Raises `ModuleNotFoundError` with the name of the missing module, as the import itself would.
     """

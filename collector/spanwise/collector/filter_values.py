@@ -15,11 +15,12 @@ BOOLEAN_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": Fals
 
 
 def parse_time(text: str, now_ns: int | None = None) -> int:
-    """Nanoseconds since the epoch: nine digits or more as they are, a duration ago, or an ISO date or time.
+    """Return nanoseconds since the epoch from a number, a duration before now, or an ISO date or time.
 
-    Raises `ValueError`, also for what is too far away for a signed number of 64 bits (the year 2262).
+    Nine digits or more are nanoseconds. Raises `ValueError`, also for times outside of 64-bit nanoseconds (year
+    2262).
     """
-    if text.isdecimal() and len(text) > 8:  # eight digits are a date without its dashes
+    if text.isdecimal() and len(text) > 8:  # eight digits are a date without dashes
         return _check_int64(int(text), text)
     if DURATION_PATTERN.fullmatch(text):
         return _check_int64((time.time_ns() if now_ns is None else now_ns) - parse_duration(text), text)
@@ -30,17 +31,23 @@ def parse_time(text: str, now_ns: int | None = None) -> int:
 
 
 def datetime_to_ns(time: datetime) -> int:
-    """A time of Python's, to the microsecond; without a time zone it is of this machine's. Raises `ValueError`."""
+    """Convert a `datetime` to nanoseconds, exact to the microsecond; a naive one is in local time.
+
+    Raises `ValueError` for times outside of 64-bit nanoseconds.
+    """
     return _check_int64(round(time.timestamp() * 1_000_000) * 1000, str(time))
 
 
 def parse_time_or_ns(text: str) -> int:
-    """As `moment`; any whole number is one of nanoseconds. Raises `ValueError`."""
+    """Return nanoseconds since the epoch like `parse_time`, but read every whole number as nanoseconds.
+
+    Raises `ValueError`.
+    """
     return _check_int64(int(text), text) if text.removeprefix("-").isdecimal() else parse_time(text)
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of a duration such as `30d`. Raises `ValueError`."""
+    """Return the nanoseconds of a duration such as `30d`. Raises `ValueError`."""
     match = DURATION_PATTERN.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is no duration; write 90s, 30m, 1h, 7d or 2w")
@@ -48,7 +55,7 @@ def parse_duration(text: str) -> int:
 
 
 def parse_bound(text: str) -> float | str:
-    """What feedback is compared with: a number, true and false as 1 and 0, else a label."""
+    """Return the value to compare feedback with: a number, true and false as 1 and 0, otherwise a label."""
     if text.lower() in ("true", "false"):
         return float(text.lower() == "true")
     try:
@@ -58,8 +65,9 @@ def parse_bound(text: str) -> float | str:
 
 
 def parse_comparison(name: str, text: str) -> tuple[str, float]:
-    """`">=200"`, or a number alone for one that is equal; which latency, to the nanosecond, is not. Raises
-    `ValueError`.
+    """Parse `">=200"`, or a bare number as equality.
+
+    Raises `ValueError`, also for a bare latency, because no latency equals a number to the nanosecond.
     """
     bare = text[:1] not in "<>=!"
     _, operator, number = _split_comparison(name, "=" + text if bare else text)
@@ -71,20 +79,20 @@ def parse_comparison(name: str, text: str) -> tuple[str, float]:
 
 
 def equality_comparison(name: str, value: float) -> tuple[str, float]:
-    """The comparison that a number alone says. Raises `ValueError` for a latency."""
+    """Return the comparison for a bare number: equality. Raises `ValueError` for a latency."""
     if name == "latency_ms":
         raise ValueError(f"no trace takes {value:g} ms to the nanosecond; write latency_ms>={value:g}, or <, or ==")
     return "=", float(value)
 
 
 def parse_feedback(text: str) -> tuple[str, str, float | str]:
-    """`"concise<0.5"`. Raises `ValueError`."""
+    """Parse a feedback condition such as `"concise<0.5"`. Raises `ValueError`."""
     key, operator, value = _split_comparison("feedback", text)
     return key, operator, parse_bound(value)
 
 
 def parse_metadata(text: str) -> dict[str, str]:
-    """`"tenant=t1"` or `"tenant:t1"`: the first of both marks ends the key. Raises `ValueError`."""
+    """Parse `"tenant=t1"` or `"tenant:t1"`; the first `=` or `:` ends the key. Raises `ValueError`."""
     match = re.fullmatch("([^:=]*)[:=](.*)", text, re.DOTALL)
     if not match:
         raise ValueError(f"metadata {text!r} is no pair; write it like tenant=t1")
@@ -92,14 +100,14 @@ def parse_metadata(text: str) -> dict[str, str]:
 
 
 def parse_bool(text: str) -> bool:
-    """`"true"`, `"no"`. Raises `ValueError`."""
+    """Parse `"true"`, `"no"` and the like. Raises `ValueError`."""
     if text.lower() not in BOOLEAN_WORDS:
         raise ValueError(f"complete={text!r} is neither true nor false")
     return BOOLEAN_WORDS[text.lower()]
 
 
 def metadata_text(value: Any) -> str:
-    """A value of metadata as it is compared: as JSON says it."""
+    """Return a metadata value as the text that conditions compare: booleans are `true` and `false`, as in JSON."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

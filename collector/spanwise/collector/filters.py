@@ -1,9 +1,9 @@
 """Trace filter: conditions, validation, and the grammar of query strings and command lines.
 
 In a query string: `name=answer&feedback=concise<0.5&latency_ms>=200&tags=a&tags=b`. On a command line, one term each:
-`name=answer 'feedback=concise<0.5' 'latency_ms>=200' metadata.tenant=t1 since=1h` and words to be found in inputs or
-outputs. `since` and `until` take a duration (`90s`, `30m`, `1h`, `7d`, `2w`: so long ago) or an ISO date or time (in
-the time zone of the machine that reads it, unless it says which).
+`name=answer 'feedback=concise<0.5' 'latency_ms>=200' metadata.tenant=t1 since=1h`, and words to search for in inputs
+and outputs. `since` and `until` take a duration before now (`90s`, `30m`, `1h`, `7d`, `2w`) or an ISO date or time. A
+time without a zone is in the time zone of the machine that parses it.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ OPERATORS: tuple[Operator, ...] = ("<", "<=", "=", "!=", ">=", ">")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Conditions on traces; all that are given must hold.
+    """Conditions on traces; all given conditions must hold.
 
-    `name`, `kind` and `status` hold when the root run has them; `any_name` and `any_kind` when some run has.
-    `latency_ms`, `tokens` and `cost` speak of the whole trace. `feedback` is a tuple of `(key, operator, value)` over
-    the newest feedback of the trace and its spans; `missing` names keys for which there is no score.
-    `failed` and `skipped` name keys whose newest outcome is an error or a skip, `untried` those with no outcome at all.
+    The conditions `name`, `kind` and `status` apply to the root run; `any_name` and `any_kind` to at least one
+    run. The conditions `latency_ms`, `tokens` and `cost` apply to the whole trace. A condition of `feedback` is
+    `(key, operator, value)`, compared with the newest feedback of the trace and its spans. The lists `missing`,
+    `failed`, `skipped` and `untried` hold feedback keys: without a score, with an error or a skip as the newest
+    outcome, and without any outcome.
 
-    Evaluators' own traces (the root run is of kind "evaluator", and belongs to no experiment) pass only a filter that
-    asks for them, by `kind`, `any_kind="evaluator"` or `trace_ids`: no list, sum or chart has them otherwise, and what
-    judges cost is in no total of the application. Deletion alone takes them with the others.
+    Evaluators' own traces (root run of kind "evaluator", not part of an experiment) pass only a filter that asks for
+    them by `kind`, `any_kind="evaluator"` or `trace_ids`. Otherwise they appear in no list, total or chart, so the
+    cost of judges is in no total of the application. Only deletion always includes them.
     """
 
     project: str | None = None
     environment: str | None = None
-    since_ns: int | None = None  # trace starts at or after
-    until_ns: int | None = None  # trace starts before
+    since_ns: int | None = None  # traces that start at or after this
+    until_ns: int | None = None  # traces that start before this
     name: str | None = None
     kind: str | None = None
     any_name: str | None = None
     any_kind: str | None = None
-    status: str | None = None  # "error", "cancelled"; "ok": every other; "unset": those without a status
-    error: str | None = None  # words of the error's text
-    model: str | None = None  # some run used this model
+    status: str | None = None  # "error", "cancelled", "ok" (neither of these), or "unset" (no status)
+    error: str | None = None  # words that the error text contains
+    model: str | None = None  # at least one run used this model
     latency_ms: Comparison | None = None
     tokens: Comparison | None = None
     cost: Comparison | None = None
-    tags: tuple[str, ...] = ()  # all of them
+    tags: tuple[str, ...] = ()  # the trace has all of these
     metadata: Mapping[str, str] = field(default_factory=dict)  # key: value as text
     session: str | None = None
     user: str | None = None
@@ -69,11 +70,11 @@ class Filter:
     experiments: tuple[str, ...] | None = None  # any of these ids
     dataset: str | None = None  # name of the dataset of the trace's experiment
     example: str | None = None
-    complete: bool | None = None  # what the summary says: a trace of which something was dropped is not
+    complete: bool | None = None  # as in the trace summary: false if something was dropped
     trace_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.status is not None and self.status not in STATUSES:  # every trace without an error would pass
+        if self.status is not None and self.status not in STATUSES:  # otherwise every trace without an error would pass
             raise ValueError(f"the status of a trace is one of {', '.join(STATUSES)}, not {self.status!r}")
         for name in LIMITED_CONDITIONS:
             value = getattr(self, name)
@@ -83,20 +84,21 @@ class Filter:
 
     @property
     def leaves_out_judgements(self) -> bool:
-        """Whether evaluators' own traces do not pass, as nothing asks for them."""
+        """Return whether evaluators' own traces are excluded because no condition asks for them."""
         asked = self.kind is not None or self.any_kind == EVALUATOR_KIND or self.trace_ids is not None
-        return not (asked or self.experiment or self.experiments is not None)  # a trace of an experiment is none
+        # no evaluator's own trace is in an experiment
+        return not (asked or self.experiment or self.experiments is not None)
 
 
-EVALUATOR_KIND = "evaluator"  # the kind of run that is a judgement
+EVALUATOR_KIND = "evaluator"  # run kind of evaluators' own traces
 STATUSES = get_args(Status)
-CONDITION_ALIASES = {"tag": "tags"}  # read wherever names of conditions are
+CONDITION_ALIASES = {"tag": "tags"}  # accepted wherever condition names are parsed
 LIST_CONDITIONS = ("tags", "missing", "untried", "failed", "skipped", "trace_ids", "experiments")
 LIMITED_CONDITIONS = ("tags", "metadata", "feedback", "missing", "untried", "failed", "skipped", "error", "text")
 MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = (
     450,
     100,
-)  # conditions of one name, and words: each is a part of one question to the database
+)  # values per condition, and words: each adds a clause to the SQL query
 COMPARED_CONDITIONS = ("latency_ms", "tokens", "cost")
 
 
@@ -107,11 +109,11 @@ def _count_members(value: Any) -> int:
 
 
 def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:
-    """A filter with further conditions by name, in the short forms that people write.
+    """Return a filter with further conditions by name, in their short forms.
 
-    A value is of the field's type, or the text that a query string has: `since="1h"`, `latency_ms=">200"`,
-    `feedback="concise<0.5"`. One text stands for a list of one, one `(key, operator, value)` for a tuple of one, and a
-    plain number for an equality. Raises `ValueError` for a name that is no condition, or a value that cannot be one.
+    A value has the field's type, or is the text of a query string, such as `since="1h"`, `latency_ms=">200"` or
+    `feedback="concise<0.5"`. A single text is a list of one, a single condition on feedback a tuple of one, and
+    a plain number an equality. Raises `ValueError` for an unknown condition or an invalid value.
     """
     given = dict(parse_condition(name, value) for name, value in (conditions or {}).items())
     whole = filter or Filter()
@@ -119,13 +121,13 @@ def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | 
 
 
 def merge_filters(one: Filter, other: Filter) -> Filter:
-    """The conditions of both; where both have the same, the other's."""
+    """Return the conditions of both filters; `other` takes precedence."""
     given = {name: value for name in CONDITIONS if (value := getattr(other, name)) != _DEFAULTS[name]}
     return replace(one, **given) if given else one
 
 
 def filter_to_dict(filter: Filter) -> dict[str, JSON]:
-    """The conditions that a filter has, as plain values under their names, in order: `combined(None, …)` reads them."""
+    """Return the set conditions as plain values by name, sorted; `extend_filter(None, …)` reads them back."""
     given = {name: getattr(filter, name) for name in sorted(CONDITIONS)}
     return {name: _to_json(value) for name, value in given.items() if value != _DEFAULTS[name]}
 
@@ -137,7 +139,7 @@ def _to_json(value: Any) -> JSON:
 
 
 def validate_filter(filter: Filter) -> Filter:
-    """The same filter. Raises `Refused` for one that no trace can pass, whatever is stored, or that says nothing."""
+    """Return the filter unchanged. Raises `Refused` if no trace can ever pass it, or if a condition is empty."""
     if None not in (filter.since_ns, filter.until_ns) and cast(int, filter.since_ns) >= cast(int, filter.until_ns):
         raise Refused("until is not after since, so that no trace starts between them; name a later one")
     for name in COMPARED_CONDITIONS:
@@ -178,14 +180,20 @@ def _check_feedback(key: str, operator: Operator, value: float | str) -> None:
 
 
 def validate_deletion_filter(filter: Filter) -> Filter:
-    """As `askable`. Raises `Refused` for one that says nothing: what passes it is about to be deleted."""
+    """Validate a filter whose traces are about to be deleted.
+
+    Raises `Refused` as `validate_filter`, and for an empty filter.
+    """
     if filter == Filter():
         raise Refused("an empty filter would delete every trace; name at least one condition")
     return validate_filter(filter)
 
 
 def validate_rule_filter(filter: Filter) -> Filter:
-    """The same filter. Raises `Refused` for one that a trace may pass later though nothing was written meanwhile."""
+    """Return the filter unchanged.
+
+    Raises `Refused` for `complete`, because it can change without a write to the trace.
+    """
     if filter.complete is not None:
         raise Refused(
             "`complete` changes with time alone, which nothing tells; rules wait for whole traces by themselves"
@@ -193,25 +201,29 @@ def validate_rule_filter(filter: Filter) -> Filter:
     return filter
 
 
-# What SQLite's unicode61 takes for one word; a few letters of New Tai Lue and Vedic it knows as marks between words.
+# Matches the word boundaries of SQLite's unicode61 tokenizer. It treats a few letters of New Tai Lue and Vedic as
+# separators.
 _WORD_PATTERN = re.compile(r"([^\W_\u19b0-\u19c9\u1cf2]+)(\*?)")
 
 
 def parse_search_terms(text: str) -> list[tuple[str, str]]:
-    """The words that a text condition asks for, all of them, and `*` after one that stands for a beginning."""
+    """Return the words of a text condition, each with "*" if it is a prefix; all of them must match."""
     return _WORD_PATTERN.findall(unicodedata.normalize("NFC", text))
 
 
 def unknown_condition_error(name: str) -> ValueError:
-    """What to raise for a name that is no condition: the one that was meant, or all that there are."""
-    from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, which only a mistake should cost
+    """Return the error for an unknown condition name; it suggests a similar name, or lists all names."""
+    from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, so import it only for errors
 
     near = did_you_mean(name, (*NAMES, *CONDITIONS), form=": {}")
     return ValueError(f"{name!r} is no condition on traces{near or '; there are ' + ', '.join(NAMES)}")
 
 
 def parse_condition(name: str, value: Any) -> tuple[str, Any]:
-    """A field and its value there, of one condition: see `combined`. Raises `ValueError`."""
+    """Return the field of `Filter` and its value for one condition, in the forms of `extend_filter`.
+
+    Raises `ValueError`.
+    """
     field = FIELDS.get(name, name)
     if field not in CONDITIONS:
         raise unknown_condition_error(name)
@@ -311,12 +323,13 @@ def _check_operator(name: str, operator: str) -> Operator:
 
 _OPERATOR_TUPLES = [(operator,) for operator in OPERATORS]
 CONDITIONS = tuple(condition.name for condition in fields(Filter))
-NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # as people write them
-FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | CONDITION_ALIASES  # by these names
+NAMES = tuple(name.removesuffix("_ns") for name in CONDITIONS)  # names as users write them
+FIELDS = dict(zip(NAMES, CONDITIONS, strict=True)) | CONDITION_ALIASES  # by the names that users write
 _DEFAULTS = {name: getattr(Filter(), name) for name in CONDITIONS}
-_NON_EMPTY_CONDITIONS = ("session", "user", "dataset", "example")  # none of them is kept as an empty text
-_NAME_LIST_CONDITIONS = ("missing", "untried", "failed", "skipped", "trace_ids")  # of feedback's keys, and of ids
-_READERS: Mapping[str, Callable[[str, Any], Any]] = {  # of all fields that are no text
+_NON_EMPTY_CONDITIONS = ("session", "user", "dataset", "example")  # the store never holds these as an empty text
+# lists of feedback keys, and of trace ids
+_NAME_LIST_CONDITIONS = ("missing", "untried", "failed", "skipped", "trace_ids")
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {  # all fields that are not plain text
     **dict.fromkeys(LIST_CONDITIONS, _parse_texts),
     **dict.fromkeys(COMPARED_CONDITIONS, _parse_comparison_condition),
     **dict.fromkeys(("since_ns", "until_ns"), _parse_moment),
@@ -326,23 +339,23 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {  # of all fields that are 
 }
 
 
-Condition: TypeAlias = tuple[str, Any]  # a field of `Filter`, and its value there: a list of one, where it is a list
+Condition: TypeAlias = tuple[str, Any]  # a field of `Filter` and its value; list fields have a list of one
 
 TERM_PATTERN = re.compile(
     rf"(?P<name>[a-z_]+)(?:\.(?P<key>[^<>=!]+))?(?P<operator>{filter_values.OPERATOR_ALTERNATIVES})(?P<value>.*)",
     re.DOTALL,
 )
 OPERATOR_PATTERN = re.compile(r"[<>=!.]")
-CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "metadata")  # fields whose conditions add up
+CUMULATIVE_CONDITIONS = (*LIST_CONDITIONS, "feedback", "metadata")  # repeated conditions on these fields accumulate
 
 
 def filter_from_items(items: Iterable[tuple[str, str]]) -> Filter:
-    """The filter that pairs of a name and a text say. Raises `ValueError`, naming the pair."""
+    """Parse a filter from pairs of a name and a text. Raises `ValueError` that names the pair."""
     return join_conditions(parse_item(name, text) for name, text in items)
 
 
 def parse(terms: Iterable[str]) -> Filter:
-    """The filter that terms of a command line say. Raises `ValueError`, naming the term."""
+    """Parse a filter from terms of a command line. Raises `ValueError` that names the term."""
     terms = list(terms)
     words = [word for word in terms if not TERM_PATTERN.fullmatch(word)]
     conditions = [parse_term(text) for text in terms if TERM_PATTERN.fullmatch(text)]
@@ -350,9 +363,9 @@ def parse(terms: Iterable[str]) -> Filter:
 
 
 def join_conditions(conditions: Iterable[Condition]) -> Filter:
-    """The filter in which all of them hold: lists and metadata add up, of anything else the last counts.
+    """Return the filter in which all conditions hold: lists and metadata accumulate, otherwise the last one counts.
 
-    Raises `ValueError` for a name that is no condition.
+    Raises `ValueError` for an unknown condition name.
     """
     together: dict[str, Any] = {}
     for name, value in conditions:
@@ -363,14 +376,14 @@ def join_conditions(conditions: Iterable[Condition]) -> Filter:
 
 
 def parse_item(name: str, text: str) -> Condition:
-    """What one pair of a query string says. Raises `ValueError`, naming the pair."""
-    if OPERATOR_PATTERN.search(name):  # `latency_ms>=5` splits at its "="
+    """Parse one pair of a query string. Raises `ValueError` that names the pair."""
+    if OPERATOR_PATTERN.search(name):  # `latency_ms>=5` is split at its "="
         return parse_term(name if not text and TERM_PATTERN.fullmatch(name) else f"{name}={text}")
     return parse_condition(name, text)
 
 
 def parse_term(text: str) -> Condition:
-    """What one term of a command line says. Raises `ValueError`, naming the term."""
+    """Parse one term of a command line. Raises `ValueError` that names the term."""
     match = TERM_PATTERN.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is no condition, such as name=answer or latency_ms>200")
@@ -383,10 +396,10 @@ def parse_term(text: str) -> Condition:
 
 
 def filter_to_items(filter: Filter) -> list[tuple[str, str]]:
-    """The pairs that say a filter: `to_filter` of them is the filter again.
+    """Return the query string pairs of a filter; `to_filter` parses them back.
 
-    What the grammar cannot say does not survive: a comparison within a key of feedback or metadata, a label of
-    feedback that reads as a number, and an empty list of `experiments`.
+    Not everything survives, because the grammar cannot express it: a comparison sign in a key of feedback or
+    metadata, a feedback label that reads as a number, and an empty list of `experiments`.
     """
     return [(name, text) for field in CONDITIONS for name, text in _condition_items(field, getattr(filter, field))]
 
@@ -405,14 +418,14 @@ def _condition_items(field: str, value: Any) -> Iterator[tuple[str, str]]:
             yield (field, said) if plain else (f"metadata.{key}", metadata_text(text))
     elif field in COMPARED_CONDITIONS:
         yield field, f"{value[0]}{value[1]!r}"
-    elif field in ("since_ns", "until_ns"):  # few digits are a date
+    elif field in ("since_ns", "until_ns"):  # a number of few digits would be read as a date
         yield field.removesuffix("_ns") if value >= 10**8 else field, str(value)
     else:
         yield field, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def condition_field(name: str) -> str | None:
-    """The field of `Filter` that the name of a pair speaks of; None for a name that is no condition."""
+    """Return the field of `Filter` that a pair's name refers to; None for an unknown condition."""
     first = OPERATOR_PATTERN.split(name, maxsplit=1)[0]
     field = FIELDS.get(first, first)
     return field if field in CONDITIONS else None

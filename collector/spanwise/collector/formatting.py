@@ -1,6 +1,6 @@
 """Human-readable formatting of numbers, durations, times and error messages.
 
-Moments are nanoseconds since the epoch, shown in the time zone of the machine that shows them.
+Times are nanoseconds since the epoch, shown in the local time zone of the machine.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from math import floor, log10
 
 from spanwise.collector.records import Experiment
 
-HEARTBEAT_TIMEOUT_NS = (
-    60_000_000_000  # after which an experiment that gave signs of life every few seconds is taken to have died
-)
+HEARTBEAT_TIMEOUT_NS = 60_000_000_000  # an experiment without a heartbeat for this long is taken to have died
 _SECOND = 1_000_000_000
 
 
 def duration(ns: int | float | None) -> str:
-    """Nanoseconds as "12 µs", "0.4 ms", "820 ms", "1.24 s", "2 m 03 s" or "1 h 02 m"; "–" for None."""
+    """Format nanoseconds as "12 µs", "0.4 ms", "820 ms", "1.24 s", "2 m 03 s" or "1 h 02 m"; "–" for None."""
     if ns is None:
         return "–"
     if 0 < ns < 100_000:
@@ -35,12 +33,15 @@ def duration(ns: int | float | None) -> str:
 
 
 def milliseconds(ms: float | None) -> str:
-    """The same from milliseconds."""
+    """Format milliseconds like `duration`."""
     return duration(None if ms is None else ms * 1e6)
 
 
 def when(ns: int) -> str:
-    """A moment as "01:52:03" today, "21 Nov 01:52" this year, else "21 Nov 2025"; the number if no calendar has it."""
+    """Format a time as "01:52:03" today, "21 Nov 01:52" this year, else "21 Nov 2025".
+
+    A time that the calendar cannot represent is formatted as its number of nanoseconds.
+    """
     moment = _local_time(ns)
     if moment is None:
         return f"{ns} ns"
@@ -51,24 +52,24 @@ def when(ns: int) -> str:
 
 
 def date_and_time(ns: int) -> str:
-    """A moment with its whole date, as "2026-11-21 01:52:03", for lists and logs."""
+    """Format a time with its full date, as "2026-11-21 01:52:03", for lists and logs."""
     moment = _local_time(ns)
     return moment.isoformat(sep=" ", timespec="seconds")[:19] if moment else f"{ns} ns"
 
 
 def iso(ns: int) -> str:
-    """A moment with date, milliseconds and time zone, for tooltips."""
+    """Format a time with date, milliseconds and time zone, for tooltips."""
     moment = _local_time(ns)
     return moment.isoformat(sep=" ", timespec="milliseconds") if moment else f"{ns} ns"
 
 
 def utc(ns: int) -> str:
-    """A moment to the nanosecond, as "2026-11-21T01:52:03.000000001Z", for programs and SQL."""
+    """Format a time to the nanosecond, as "2026-11-21T01:52:03.000000001Z", for programs and SQL."""
     return f"{datetime.fromtimestamp(ns // _SECOND, UTC):%Y-%m-%dT%H:%M:%S}.{ns % _SECOND:09d}Z"
 
 
 def ago(ns: int) -> str:
-    """How long before now: "just now", "3 min ago", "2 d ago"; "in the future" when a clock is wrong."""
+    """Format the time elapsed until now: "just now", "3 min ago", "2 d ago"; "in the future" if a clock is wrong."""
     seconds = time.time() - ns / 1e9
     if seconds < -5:
         return "in the future"
@@ -79,9 +80,10 @@ def ago(ns: int) -> str:
 
 
 def standing(experiment: Experiment) -> str:
-    """Whether an experiment is "running", "finished" or "interrupted", or since when it gives no sign of life.
+    """Format the state of an experiment: "running", "finished", "interrupted", or the time of its last heartbeat.
 
-    Only what was seen lately runs. A sign that is dated later than now, by a clock that was or is wrong, tells nothing.
+    Only an experiment with a recent heartbeat is running. A heartbeat in the future comes from a wrong clock and
+    proves nothing.
     """
     if experiment.status != "running":
         return experiment.status
@@ -93,52 +95,52 @@ def standing(experiment: Experiment) -> str:
 
 
 def zone() -> str:
-    """The name of this machine's time zone, such as "UTC" or "CET"."""
+    """Return the name of this machine's time zone, such as "UTC" or "CET"."""
     return datetime.now().astimezone().tzname() or "local time"
 
 
 def number(value: float | bool | None) -> str:
-    """A score: at most three significant digits below 1000, whole numbers above, true and false as words."""
+    """Format a score: at most three significant digits below 1000, whole numbers above, booleans as words."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "true" if value else "false"
     if abs(value) < 1e15 and value == int(value):
         return f"{int(value):,}"
-    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:.3g}"  # three digits of 999.9 are 1e+03
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:.3g}"  # ".3g" of 999.9 would be 1e+03
 
 
 def signed(value: float) -> str:
-    """A difference, always with its sign."""
+    """Format a difference, always with its sign."""
     return "±0" if abs(value) < 5e-7 else ("+" if value > 0 else "−") + number(abs(value))
 
 
 def count(value: int) -> str:
-    """A count: exact below 10,000, else "12.3k" or "4.56M"."""
+    """Format a count: exact below 10,000, else "12.3k" or "4.56M"."""
     if value < 10_000:
         return f"{value:,}"
     return f"{value / 1e3:.1f}k" if value < 1_000_000 else f"{value / 1e6:.2f}M"
 
 
 def percent(part: float, whole: float) -> str:
-    """A share, "0 %" when there is nothing to share."""
+    """Format a share in percent; "0 %" if the whole is 0."""
     share = 100 * part / whole if whole else 0.0
     return f"{share:.1f} %" if 0 < share < 10 else f"{share:.0f} %"
 
 
 def cost(usd: float | None) -> str:
-    """US dollars, with two significant digits when small; "" if unknown."""
+    """Format US dollars, with two significant digits if small; "" if unknown."""
     if usd is None:
         return ""
     if usd >= 0.1 or usd == 0:
         return f"${usd:,.2f}"
-    if 0 < usd < 0.0001:  # 8e-05 is no price
+    if 0 < usd < 0.0001:  # avoid scientific notation such as 8e-05
         return f"${usd:.{min(12, 1 - floor(log10(usd)))}f}"
     return f"${usd:.2g}"
 
 
 def characters(length: int) -> str:
-    """A length of text."""
+    """Format a text length in characters."""
     if length < 1000:
         return f"{length} characters"
     return f"{length / 1e3:.1f}k characters" if length < 1_000_000 else f"{length / 1e6:.1f}M characters"
@@ -152,7 +154,7 @@ def _local_time(ns: int) -> datetime | None:
 
 
 def first_line(text: str, longest: int = 160) -> str:
-    """The first line of an error or of another text, cut off where it gets long (characters)."""
+    """Return the first line of an error or another text, truncated to `longest` characters."""
     line = text.strip().split("\n", 1)[0]
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
@@ -161,7 +163,7 @@ _STACK_TRACE_PATTERN = re.compile(r"Traceback \(most recent call last\):|^ {4}at
 
 
 def split_stack(message: str) -> tuple[str, str]:
-    """Split an error's message before a stack trace of Python or JavaScript; a trace alone is a message."""
+    """Split an error's message before a Python or JavaScript stack trace; a bare stack trace is the message itself."""
     found = _STACK_TRACE_PATTERN.search(message)
     before = message[: found.start()].rstrip() if found else ""
     return (before, message[found.start() :]) if found and before else (message, "")
@@ -176,7 +178,10 @@ _UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{
 
 
 def error_group(error: str | None) -> str | None:
-    """Return an error's first line (300 characters at most) without addresses, task and thread numbers, and UUIDs."""
+    """Return the first line of an error without addresses, task and thread numbers, and UUIDs.
+
+    The result has at most 300 characters.
+    """
     if not error:
         return None
     line = error.lstrip().partition("\n")[0][: 4 * _MAX_GROUP_LENGTH]

@@ -1,8 +1,8 @@
-"""Names from before the product was renamed from Assay to Spanwise.
+"""Conversion of names from before the product was renamed from Assay to Spanwise.
 
-Files of that time hold them: databases, spools, exports, caches. They are translated when such a file is converted or
-read; nothing writes them. Hashes of rules and of what they have scored are computed over the former names, so that
-they stay the same and nothing is scored again.
+Databases, spools, exports and caches of that time contain the former names. They are translated when such a file is
+converted or read, and never written. Hashes of rules and of scored cases are computed over the former names. They
+stay the same, so nothing is scored again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spanwise.collector.records import JSON, Feedback, Run
 
 FORMER: Final = "assay"
 PRESENT: Final = "spanwise"
-# What followed the product's name in attributes and in names of log events. Others that begin with it are the users'.
+# Suffixes of attribute names and log event names; other names with the product's prefix belong to users.
 _SUFFIXES = (
     "attempt awaits calls.sent cancelled cost cost.unknown derived documents exact example example.id experiment.id"
     " feedback.author feedback.boolean feedback.document feedback.error feedback.evaluator feedback.id"
@@ -27,7 +27,7 @@ _SUFFIXES = (
     " stream.closed usage.estimated via"
 ).split()
 ATTRIBUTES: Final = {f"{FORMER}.{suffix}": f"{PRESENT}.{suffix}" for suffix in _SUFFIXES}
-# The two that the collector itself writes in the metadata of feedback; the rest of it is the users'
+# The two keys that the collector itself writes into feedback metadata; all others belong to users.
 METADATA: Final = {name: ATTRIBUTES[name] for name in (f"{FORMER}.sent.created_ns", f"{FORMER}.via")}
 _BACK = {present: former for former, present in ATTRIBUTES.items()}
 _IN_SOURCE = re.compile(
@@ -41,7 +41,7 @@ def present_names(attributes: Mapping[str, JSON], names: Mapping[str, str] = ATT
     """Return attributes under the present names; the same object if there is nothing to rename."""
     if names.keys().isdisjoint(attributes):
         return attributes
-    # where both names are present, the former one stays as it is
+    # if both names are present, the former one is kept
     return {
         name if (other := names.get(name)) is None or other in attributes else other: value
         for name, value in attributes.items()
@@ -49,12 +49,12 @@ def present_names(attributes: Mapping[str, JSON], names: Mapping[str, str] = ATT
 
 
 def former_names(attributes: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Return attributes under the names that hashes are computed over."""
+    """Return attributes under the former names, which hashes are computed over."""
     return present_names(attributes, _BACK)
 
 
 def present_run(run: Run) -> Run:
-    """Return a run with the present names of its attributes and of its resource's."""
+    """Return a run with the present names in its attributes and in its resource's attributes."""
     attributes, resource = present_names(run.attributes), present_names(run.resource)
     if attributes is run.attributes and resource is run.resource:
         return run
@@ -68,15 +68,15 @@ def present_feedback(feedback: Feedback) -> Feedback:
 
 
 def former_source(text: str) -> str:
-    """Return the source text of a user's code as it was before its imports and attribute names were renamed."""
+    """Return the source text of a user's code with the former names in its imports and attribute names."""
     return _IN_SOURCE.sub(FORMER, text) if PRESENT in text else text
 
 
 def former_identifiers(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in compiled code, such as `spanwise` and `spanwise.tracer`, likewise."""
+    """Return identifiers of compiled code, such as `spanwise` and `spanwise.tracer`, under the former names."""
     return tuple(FORMER + name[len(PRESENT) :] if name == PRESENT else former_source(name) for name in names)
 
 
 def is_own_scope(scope: str) -> bool:
-    """Return whether an instrumentation scope is that of our tracer, under either name."""
+    """Return whether an instrumentation scope is that of Spanwise's tracer, under either name."""
     return scope.partition(".")[0] in (PRESENT, FORMER)

@@ -50,13 +50,13 @@ METRIC_HELP = {
 
 
 class Histogram:
-    """Counts by upper bound, and their sum."""
+    """Prometheus histogram: counts by upper bound, and the sum of all values."""
 
     def __init__(self) -> None:
         self.counts, self.sum = [0] * (len(HISTOGRAM_BUCKETS) + 1), 0.0
 
     def lines(self, name: str, labels: Labels) -> Iterable[str]:
-        """Cumulative buckets, sum and count."""
+        """Yield the lines of the text format: cumulative buckets, sum and count."""
         total = 0
         for bound, count in zip((*map(str, HISTOGRAM_BUCKETS), "+Inf"), self.counts, strict=True):
             total += count
@@ -75,14 +75,14 @@ class Metrics:
         self._gauges: dict[str, dict[Labels, Callable[[], float]]] = {}
 
     def add(self, name: str, amount: float, **labels: str) -> None:
-        """Count up."""
+        """Increment a counter."""
         key = tuple(labels.items())
         with self._lock:
             series = self._counters.setdefault(name, {})
             series[key] = series.get(key, 0) + amount
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Put a duration in seconds into a histogram."""
+        """Add a duration in seconds to a histogram."""
         key = tuple(labels.items())
         with self._lock:
             series = self._histograms.setdefault(name, {})
@@ -91,16 +91,16 @@ class Metrics:
             histogram.sum += value
 
     def gauge(self, name: str, read: Callable[[], float], **labels: str) -> None:
-        """Have a value read whenever somebody asks."""
+        """Register a gauge; `read` is called on every scrape."""
         self._gauges.setdefault(name, {})[tuple(labels.items())] = read
 
     def value(self, name: str, **labels: str) -> float:
-        """A counter's value; without labels the sum of its series."""
+        """Return the value of a counter; without labels, the total of its series."""
         series = self._counters.get(name, {})
         return series.get(tuple(labels.items()), 0) if labels else sum(series.values())
 
     def text(self, extra: Mapping[str, float] | None = None) -> str:
-        """Everything, with further gauges."""
+        """Return all metrics in Prometheus' text format, with the `extra` gauges."""
         with self._lock:
             lines = [*self._counter_lines(), *self._histogram_lines()]
         lines += self._gauge_lines()
@@ -128,7 +128,7 @@ class Metrics:
 
 
 def format_gauge(name: str, help: str, values: Iterable[tuple[Labels, float]]) -> Iterable[str]:
-    """One gauge with labels, described."""
+    """Yield the lines of one gauge with its description and labelled values."""
     yield f"# HELP {name} {help}"
     yield f"# TYPE {name} gauge"
     for labels, value in values:
@@ -151,7 +151,7 @@ def _escape_label(value: str) -> str:
 
 
 RULE_CACHE_S = 5.0
-MAX_METRIC_RULES, MAX_METRIC_EVALUATORS = 100, 20  # at most so many series of each kind: all rules, and of each rule
+MAX_METRIC_RULES, MAX_METRIC_EVALUATORS = 100, 20  # limits on the number of series: rules, and evaluators per rule
 _RULE_METRIC_HELP = {
     "spanwise_rule_targets": "Traces of a rule's version in force, by verdict; each counts once.",
     "spanwise_rule_behind_changes": "Changes of traces that a rule has not decided on yet.",
@@ -170,13 +170,13 @@ Sample = tuple[str, Labels, float]
 
 
 class RuleMetrics:
-    """Text about all rules, which is kept for a few seconds: many may ask, the store is asked once."""
+    """Cache of the metrics of all rules, which limits scrapes to one query per `RULE_CACHE_S`."""
 
     def __init__(self) -> None:
         self._text, self._until = "", 0.0
 
     def text(self, store: Store) -> str:
-        """Prometheus' text format; what it was before where the store cannot say now."""
+        """Return the metrics of the rules in Prometheus' text format; the cached text if the store cannot answer."""
         if time.monotonic() >= self._until:
             with suppress(StoreError):
                 self._text = _rule_metrics_text(store.status()[:MAX_METRIC_RULES])

@@ -1,6 +1,7 @@
 """Query scheduler: concurrency limits, fair queueing and cancellation of queries from requests.
 
-There are two lanes, so that what looks at many traces does not hold up what looks at few. Health and OTLP take neither.
+Two lanes keep queries that scan many traces from blocking queries that read a few. Health checks and OTLP use
+neither.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from spanwise.collector.errors import Unavailable
 from spanwise.collector.request_context import CancellableQuery, query_context
 from spanwise.collector.security.authorization import get_access
 
-QUERY_TIMEOUT_S = 10.0  # that a question may run
-MAX_CONCURRENT_QUERIES = 7  # questions of both lanes: of the readers of a store one is left to this process itself
+QUERY_TIMEOUT_S = 10.0  # time limit of one query
+MAX_CONCURRENT_QUERIES = 7  # in both lanes; one of the store's readers stays free for this process itself
 MAX_CONCURRENT_SCANS = max(
     2, min(MAX_CONCURRENT_QUERIES - 2, os.cpu_count() or 2)
-)  # of them: more would only share the same cores
-MAX_QUEUED_QUERIES, QUEUE_TIMEOUT_S = 100, 10.0  # questions that wait in a lane at most, and seconds that one waits
+)  # more would only compete for the same cores
+MAX_QUEUED_QUERIES, QUEUE_TIMEOUT_S = 100, 10.0  # per lane
 DISCONNECT_CHECK_DELAY_S, DISCONNECT_CHECK_INTERVAL_S = (
     0.05,
     0.05,
-)  # seconds until somebody looks whether the caller is there still, and between two looks
-MAX_PENDING_RESPONSE_BYTES = 256 * 1024 * 1024  # bytes of answers together that wait to be taken
-CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request that nobody waits for any more; nobody reads it
+)  # first check whether the client has disconnected, and interval of the next ones
+MAX_PENDING_RESPONSE_BYTES = 256 * 1024 * 1024  # of all responses that clients have not read yet
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request whose client has disconnected, so no client ever sees it
 
 
 class QueryScheduler:
-    """For one event loop. `seconds`: how long a question may run, None for any time."""
+    """Scheduler of queries on one event loop. `seconds` is the time limit of one query; None means no limit."""
 
     def __init__(self, seconds: float | None = QUERY_TIMEOUT_S) -> None:
         self.seconds = seconds
@@ -46,22 +47,23 @@ class QueryScheduler:
         self._held = 0
 
     def hold(self, size: int) -> bool:
-        """Count the bytes of an answer that is being sent; False where others hold too many already."""
+        """Reserve memory for a response that is being sent; return False if other responses use too much already."""
         if self._held and self._held + size > MAX_PENDING_RESPONSE_BYTES:
             return False
         self._held += size
         return True
 
     def let_go(self, size: int) -> None:
-        """They have been sent, or never will be."""
+        """Release the memory of a response that was sent or dropped."""
         self._held -= size
 
     async def answer(
         self, request: Request, work: Callable[[], Response], *, wide: bool = False, endless: bool = False
     ) -> Response:
-        """What `work` makes, in a thread, when it is this request's turn. `endless`: it bounds itself.
+        """Run `work` in a thread as soon as its lane has room, and return its response.
 
-        Raises what it raises, and `Unavailable` where there are too many.
+        A `wide` query scans many traces. An `endless` one limits its own run time. Raises the errors of `work`, and
+        `Unavailable` if the queue is full or the wait too long.
         """
         caller, lane = _Caller(request), self._wide if wide else self._narrow
         try:
@@ -79,7 +81,7 @@ class QueryScheduler:
 
 
 class _Caller:
-    """Who asks, and whether they wait still, which is found out from the moment that somebody wants to know."""
+    """Client of a request. The connection is watched only from the first access to `gone`."""
 
     def __init__(self, request: Request) -> None:
         access = get_access(request.scope)
@@ -90,7 +92,7 @@ class _Caller:
 
     @property
     def gone(self) -> asyncio.Task[None]:
-        """Done when the connection is."""
+        """Return a task that is done when the client has disconnected."""
         if self._gone is None:
             self._gone = asyncio.ensure_future(self._leaves())
         return self._gone
@@ -100,20 +102,23 @@ class _Caller:
             pass
 
     def forget(self) -> None:
-        """Nobody wants to know any more."""
+        """Stop watching the connection."""
         if self._gone is not None:
             self._gone.cancel()
 
 
 class FairQueue:
-    """At most `places` questions at once; those that wait come in turn, caller by caller, however many one asks."""
+    """Semaphore of `places` concurrent queries; waiting callers take turns, however many queries each of them has."""
 
     def __init__(self, places: int) -> None:
         self._free, self._waiting = places, 0
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def enter(self, caller: _Caller) -> bool:
-        """Wait for a place; False if the caller leaves before. Raises `Unavailable` where too many wait, or long."""
+        """Wait for a place; return False if the caller disconnects first.
+
+        Raises `Unavailable` if too many queries wait, or if this one waits longer than `QUEUE_TIMEOUT_S`.
+        """
         if self._free:
             self._free -= 1
             return True
@@ -125,7 +130,7 @@ class FairQueue:
         try:
             await asyncio.wait({turn, caller.gone}, timeout=QUEUE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if turn.done():  # it was its turn just now
+            if turn.done():  # the place was granted in the same moment
                 self.leave()
             raise
         finally:
@@ -138,7 +143,7 @@ class FairQueue:
         return not turn.cancelled()
 
     def leave(self) -> None:
-        """Give the place to the next caller's first question."""
+        """Pass the place on to the first query of the next caller."""
         while self._lines:
             name, line = self._lines.popitem(last=False)
             turn = line.popleft()
@@ -152,7 +157,7 @@ class FairQueue:
 
 async def _run_query(work: Callable[[], Response], question: CancellableQuery, caller: _Caller) -> Response:
     with query_context(question):
-        # A limiter of its own, which never makes it wait: the lane has done that
+        # A separate limiter that never blocks, because the lane has already limited the concurrency.
         running = asyncio.ensure_future(to_thread.run_sync(work, limiter=CapacityLimiter(1)))
     running.add_done_callback(_retrieve_exception)
     try:
@@ -163,7 +168,7 @@ async def _run_query(work: Callable[[], Response], question: CancellableQuery, c
             if question.is_over:
                 question.interrupt()
             await _wait_for_either(running, caller.gone)
-    except asyncio.CancelledError:  # the server ends
+    except asyncio.CancelledError:  # the server is shutting down
         question.leave()
         question.interrupt()
         raise
@@ -176,6 +181,6 @@ async def _wait_for_either(running: asyncio.Future[Response], gone: asyncio.Task
 
 
 def _retrieve_exception(done: asyncio.Future[Response]) -> None:
-    """Of what nobody waits for any more nobody looks why it failed."""
+    """Mark the exception of an abandoned query as retrieved, so that asyncio does not log it."""
     with suppress(asyncio.CancelledError):
         done.exception()

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> bytes:
-    """A record, or anything made of records, as JSON; what JSON cannot hold becomes the nearest that it can."""
+    """Encode a record, or a structure of records, as JSON; unsupported values become the closest JSON value."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
@@ -20,7 +20,7 @@ def encode(value: Any) -> bytes:
 
 
 def _replace_surrogates(value: Any) -> Any:
-    """The same without lone surrogates, which UTF-8 has no bytes for."""
+    """Return the value with lone surrogates replaced, because UTF-8 cannot encode them."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -33,7 +33,7 @@ def decode(kind: type[T], body: bytes | str) -> T: ...
 @overload
 def decode(kind: Any, body: bytes | str) -> Any: ...
 def decode(kind: Any, body: bytes | str) -> Any:
-    """What a body holds. Raises `ValueError`, saying where in the body the fault is."""
+    """Decode a JSON body as `kind`. Raises `ValueError` that names the position of the error in the body."""
     try:
         return _get_decoder(kind).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -41,7 +41,7 @@ def decode(kind: Any, body: bytes | str) -> Any:
 
 
 def count_items(body: bytes) -> int:
-    """How many items a list has, of which nothing is made; 0 for what is no list, and what is no JSON."""
+    """Return the number of items of a JSON list without decoding them; 0 for anything else, and for invalid JSON."""
     try:
         return len(_item_decoder.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -52,15 +52,15 @@ _item_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Plain values as what they are to be. Raises `msgspec.ValidationError`."""
-    _get_decoder(kind)  # after which msgspec knows the classes in it
+    """Convert plain values to `kind`. Raises `msgspec.ValidationError`."""
+    _get_decoder(kind)  # makes msgspec analyze the classes of `kind` under the lock
     return msgspec.convert(value, kind)
 
 
 def _to_json_value(value: Any) -> Any:
-    """Return a foreign object as JSON can hold it: numpy's scalars and arrays by value, as stores keep them."""
+    """Return a foreign object as JSON: numpy scalars and arrays by value, other objects by their `repr`."""
     if callable(getattr(type(value), "tolist", None)):
-        with suppress(Exception):  # a method of that name that does something else
+        with suppress(Exception):  # an unrelated method of the same name
             return value.tolist()
     return repr(value)
 
@@ -74,8 +74,8 @@ _decoder_lock = threading.Lock()
 def _get_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     made = _decoders.get(kind)
     if made is None:
-        # msgspec leaves what it knows of a class with the class while it is still finding out: a second thread that
-        # meets it then ends the process
+        # While msgspec analyzes a class, it stores incomplete data on that class. A second thread that finds it
+        # crashes the process.
         with _decoder_lock:
             made = _decoders[kind] = msgspec.json.Decoder(kind)
     return made

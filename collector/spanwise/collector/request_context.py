@@ -16,31 +16,31 @@ from spanwise.collector.errors import Closed, StoreError, TooSlow
 
 
 class Actor(NamedTuple):
-    """Who does something: a key's id and name, and from where it came."""
+    """Caller for the audit log: id and name of its API key, and its client address."""
 
     key: str
     name: str
     address: str
-    writes: bool = True  # or gives feedback alone
+    writes: bool = True  # False if the key may only give feedback
 
 
 CURRENT_ACTOR: ContextVar[Actor | None] = ContextVar("spanwise.acting", default=None)
 
 
 def get_current_actor() -> Actor:
-    """Who sent the request that is being answered; outside of requests the user of this process."""
+    """Return the caller of the current request; outside of requests, the user of this process."""
     return CURRENT_ACTOR.get() or Actor("", _local_user_name(), f"process {os.getpid()}")
 
 
 def _local_user_name() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's user without a name
+    except (OSError, KeyError, ImportError):  # a container user without a passwd entry
         return f"user {os.getuid()}"
 
 
 class CancellableQuery:
-    """One question to a store, asked as `what`. `seconds` from now on it may run; None: as long as it takes."""
+    """One query to a store, described by `what`. It may run for `seconds` from its creation; None means no limit."""
 
     def __init__(self, what: str, seconds: float | None) -> None:
         self.what, self.seconds = what, seconds
@@ -49,16 +49,16 @@ class CancellableQuery:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits any more, or it has taken too long."""
+        """Return whether the caller has left, or the time limit has passed."""
         return self.was_left or time.monotonic() > self.until
 
     def check(self) -> None:
-        """For loops that ask no database. Raises `TooSlow`, and `Closed` when nobody waits any more."""
+        """Raise `TooSlow` or `Closed` if the query is over. For loops that run no SQL."""
         if self.is_over:
             raise self.refusal()
 
     def refusal(self) -> StoreError:
-        """Why it was stopped, and what may help."""
+        """Return the error that says why the query was stopped, and how to avoid that."""
         if self.was_left:
             return Closed(f"{self.what} was stopped, since whoever asked has left")
         return TooSlow(
@@ -68,21 +68,24 @@ class CancellableQuery:
         )
 
     def leave(self) -> None:
-        """Nobody waits any more."""
+        """Mark the query as abandoned by its caller."""
         self.was_left = True
 
     def begin(self, interrupt: Callable[[], None]) -> None:
-        """A connection works on it, and stops when `interrupt` is called, from any thread."""
+        """Register a connection that works on the query. `interrupt` stops it, from any thread."""
         with self._lock:
             self._interrupts.append(interrupt)
 
     def end(self, interrupt: Callable[[], None]) -> None:
-        """The connection is somebody else's now: once this returns nothing interrupts it any more."""
+        """Unregister a connection. Once this returns, the query interrupts it no more."""
         with self._lock:
             self._interrupts.remove(interrupt)
 
     def interrupt(self) -> None:
-        """Stop the connections that work on it. One that is between two statements goes on: to be called again."""
+        """Interrupt the connections that work on the query.
+
+        Call it repeatedly: between two statements it has no effect.
+        """
         with self._lock:
             for interrupt in self._interrupts:
                 interrupt()
@@ -93,7 +96,7 @@ CURRENT_QUERY: ContextVar[CancellableQuery | None] = ContextVar("spanwise.asked"
 
 @contextmanager
 def query_context(question: CancellableQuery) -> Iterator[CancellableQuery]:
-    """What is read from a store within, on this thread or by this task, belongs to a question."""
+    """Make `question` the current query of this thread or task within the block."""
     before = CURRENT_QUERY.set(question)
     try:
         yield question

@@ -13,8 +13,8 @@ from spanwise.collector.filter_values import metadata_text
 from spanwise.collector.filters import COMPARED_CONDITIONS, Filter, extend_filter, validate_rule_filter
 from spanwise.collector.records import JSON, Rule, RuleSettings, SettingsVersion, TraceHead, TraceSummary
 
-MIN_PACING_FACTOR = 1e-3  # the lowest factor to which pacing lowers a rule's rates
-RELATIVE_CONDITIONS = ("since_ns", "until_ns")  # those that people give relative to now
+MIN_PACING_FACTOR = 1e-3  # lower bound of the pacing factor on a rule's rates
+RELATIVE_CONDITIONS = ("since_ns", "until_ns")  # conditions that users give relative to now
 _NUMERIC_SETTINGS = (
     "concurrency",
     "timeout_s",
@@ -29,10 +29,9 @@ _SETTING_NAMES = tuple(field.name for field in fields(RuleSettings))
 
 
 def build_rule_filter(conditions: Mapping[str, JSON]) -> Filter:
-    """The filter of a rule or stratum. Raises `Refused` for what is no condition, or one that moves with the clock.
+    """Build the filter of a rule or stratum. Raises `Refused` for unknown conditions, and for those relative to now.
 
-    What was stored before values were checked as strictly as now goes on being read: a number alone for a latency, or
-    for a text.
+    Accepts rules that were stored when values were checked less strictly: a bare number for a latency, or for a text.
     """
     try:
         made = validate_rule_filter(
@@ -61,12 +60,15 @@ def _normalize_stored_value(name: str, value: JSON) -> JSON:
 
 
 def build_rule_filters(rule: Rule, settings: RuleSettings) -> tuple[Filter, ...]:
-    """The rule's own filter, then those of its strata: what `Head.passes` answers in this order. Raises `Refused`."""
+    """Return the rule's own filter, then those of its strata. `Head.passes` answers in this order. Raises `Refused`."""
     return tuple(map(build_rule_filter, (rule.filter, *(stratum.filter for stratum in settings.strata))))
 
 
 def find_setting(history: Iterable[SettingsVersion], change: int) -> SettingsVersion | None:
-    """The setting in force for a change, of a rule's history, newest first; the oldest before the first of them."""
+    """Return the settings in force at a change, from a history sorted newest first.
+
+    If the change precedes all of them, the oldest settings apply.
+    """
     last = None
     for last in history:
         if last.from_change <= change:
@@ -75,9 +77,10 @@ def find_setting(history: Iterable[SettingsVersion], change: int) -> SettingsVer
 
 
 def get_sampling_rate(settings: RuleSettings, passes: Sequence[bool | None]) -> tuple[float, int | None]:
-    """The rate for a target, and the position of the stratum that gave it; None: no stratum did.
+    """Return the sampling rate for a target, and the index of the stratum that set it; None if none did.
 
-    `passes` says of each stratum whether the trace passes its filter; None (not yet told) counts as no, so wait before.
+    An entry of `passes` says whether the trace passes the filter of that stratum. None (not yet decided) counts as
+    False, so call this only when all are decided.
     """
     stratum = next((place for place, passed in enumerate(passes) if passed), None)
     rate = settings.sample_rate if stratum is None else settings.strata[stratum].rate
@@ -85,24 +88,24 @@ def get_sampling_rate(settings: RuleSettings, passes: Sequence[bool | None]) -> 
 
 
 def get_sampling_unit(rule: Rule, head: TraceHead | TraceSummary) -> str:
-    """What is drawn as one: a trace, or a session of a project."""
+    """Return the key of the unit that sampling draws: a trace, or a session within a project."""
     if rule.target == "session" and head.session_id is not None:
         return f"{head.project}/{head.session_id}"
     return head.trace_id
 
 
 def get_initial_cursor(rule: Rule) -> str | None:
-    """The position in the feed from which a rule that has decided nothing yet begins."""
+    """Return the position in the change feed at which a rule without decisions starts."""
     return None if rule.since_ns is not None else str(rule.active_from)
 
 
 def get_budget_name(rule: Rule, limit: str = "") -> str:
-    """The name of a rule's budget for a limit, such as usd_per_day; without one, what all of them begin with."""
+    """Return the name of a rule's budget for a limit such as usd_per_day; without `limit`, the common prefix."""
     return f"{rule.project}/{rule.name}/{limit}"
 
 
 def find_exclusion_reason(rule: Rule, head: TraceHead) -> str | None:
-    """Why a rule does not look at a trace, whatever its filter says; None if it does."""
+    """Return the reason why a rule ignores a trace regardless of its filter; None if it does not."""
     if head.project != rule.project:
         return f"the trace is of project {head.project!r}, the rule of {rule.project!r}"
     if head.judgement:
@@ -117,11 +120,11 @@ def find_exclusion_reason(rule: Rule, head: TraceHead) -> str | None:
 
 
 def update_settings(settings: RuleSettings, given: RuleSettings | Mapping[str, Any]) -> RuleSettings:
-    """Settings with some of them anew. Raises `Refused` for a name that is none, or a value that cannot be."""
+    """Return the settings with some of them replaced. Raises `Refused` for an unknown name or an invalid value."""
     if isinstance(given, RuleSettings):
         return given
     if unknown := next((name for name in given if name not in _SETTING_NAMES), None):
-        from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, which only a mistake should cost
+        from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, so import it only for errors
 
         raise Refused(f"{unknown!r} is no setting of a rule{did_you_mean(unknown, _SETTING_NAMES, form=': {}')}")
     try:
@@ -131,7 +134,7 @@ def update_settings(settings: RuleSettings, given: RuleSettings | Mapping[str, A
 
 
 def validate_rule(rule: Rule) -> None:
-    """Raises `Refused` for a rule that cannot be: without a name, with a filter or a number that says nothing."""
+    """Raise `Refused` for an invalid rule: an empty name, an invalid filter, or a number out of range."""
     if not rule.name.strip() or not rule.version:
         raise Refused(f"a rule has a name and a version, not {rule.name!r} and {rule.version!r}")
     settings = rule.settings

@@ -1,7 +1,8 @@
 """HTTP server process: uvicorn with limits on connections, headers, bodies and idle time.
 
-uvicorn waits for headers for ever, and takes them at any size. Here whoever keeps the server waiting is cut off, and
-when there are as many connections as there may be, a new one takes the place of the one that was waited for longest.
+Plain uvicorn waits for headers without a time limit, and accepts them at any size. This server closes connections
+that keep it waiting. At the connection limit, a new connection replaces the one that has kept the server waiting
+longest.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from spanwise.collector.query_scheduler import QUERY_TIMEOUT_S
 from spanwise.collector.stores import FeedbackSource, LocalStore, Store
 from spanwise.tracer.spool_management import is_same_address
 
-MAX_HEADER_BYTES = 64 * 1024  # of a request before its body; a list of 1,500 ids in the address is within it
-HEADER_TIMEOUT_S = 15.0  # for all of them
-BODY_TIMEOUT_S, MIN_BODY_RATE = 60.0, 16 * 1024  # for a body, and a second more for each so many bytes
-UNREAD_RESPONSE_TIMEOUT_S = 60.0  # for an answer of which nothing more is read
-MAX_PIPELINED_REQUESTS = 16  # requests that may wait behind one on the same connection
-SPARE_DESCRIPTOR_DIVISOR = 4  # of so many descriptors one is kept free for the store, and for files
-MAX_CONNECTIONS = 1000  # connections
+MAX_HEADER_BYTES = 64 * 1024  # of request line and headers; enough for 1,500 ids in the URL
+HEADER_TIMEOUT_S = 15.0  # for the complete headers
+BODY_TIMEOUT_S, MIN_BODY_RATE = 60.0, 16 * 1024  # base time for a body, and the bytes that add another second
+UNREAD_RESPONSE_TIMEOUT_S = 60.0  # without progress in sending a response
+MAX_PIPELINED_REQUESTS = 16  # that may wait on one connection
+SPARE_DESCRIPTOR_DIVISOR = 4  # 1 of this many descriptors is reserved for the store and files
+MAX_CONNECTIONS = 1000
 TOO_LARGE_RESPONSE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -62,42 +63,44 @@ def _connection_limit() -> int:
     )
 
 
-CONNECTION_LIMIT = _connection_limit()  # fewer than there are descriptors
+CONNECTION_LIMIT = _connection_limit()  # below the limit of file descriptors
 
 
 class _RequestTooLarge(Exception):
-    """More headers, or more requests in a row, than one connection may send."""
+    """Internal signal: a connection sent too many header bytes or pipelined requests."""
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """uvicorn's, with bounds. What it waits for: a request's head, its body, or nothing (it answers, or is idle)."""
+    """HTTP connection with limits on head, body, pipelined requests and unread responses.
+
+    The attribute `waits` is "head" or "body" while the server waits for the client, otherwise None.
+    """
 
     waits: str | None = "head"
-    since = 0.0  # by the loop's clock, when it began to wait
-    taken = 0  # bytes since then
+    since = 0.0  # loop time at which it began to wait
+    taken = 0  # bytes received since then
     excessive = False
-    unread, unread_since = 0, 0.0  # bytes of an answer that wait to be read
+    unread, unread_since = 0, 0.0  # response bytes that the client has not read
 
     def connection_made(self, transport: Any) -> None:
-        """Take the place of another one if there are too many."""
+        """Accept the connection; at the connection limit, close the one that has kept the server waiting longest."""
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > CONNECTION_LIMIT:
             self._oldest().abort()
 
     def _oldest(self) -> LimitedConnection:
-        """The one that is waited for longest; of those that answer none, unless all do."""
+        """Return the connection to close: the longest-waiting one, never one that is responding unless all are."""
         others: list[Any] = [one for one in self.connections if one is not self]
         oldest: LimitedConnection = min([one for one in others if one.waits] or [self], key=lambda one: one.since)
         return oldest
 
     def abort(self) -> None:
-        """Cut it off."""
         self.connections.discard(self)
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take the next piece."""
+        """Count received bytes, and refuse a head that is too large."""
         if not self.taken:
             self.since = self.loop.time()
         self.taken += len(data)
@@ -106,12 +109,11 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         super().on_message_begin()
         self.waits = "head"
 
     def on_headers_complete(self) -> None:
-        """Its head is there. Raises `_TooLarge`, which ends the connection."""
+        """Check the limits of a complete head. Raises `_RequestTooLarge`, which closes the connection."""
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MAX_HEADER_BYTES or len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             self.excessive = True
@@ -120,18 +122,17 @@ class LimitedConnection(HttpToolsProtocol):
         self.waits = "body"
 
     def on_message_complete(self) -> None:
-        """All of it is there."""
         super().on_message_complete()
         self.waits, self.taken = None, 0
 
     def on_response_complete(self) -> None:
-        """It has been answered; the next one may come."""
+        """Wait for the next head after a response is complete."""
         super().on_response_complete()
         if self.waits is None:
             self.waits, self.since = "head", self.loop.time()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong with what came."""
+        """Send 431 for a head that is too large, 400 for other invalid input."""
         if self.excessive:
             self._refuse()
         else:
@@ -143,7 +144,7 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it has kept the server waiting too long. An idle one is uvicorn's to close."""
+        """Return whether the client has kept the server waiting too long. uvicorn itself closes idle connections."""
         if self.waits == "body":
             return now - self.since > BODY_TIMEOUT_S + self.taken / MIN_BODY_RATE
         if self.waits == "head" and (self.taken or self.cycle is None):
@@ -156,26 +157,29 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 def close_overdue_connections(connections: Any, now: float) -> None:
-    """Cut off whoever has kept the server waiting too long."""
+    """Close connections that have kept the server waiting too long."""
     for connection in [one for one in connections if one.is_overdue(now)]:
         connection.abort()
 
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 4318
-TICK_S = 0.1  # seconds; uvicorn's own
-KEEP_ALIVE_S = 75  # seconds; exporters send every few seconds, and one that meets a closing connection fails
-SHUTDOWN_GRACE_S = 30  # seconds for requests that are under way when the server is told to stop
+TICK_S = 0.1  # the same interval as uvicorn's
+KEEP_ALIVE_S = 75  # longer than export intervals, because a request on a closing connection fails
+SHUTDOWN_GRACE_S = 30  # for requests in progress at shutdown
 
 
 class Server:
-    """Serves a store, which the caller closes: `with Server(store) as server: server.url`.
+    """HTTP server of a store, which the caller closes: `with Server(store) as server: server.url`.
 
-    Port 0 takes a free one. With `grpc_port` OTLP is taken by gRPC, too; `grpc_required=False` goes without where that
-    port is taken. `forward` passes on what comes in, `feedback_to` all feedback that the store has. `cors` are origins
-    whose pages may send telemetry and feedback. Beyond loopback, and with `require_key` or `api_key` (a key that may do
-    everything, as SPANWISE_API_KEY may), every request needs a key; elsewhere a key that is sent is checked.
-    `query_seconds` is how long a question may run. `decoders` are processes that help to decode under load: so many at
-    most, and one for large bodies. Raises `Refused`: a port is taken, or there is no key where one is required.
+    Port 0 selects a free one. With `grpc_port` the server also accepts OTLP over gRPC. With
+    `grpc_required=False` it starts without gRPC if that port is in use. The option `forward` passes received
+    requests on, `feedback_to` all feedback of the store. Pages of the origins in `cors` may send telemetry and
+    feedback.
+
+    Every request needs a key if the server binds beyond loopback, with `require_key`, or with `api_key` (a key with
+    full access, like SPANWISE_API_KEY). Otherwise a key is only checked when it is sent. The time limit of one query
+    is `query_seconds`. Under load, up to `decoders` processes help to decode, and one more decodes large bodies.
+    Raises `Refused` if a port is in use, or if no key exists although one is required.
     """
 
     def __init__(
@@ -233,22 +237,22 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Return the URL of the server."""
         return build_server_url(self.host, self.port)
 
     @property
     def failure(self) -> Refused | None:
-        """Why it did not start."""
+        """Return the reason why the server did not start."""
         return self._server.failure
 
     @property
     def grpc_url(self) -> str | None:
-        """Where it takes OTLP by gRPC; None where it does not."""
+        """Return the URL for OTLP over gRPC; None without gRPC."""
         return self._server.grpc.address if self._server.grpc else None
 
     @property
     def without_grpc(self) -> str:
-        """Why it takes none, although it was to."""
+        """Return the reason why gRPC is off although it was requested; "" otherwise."""
         return self._server.grpc.why if self._server.grpc else ""
 
     def _check_targets(self) -> None:
@@ -276,9 +280,9 @@ class Server:
             self._thread.join()
 
     def run(self, started: Callable[[], Any] | None = None) -> None:
-        """Serve until told to stop, by signal if this is the main thread; requests under way are answered first.
+        """Serve until `stop`, or until a signal if this is the main thread; requests in progress are completed.
 
-        `started` is called once: it has started, or `failure` says why it never will.
+        The server calls `started` once: after it has started, or after `failure` says why it cannot.
         """
         self._server.tell = started
         try:
@@ -306,9 +310,9 @@ class Server:
 
 
 class GuardedServer:
-    """Another application, behind the guard of the same keys; `scopes` say what its requests need.
+    """HTTP server of another ASGI application, with the same key checks; `scopes` maps requests to permissions.
 
-    Raises `Refused`: the port is taken, or the server would be open to others without a key.
+    Raises `Refused` if the port is in use, or if the server would be open to others without a key.
     """
 
     def __init__(self, app: ASGI, scopes: RoutePermissions, keys: KeyStore, *, host: str, port: int) -> None:
@@ -320,11 +324,11 @@ class GuardedServer:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Return the URL of the server."""
         return build_server_url(self.host, self.port)
 
     def run(self, ready: Callable[[], Any] | None = None) -> None:
-        """Serve until told to stop, by signal if this is the main thread; requests under way are answered first."""
+        """Serve until `stop`, or until a signal if this is the main thread; requests in progress are completed."""
         self._server.tell = ready
         try:
             self._server.run(sockets=[self._socket])
@@ -334,14 +338,17 @@ class GuardedServer:
                 self._door.keys.close()
 
     def stop(self) -> None:
-        """Stop, from any thread."""
+        """Stop the server, from any thread."""
         self._server.stop()
 
 
 def _make_authenticator(
     store: KeyStore, host: str, api_key: str | None = None, *, required: bool = False
 ) -> Authenticator:
-    """Return the check of keys of a server that binds to `host`. Raises `Refused` if no key exists that is required."""
+    """Return the authenticator of a server that binds to `host`.
+
+    Raises `Refused` if a key is required and none exists.
+    """
     master = api_key or os.environ.get("SPANWISE_API_KEY")
     required = required or api_key is not None or not is_loopback(host)
     if required and not master and not store.keys():
@@ -352,26 +359,26 @@ def _make_authenticator(
 
 
 class _UvicornServer(uvicorn.Server):
-    """Tells once that it has started, or that it never will; stops when it is told to, not up to 0.1 s later; and
-    leaves the process alive after a signal.
+    """Variant of `uvicorn.Server` that reports its start once, stops without delay, and survives signals.
 
-    uvicorn raises the signal again once it has stopped, which ends the process before the store is closed.
+    Plain uvicorn reacts to a stop up to 0.1 s later. After it has stopped, it raises the signal again, which would
+    end the process before the store is closed.
     """
 
     grpc: GrpcListener | None = None
-    failure: Refused | None = None  # why it did not start
+    failure: Refused | None = None  # the reason why it did not start
     tell: Callable[[], Any] | None = None
     _wake: Callable[[], Any] | None = None
 
     def stop(self) -> None:
-        """Stop, from any thread; requests under way are answered first."""
+        """Stop the server, from any thread; requests in progress are completed."""
         self.should_exit = True
         if self._wake is not None:
-            with suppress(RuntimeError):  # the loop has ended already
+            with suppress(RuntimeError):  # the loop has already ended
                 self._wake()
 
     async def main_loop(self) -> None:
-        """Tick as uvicorn does, ten times a second, until told to stop."""
+        """Run uvicorn's tick ten times a second until the server is stopped."""
         told, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = partial(loop.call_soon_threadsafe, told.set)
         ticks = 0
@@ -384,7 +391,7 @@ class _UvicornServer(uvicorn.Server):
                 close_overdue_connections(self.server_state.connections, loop.time())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to answer, then tell."""
+        """Start to accept requests, then report the start."""
         try:
             if self.grpc is not None:
                 await self.grpc.start()
@@ -395,14 +402,14 @@ class _UvicornServer(uvicorn.Server):
         self.told()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take nothing new, and answer what is under way, however it came."""
+        """Refuse new requests, and complete those in progress over HTTP and gRPC."""
         ending = [super().shutdown(sockets=sockets)]
         if self.grpc is not None:
             ending.append(self.grpc.stop(SHUTDOWN_GRACE_S))
         await asyncio.gather(*ending)
 
     def told(self) -> None:
-        """Tell, unless that has been done."""
+        """Report the start, unless it was reported already."""
         tell, self.tell = self.tell, None
         if tell is not None:
             tell()
@@ -429,13 +436,13 @@ def serve(
     cors: Iterable[str] = (),
     ready: Callable[[str], Any] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then answer what is under way. `ready` is called with the address."""
+    """Serve until SIGINT or SIGTERM, then complete requests in progress. `ready` is called with the server's URL."""
     server = Server(store, host=host, port=port, cors=cors)
     server.run(None if ready is None else lambda: ready(server.url))
 
 
 def _uvicorn_config(app: Any) -> uvicorn.Config:
-    return uvicorn.Config(  # its own log_config would close every handler of the process, the host's files too
+    return uvicorn.Config(  # uvicorn's log_config would close every log handler of the process
         app,
         log_config=None,
         log_level="warning",
@@ -457,7 +464,7 @@ def _bind_socket(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(2048)  # bound alone, Linux would let a second server bind here, too
+        listening.listen(2048)  # without it, Linux lets a second server bind to the same port
     except OSError as error:
         listening.close()
         raise _bind_error(host, port, error) from error
@@ -465,7 +472,7 @@ def _bind_socket(host: str, port: int) -> socket.socket:
 
 
 def _bind_error(host: str, port: int, error: OSError) -> Refused:
-    if error.errno == 98:  # address in use
+    if error.errno == 98:  # EADDRINUSE
         return Refused(
             f"port {port} is held by {store_connection.describe_port_holder(host, port)}: stop it, or choose another with --port"
         )

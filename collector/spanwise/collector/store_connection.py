@@ -35,10 +35,11 @@ FORMER_FILE = "assay.db"
 
 
 def connect(where: str | os.PathLike[str] | None = None) -> Store:
-    """The store at `where`: `http://…` or `https://…` is a collector's address, anything else a SQLite file.
+    """Open the store at `where`: an `http://…` or `https://…` URL of a collector, or the path of a SQLite file.
 
-    Without `where`: SPANWISE_URL, else a collector that answers on port 4318 of this machine, else `./spanwise.db`. A
-    file that another process is writing is reached through that process, if it serves. Raises `Refused`.
+    Without `where`: SPANWISE_URL, else a collector that answers on port 4318 of this machine, else `./spanwise.db`.
+    If another process has the file open for writing and serves it, the store connects to that process. Raises
+    `Refused`.
     """
     place = os.fspath(where) if where is not None else default_location()
     scheme, divided, _ = place.partition("://")
@@ -51,14 +52,14 @@ def connect(where: str | os.PathLike[str] | None = None) -> Store:
 
 
 def default_location() -> str:
-    """Where things go when nobody says: SPANWISE_URL, else a live collector on port 4318, else `spanwise.db` here."""
+    """Return the default store: SPANWISE_URL, else a running collector on port 4318, else `spanwise.db` here."""
     if given := os.environ.get("SPANWISE_URL"):
         return given
     return DEFAULT_URL if probe_server(DEFAULT_URL) else default_file()
 
 
 def default_file() -> str:
-    """Return `spanwise.db`; a file with the product's former name gets this one. Raises `Refused`."""
+    """Return `spanwise.db`, after renaming a file with the product's former name to it. Raises `Refused`."""
     if os.path.exists(FORMER_FILE):
         from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
 
@@ -67,7 +68,7 @@ def default_file() -> str:
 
 
 def describe(store: Store) -> str:
-    """Where a store is, in words for people: its address or its path."""
+    """Return the URL or path of a store, for messages."""
     return store.where
 
 
@@ -77,7 +78,7 @@ def _open_url(url: str) -> HTTPStore:
     return HTTPStore(url, os.environ.get("SPANWISE_API_KEY"))
 
 
-# What opens an address, by the scheme before `://`; each imports its store only when it is asked
+# URL scheme → function that opens the store; each imports its store only when called
 SCHEMES: Mapping[str, Callable[[str], Store]] = {"http": _open_url, "https": _open_url}
 
 
@@ -95,7 +96,7 @@ def _open_file(path: Path) -> Store:
 
 
 class _SharedStore:
-    """A file that this process has open: opened once, however often it is asked for, and closed by its last user."""
+    """Reference-counted store of a file: opened once per process, and closed by its last user."""
 
     def __init__(self, path: Path) -> None:
         from spanwise.collector.stores.sqlite import open_store
@@ -109,14 +110,14 @@ class _SharedStore:
     def release(self) -> None:
         with _lock:
             self.users -= 1
-            if self.users or _open_stores.get(self.key) is not self:  # not in a fork, where it is the parent's
+            if self.users or _open_stores.get(self.key) is not self:  # in a fork, the file belongs to the parent
                 return
             del _open_stores[self.key]
             self.store.close()
 
 
 class _StoreHandle:
-    """One user's hold on a shared store: every verb is the store's, closing is its own."""
+    """One user's handle of a shared store: forwards all operations, and closes only itself."""
 
     def __init__(self, shared: _SharedStore) -> None:
         self._shared, self._closed = shared, False
@@ -130,28 +131,29 @@ class _StoreHandle:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    # What `Serving` and `SendsOn` ask for stands here, because Python 3.12 looks for it past `__getattr__`
+    # Members of the runtime-checkable protocols must be defined here, because Python 3.12 ignores `__getattr__` when
+    # it checks a protocol.
 
     @property
     def where(self) -> str:
-        """The path of the file."""
+        """Return the path of the file."""
         return self._shared.store.where
 
     def announce(self, url: str | None) -> None:
-        """Say where this process can be reached."""
+        """Publish the URL at which this process serves the file; None withdraws it."""
         self._store.announce(url)
 
     def health(self) -> Mapping[str, float]:
-        """Numbers for whoever watches."""
+        """Return gauges for monitoring."""
         return self._store.health()
 
     def trouble(self) -> str | None:
-        """Why nothing can be kept now."""
+        """Return the reason why the store accepts no writes now; None if it does."""
         return self._store.trouble()
 
     @property
     def append_async(self) -> Callable[..., Future[None]]:
-        """The store's own, so that spans take no further step."""
+        """Return the store's own method, so that spans pass through no further call."""
         return self._store.append_async
 
     identity, open_outlet, said_after, waiting_after, move_outlet, feedback_there = (
@@ -169,14 +171,14 @@ class _StoreHandle:
         self.close()
 
     def close(self) -> None:
-        """Give the hold back. Closing twice is harmless."""
+        """Release the handle. Closing twice has no effect."""
         if not self._closed:
             self._closed = True
             self._shared.release()
 
 
 def _close_open_stores() -> None:
-    """Close the files that nobody has closed, so that their logs are empty once the process has ended."""
+    """Close all files that are still open, so that their write-ahead logs are empty when the process ends."""
     with _lock:
         for shared in list(_open_stores.values()):
             shared.store.close()
@@ -184,7 +186,7 @@ def _close_open_stores() -> None:
 
 
 def _reset_after_fork() -> None:
-    """What the parent has open is not open here."""
+    """Forget the parent's open files in the child process."""
     global _lock
     _lock = threading.Lock()
     _open_stores.clear()
@@ -197,9 +199,9 @@ atexit.register(_close_open_stores)
 
 
 class OnDemandStore:
-    """The store at a place, opened by `hold` and closed by the last `release`.
+    """Store that is opened by `hold` and closed by the last `release`.
 
-    An operation in between opens the store for itself alone. Raises what `connect` raises.
+    An operation outside of these opens the store for itself alone. Raises the errors of `connect`.
     """
 
     def __init__(self, where: str | os.PathLike[str] | None = None) -> None:
@@ -232,7 +234,7 @@ class OnDemandStore:
 
     @contextmanager
     def held(self) -> Iterator[Store]:
-        """The store, open within a `with` block."""
+        """Keep the store open within a `with` block, and yield it."""
         self.hold()
         try:
             yield self._opened
@@ -240,7 +242,7 @@ class OnDemandStore:
             self.release()
 
     def each(self, *args: Any, **given: Any) -> Iterator[TraceSummary]:
-        """All traces that pass, page by page: see `TraceStore`."""
+        """Yield all traces that pass a filter, page by page: see `TraceStore`."""
         with self.held() as store:
             yield from store.each(*args, **given)
 
@@ -262,14 +264,14 @@ class OnDemandStore:
         self.release()
 
     def close(self) -> None:
-        """Do nothing: whoever holds the store releases it."""
+        """Do nothing: the callers of `hold` release the store."""
 
     def __repr__(self) -> str:
         return f"OnDemandStore({self._place!r})"
 
 
 class AsyncStore:
-    """Every verb of a store, to be awaited: it runs beside the event loop, as stores are safe in several threads."""
+    """Store whose operations are coroutines that run in threads; stores are thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -286,7 +288,7 @@ class AsyncStore:
 
 
 def aio(store: Store) -> AsyncStore:
-    """The same verbs as coroutines: `await aio(store).traces(limit=5)`."""
+    """Return the store with its operations as coroutines: `await aio(store).traces(limit=5)`."""
     return AsyncStore(store)
 
 
@@ -294,16 +296,19 @@ async def _run_in_thread(verb: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return await asyncio.to_thread(verb, *args, **kwargs)
 
 
-PROBE_TIMEOUT_S = 0.5  # seconds
+PROBE_TIMEOUT_S = 0.5
 TCP_LISTEN_STATE = "0A"
 
 
 def probe_server(url: str, timeout: float = PROBE_TIMEOUT_S) -> dict[str, Any] | None:
-    """What a Spanwise server at `url` says of itself ({"pid", "store", …}, less without a key); None if none
-    answers."""
-    # Neither httpx nor a proxy: this runs at the start of programs that may not speak to a server at all
+    """Return the health response of a Spanwise server at `url`; None if none answers.
+
+    It holds {"pid", "store", …}, or less for callers without a key.
+    """
+    # Avoid httpx and proxies: this runs when programs start that may never talk to a server.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    failures = OSError, ValueError, urllib.error.URLError, HTTPException  # the last where another protocol is spoken
+    # HTTPException: the port speaks another protocol
+    failures = OSError, ValueError, urllib.error.URLError, HTTPException
     with suppress(*failures), suppress_instrumentation(), opener.open(f"{url}/healthz", timeout=timeout) as answer:
         answered = json.load(answer)
         return answered if isinstance(answered, dict) and answered.get("service") == "spanwise" else None
@@ -311,7 +316,10 @@ def probe_server(url: str, timeout: float = PROBE_TIMEOUT_S) -> dict[str, Any] |
 
 
 def describe_port_holder(host: str, port: int) -> str:
-    """Words for who holds a port: a Spanwise server and its store, a process by its name and id, or another program."""
+    """Describe the program that uses a port.
+
+    It is a Spanwise server with its store, a process by name and id, or another program.
+    """
     server = probe_server(build_server_url(host, port))
     if server and "store" in server:
         return f"a Spanwise server (process {server.get('pid')}, store {server['store']!r})"
@@ -321,7 +329,7 @@ def describe_port_holder(host: str, port: int) -> str:
 
 
 def _listening_processes(port: int) -> Iterator[int]:
-    """Processes that listen on a port, as far as Linux lets this user see."""
+    """Yield the ids of processes that listen on a port, as far as Linux shows them to this user."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
         with suppress(OSError):

@@ -59,7 +59,7 @@ __all__ = [
     "scripted",
 ]
 
-# What only those need who judge or watch: imported when it is asked for.
+# Names imported on first access, because only users of judges and monitors need their modules.
 _LATER = {
     "Judge": "spanwise.evaluators.judges",
     "fit_threshold": "spanwise.evaluators.scoring.threshold_fitting",

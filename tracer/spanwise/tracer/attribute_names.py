@@ -14,14 +14,14 @@ INPUT_VALUE: Final = "input.value"
 INPUT_MIME: Final = "input.mime_type"
 OUTPUT_VALUE: Final = "output.value"
 OUTPUT_MIME: Final = "output.mime_type"
-DOCUMENTS: Final = "retrieval.documents"  # .{i}.document.{id,content,score,metadata}, derived by the delivery thread
+DOCUMENTS: Final = "retrieval.documents"  # .{i}.document.{id,content,score,metadata}, set by the delivery thread
 SESSION: Final = "session.id"
 USER: Final = "user.id"
 METADATA: Final = "metadata"  # a JSON object as a string
 TAGS: Final = "tag.tags"  # list of strings
 PROJECT: Final = "openinference.project.name"  # on the resource
 ENVIRONMENT: Final = "deployment.environment.name"  # on the resource
-INSTANCE: Final = "service.instance.id"  # on the resource: a random UUID per process, a forked child's is its own
+INSTANCE: Final = "service.instance.id"  # on the resource: a random UUID per process; a forked child has its own
 
 # OpenTelemetry GenAI
 OPERATION: Final = "gen_ai.operation.name"
@@ -37,35 +37,33 @@ COST: Final = "spanwise.cost"  # USD, float
 UNPRICED: Final = "spanwise.cost.unknown"  # bool: no known price applies to this call
 LOCAL_ROOT: Final = "spanwise.local_root"  # span id (16 hex digits) of this process's root of the trace
 SPANS_STARTED: Final = "spanwise.spans.started"  # int, spans started under that local root so far
-SPANS_OPEN: Final = "spanwise.spans.open"  # int, of those, still open
-SPANS_DROPPED: Final = "spanwise.spans.dropped"  # int, of those, dropped by the tracer
+SPANS_OPEN: Final = "spanwise.spans.open"  # int, started spans that are still open
+SPANS_DROPPED: Final = "spanwise.spans.dropped"  # int, started spans that the tracer dropped
 CALLS_SENT: Final = "spanwise.calls.sent"  # int, calls under that local root to destinations that take part in tracing
 EXPERIMENT: Final = "spanwise.experiment.id"  # on the root span of an experiment's run
 EXAMPLE: Final = "spanwise.example.id"
 REPETITION: Final = "spanwise.repetition"
-ATTEMPT: Final = (
-    "spanwise.attempt"  # int, from 1: on the root of a run that was tried again, and on each that had failed
-)
-FOREIGN_TRACE: Final = "spanwise.foreign.trace_id"  # the trace of a current span that is not ours
+ATTEMPT: Final = "spanwise.attempt"  # int, from 1: on the root of a retried run, and on each failed attempt
+FOREIGN_TRACE: Final = "spanwise.foreign.trace_id"  # the trace of another provider's current span
 FOREIGN_SPAN: Final = "spanwise.foreign.span_id"
-USAGE_ESTIMATED: Final = "spanwise.usage.estimated"  # true: token counts were estimated, as the server reported none
+# true: token counts are estimates, because the server reported none
+USAGE_ESTIMATED: Final = "spanwise.usage.estimated"
 CANCELLED: Final = "spanwise.cancelled"  # true: the run was cancelled, by its caller or by the end of its event loop
 STREAM_CLOSED: Final = "spanwise.stream.closed"  # true: the consumer of a generator stopped before its end
 
-PARTIAL: Final = "spanwise.partial"  # true, on a local root: not sampled, kept for an error in it; never weighted up
-MONITOR: Final = (
-    "spanwise.monitor"  # true, on the resource of a monitor or on a span below it: no rule takes such a trace
-)
+# true, on a local root: not sampled but kept because of an error; never weighted up
+PARTIAL: Final = "spanwise.partial"
+MONITOR: Final = "spanwise.monitor"  # true, on the resource of a monitor or on a span below it: rules skip such a trace
 
-# A run that has been open for more than a second: an OTLP log event with its ids and start, to Spanwise's collectors
-# only
-STARTED_EVENT: Final = "spanwise.span.started"  # beside these: KIND, LOCAL_ROOT
+# Run that has been open for more than a second: an OTLP log event with its ids and start time, sent to Spanwise's
+# collectors only
+STARTED_EVENT: Final = "spanwise.span.started"  # also has KIND and LOCAL_ROOT
 STARTED_NAME: Final = "spanwise.span.name"
-STARTED_PARENT: Final = "spanwise.span.parent"  # 16 hex digits, left out for roots
+STARTED_PARENT: Final = "spanwise.span.parent"  # 16 hex digits; absent for roots
 
-# What a process says of all its spans, since its start: an OTLP log event without ids, to Spanwise's collectors only
+# Counts of all spans of a process since its start: an OTLP log event without ids, sent to Spanwise's collectors only
 REPORT_EVENT: Final = "spanwise.process.report"
-REPORT_STARTED: Final = "spanwise.process.started"  # int, as are those that follow
+REPORT_STARTED: Final = "spanwise.process.started"  # int, like the following counts
 REPORT_OPEN: Final = "spanwise.process.open"
 REPORT_DELIVERED: Final = "spanwise.process.delivered"
 REPORT_SPILLED: Final = "spanwise.process.spilled"
@@ -73,32 +71,33 @@ REPORT_PENDING: Final = "spanwise.process.pending"
 REPORT_DROPPED: Final = "spanwise.process.dropped"  # a JSON object as a string: reason → count
 REPORT_PID: Final = "process.pid"
 
-DESTINATIONS_HEADER: Final = "Spanwise-Traced-Destinations"  # of the answers to process reports: see `destinations`
-COLLECTOR_HEADER: Final = "Spanwise-Collector"  # of the answers of Spanwise's collectors: "1"
+# in responses to process reports: see `propagation_targets`
+DESTINATIONS_HEADER: Final = "Spanwise-Traced-Destinations"
+COLLECTOR_HEADER: Final = "Spanwise-Collector"  # "1" in responses of Spanwise's collectors
 
-# Feedback: attributes of the OTLP log event; the log record's span context is what it speaks of
+# Feedback: attributes of the OTLP log event. The span context of the log record identifies the run.
 EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
 EVALUATION_NAME: Final = "gen_ai.evaluation.name"  # the key
 EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"  # float; a bool travels as 0.0 or 1.0 with FEEDBACK_BOOLEAN
 EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
 EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"  # the comment
-ERROR_TYPE: Final = "error.type"  # the evaluation failed
+ERROR_TYPE: Final = "error.type"  # set if the evaluation failed
 FEEDBACK_BOOLEAN: Final = "spanwise.feedback.boolean"  # true: the score was a bool
-# "trace" or "span" (default) of the log record's context, or "session" or "experiment", which SESSION or EXPERIMENT
-# beside it names
+# "trace" or "span" (default) of the log record's context; or "session" or "experiment", named by SESSION or
+# EXPERIMENT
 FEEDBACK_SCOPE: Final = "spanwise.feedback.scope"
 FEEDBACK_DOCUMENT: Final = "spanwise.feedback.document"  # int, position in the span's documents
 FEEDBACK_OUTCOME: Final = "spanwise.feedback.outcome"  # "score" (default), "error", "skip"
-FEEDBACK_ERROR: Final = "spanwise.feedback.error"  # the error's text, where error.type is only its class
+FEEDBACK_ERROR: Final = "spanwise.feedback.error"  # the error's message; error.type is only its class
 FEEDBACK_SOURCE: Final = "spanwise.feedback.source"  # "code" (default), "model", "human"
 FEEDBACK_AUTHOR: Final = "spanwise.feedback.author"
 FEEDBACK_EVALUATOR: Final = "spanwise.feedback.evaluator"
 FEEDBACK_VERSION: Final = "spanwise.feedback.version"
 FEEDBACK_RULE: Final = "spanwise.feedback.rule"
 FEEDBACK_METADATA: Final = "spanwise.feedback.metadata"  # a JSON object as a string
-FEEDBACK_ID: Final = "spanwise.feedback.id"  # left out: derived by the collector
+FEEDBACK_ID: Final = "spanwise.feedback.id"  # optional: the collector derives it
 FEEDBACK_VIA: Final = (
-    "spanwise.feedback.via"  # list of strings: the collectors that have sent it on, the first one first
+    "spanwise.feedback.via"  # list of strings: the collectors that have forwarded the feedback, in order
 )
 
 KINDS: Final = ("chain", "llm", "retriever", "tool", "agent", "embedding", "reranker", "guardrail", "evaluator")

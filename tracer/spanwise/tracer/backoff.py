@@ -8,16 +8,22 @@ from email.utils import parsedate_to_datetime
 __all__ = ["compute_backoff", "parse_retry_after"]
 
 FIRST_BACKOFF = 0.25  # seconds
-_DOUBLINGS = 64  # no float overflows with them, whatever goes on failing for days
+_DOUBLINGS = 64  # bounds the exponent, so that no float overflows after days of failures
 
 
 def compute_backoff(attempt: int, first: float = FIRST_BACKOFF, longest: float = float("inf")) -> float:
-    """Seconds to wait after a failed attempt, counted from 0: twice as long each time, never more than `longest`."""
+    """Return the seconds to wait after a failed attempt, counted from 0.
+
+    The time doubles with each attempt, up to `longest`.
+    """
     return min(first * 2.0 ** min(attempt, _DOUBLINGS), longest)
 
 
 def parse_retry_after(retry_after: str | None) -> float | None:
-    """Seconds to wait by the value of a header `Retry-After`, a number or an HTTP date; None for anything else."""
+    """Return the seconds that a `Retry-After` header asks for, or None for an invalid value.
+
+    The header holds a number or an HTTP date.
+    """
     try:
         seconds = float(retry_after or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The user's cache folder: the spool of spans, the caches of judges and embeddings, downloaded models."""
+"""User cache directory: spooled spans, caches of judges and embeddings, downloaded models."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_FORMER_CONTENT = ("spill", "judges.db", "vectors.db")  # by one of these a folder `assay` is known to be ours
+_FORMER_CONTENT = ("spill", "judges.db", "vectors.db")  # one of these identifies a directory `assay` as Spanwise's
 
 
 def cache_folder() -> Path:
-    """Return `$XDG_CACHE_HOME/spanwise`, or `~/.cache/spanwise`, which need not exist.
+    """Return `$XDG_CACHE_HOME/spanwise` or `~/.cache/spanwise`. The directory may not exist.
 
-    If only the folder of the product's former name exists, it is renamed.
+    If only the directory of the product's former name exists, it is renamed.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder, former = Path(base, "spanwise"), Path(base, "assay")

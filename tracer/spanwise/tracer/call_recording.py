@@ -1,7 +1,8 @@
 """Recording of one call: argument binding, inputs, outputs or error, start and end of its span.
 
-Two pairs: `start` and `finish` (or `fail`) are about the span alone; `enter` and `leave` also make it the current one.
-`try … except` and not `ours`, for every call passes here (see `_errors.ours`).
+`start_call`, `finish_call` and `fail_call` handle the span alone. `enter_call` and `leave_call` also change the
+current span. The functions run for every traced call and therefore use `try … except` instead of the slower
+`error_boundary`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from spanwise.tracer.run_handle import JSON_MIME, TEXT_MIME
 
 
 class TraceSpec(NamedTuple):
-    """What was decided at decoration time."""
+    """Options of a traced function, resolved when the function is decorated."""
 
     name: str
     template: dict[str, Any]
@@ -36,7 +37,10 @@ class TraceSpec(NamedTuple):
 
 
 class TracedCall(NamedTuple):
-    """A call whose span is open; `inside` is the context in which it is current, `token` gives back the one before."""
+    """Call with an open span.
+
+    `inside` is the context in which the span is current; `token` restores the previous context.
+    """
 
     runtime: Runtime
     span: otel.Span
@@ -45,7 +49,7 @@ class TracedCall(NamedTuple):
 
 
 def start_call(spec: TraceSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TracedCall | None:
-    """Start the span of a call. None if nothing is recorded."""
+    """Start the span of a call. Return None if nothing is recorded."""
     try:
         runtime = get_runtime()
         if runtime.off:
@@ -65,12 +69,12 @@ def start_call(spec: TraceSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def finish_call(spec: TraceSpec, call: TracedCall, result: object) -> None:
-    """Record what a call returned, and end its span."""
+    """Record the return value of a call and end its span."""
     try:
         try:
             if spec.outputs and call.runtime.content and call.span.is_recording():
                 record_outputs(spec, call, result)
-            if call.runtime.joined is not None:  # of our own spans the delivery thread sees to it
+            if call.runtime.joined is not None:  # the delivery thread sets the status of Spanwise's own spans
                 mark_ok(call.span)
         finally:
             call.span.end()
@@ -80,7 +84,7 @@ def finish_call(spec: TraceSpec, call: TracedCall, result: object) -> None:
 
 @internal_errors.error_boundary("trace")
 def fail_call(call: TracedCall, error: BaseException) -> None:
-    """Record what a call raised, and end its span."""
+    """Record the exception that a call raised and end its span."""
     try:
         call.runtime.fail(call.span, error)
     finally:
@@ -88,7 +92,7 @@ def fail_call(call: TracedCall, error: BaseException) -> None:
 
 
 def enter_call(spec: TraceSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TracedCall | None:
-    """Start the span of a call and make it current. None if nothing is recorded."""
+    """Start the span of a call and make it current. Return None if nothing is recorded."""
     call = start_call(spec, args, kwargs)
     if call is None:
         return None
@@ -97,7 +101,7 @@ def enter_call(spec: TraceSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def leave_call(call: TracedCall) -> None:
-    """Make current again what was before `enter`; the span stays open."""
+    """Restore the context that was current before `enter_call`. The span stays open."""
     try:
         trace_context.detach(call.token)
     except Exception as error:
@@ -105,7 +109,7 @@ def leave_call(call: TracedCall) -> None:
 
 
 def record_outputs(spec: TraceSpec, call: TracedCall, result: object) -> None:
-    """Record outputs, unless the function has set its own."""
+    """Record a return value as outputs, unless the function has set outputs itself."""
     if names.OUTPUT_VALUE in (getattr(call.span, "_attributes", None) or ()):
         return
     if type(result) is str:
@@ -117,7 +121,7 @@ def record_outputs(spec: TraceSpec, call: TracedCall, result: object) -> None:
 
 
 def set_output_attributes(call: TracedCall, text: str, mime: str) -> None:
-    """Set the two attributes of outputs, over what was there."""
+    """Set the two attributes of outputs. Earlier values are replaced."""
     call.span.set_attribute(names.OUTPUT_VALUE, text)
     call.span.set_attribute(names.OUTPUT_MIME, mime)
 
@@ -128,13 +132,15 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def make_argument_binder(function: Callable[..., Any]) -> ArgumentBinder:
-    """A function from `(args, kwargs)` to `{parameter: value}`: defaults included, a leading `self` or `cls` left out.
+    """Return a function from `(args, kwargs)` to `{parameter: value}`.
 
-    Arguments that do not fit (the call itself will raise) are kept under `args` and `kwargs`.
+    The result includes default values and omits a leading `self` or `cls`. If the arguments do not match the
+    signature, the call itself will raise. Positional arguments are then stored under `args`, keyword arguments under
+    their names.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # some builtins have no signature
         return _bind_unmatched
     skip = int(bool(parameters) and parameters[0].kind in _POSITIONAL and parameters[0].name in ("self", "cls"))
     return _make_signature_binder(parameters[skip:], skip)

@@ -1,7 +1,7 @@
-"""Settings: arguments of `configure`, then `ASSAY_*` and `OTEL_*` environment variables, then defaults.
+"""Settings: arguments of `configure`, then `SPANWISE_*` and `OTEL_*` environment variables, then defaults.
 
-Source: opentelemetry-specification, "OpenTelemetry Protocol Exporter" and "SDK environment variables". Of a variable
-for traces alone and the one for all signals, the first counts.
+Source: opentelemetry-specification, "OpenTelemetry Protocol Exporter" and "SDK environment variables". A variable for
+traces takes precedence over the variable for all signals.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ DEFAULT_URL = "http://127.0.0.1:4318"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that `configure` takes but the provider, resolved."""
+    """Resolved arguments of `configure`, except for the provider."""
 
     url: str = DEFAULT_URL
-    traces_url: str | None = None  # where spans go, if that is not `<url>/v1/traces`
+    traces_url: str | None = None  # address for spans if it is not `<url>/v1/traces`
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    compression: Compression | None = None  # None: gzip, but not to this machine itself
-    timeout: float = 10.0  # seconds of one request
-    certificate: str | None = None  # a file or folder with the certificate authorities to trust
-    by_otel: bool = False  # the address is that of OpenTelemetry's own variables
+    compression: Compression | None = None  # None: gzip, except for a collector on this machine
+    timeout: float = 10.0  # seconds per request
+    certificate: str | None = None  # file or directory with the trusted certificate authorities
+    by_otel: bool = False  # `url` comes from OpenTelemetry's own variables
     project: str = "default"
     environment: str = "default"
     capture: Capture = "full"
@@ -47,12 +47,12 @@ class Settings:
     spill_dir: Path | None = None
     threads: bool = True
     sigterm: bool = True
-    propagate_to: tuple[str, ...] = ()  # hosts that get session, user and tags, with wildcards
+    propagate_to: tuple[str, ...] = ()  # hosts that receive session, user and tags; wildcards are allowed
     resource: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def shown_url(self) -> str:
-        """The address without what stands before an @."""
+        """Return the address without credentials, for messages."""
         parts = urlsplit(self.url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
@@ -62,9 +62,12 @@ _UNSET_VALUES: tuple[Any, ...] = (None, "", (), {})
 
 
 def resolve_settings(**given: Any) -> Settings:
-    """Settings from what was given (None: not given) over the environment over the defaults. Raises `ValueError`."""
+    """Return the settings: arguments that are not None, then the environment, then defaults.
+
+    Raises `ValueError` for an invalid value.
+    """
     values = {**_read_environment(), **{k: v for k, v in given.items() if v is not None}}
-    if given.get("url") is not None:  # what the environment says of another address does not go to this one
+    if given.get("url") is not None:  # values of the environment for another address do not apply to this one
         values |= {"traces_url": None, "by_otel": False}
         values["headers"] = given.get("headers") or {}
     values["url"] = _normalize_url(values.get("url", DEFAULT_URL))
@@ -78,7 +81,10 @@ def resolve_settings(**given: Any) -> Settings:
 
 
 def resolve_valid_settings() -> Settings:
-    """The environment where it can be read. Where the rules for content cannot, content is withheld."""
+    """Return the settings of the environment without its invalid values.
+
+    If a variable for capture or redaction is invalid, `capture` is at most `metadata`.
+    """
     kept: dict[str, Any] = {}
     withheld = False
     for key, read in _environment_readers().items():
@@ -125,14 +131,14 @@ def _environment_readers() -> dict[str, Callable[[], Any]]:
 
 
 def _resolve_spill_dir(value: str | None) -> Path | None:
-    """`off` or an empty value switches the spool off; unset means the user's cache directory."""
+    """Return the spool directory: None for `off` or an empty value, the user's cache directory if unset."""
     if value is None:
         return cache_folder() / "spill"
     return None if value.strip().lower() in ("", "0", "off", "none") else Path(value)
 
 
 def _parse_redactors(text: str) -> Iterable[Redactor]:
-    """Comma-separated keys; `/…/` is a pattern."""
+    """Parse comma-separated keys. A key between slashes is a regular expression."""
     for part in filter(None, (p.strip() for p in text.split(","))):
         is_pattern = len(part) > 2 and part[0] == part[-1] == "/"
         yield re.compile(part[1:-1]) if is_pattern else part
@@ -181,7 +187,7 @@ def _validate(settings: Settings) -> None:
             raise ValueError(f"no HTTP header can be {name!r}, or hold what is given for it")
     if settings.api_key and not _API_KEY_PATTERN.fullmatch(
         settings.api_key
-    ):  # quotes that an editor has curled, for one
+    ):  # for example typographic quotes of an editor
         odd = _API_KEY_PATTERN.sub("", settings.api_key)
         raise ValueError(f"api_key goes into an HTTP header, which cannot hold {odd!r}: copy the key alone")
     for redactor in settings.redact:
@@ -190,7 +196,8 @@ def _validate(settings: Settings) -> None:
 
 
 _TRACES_PATH = "/v1/traces"
-_FIRST_MILLISECONDS = 500.0  # from here on a time-out is in milliseconds, as specified; Python's SDK takes seconds
+# larger time-outs are in milliseconds, as specified; smaller ones in seconds, as in Python's SDK
+_FIRST_MILLISECONDS = 500.0
 _MAX_TIMEOUT = 600.0  # seconds
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
@@ -199,17 +206,20 @@ _ENVIRONMENT_ATTRIBUTES = ("deployment.environment.name", "deployment.environmen
 
 @dataclass(frozen=True, slots=True)
 class OtlpEnvironment:
-    """What the environment says; None and {} where it says nothing."""
+    """Values of `OTEL_EXPORTER_OTLP_*`. A variable that is not set yields None or {}."""
 
-    url: str | None = None  # without the path of a signal
-    traces_url: str | None = None  # only where it has another path than that
+    url: str | None = None  # base address, without the path of a signal
+    traces_url: str | None = None  # only if its path is not `/v1/traces`
     headers: Mapping[str, str] = field(default_factory=dict)
     compression: str | None = None
     timeout: float | None = None  # seconds
 
 
 def read_otlp_environment() -> OtlpEnvironment:
-    """What `OTEL_EXPORTER_OTLP_*` say. They are others' as well: what of them is not for us is said once, and left."""
+    """Return the values of `OTEL_EXPORTER_OTLP_*`.
+
+    Other SDKs use these variables as well. A value that Spanwise does not support is ignored, with one warning.
+    """
     url, traces_url = _read_endpoints()
     if url is not None and _read_variable("PROTOCOL") == "grpc":
         return _ignore_variable("PROTOCOL", "grpc", "we speak http/protobuf: spans do not go there")
@@ -221,7 +231,7 @@ def read_otlp_environment() -> OtlpEnvironment:
         traces_url,
         _select_valid_headers(_parse_pairs(_read_variable("HEADERS") or ""))
         if url
-        else {},  # they are for its own address
+        else {},  # headers apply to that address only
         _parse_compression(_read_variable("COMPRESSION")),
         _parse_timeout(_read_variable("TIMEOUT")),
     )
@@ -233,7 +243,7 @@ def _ignore_variable(name: str, value: str, why: str) -> OtlpEnvironment:
 
 
 def read_deployment_environment() -> str | None:
-    """The environment's name in `OTEL_RESOURCE_ATTRIBUTES`."""
+    """Return the name of the environment in `OTEL_RESOURCE_ATTRIBUTES`."""
     known = _parse_pairs(os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     return next((known[name] for name in _ENVIRONMENT_ATTRIBUTES if known.get(name)), None)
 
@@ -259,14 +269,14 @@ def _parse_pairs(text: str) -> dict[str, str]:
 
 
 def is_valid_header(name: str, value: str) -> bool:
-    """Whether that can be a header of a request."""
+    """Return whether a name and a value form a valid HTTP header."""
     return bool(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value))
 
 
 def _select_valid_headers(given: dict[str, str]) -> dict[str, str]:
     headers = {name: value for name, value in given.items() if is_valid_header(name, value)}
     if len(headers) < len(given):
-        names = ", ".join(name for name in given if name not in headers)  # never what is given for them: keys, mostly
+        names = ", ".join(name for name in given if name not in headers)  # without the values, most of which are keys
         internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS has what is no HTTP header: {names!r}")
     return headers
 

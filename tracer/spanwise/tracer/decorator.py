@@ -22,7 +22,8 @@ from spanwise.tracer.generator_tracing import wrap_stream
 from spanwise.tracer.run_handle import build_initial_attributes
 from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error
 
-# Attribute of what `trace` returns, which is its value too: `functools.wraps` gives it to wrappers, who are another
+# Attribute that `trace` sets on its result; the value is that result. `functools.wraps` copies the attribute to outer
+# wrappers, which are recognised because the value is another object.
 TRACED_MARK = "__spanwise_traced__"
 
 P = ParamSpec("P")
@@ -30,10 +31,10 @@ R = TypeVar("R")
 
 
 class Decorator(Protocol):
-    """What `trace(…)` with options returns."""
+    """Type of the decorator that `trace(…)` returns if it is called with options."""
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
-        """Trace a callable."""
+        """Wrap a callable so that its calls are traced."""
 
 
 @overload
@@ -55,12 +56,14 @@ def trace(
 
 
 def trace(function: Any = None, /, **options: Any) -> Any:
-    """Record every call of a function as a span: inputs, outputs, errors, and what it calls in turn.
+    """Record every call of a function as a span with inputs, outputs, errors and child spans.
 
-    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. What a retriever
-    returns is read as documents. A generator's outputs are what it yields, or what `reduce` makes of the list of it.
-    Raises `TypeError` for a class or an unknown option, `ValueError` for an unknown kind; the traced function itself
-    behaves as before.
+    `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. The return value
+    of a retriever is parsed as documents. The outputs of a generator are the list of items that it yields, or the
+    result of `reduce` for that list.
+
+    Raises `TypeError` for a class or an unknown option, and `ValueError` for an unknown kind. The behavior of the
+    traced function does not change.
     """
     _check_options(options)
     if function is None:
@@ -69,7 +72,10 @@ def trace(function: Any = None, /, **options: Any) -> Any:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Options are `_decorate`'s, but that name would tell people nothing."""
+    """Raise `TypeError` for an unknown option.
+
+    Python's own message would name `_decorate`, a function that users do not know.
+    """
     known = _decorate.__kwdefaults__ or {}
     for name in options:
         if name not in known:
@@ -117,7 +123,7 @@ def _span_name(function: Any) -> str:
 
 
 def _make_wrapper(function: Any, spec: TraceSpec) -> Any:
-    """The wrapper for the kind of callable that it is."""
+    """Return the wrapper for the kind of function: coroutine function, generator function or plain function."""
     inner = _underlying_function(function)
     if inspect.iscoroutinefunction(inner):
         return _wrap_async(function, spec)
@@ -127,7 +133,7 @@ def _make_wrapper(function: Any, spec: TraceSpec) -> Any:
 
 
 def _underlying_function(function: Any) -> Any:
-    """What decides the kind: the function behind partials, and the `__call__` of an object."""
+    """Return the function that determines the kind: without partials, and `__call__` for a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
@@ -174,10 +180,10 @@ def _wrap_async(function: Callable[..., Awaitable[Any]], spec: TraceSpec) -> Cal
 
 
 class _GeneratorFunction:
-    """A traced generator function: its span starts with the call, in the caller's context.
+    """Traced generator function. Its span starts with the call, in the caller's context.
 
-    It shows the original's code object, so that `inspect.isgeneratorfunction` and `isasyncgenfunction` stay true
-    (frameworks decide by them how to treat a handler).
+    The object has the code object of the original function, so that `inspect.isgeneratorfunction` and
+    `isasyncgenfunction` stay true. Frameworks use them to decide how to treat a handler.
     """
 
     def __init__(self, function: Any, inner: Any, spec: TraceSpec) -> None:
@@ -194,7 +200,7 @@ class _GeneratorFunction:
     def _made(self, call: TracedCall, args: Any, kwargs: Any) -> Any:
         try:
             return self._function(*args, **kwargs)
-        except BaseException as error:  # the arguments do not fit
+        except BaseException as error:  # the arguments do not match the signature
             fail_call(call, error)
             raise
 

@@ -1,8 +1,8 @@
 """Tracing of generators, async generators and coroutines: the span stays open until iteration ends.
 
-The span starts with the call and ends with the iteration: exhausted, closed early, failed, or abandoned to the garbage
-collector. It is current only while the generator's own code runs. `send`, `throw`, `close` and their async forms reach
-the generator as if it had not been wrapped.
+The span starts with the call. It ends when the iteration is exhausted, closed early or fails, or when the iterator is
+garbage-collected. The span is current only while the generator's own code runs. `send`, `throw`, `close` and their
+async forms reach the generator unchanged.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from spanwise.tracer.otel.live_span import mark_ok
 from spanwise.tracer.otel.trace_context import attach, detach, get_current, reset
 from spanwise.tracer.run_handle import JSON_MIME
 
-MAX_RECORDED_ITEMS = 10_000  # recorded; the rest is counted
-_MAX_PLAIN_TYPES = 1_000  # types that are remembered
+MAX_RECORDED_ITEMS = 10_000  # items that are recorded; later items are only counted
+_MAX_PLAIN_TYPES = 1_000  # entries of `_PLAIN_TYPES`
 
 
 _PLAIN_TYPES: set[type] = {
@@ -57,14 +57,14 @@ _PLAIN_TYPES: set[type] = {
     list,
     tuple,
     bytes,
-}  # whose values are there at once
+}  # results of these types are not streams
 _open_streams: dict[
     int, weakref.ref[StreamRecorder]
-] = {}  # what is open, by id: a `WeakSet` would cost a twentieth of a generator
+] = {}  # by id; a `WeakSet` would add a twentieth to the cost of a generator
 
 
 def _end_open_streams() -> None:
-    """What is open when the process ends is ended then: later, when modules go, nothing can be delivered any more."""
+    """End the open streams before the process exits. Later, while modules are unloaded, nothing can be delivered."""
     for stream in [reference() for reference in tuple(_open_streams.values())]:
         if stream is not None:
             stream.end(closed=True)
@@ -74,8 +74,11 @@ exit_callbacks.append(_end_open_streams)
 
 
 def wrap_stream(spec: TraceSpec, call: TracedCall, result: Any) -> Any:
-    """What takes the place of a generator, another iterator, or a coroutine, and ends the span when it ends; None for
-    any other result, whose span is still to be ended.
+    """Return a wrapper for a generator, another iterator or a coroutine.
+
+    The wrapper ends the span when the iteration ends.
+
+    For any other result, return None; the caller then ends the span.
     """
     kind = type(result)
     if kind is GeneratorType or kind is GeneratorProxy:
@@ -86,7 +89,7 @@ def wrap_stream(spec: TraceSpec, call: TracedCall, result: Any) -> Any:
         return _wrap_coroutine(result, StreamRecorder(spec, call))
     try:
         return None if kind in _PLAIN_TYPES else _wrap_iterable(spec, call, result)
-    except Exception as error:  # somebody's object, looked at
+    except Exception as error:  # inspecting an object of the application may raise
         internal_errors.record_error("stream", error)
         return None
 
@@ -123,26 +126,29 @@ async def _iterate_body(inner: Any, stream: StreamRecorder) -> AsyncIterator[Any
 
 
 class StreamRecorder:
-    """The open span of an iteration, and what it has yielded so far."""
+    """Recorder of an iteration: its open span and the items yielded so far."""
 
     def __init__(self, spec: TraceSpec, call: TracedCall) -> None:
         self._spec, self._call = spec, call
-        self.inside = call.inside  # its context; what the generator does to it between two steps is kept
+        self.inside = call.inside  # context of the iteration, including changes that the generator makes between steps
         self._records = spec.outputs and call.runtime.content
         self.items: list[Any] = []
         self.room = call.runtime.limit if self._records else 0
         self._missing = 0
         self._open = True
-        self._inside: set[int] = set()  # threads
+        self._inside: set[int] = set()  # ids of threads that are inside `step`
         _open_streams[id(self)] = weakref.ref(self)
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits."""
+        """Return the trace id as 32 hex digits."""
         return f"{self._call.span.get_span_context().trace_id:032x}"
 
     def record(self, item: object) -> None:
-        """Note what was yielded, as it is now."""
+        """Record a yielded item.
+
+        Without `reduce`, the item is serialized immediately, so that later changes have no effect.
+        """
         if self.room <= 0 or len(self.items) >= MAX_RECORDED_ITEMS:
             self._missing += 1
             return
@@ -150,7 +156,7 @@ class StreamRecorder:
             self.room -= len(item)
             self.items.append(item)
             return
-        try:  # not `ours`: it would add a tenth to the cost of an item
+        try:  # no `error_boundary`: it would add a tenth to the cost of an item
             self.items.append(self._snapshot(item))
         except Exception as error:
             self._missing += 1
@@ -164,9 +170,9 @@ class StreamRecorder:
         return orjson.Fragment(text)
 
     def step(self, take: Callable[[], Any]) -> Any:
-        """Take an item in the stream's context, and note it; the end and a failure of the iteration end the span."""
+        """Take an item in the stream's context and record it. The end or failure of the iteration ends the span."""
         here = get_ident()
-        if here in self._inside:  # an iterator that steps itself
+        if here in self._inside:  # re-entrant call: the iterator advances itself
             return take()
         token = attach(self.inside)
         self._inside.add(here)
@@ -183,7 +189,7 @@ class StreamRecorder:
         return item
 
     async def astep(self, take: Callable[[], Any]) -> Any:
-        """As `step`, of an item that is awaited."""
+        """Await an item in the stream's context and record it. The end or failure of the iteration ends the span."""
         here = get_ident()
         if here in self._inside:
             return await take()
@@ -208,14 +214,17 @@ class StreamRecorder:
             self.fail(error)
 
     def _closes(self) -> bool:
-        """Whether it was open until now."""
+        """Mark the stream as closed. Return False if it was closed before."""
         was_open, self._open = self._open, False
         _open_streams.pop(id(self), None)
         return was_open
 
     @internal_errors.error_boundary("stream")
     def end(self, closed: bool = False) -> None:
-        """End the span with what was yielded; `closed` notes that the consumer stopped before the generator did."""
+        """End the span with the yielded items as outputs.
+
+        `closed` records that the consumer stopped before the generator ended.
+        """
         if self._closes():
             try:
                 if closed:
@@ -229,7 +238,7 @@ class StreamRecorder:
 
     @internal_errors.error_boundary("stream")
     def fail(self, error: BaseException) -> None:
-        """End the span as failed, with what was yielded until then."""
+        """End the span as failed, with the items yielded so far as outputs."""
         if self._closes():
             try:
                 self._set_outputs()
@@ -237,7 +246,7 @@ class StreamRecorder:
                 fail_call(self._call, error)
 
     def finish(self, value: object) -> None:
-        """End the span with what a coroutine returned as its outputs."""
+        """End the span with the return value of a coroutine as outputs."""
         if self._closes():
             finish_call(self._spec, self._call, value)
 
@@ -261,7 +270,7 @@ class StreamRecorder:
         items = [*self.items, f"…[cut: {missing:,} more items]"] if missing else self.items
         try:
             return orjson.dumps(items).decode()
-        except TypeError:  # a text with lone surrogates
+        except TypeError:  # an item contains lone surrogates
             return to_json([item if type(item) is str else "…" for item in items], self._call.runtime.limit)
 
     def __del__(self) -> None:
@@ -269,7 +278,7 @@ class StreamRecorder:
 
 
 def _wrap_generator(inner: Generator[Any, Any, Any], stream: StreamRecorder) -> Generator[Any, Any, Any]:
-    # Every item passes here: what `detach` and `record` do for nearly all of them is written out.
+    # This loop runs for every item. Therefore the usual case of `detach` and `record` is inlined.
     send, items, inside, room = inner.send, stream.items, stream.inside, stream.room
     action, argument = send, None
     try:
@@ -295,11 +304,13 @@ def _wrap_generator(inner: Generator[Any, Any, Any], stream: StreamRecorder) -> 
                 action = send
             except GeneratorExit:
                 if (returned := _close_generator(inner, stream, inside)) is None:
-                    raise  # also thrown, by a `contextmanager` in a generator that is closed: swallowed, it would go on
+                    # `contextmanager` throws GeneratorExit when the code around it is closed; swallowed, that code
+                    # would continue
+                    raise
                 return returned
             except BaseException as error:
                 action, argument = inner.throw, error
-    except StopIteration as stop:  # of the inner generator: what the consumer throws is caught above
+    except StopIteration as stop:  # raised by the inner generator; exceptions thrown by the consumer are caught above
         stream.end()
         return stop.value
     except GeneratorExit:
@@ -310,7 +321,7 @@ def _wrap_generator(inner: Generator[Any, Any, Any], stream: StreamRecorder) -> 
 
 
 def _close_generator(inner: Any, stream: StreamRecorder, inside: Context) -> Any:
-    """Close a generator; gives what it returned, as `close()` does since Python 3.13."""
+    """Close a generator and return its return value, as `close()` does since Python 3.13."""
     token = attach(inside)
     try:
         returned = inner.close()
@@ -343,15 +354,17 @@ async def _wrap_async_generator(inner: AsyncGenerator[Any, Any], stream: StreamR
     except GeneratorExit:
         raise
     except BaseException as error:
-        if error is thrown and not isinstance(error, Exception):  # a loop that ends cancels what was to close it
+        # an event loop that ends cancels the task that would close the generator
+        if error is thrown and not isinstance(error, Exception):
             stream.end(closed=True)
         stream.fail(error)
         raise
 
 
 def _start_unregistered(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
-    """The first step of an async generator of which the event loop is not told: it knows the one around it, and where
-    it ends with both still open it would close them at the same time.
+    """Return the first step of an async generator without registering the generator with the event loop.
+
+    The event loop knows the outer generator. If the loop ended with both open, it would close both at the same time.
     """
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(None, None)
@@ -366,8 +379,8 @@ async def _close_async_generator(inner: AsyncGenerator[Any, Any], stream: Stream
     try:
         await inner.aclose()
     except Exception:
-        raise  # of its own clean-up: it has failed
-    except BaseException:  # the closing was cancelled, as at the end of `asyncio.run`
+        raise  # the generator's own cleanup code failed
+    except BaseException:  # closing was cancelled, for example at the end of `asyncio.run`
         stream.end(closed=True)
         raise
     finally:
@@ -389,7 +402,7 @@ async def _wrap_coroutine(inner: Coroutine[Any, Any, Any], stream: StreamRecorde
 
 
 class _BaseGeneratorProxy:
-    """All but the ids is the generator's own. Iterating gives the generator itself, so that steps cost no more."""
+    """Proxy of a generator that adds the ids. `iter` returns the generator itself, so that steps cost no extra time."""
 
     __slots__ = ("__weakref__", "_inner", "_span")
 
@@ -398,12 +411,12 @@ class _BaseGeneratorProxy:
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits, for feedback that comes later."""
+        """Return the trace id as 32 hex digits, for feedback that arrives later."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     @property
     def span_id(self) -> str:
-        """16 hex digits."""
+        """Return the span id as 16 hex digits."""
         return f"{self._span.get_span_context().span_id:016x}"
 
     def __getattr__(self, name: str) -> Any:
@@ -417,7 +430,10 @@ class _BaseGeneratorProxy:
 
 
 class GeneratorProxy(_BaseGeneratorProxy):
-    """Of a generator. `isinstance(…, GeneratorType)` holds: frameworks decide by it what to do with a result."""
+    """Proxy of a generator.
+
+    `isinstance(…, GeneratorType)` is true, because frameworks use it to decide how to handle a result.
+    """
 
     __slots__ = ()
 
@@ -433,7 +449,7 @@ class GeneratorProxy(_BaseGeneratorProxy):
 
 
 class AsyncGeneratorProxy(_BaseGeneratorProxy):
-    """Of an async generator, in the same way."""
+    """Proxy of an async generator. `isinstance(…, AsyncGeneratorType)` is true."""
 
     __slots__ = ()
 

@@ -15,11 +15,11 @@ _HOST = re.compile(r"[^\s/?#@\\]+")
 
 
 def find_url_problem(url: str) -> str | None:
-    """Return why an `http://` or `https://` address is malformed, or None if it is not."""
+    """Return the reason that an `http://` or `https://` address is malformed, or None if it is valid."""
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:  # a port that is not a number, a bracket that is not closed
+    except ValueError as error:  # an invalid port, or a bracket that is not closed
         return str(error)
     if parts.scheme not in ("http", "https"):
         return "it must begin with http:// or https://"
@@ -34,7 +34,7 @@ def is_loopback(url: str) -> bool:
     return host in ("localhost", "::1") or host.endswith(".localhost") or _LOOPBACK.fullmatch(host) is not None
 
 
-# OpenTelemetry's own, Python's and OpenSSL's, those of requests and curl: the first that is set counts.
+# Variables of OpenTelemetry, of Python and OpenSSL, of requests and of curl. The first one that is set applies.
 CERTIFICATE_VARIABLES = (
     "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
     "OTEL_EXPORTER_OTLP_CERTIFICATE",
@@ -45,7 +45,7 @@ CERTIFICATE_VARIABLES = (
 
 
 def find_trusted_authorities() -> str | None:
-    """Return the path of the file (or folder) with the authorities to trust; None means certifi's list.
+    """Return the path of the file or directory with the trusted authorities. None means certifi's list.
 
     Sources: OpenTelemetry specification, "OpenTelemetry Protocol Exporter"; Python's `ssl.get_default_verify_paths`;
     the documentation of requests, "SSL Cert Verification".
@@ -55,7 +55,8 @@ def find_trusted_authorities() -> str | None:
 
 __all__ = ["suppress_instrumentation"]
 
-# As in `opentelemetry.instrumentation.utils`, which the core install lacks. Older instrumentations read the last key.
+# As in `opentelemetry.instrumentation.utils`, which the core install does not include. Older instrumentations read
+# the last key.
 _SUPPRESSION_KEYS = (
     context._SUPPRESS_INSTRUMENTATION_KEY,
     context._SUPPRESS_HTTP_INSTRUMENTATION_KEY,
@@ -65,7 +66,7 @@ _SUPPRESSION_KEYS = (
 
 @contextmanager
 def suppress_instrumentation() -> Iterator[None]:
-    """Ask OpenTelemetry instrumentations of HTTP and model clients to make no spans and send no context inside."""
+    """Ask instrumentations of HTTP and model clients to create no spans, and send no context, inside the block."""
     marked = context.get_current()
     for key in _SUPPRESSION_KEYS:
         marked = context.set_value(key, True, marked)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def instrument_pydantic_ai(provider: TracerProvider) -> None:
-    """Switch on Pydantic AI's own OpenTelemetry spans for all agents. Raises `ImportError` if it is not installed."""
+    """Enable Pydantic AI's own OpenTelemetry spans for all agents. Raises `ImportError` if it is not installed."""
     from pydantic_ai import Agent
     from pydantic_ai.models.instrumented import InstrumentationSettings
 
@@ -27,7 +27,6 @@ def instrument_pydantic_ai(provider: TracerProvider) -> None:
 
 
 def uninstrument_pydantic_ai() -> None:
-    """Switch them off."""
     from pydantic_ai import Agent
 
     Agent.instrument_all(False)
@@ -42,7 +41,7 @@ def instrument_mcp(provider: TracerProvider) -> None:
 
 
 def uninstrument_mcp() -> None:
-    """Put the method back."""
+    """Restore the original method."""
     from mcp import ClientSession
 
     ClientSession.call_tool = getattr(ClientSession.call_tool, "__wrapped__", ClientSession.call_tool)  # type: ignore[method-assign]
@@ -62,7 +61,7 @@ def _wrap_call_tool(call_tool: Callable[..., Any]) -> Callable[..., Any]:
 
 @internal_errors.error_boundary("mcp")
 def _record_tool_result(run: Run, result: Any) -> None:
-    """Record a tool's result: its structured content, else its texts. An error that it reports sets the status."""
+    """Record a tool's result: its structured content, or else its texts. A reported error sets the status."""
     structured = getattr(result, "structured_content", None) or getattr(result, "structuredContent", None)
     blocks = [getattr(block, "text", None) or block.model_dump(mode="json") for block in getattr(result, "content", ())]
     run.set_outputs(structured or (blocks[0] if len(blocks) == 1 else blocks))
@@ -73,15 +72,15 @@ def _record_tool_result(run: Run, result: Any) -> None:
 _ENTRY_POINT_GROUPS = (
     "openinference_instrumentor",
     "opentelemetry_instrumentor",
-)  # the first one that has the name is taken
+)  # the first group with the name is used
 
-# Libraries with hooks of our own: the library, how to switch them on and off
+# Libraries that Spanwise instruments itself: functions that enable and disable the instrumentation
 _LIBRARY_HOOKS: dict[str, tuple[Callable[[TracerProvider], None], Callable[[], None]]] = {
     "pydantic_ai": (instrument_pydantic_ai, uninstrument_pydantic_ai),
     "mcp": (instrument_mcp, uninstrument_mcp),
 }
 
-# Names for which a package exists on PyPI, by the package's prefix
+# Instrumentations that are published on PyPI, by prefix of the package name
 _PYPI_PACKAGES = {
     "openinference-instrumentation-": (
         "agentspec agno anthropic autogen autogen-agentchat bedrock beeai claude-agent-sdk crewai dspy "
@@ -100,10 +99,10 @@ _PYPI_PACKAGES = {
 
 
 def instrument(name: str, *names: str, **options: Any) -> None:
-    """Switch on instrumentations by name (`openai`, `langchain`, `httpx`, …); their spans join ours.
+    """Enable instrumentations by name (`openai`, `langchain`, `httpx`, …).
 
-    Case, `-` and `_` make no difference. `options` go to the instrumentor. Raises `ValueError` for a name whose
-    instrumentation is not installed.
+    Their spans become part of Spanwise's traces. Case, `-` and `_` are ignored. `options` are passed to the
+    instrumentor. Raises `ValueError` for a name whose instrumentation is not installed.
     """
     for each in map(_normalize_name, (name, *names)):
         _enable_instrumentation(each, options)
@@ -112,7 +111,7 @@ def instrument(name: str, *names: str, **options: Any) -> None:
 
 
 def uninstrument(name: str, *names: str) -> None:
-    """Switch instrumentations off again. Raises `ValueError` as `instrument` does."""
+    """Disable instrumentations. Raises `ValueError` as `instrument` does."""
     for each in map(_normalize_name, (name, *names)):
         entry = _find_entry_point(each)
         if each in _LIBRARY_HOOKS:
@@ -124,7 +123,7 @@ def uninstrument(name: str, *names: str) -> None:
 
 
 def tracer_provider() -> TracerProvider:
-    """Return the OpenTelemetry provider behind Spanwise, for any instrumentation that wants one."""
+    """Return the OpenTelemetry provider behind Spanwise, for instrumentations that accept a provider."""
     runtime = get_runtime()
     return runtime.provider if runtime.joined is None else runtime.joined
 
@@ -133,7 +132,8 @@ def _enable_instrumentation(name: str, options: dict[str, Any]) -> None:
     entry = _find_entry_point(name)
     if name in _LIBRARY_HOOKS:
         _run_hook(name, lambda: _LIBRARY_HOOKS[name][0](tracer_provider()))
-    if entry is not None and name != "pydantic_ai":  # whose package only renames attributes, which the collector reads
+    # its package only renames attributes that the collector reads anyway
+    if entry is not None and name != "pydantic_ai":
         entry.load()().instrument(tracer_provider=tracer_provider(), **options)
     elif name not in _LIBRARY_HOOKS:
         raise _unknown_instrumentation_error(name)

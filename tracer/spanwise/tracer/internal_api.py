@@ -1,6 +1,6 @@
 """Internal API for the collector and the evaluators.
 
-Users have no need of it; everything else of the tracer that begins with an underscore is its own affair.
+Applications do not need these names.
 """
 
 from spanwise.tracer.content.serialization import to_json

@@ -1,9 +1,11 @@
 """Tracing of other iterators and streaming responses, such as OpenAI's `Stream` and Starlette bodies.
 
-An object of a class written in Python stays the object that it is: until it is exhausted or closed its class is one
-below its own, which notes what passes. Iterators built into Python (`map`, `zip`, those of itertools) are iterated by a
-generator. Files, cursors and whatever else can be read in other ways, objects without a `__dict__`, and classes that
-are told of those below them, are left alone.
+An object of a class written in Python keeps its identity. Until it is exhausted or closed, its `__class__` is a
+generated subclass that reports its items. Iterators that are built into Python (`map`, `zip`, those of itertools) are
+wrapped in a generator.
+
+Some objects are left alone: files, cursors and other objects that can also be read in other ways; objects without a
+`__dict__`; and instances of classes that run code when a subclass is created.
 """
 
 from __future__ import annotations
@@ -17,29 +19,29 @@ from typing import Any, Protocol
 _OBSERVER = "__spanwise_stream__"
 _BUILTIN_MODULES = ("builtins", "itertools")
 _RANDOM_ACCESS_METHODS = ("read", "readline", "fetchone", "fetchall", "__getitem__", "__len__", "__await__")
-_COROUTINE_METHODS = ("__await__", "send")  # what awaits a coroutine: more than its items passes
-_BODY_ATTRIBUTE = "body_iterator"  # of Starlette's streaming responses
+_COROUTINE_METHODS = ("__await__", "send")  # methods of coroutines, which pass more than items
+_BODY_ATTRIBUTE = "body_iterator"  # attribute of Starlette's streaming responses
 
 
 class IterationObserver(Protocol):
-    """What is told of an iteration (see `Stream`)."""
+    """Observer of an iteration, such as `StreamRecorder`."""
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits."""
+        """Return the trace id as 32 hex digits."""
 
     def step(self, take: Callable[[], Any]) -> Any:
-        """Take an item in the stream's context, and note it."""
+        """Take an item in the stream's context and record it."""
 
     async def astep(self, take: Callable[[], Any]) -> Any:
-        """Await an item in the stream's context, and note it."""
+        """Await an item in the stream's context and record it."""
 
     def end(self, closed: bool = False) -> None:
-        """The iteration is over."""
+        """End the span of the iteration."""
 
 
 def is_builtin_iterator(value: Any) -> bool:
-    """Whether it is an iterator of Python's own."""
+    """Return whether a value is an iterator that is built into Python."""
     kind = type(value)
     return (
         kind.__module__ in _BUILTIN_MODULES
@@ -49,12 +51,15 @@ def is_builtin_iterator(value: Any) -> bool:
 
 
 def has_streaming_body(value: Any) -> bool:
-    """Whether it is a response whose body is still to be iterated."""
+    """Return whether a value is a response with a body that is still to be iterated."""
     return hasattr(get_streaming_body(value), "__anext__")
 
 
 def is_stream_object(value: Any) -> bool:
-    """Whether it is an object that is iterated step by step, in no other way, and can be told apart while it is."""
+    """Return whether a value is an iterator that can be observed, or is observed already.
+
+    Its class is written in Python, has no other methods for reading, and runs no code when a subclass is created.
+    """
     kind = type(value)
     steps = hasattr(kind, "__next__") or hasattr(kind, "__anext__")
     written = isinstance(getattr(kind, "__next__", None) or getattr(kind, "__anext__", None), FunctionType)
@@ -64,13 +69,16 @@ def is_stream_object(value: Any) -> bool:
 
 
 def _allows_silent_subclass(kind: Any) -> bool:
-    """Whether a class below it comes to be without its own code: one that registers them would find ours."""
+    """Return whether creating a subclass runs no code of the class.
+
+    A class that registers its subclasses would register the generated one.
+    """
     own = getattr(kind.__init_subclass__, "__func__", None)
     return type(kind).__module__ in ("builtins", "abc", "typing") and (own is None or own.__module__ == "typing")
 
 
 def observe_iteration(value: Any, stream: IterationObserver) -> Any:
-    """The same object, which tells `stream` what it gives; also where it tells another one already."""
+    """Make an iterator report its items to `stream`, and return it. An existing observer is kept."""
     known = value.__dict__.get(_OBSERVER)
     if known is None:
         kind: Any = type(value)
@@ -80,7 +88,7 @@ def observe_iteration(value: Any, stream: IterationObserver) -> Any:
 
 
 class _ObserverPair:
-    """Two that are told: a function returned what another traced one had returned to it."""
+    """Pair of observers: a traced function returned the stream of another traced function."""
 
     def __init__(self, inner: IterationObserver, outer: IterationObserver) -> None:
         self._inner, self._outer = inner, outer
@@ -101,18 +109,18 @@ class _ObserverPair:
 
 
 def get_streaming_body(response: Any) -> Any:
-    """The body of a response, None if it is none. What makes up attributes when asked for them is not asked."""
+    """Return the body of a streaming response, or None. Only `__dict__` is read: attribute access may run code."""
     return getattr(response, "__dict__", {}).get(_BODY_ATTRIBUTE)
 
 
 def set_streaming_body(response: Any, body: AsyncIterator[Any]) -> None:
-    """Put another iterator in its place."""
+    """Replace the body of a streaming response."""
     setattr(response, _BODY_ATTRIBUTE, body)
 
 
 @functools.lru_cache(maxsize=256)
 def _make_observed_class(kind: Any) -> type:
-    """The class below `kind` whose instances tell their stream what passes."""
+    """Return the subclass of `kind` whose instances report their items to an observer."""
     methods = {name: make(getattr(kind, name)) for name, make in _METHOD_WRAPPERS.items() if hasattr(kind, name)}
     hidden: dict[str, Any] = {
         "__slots__": (),
@@ -126,7 +134,7 @@ def _make_observed_class(kind: Any) -> type:
 
 
 def _reduce_ex(self: Any, protocol: Any) -> Any:
-    """For `copy` and `pickle`: what it was, for nobody is told of a second one."""
+    """Reduce the object to its original class, for `copy` and `pickle`: a copy is not observed."""
     kind = type(self)
     plain: Any = kind.__bases__[0]
     reduced = plain.__reduce_ex__(self, protocol)
@@ -236,7 +244,7 @@ def _finish_iteration(value: Any) -> None:
 
 
 def _restore_class(value: Any) -> None:
-    """Make it again what it was: it is over, and tells nobody anything any more."""
+    """Restore the original class. The object is no longer observed."""
     if value.__dict__.pop(_OBSERVER, None) is not None:
         object.__setattr__(value, "__class__", type(value).__bases__[0])
 

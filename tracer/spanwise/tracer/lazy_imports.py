@@ -1,7 +1,8 @@
 """Lazy imports of the names that a package exports.
 
-Whoever imports a module runs the `__init__` of each package around it. Type checkers see usual imports beside this,
-under `TYPE_CHECKING`; a `__getattr__` that they saw would make any name look right to them.
+Importing a module runs the `__init__` of every enclosing package, which should therefore import little. For type
+checkers, packages also contain ordinary imports under `TYPE_CHECKING`. If type checkers saw `__getattr__`, they would
+accept any name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any
 
 
 def lazy(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's `__getattr__` and `__dir__`; `modules` are its own, with the names that each gives, as words."""
+    """Return `__getattr__` and `__dir__` for a package.
+
+    `modules` maps the names of its modules to the names that each one exports, separated by spaces.
+    """
     places = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
     known = vars(sys.modules[package])
 

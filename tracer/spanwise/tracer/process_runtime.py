@@ -46,10 +46,10 @@ from spanwise.tracer.otel.provider import (
 
 
 class Runtime:
-    """What one `configure` makes.
+    """Runtime that one call of `configure` creates: settings, delivery, span factory and provider.
 
-    OpenTelemetry's provider begins threads of an executor in forked children. That module has to be imported before: in
-    a child its own handler, which frees its lock, must run before the provider's.
+    OpenTelemetry's provider starts threads of an executor in forked children. The executor's module must be imported
+    before: in a child, its fork handler releases its lock and must run before the provider's handler.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Runtime:
         self.provider = Provider(self.spans)
         self.content = settings.capture == "full"
         self.limit = settings.max_value_bytes
-        self.may_skip = joined is not None  # whether a span may turn out not to record
+        self.may_skip = joined is not None  # True: the provider's sampler may decide not to record a span
         self.joined = joined
         self._joined_tracer: otel.Tracer | None = None
         if joined is not None:
@@ -76,7 +76,7 @@ class Runtime:
         self._be(self._resource)
 
     def complete(self) -> None:
-        """What takes its time: ask the detectors what else the resource is, and prepare the process."""
+        """Complete the slow part of the set-up: run the resource detectors and prepare the process."""
         self._be(_make_resource(self.settings))
         _prepare_process(self)
 
@@ -85,7 +85,7 @@ class Runtime:
         (captured.add_span if captured is not None else self.delivery.put)(span)
 
     def renew(self) -> None:
-        """In a forked child: it is a process of its own."""
+        """Set a new instance id in a forked child process."""
         self._be(_add_instance_id(self._resource, self.settings))
 
     def _be(self, resource: Resource) -> None:
@@ -97,13 +97,14 @@ class Runtime:
             self._processor.identify(self.resource)
 
     def take_over(self, provider: Provider) -> None:
-        """Instrumentations hold the provider of the set-up before: what they record goes where this one says."""
+        """Reuse the provider of the previous runtime, because instrumentations hold references to it."""
         self.spans.extra += provider.spans.extra
         provider.spans, self.provider = self.spans, provider
 
     def close(self, successor: Runtime) -> None:
-        """Deliver what there is. What its open spans still bring goes to the set-up that replaces this one, unless that
-        one records nothing.
+        """Deliver everything that is queued.
+
+        Spans that are still open are delivered by the successor when they end, unless the successor records nothing.
         """
         if self.joined is not None:
             self._processor.active = False
@@ -112,11 +113,11 @@ class Runtime:
         self.delivery.close()
 
     def open(self, name: str, attributes: dict[str, Any], ctx: Context) -> tuple[otel.Span, Context]:
-        """A started span, and the context in which it is the current one. `ctx` is the current context."""
+        """Start a span and return it with the context in which it is current. `ctx` is the current context."""
         if self._joined_tracer is not None and not isinstance(ctx.get(trace_context.OTEL_KEY), LiveSpan):
             return self._open_joined(self._joined_tracer, name, attributes, ctx)
         span = self.spans.start(name, attributes, SCOPE, ctx)
-        ctx = trace_context.get_current()  # `start` may have replaced it
+        ctx = trace_context.get_current()  # `start` may have replaced the context
         if self.spans.extra:
             self.spans.announce(span, ctx)
         return span, trace_context.with_span(ctx, span, span.hidden)
@@ -134,7 +135,7 @@ class Runtime:
         return span, otel.set_span_in_context(span, ctx)
 
     def fail(self, span: otel.Span, error: BaseException) -> None:
-        """Record the exception that leaves a span. A cancelled run has not failed."""
+        """Record the exception that leaves a span. A cancellation is not an error."""
         if isinstance(span, LiveSpan):
             span.fail(error)
         elif is_cancellation(error):
@@ -145,7 +146,7 @@ class Runtime:
             span.set_status(otel.Status(otel.StatusCode.ERROR, internal_errors.describe_error(error)))
 
     def captured_root(self, name: str, attributes: dict[str, Any], sink: CaptureSink) -> LiveSpan:
-        """The root span of a fresh trace that goes to `sink` instead of delivery."""
+        """Start the root span of a new trace that goes to `sink` instead of delivery."""
         local = begin_local_trace(Clock.bits(128) or 1, sink.add_span, self.resource)
         self.spans.captures[local.trace_id] = sink
         return LiveSpan(name, local, 0, attributes, SCOPE)
@@ -154,12 +155,12 @@ class Runtime:
 def _make_resource(settings: Settings) -> Resource:
     try:
         return _add_instance_id(Resource.create(_resource_attributes(settings)), settings)
-    except RuntimeError:  # the main thread has ended: detectors run in an executor, and none can begin
+    except RuntimeError:  # the main thread has ended, so that the executor of the detectors cannot start threads
         return _make_resource_without_detectors(settings)
 
 
 def _make_resource_without_detectors(settings: Settings) -> Resource:
-    """The resource without what detectors would say."""
+    """Return the resource from the settings and OpenTelemetry's variables, without other detectors."""
     return _add_instance_id(OTELResourceDetector().detect().merge(Resource(_resource_attributes(settings))), settings)
 
 
@@ -168,7 +169,7 @@ def _resource_attributes(settings: Settings) -> dict[str, Any]:
 
 
 def _add_instance_id(resource: Resource, settings: Settings) -> Resource:
-    """The resource of this very process, unless the user has said which it is."""
+    """Add the instance id of this process to the resource, unless the user has set one."""
     if names.INSTANCE in settings.resource or names.INSTANCE in OTELResourceDetector().detect().attributes:
         return resource
     return resource.merge(Resource({names.INSTANCE: _instance_id}))
@@ -176,8 +177,9 @@ def _add_instance_id(resource: Resource, settings: Settings) -> Resource:
 
 _lock = threading.RLock()
 _current: Runtime | None = None
-_ready: Runtime | None = None  # the same, as soon as the main thread has traced: it alone can prepare for signals
-_making: Runtime | None = None  # not complete yet: for signal handlers that interrupt the thread that makes it
+# `_current`, once the main thread has traced: only that thread can install signal handlers
+_ready: Runtime | None = None
+_making: Runtime | None = None  # incomplete runtime, for signal handlers that interrupt its creation
 _instance_id = str(uuid4())
 
 
@@ -194,7 +196,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 def get_runtime() -> Runtime:
-    """The live set-up, made from the environment if nobody called `configure`. Never raises."""
+    """Return the current runtime. If `configure` was not called, create it from the environment. Never raises."""
     return _ready or _get_or_create_runtime()
 
 
@@ -212,7 +214,11 @@ def _get_or_create_runtime() -> Runtime:
 
 
 def _create_runtime(settings: Settings) -> None:
-    """Called again, from a signal handler, before `_making` is set, it is that one's set-up which remains."""
+    """Create the runtime and make it current.
+
+    A signal handler may call this function again before `_making` is set. The runtime of that inner call then
+    remains.
+    """
     global _current, _making
     made = Runtime(settings, resource=_make_resource_without_detectors(settings))
     if _current is None and _making is None:
@@ -230,7 +236,7 @@ def _read_environment_settings() -> Settings:
 
 
 def replace_runtime(runtime: Runtime | None) -> Runtime | None:
-    """Put another set-up in place and return the one that was there."""
+    """Install another runtime and return the previous one."""
     global _current, _ready
     with _lock:
         previous, _current, _ready = _current, runtime, None
@@ -257,13 +263,20 @@ def configure(
     sigterm: bool | None = None,
     propagate_to: Sequence[str] | None = None,
 ) -> None:
-    """Set where spans go and what they hold. Optional: without it the `SPANWISE_*` variables and the defaults count.
+    """Configure where spans are sent and what they contain.
 
-    Where nothing names an address, OpenTelemetry's `OTEL_EXPORTER_OTLP_*` do (endpoint, headers, compression, timeout,
-    certificate). `headers` go with every request, for collectors that want other ones than `Authorization: Bearer`.
-    `redact` takes keys, compiled patterns and functions `(key, value) -> value`. `provider` joins an existing
-    OpenTelemetry set-up: its sampler decides, and its other exporters see our spans unredacted. `threads=False` leaves
-    `threading` alone, `sigterm=False` the signal. Raises `ValueError` for a value that cannot be.
+    Without a call, the `SPANWISE_*` variables and the defaults apply.
+
+    If no address is set, OpenTelemetry's `OTEL_EXPORTER_OTLP_*` variables apply (endpoint, headers, compression,
+    timeout, certificate).
+
+    - `headers` are sent with every request, for collectors that need other headers than `Authorization: Bearer`.
+    - `redact` takes keys, compiled patterns and functions `(key, value) -> value`.
+    - `provider` joins an existing OpenTelemetry set-up: its sampler decides, and its other exporters receive the spans
+      unredacted.
+    - `threads=False` does not wrap the methods of `threading`, and `sigterm=False` installs no signal handler.
+
+    Raises `ValueError` for an invalid value.
     """
     settings = configuration.resolve_settings(
         url=url,
@@ -290,38 +303,40 @@ def configure(
 
 
 def _prepare_process(runtime: Runtime) -> Runtime:
-    """Do what is done once to the host process."""
+    """Prepare the host process: context inheritance by threads, and the signal handler."""
     set_thread_context_inheritance(runtime.settings.threads and not runtime.off)
     return _install_signal_handler(runtime)
 
 
 def _install_signal_handler(runtime: Runtime) -> Runtime:
-    """What the main thread alone can do, when it comes along."""
+    """Install the handler of SIGTERM. Does nothing outside of the main thread."""
     if runtime.settings.sigterm and not runtime.off:
         close_on_sigterm(close_all, lambda: get_runtime().delivery.hurry())
     return runtime
 
 
 def flush(timeout: float = 30.0) -> FlushResult:
-    """Deliver everything that has ended so far; true if the collector has acknowledged all of it.
+    """Deliver all ended spans. The result is true if the collector has acknowledged all of them.
 
-    Waits at most `timeout` seconds. What could not be delivered is counted in the result and, if possible, on disk.
+    Waits at most `timeout` seconds. Spans that could not be delivered are counted in the result and, if possible,
+    written to disk.
     """
     return flush_all(get_runtime().delivery, timeout)
 
 
 def shutdown() -> None:
-    """Deliver everything that has ended and stop delivery, as the end of the process does; the rest goes to the disk.
+    """Deliver all ended spans and stop delivery, as at the end of the process.
 
-    Takes 0.8 s without an answer of the collector, at most 5 s with answers. May be called again, and from any thread.
-    Spans that end afterwards are dropped and counted as `closed`, until `configure` is called again.
+    Undelivered spans are written to disk. Takes 0.8 s if the collector does not answer, and at most 5 s if it does.
+    May be called repeatedly and from any thread. Spans that end afterwards are dropped and counted as `closed`, until
+    `configure` is called again.
     """
     get_runtime().delivery.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What has become of spans and feedback in this process. `errors` are our own, by where they happened."""
+    """Counts of spans and feedback in this process. `errors` counts internal errors by component."""
 
     delivered: int
     queued: int
@@ -331,7 +346,7 @@ class Stats:
 
 
 def stats() -> Stats:
-    """Counts since the start of the process (or since `configure`)."""
+    """Return the counts since the start of the process or since `configure`."""
     delivery = get_runtime().delivery
     tally = delivery.exporter.tally
     return Stats(

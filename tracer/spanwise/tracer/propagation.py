@@ -38,27 +38,36 @@ from spanwise.tracer.otel.live_span import (
 from spanwise.tracer.otel.trace_context import RemoteParent, read_baggage_attributes
 from spanwise.tracer.process_runtime import get_runtime
 
-_MAX_BAGGAGE_LENGTH = 4_000  # characters of an entry in a header; receivers ignore longer ones
+_MAX_BAGGAGE_LENGTH = 4_000  # characters of a header entry; receivers ignore longer entries
 _MONITOR_MARK = {names.MONITOR: True}
 
 
 @contextmanager
 def session(id: str | None) -> Iterator[None]:
-    """All spans started inside belong to this conversation; None changes nothing. Also usable as a decorator."""
+    """Assign all spans that start inside the block to a conversation.
+
+    None changes nothing. Can also be used as a decorator.
+    """
     with _attach_attributes({} if id is None else {names.SESSION: _replace_surrogates(id)}):
         yield
 
 
 @contextmanager
 def user(id: str | None) -> Iterator[None]:
-    """All spans started inside belong to this user; None changes nothing. Also usable as a decorator."""
+    """Assign all spans that start inside the block to a user.
+
+    None changes nothing. Can also be used as a decorator.
+    """
     with _attach_attributes({} if id is None else {names.USER: _replace_surrogates(id)}):
         yield
 
 
 @contextmanager
 def tags(*tags: str) -> Iterator[None]:
-    """All spans started inside get these tags, besides those of outer `tags(…)`. Also usable as a decorator."""
+    """Add tags to all spans that start inside the block, in addition to those of outer blocks.
+
+    Can also be used as a decorator.
+    """
     outer = trace_context.get_ambient_attributes(trace_context.get_live_context()).get(names.TAGS, ())
     with _attach_attributes({names.TAGS: tuple(dict.fromkeys((*outer, *map(_replace_surrogates, tags))))}):
         yield
@@ -66,7 +75,7 @@ def tags(*tags: str) -> Iterator[None]:
 
 @contextmanager
 def _attach_attributes(attributes: dict[str, Any]) -> Iterator[None]:
-    get_runtime()  # threads started inside, before any span, are to get the context too
+    get_runtime()  # threads that start inside, before any span, must inherit the context
     token = trace_context.attach(_add_ambient_attributes(attributes))
     try:
         yield
@@ -76,10 +85,10 @@ def _attach_attributes(attributes: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def mark_monitor_spans() -> Iterator[None]:
-    """All spans started inside, in this process and in those that we call, are a monitor's: no rule looks at them.
+    """Mark all spans that start inside, in this process and in called processes, as a monitor's.
 
-    Those of other providers, too: where nothing is current they begin below a span that nobody records, and whose
-    tracestate says so.
+    Rules ignore such spans. The mark also reaches spans of other providers. If no span is current, they start below
+    an unrecorded span whose tracestate has the mark.
     """
     with _attach_attributes(_MONITOR_MARK):
         if otel.get_current_span().get_span_context().is_valid:
@@ -91,7 +100,7 @@ def mark_monitor_spans() -> Iterator[None]:
 
 
 def make_detached_context() -> Context:
-    """A context with nothing in it, but for the mark of a monitor where there is one."""
+    """Return an empty context. It keeps only the mark of a monitor."""
     is_marked = names.MONITOR in trace_context.get_ambient_attributes(trace_context.get_current())
     return _add_ambient_attributes(_MONITOR_MARK, Context()) if is_marked else Context()
 
@@ -114,7 +123,7 @@ def _encode_baggage_value(value: Any) -> str:
 
 
 def _replace_surrogates(value: object) -> str:
-    """The text of an id or a tag; what UTF-8 cannot encode, half of an emoji, is replaced."""
+    """Return an id or a tag as text. Characters that UTF-8 cannot encode, such as half of an emoji, are replaced."""
     text = str(value)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -126,10 +135,10 @@ _TRACE_CONTEXT_PROPAGATOR, _BAGGAGE_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def inject(carrier: MutableMapping[str, str] | None = None) -> MutableMapping[str, str]:
-    """Put the current run, session, user and tags into a carrier (a new dict, or headers) and return it.
+    """Write the current run, session, user and tags into a carrier and return it.
 
-    Inside an application that another OpenTelemetry set-up traces, `traceparent` stays the one of that set-up; our ids
-    travel in `tracestate`.
+    The carrier is a new dict by default, or a mapping of headers. If another OpenTelemetry set-up traces the
+    application, `traceparent` stays that of the other set-up, and Spanwise's ids are sent in `tracestate`.
     """
     headers: MutableMapping[str, str] = {} if carrier is None else carrier
     with error_boundary("inject"):
@@ -148,7 +157,7 @@ def _write_headers(headers: MutableMapping[str, str], ctx: Context) -> None:
 
 
 def _find_local_trace(ctx: Context) -> LocalTrace | None:
-    """This process's part of the trace that a call goes out from."""
+    """Return the local trace that an outgoing call belongs to."""
     own = trace_context.find_parent(ctx)
     if isinstance(own, LiveSpan):
         return own.local
@@ -169,7 +178,7 @@ def _make_outgoing_context(ctx: Context) -> SpanContext | None:
 
 
 def _add_tracestate_entry(context: SpanContext, own: RemoteParent) -> SpanContext:
-    """A foreign context beside which ours travels. The member `ot` there is that of the foreign trace."""
+    """Add Spanwise's tracestate entry to a foreign span context. The member `ot` stays that of the foreign trace."""
     others = [(k, v) for k, v in context.trace_state.items() if k != VENDOR_KEY]
     ours = format_tracestate_entry(own.trace_id, own.span_id, own.sampled, own.marked) + (
         f"-{own.ot}" if own.ot else ""
@@ -180,8 +189,11 @@ def _add_tracestate_entry(context: SpanContext, own: RemoteParent) -> SpanContex
 
 @contextmanager
 def extract(carrier: Mapping[str, str]) -> Iterator[None]:
-    """What starts inside continues the trace in the carrier: `inject()`'s dict, or the headers of a request."""
-    get_runtime()  # threads started inside, before any span, are to get the context too
+    """Continue the trace of a carrier in spans that start inside the block.
+
+    The carrier is the dict of `inject()` or the headers of a request.
+    """
+    get_runtime()  # threads that start inside, before any span, must inherit the context
     token = trace_context.attach(_make_incoming_context(carrier, trace_context.get_live_context()))
     try:
         yield
@@ -203,9 +215,9 @@ def _make_incoming_context(carrier: Mapping[str, str], ctx: Context) -> Context:
 
 
 class carry(Generic[P, R]):
-    """A picklable callable that runs a function in another process as part of the run that is current now.
+    """Picklable callable that runs a function in another process as part of the current run.
 
-    Each time that it is pickled counts as a call sent out.
+    Each pickling counts as one outgoing call.
     """
 
     def __init__(self, function: Callable[P, R]) -> None:
@@ -219,7 +231,7 @@ class carry(Generic[P, R]):
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function inside `extract(…)`; a coroutine runs inside as well."""
+        """Call the function inside `extract(…)`. A coroutine also runs inside it."""
         if inspect.iscoroutinefunction(self._function):
             return cast(R, self._awaited(*args, **kwargs))
         with extract(self._carrier):

@@ -1,7 +1,7 @@
 """Propagation targets: the destination hosts that receive session, user and tags as baggage.
 
-A destination that takes part gets session, user and tags as baggage, and its part of a trace is awaited. It is named by
-`configure(propagate_to=[…])`, or by the collector, which has received spans that continue a call of the same project.
+The collector also waits for a target's part of a trace. `configure(propagate_to=[…])` names targets. In addition, the
+collector names the hosts from which it has received spans that continue a call of the same project.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_DESTINATIONS", "get_destination"]
 
-MAX_DESTINATIONS = 200  # destinations of a project that a collector names
+MAX_DESTINATIONS = 200  # destinations per project that a collector may name
 _NAME = re.compile(r"[a-z0-9_.:/\[\]-]{1,255}")
 _PATTERN = re.compile(r"[a-z0-9_.:/\[\]*-]{1,255}")
 _PORTS = {"http": 80, "https": 443}
 
-_collector_targets: dict[tuple[str, str], frozenset[str]] = {}  # by the collectors: address and project
+_collector_targets: dict[tuple[str, str], frozenset[str]] = {}  # named by collectors, by address and project
 _active_settings: tuple[tuple[str, str], tuple[str, ...]] = ("", ""), ()  # address and project; patterns
 
 
 def get_destination(attributes: Mapping[str, object]) -> str | None:
-    """Return where a client's or producer's span goes: `host:port`, `host` or `messaging/name`; None if it says none.
+    """Return the destination of a client or producer span, or None if its attributes do not name one.
 
-    Reads OpenTelemetry's present and former names.
+    The format is `host:port`, `host` or `messaging/name`. Current and former attribute names of OpenTelemetry are
+    read.
     """
     get = attributes.get
     url = get("url.full") or get("http.url")
@@ -55,7 +56,7 @@ def _split_url(url: str) -> tuple[str | None, int | None]:
 
 
 def normalize_patterns(given: Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns of `propagate_to` in lower case. Raises `ValueError` for one that is no host."""
+    """Return the patterns of `propagate_to` in lower case. Raises `ValueError` for an invalid host."""
     if isinstance(given, str):
         raise ValueError(f"propagate_to is a list of hosts, not the text {given!r}; write [{given!r}]")
     found: list[str] = []
@@ -68,19 +69,19 @@ def normalize_patterns(given: Iterable[str]) -> tuple[str, ...]:
 
 
 def use_settings(settings: Settings) -> None:
-    """Ask by these settings from now on."""
+    """Set the settings that `is_propagation_target` uses from now on."""
     global _active_settings
     _active_settings = (settings.url, settings.project), settings.propagate_to
 
 
 def update_from_header(settings: Settings, header: str) -> None:
-    """Take over the destinations that the collector of these settings names, in place of those it named before."""
+    """Replace the destinations that the collector of these settings has named."""
     names = [name.strip() for name in header.split(",")[:MAX_DESTINATIONS]]
     _collector_targets[settings.url, settings.project] = frozenset(name for name in names if _NAME.fullmatch(name))
 
 
 def is_propagation_target(attributes: Mapping[str, object]) -> bool:
-    """Return whether the destination of a client's or producer's span takes part in tracing."""
+    """Return whether the destination of a client or producer span takes part in tracing."""
     whose, configured = _active_settings
     named = _collector_targets.get(whose)
     if not named and not configured:

@@ -24,11 +24,11 @@ from spanwise.tracer.process_runtime import Runtime, get_runtime
 from spanwise.tracer.suggestions import OPTION_EQUIVALENTS, make_unknown_option_error, suggest_kind
 
 JSON_MIME, TEXT_MIME = "application/json", "text/plain"
-_SPAN_OPTIONS = ("kind", "inputs", "tags", "metadata", "attributes")  # of `span`
+_SPAN_OPTIONS = ("kind", "inputs", "tags", "metadata", "attributes")  # options of `span`
 
 
 class Run:
-    """A handle on one span. Every method is safe to call at any time, also when nothing is being traced."""
+    """Handle for one span. All methods can be called at any time, even if nothing is being traced."""
 
     __slots__ = ("_runtime", "_span")
 
@@ -38,17 +38,17 @@ class Run:
 
     @property
     def span(self) -> otel.Span:
-        """The OpenTelemetry span behind the handle."""
+        """Return the underlying OpenTelemetry span."""
         return self._span
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits; empty outside of any trace, which a warning says once."""
+        """Return the trace id as 32 hex digits. Outside of a trace it is empty, and a warning is logged once."""
         return self._id("trace_id", 32)
 
     @property
     def span_id(self) -> str:
-        """16 hex digits; empty outside of any trace, which a warning says once."""
+        """Return the span id as 16 hex digits. Outside of a trace it is empty, and a warning is logged once."""
         return self._id("span_id", 16)
 
     def _id(self, name: str, digits: int) -> str:
@@ -62,31 +62,31 @@ class Run:
         self._span.update_name(name)
 
     def set_inputs(self, inputs: object) -> None:
-        """Record (or replace) the inputs: any value."""
+        """Record or replace the inputs, which can be any value."""
         self._content(names.INPUT_VALUE, names.INPUT_MIME, inputs)
 
     def set_outputs(self, outputs: object) -> None:
-        """Record (or replace) the outputs: any value. The return value no longer overrides them."""
+        """Record or replace the outputs, which can be any value. The return value then no longer replaces them."""
         self._content(names.OUTPUT_VALUE, names.OUTPUT_MIME, outputs)
 
     def set_documents(self, documents: Sequence[object]) -> None:
-        """Record retrieved documents where they are not the outputs: strings, dicts or document objects."""
+        """Record retrieved documents if they are not the outputs. Documents are strings, dicts or document objects."""
         if self._runtime.content and self._span.is_recording():
             self._guarded(
                 names.DOCUMENTS_JSON, lambda: to_json(convert_documents(list(documents)), self._runtime.limit)
             )
 
     def set_tags(self, *tags: str | Iterable[str]) -> None:
-        """Add tags; a list of them counts as so many."""
+        """Add tags. A list, tuple or set adds each of its items."""
         known = self._known(names.TAGS) or ()
         self._guarded(names.TAGS, lambda: tuple(dict.fromkeys((*known, *_flatten_tags(tags)))))
 
     def set_metadata(self, metadata: Mapping[str, object] | None = None, /, **more: object) -> None:
-        """Add metadata, by key."""
+        """Add metadata. A new value replaces an earlier value of the same key."""
         self._guarded(names.METADATA, lambda: self._metadata({**(metadata or {}), **more}))
 
     def set_model(self, model: str) -> None:
-        """Name the model that answered."""
+        """Record the name of the model that produced the response."""
         self._guarded(names.REQUEST_MODEL, lambda: str(model))
 
     def set_usage(
@@ -97,10 +97,11 @@ class Run:
         cost: float | None = None,
         **details: Any,
     ) -> None:
-        """Record tokens (and `details` such as `cache_read`), and the cost in US dollars, of this one model call.
+        """Record the token counts, and the cost in US dollars, of this one model call.
 
-        Input tokens include those from the cache, output tokens include reasoning. The names of OpenAI, Anthropic and
-        Gemini are known, too: `set_usage(**response.usage.model_dump())` records what was reported, in this meaning.
+        Input tokens include cached tokens, and output tokens include reasoning tokens. `details` are further counts
+        such as `cache_read`. The field names of OpenAI, Anthropic and Gemini are accepted as well:
+        `set_usage(**response.usage.model_dump())` records the reported usage, converted to this definition.
         """
         given: dict[str, Any] = build_usage_attributes(input_tokens, output_tokens, details)
         if cost is not None:
@@ -108,12 +109,12 @@ class Run:
         self._span.set_attributes(given)
 
     def set_attribute(self, key: str, value: object) -> None:
-        """Record any other attribute; what OpenTelemetry cannot carry becomes JSON text."""
+        """Record any other attribute. Values that OpenTelemetry does not support are converted to JSON text."""
         is_plain = type(value) in (str, bool, int, float)
         self._guarded(key, lambda: value if is_plain else _to_attribute_value(value, self._runtime.limit))
 
     def record_exception(self, error: BaseException) -> None:
-        """Record an exception that the run has handled; its status stays as it is."""
+        """Record an exception that the run has handled. The status of the run does not change."""
         self._span.record_exception(error)
 
     def feedback(
@@ -127,7 +128,7 @@ class Run:
         author: str | None = None,
         metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Attach feedback to this run: a number or bool is a score, a string a label."""
+        """Attach feedback to this run. A number or bool is a score, a string is a label."""
         self._feedback(key, value, comment, label, source, author, metadata)
 
     @error_boundary("feedback")
@@ -175,14 +176,17 @@ def _flatten_tags(tags: Iterable[Any]) -> Iterator[str]:
 
 
 def _to_attribute_value(value: object, limit: int) -> Any:
-    """Strings and numbers of classes of their own as what they are, anything else as JSON text."""
+    """Return a string or number unchanged, and any other value as JSON text.
+
+    Subclasses of `str` become plain strings.
+    """
     if isinstance(value, str):
         return str.__str__(value)
     return value if isinstance(value, (int, float)) else to_json(value, limit)
 
 
 def current_run() -> Run:
-    """The run that is going on here. Outside of any it is a handle that does nothing."""
+    """Return the handle of the current run. Outside of any run, the handle does nothing."""
     own = trace_context.find_parent(trace_context.get_current())
     runtime = get_runtime()
     if isinstance(own, LiveSpan):
@@ -191,10 +195,10 @@ def current_run() -> Run:
 
 
 class span:
-    """`with span("name", kind="tool") as run:` (or `async with`) opens a span around a block.
+    """Context manager that opens a span around a block: `with span("name", kind="tool") as run:` (or `async with`).
 
     `kind` is one of chain, llm, retriever, tool, agent, embedding, reranker, guardrail, evaluator. Raises `TypeError`
-    for an unknown option, `ValueError` for an unknown kind.
+    for an unknown option, and `ValueError` for an unknown kind.
     """
 
     __slots__ = ("_inputs", "_name", "_run", "_template", "_token")
@@ -255,7 +259,10 @@ class span:
 def build_initial_attributes(
     kind: str, tags: Sequence[str], metadata: Mapping[str, object] | None, attributes: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The attributes that every span of one decorator or block starts with. Raises `ValueError` for an unknown kind."""
+    """Return the attributes that every span of one decorator or block starts with.
+
+    Raises `ValueError` for an unknown kind.
+    """
     if kind not in names.KINDS:
         raise ValueError(f"kind is one of {', '.join(names.KINDS)}, not {kind!r}{suggest_kind(kind)}")
     fixed: dict[str, Any] = {**(attributes or {}), names.KIND: kind.upper()}
@@ -266,7 +273,7 @@ def build_initial_attributes(
     return fixed
 
 
-_HEX_ID = re.compile(r"(?=.*[1-9a-f])[0-9a-f]+")  # all zeros are OpenTelemetry's word for none
+_HEX_ID = re.compile(r"(?=.*[1-9a-f])[0-9a-f]+")  # OpenTelemetry uses all zeros for an invalid id
 
 
 def feedback(
@@ -281,10 +288,10 @@ def feedback(
     author: str | None = None,
     metadata: Mapping[str, object] | None = None,
 ) -> None:
-    """Attach feedback to a trace, or to one span of it, by its id: a number or bool is a score, a string a label.
+    """Attach feedback to a trace, or to one of its spans, by id. A number or bool is a score, a string is a label.
 
-    For a thumb that comes later, in another process: the id is what `current_run().trace_id` gave. It goes the way of
-    spans, through the queue and the spool. Raises `ValueError` for ids that can be none.
+    Use it for feedback that arrives later or in another process. The id is the value of `current_run().trace_id`.
+    Feedback is delivered like spans, through the queue and the spool. Raises `ValueError` for an invalid id.
     """
     trace, span = _parse_id("trace_id", trace_id, 32), 0 if span_id is None else _parse_id("span_id", span_id, 16)
     _send_feedback(trace, span, key, value, comment, label, source, author, metadata)
@@ -304,7 +311,7 @@ def _send_feedback(trace: int, span: int, *said: Any) -> None:
 def build_feedback_attributes(
     key: str, value: Any, comment: Any, label: Any, source: str, author: Any, metadata: Any, *, limit: int
 ) -> dict[str, Any]:
-    """The attributes of an event."""
+    """Return the attributes of a feedback event."""
     is_label = isinstance(value, str)
     attributes = {
         names.EVALUATION_NAME: str(key),
@@ -320,7 +327,7 @@ def build_feedback_attributes(
 
 
 def _parse_id(name: str, given: object, digits: int) -> int:
-    text = str(given).replace("-", "").lower()  # a UUID's form is another way to write it
+    text = str(given).replace("-", "").lower()  # an id may be written as a UUID
     if len(text) != digits or not _HEX_ID.fullmatch(text):
         out = f"take current_run().{name} inside of the run, or .{name} of a streamed answer"
         raise ValueError(f"{name} is {digits} hex digits that are not all zeros, not {given!r}: {out}")

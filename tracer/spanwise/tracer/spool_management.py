@@ -1,6 +1,6 @@
 """Management of the spool directory: listing, sending and deleting unsent requests.
 
-Sending and removing take the same locks as the tracers do whose it is: what one of them is at is left to it.
+Sending and deleting take the same locks as the tracers. Segments that a running tracer uses are left alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spanwise.tracer.export.disk_spool import (
 from spanwise.tracer.export.otlp_encoding import TRACES_PATH, parse_rejections
 from spanwise.tracer.export.otlp_http_client import OtlpHttpClient
 
-__all__ = [  # noqa: RUF022 (the folder's own hands first: who keeps requests of another kind in one uses these)
+__all__ = [  # noqa: RUF022 (the spool's primitives come first: the collector's forward queue uses them)
     "SpoolRecord",
     "Spool",
     "TRACES_PATH",
@@ -49,14 +49,14 @@ __all__ = [  # noqa: RUF022 (the folder's own hands first: who keeps requests of
     "list_spool_folders",
 ]
 
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # names of this machine to itself
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # host names of the local machine
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_UNKNOWN_OWNER = {"url": "", "project": ""}  # a folder that does not say whose it is
+_UNKNOWN_OWNER = {"url": "", "project": ""}  # for a directory without information about its owner
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolFolder:
-    """A folder in which something waits: for which address and project, how much, since when."""
+    """Spool directory with unsent requests: its address and project, number and size of the items, and age."""
 
     folder: Path
     url: str
@@ -68,28 +68,28 @@ class SpoolFolder:
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What became of the items of a folder: `kept` by a collector, `lost` by reason, `left` where they are."""
+    """Result of sending a spool directory: items `kept` by a collector, `lost` by reason, and `left` on disk."""
 
     kept: int
     lost: Mapping[str, int]
     left: int
-    why: str = ""  # they were left
+    why: str = ""  # reason that items are left
 
 
 def get_spool_directory() -> Path | None:
-    """Where this user's folders are; None where nothing is kept on disk."""
+    """Return the directory that contains this user's spools, or None if spooling is off."""
     return _read_settings().spill_dir
 
 
 def list_spool_folders(where: Path | None = None) -> list[SpoolFolder]:
-    """The folders in which something waits, by age; those that cannot be read are left out."""
+    """Return the spool directories with unsent requests, oldest first. Unreadable directories are omitted."""
     where = where or get_spool_directory()
     found = [_inspect_folder(folder) for folder in sorted(where.iterdir())] if where and where.is_dir() else []
     return sorted((one for one in found if one is not None), key=lambda one: one.oldest_ns)
 
 
 def read_spooled_spans(folder: Path) -> Iterator[bytes]:
-    """The requests of spans (`ExportTraceServiceRequest` as bytes) that wait in a folder, left where they are."""
+    """Yield the span requests of a spool directory (`ExportTraceServiceRequest` as bytes) without removing them."""
     for segment in _open_for_reading(folder):
         for record in read_records(segment):
             if record.path == TRACES_PATH and record.body is not None:
@@ -97,15 +97,16 @@ def read_spooled_spans(folder: Path) -> Iterator[bytes]:
 
 
 def is_same_address(one: str, other: str) -> bool:
-    """Whether two addresses lead to one place, whatever this machine is called in them."""
+    """Return whether two addresses reach the same server, by any name of the local machine."""
     return _normalize_address(one) == _normalize_address(other)
 
 
 def send_spool_folder(waiting: SpoolFolder, to: str | None = None, *, with_key: bool = False) -> SendResult:
-    """Send what waits in a folder to its own address or another one, as it was written: redacted then.
+    """Send the requests of a spool directory to its own address or to `to`.
 
-    The environment's key goes to the address that the environment names, and to any `with_key`. What the collector
-    refuses for good is lost, as it is for the tracer.
+    The requests are sent as stored, that is, redacted. The API key of the environment is sent only to the address
+    that the environment names, unless `with_key` is true. Requests that the collector refuses permanently are lost,
+    as in the tracer.
     """
     settings = _settings_for_address(to or waiting.url, with_key)
     post, kept, lost, why = OtlpHttpClient(settings), 0, Counter[str](), ""
@@ -129,7 +130,7 @@ def send_spool_folder(waiting: SpoolFolder, to: str | None = None, *, with_key: 
 
 
 def clear_spool_folder(waiting: SpoolFolder) -> int:
-    """Remove what waits in a folder, but for what a process is at; returns how many items."""
+    """Remove the requests of a spool directory, except for segments that a process uses. Return the number of items."""
     return sum(map(remove_segment, list_segments(waiting.folder)))
 
 
@@ -141,7 +142,7 @@ def _read_settings() -> Settings:
 
 
 def _settings_for_address(url: str, with_key: bool) -> Settings:
-    """The environment's settings, with key and headers only where they are for that address."""
+    """Return the environment's settings, with key and headers only if they belong to that address."""
     settings = _read_settings()
     if is_same_address(settings.url, url):
         return replace(settings, url=url.rstrip("/"))
@@ -154,7 +155,7 @@ def _normalize_address(url: str) -> tuple[str, str, int | None, str]:
     host = (parts.hostname or "").lower()
     try:
         port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
-    except ValueError:  # no number
+    except ValueError:  # invalid port
         port = None
     return parts.scheme, "localhost" if host in _LOCAL_HOSTS else host, port, parts.path.rstrip("/")
 
@@ -181,7 +182,7 @@ def _read_owner(folder: Path) -> Mapping[str, str]:
 
 
 def _open_for_reading(folder: Path) -> Iterator[int]:
-    """The segments for reading, without a lock: they may grow or go meanwhile."""
+    """Yield the segments, opened for reading without a lock. They may grow or disappear meanwhile."""
     for path in list_segments(folder):
         try:
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))

@@ -10,9 +10,9 @@ __all__ = ["did_you_mean", "find_nearest", "make_unknown_option_error"]
 
 
 def make_unknown_option_error(caller: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> TypeError:
-    """What to raise for an option that there is not, in one line: what it is here, or which one was meant.
+    """Return the error for an unknown option, with Spanwise's equivalent or the most similar option.
 
-    `elsewhere` has, by the names that other products give to options, how ours are written: `{"run_type": "kind=…"}`.
+    `elsewhere` maps option names of other products to Spanwise's options: `{"run_type": "kind=…"}`.
     """
     known = list(known)
     ours = elsewhere.get(name)
@@ -21,24 +21,24 @@ def make_unknown_option_error(caller: str, name: str, known: Iterable[str], else
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1, form: str = "; {}") -> str:
-    """`"; did you mean 'answer' or 'answers'?"` with the nearest known names, `most` at most; "" if none is near.
+    """Return `"; did you mean 'answer' or 'answers'?"` with at most `most` similar names, or "" if no name is similar.
 
-    `form` says how it is joined to the sentence before it: `" ({})"`.
+    `form` is the format that joins the question to the preceding sentence, such as `" ({})"`.
     """
     close = find_nearest(name, known, most)
     return form.format(f"did you mean {' or '.join(map(repr, close))}?") if close else ""
 
 
 def find_nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """The known names that look like `name`, the nearest first, `most` at most."""
-    from difflib import get_close_matches  # 6 ms that only a mistake should cost
+    """Return at most `most` known names that are similar to `name`, the most similar first."""
+    from difflib import get_close_matches  # takes 6 ms, needed after a mistake only
 
     return get_close_matches(name, list(known), n=most)
 
 
 _KIND_OPTION = "kind=…, such as kind='retriever'"
 _REDACTION_OPTION = "configure(redact=…), for all of a process, or capture_inputs=False"
-# Names of options → how ours are written
+# Option names of other products → Spanwise's options
 OPTION_EQUIVALENTS: Mapping[str, str] = {
     "run_type": _KIND_OPTION,
     "as_type": _KIND_OPTION,
@@ -72,7 +72,7 @@ OPTION_EQUIVALENTS: Mapping[str, str] = {
     "tracing_sample_rate": "configure(sample_rate=…)",
     "enabled": "configure(capture='none'), or SPANWISE_CAPTURE=none",
 }
-# Kinds of runs → ours
+# Kinds of runs in other products → Spanwise's kinds
 _KIND_EQUIVALENTS: Mapping[str, str] = {
     "chat_model": "llm",
     "completion": "llm",
@@ -91,7 +91,7 @@ _KIND_EQUIVALENTS: Mapping[str, str] = {
 
 
 def suggest_kind(kind: object) -> str:
-    """`"; here it is 'llm'"` for a kind that others have, "" for any other."""
+    """Return `"; here it is 'llm'"` for a kind of another product, and "" for any other kind."""
     lower = str(kind).lower()
     ours = lower if lower in KINDS else _KIND_EQUIVALENTS.get(lower)
     return f"; here it is {ours!r}" if ours else ""

@@ -28,7 +28,7 @@ __all__ = ["Spans", "capture_spans", "fixed", "traced"]
 
 
 class Spans(Delivery):
-    """Takes the place of delivery and keeps everything in memory."""
+    """In-memory replacement for delivery."""
 
     def __init__(self, settings: configuration.Settings) -> None:
         super().__init__(settings)
@@ -37,45 +37,45 @@ class Spans(Delivery):
         self.feedback: list[FeedbackEvent] = []
 
     def begin(self) -> None:
-        """There is no thread to begin."""
+        """Do nothing: there is no delivery thread."""
 
     def put(self, item: ReadableSpan | FeedbackEvent) -> None:
-        """Keep an ended span or a feedback."""
+        """Store an ended span or a feedback event."""
         if isinstance(item, FeedbackEvent):
             self.feedback.append(item)
         else:
             self.ended.append(item)
 
     def flush(self, timeout: float) -> FlushResult:
-        """Nothing to wait for."""
+        """Return an empty result: nothing is queued."""
         return FlushResult()
 
     @property
     def spans(self) -> list[ReadableSpan]:
-        """Ended spans as they would leave, by start time."""
+        """Return the ended spans as they would be exported, by start time."""
         finished = (self.finisher.span(span) for span in tuple(self.ended))
         return sorted((span for span in finished if span is not None), key=lambda span: span.start_time or 0)
 
     def names(self) -> list[str]:
-        """The names of the ended spans, by start time."""
+        """Return the names of the ended spans, by start time."""
         return [span.name for span in self.spans]
 
     def one(self, name: str) -> ReadableSpan:
-        """The one span of that name. Raises `AssertionError` if there is none, or several."""
+        """Return the only span of that name. Raises `AssertionError` if there is none or more than one."""
         named = [span for span in self.spans if span.name == name]
         assert len(named) == 1, f"{len(named)} spans are named {name!r}, there are {self.names()!r}"
         return named[0]
 
     def inputs(self, name: str) -> Any:
-        """What the one span of that name has as inputs, decoded."""
+        """Return the decoded inputs of the only span of that name."""
         return _decode_value(self.one(name), names.INPUT_VALUE, names.INPUT_MIME)
 
     def outputs(self, name: str) -> Any:
-        """What the one span of that name has as outputs, decoded."""
+        """Return the decoded outputs of the only span of that name."""
         return _decode_value(self.one(name), names.OUTPUT_VALUE, names.OUTPUT_MIME)
 
     def parent(self, name: str) -> str | None:
-        """The name of the parent of the one span of that name, None for a root."""
+        """Return the name of the parent of the only span of that name, or None for a root."""
         parent = self.one(name).parent
         known = {span.context.span_id: span.name for span in self.spans}
         return None if parent is None else known.get(parent.span_id, f"{parent.span_id:016x}")
@@ -89,7 +89,10 @@ def _decode_value(span: ReadableSpan, key: str, mime: str) -> Any:
 
 @contextmanager
 def capture_spans(**settings: Any) -> Iterator[Spans]:
-    """Every span that starts inside is kept in memory. `settings` as in `configure`; errors of ours are raised."""
+    """Keep every span that starts inside the block in memory.
+
+    `settings` are arguments of `configure`. Internal errors are raised.
+    """
     runtime = process_runtime.Runtime(configuration.resolve_settings(spill_dir="off", **settings))
     kept = Spans(runtime.settings)
     if runtime.settings.threads:
@@ -107,7 +110,7 @@ def capture_spans(**settings: Any) -> Iterator[Spans]:
 
 @contextmanager
 def fixed(start_ns: int = 1_700_000_000_000_000_000, step_ns: int = 1_000_000) -> Iterator[None]:
-    """Ids count from 1, and every look at the clock is one step later than the one before."""
+    """Make ids and times deterministic: ids count from 1, and each reading of the clock is one step later."""
     serial, ticks = itertools.count(1), itertools.count(start_ns, step_ns)
     clock: tuple[Callable[[int], int], Callable[[], int]] = Clock.bits, Clock.now
     Clock.bits, Clock.now = staticmethod(lambda bits: next(serial)), staticmethod(lambda: next(ticks))
@@ -119,12 +122,12 @@ def fixed(start_ns: int = 1_700_000_000_000_000_000, step_ns: int = 1_000_000) -
 
 try:
     import pytest
-except ImportError:  # the fixture is for pytest, the rest is not
+except ImportError:  # only the fixture needs pytest
     pass
 else:
 
     @pytest.fixture
     def traced() -> Iterator[Spans]:
-        """A pytest fixture: the spans of the test, in memory."""
+        """Provide the spans of the test, kept in memory (a pytest fixture)."""
         with capture_spans() as spans:
             yield spans

@@ -33,8 +33,8 @@ from spanwise.tracer.run_handle import Run, build_initial_attributes
 
 __all__ = ["Captured", "FeedbackEvent", "capture", "has_collector", "is_traced", "is_wrapped"]
 
-PROBE_INTERVAL = 5.0  # seconds for which the result of a probe holds
-_condition_lock = threading.Lock()  # of the conditions on which captures wait
+PROBE_INTERVAL = 5.0  # seconds for which the result of a probe is reused
+_condition_lock = threading.Lock()  # guards the creation of `_change`
 _last_probe: tuple[float, bool] = (-PROBE_INTERVAL, False)
 
 
@@ -45,18 +45,18 @@ class Captured:
         self._runtime = runtime
         self._ended: list[ReadableSpan] = []
         self._feedback: list[FeedbackEvent] = []
-        self._change: threading.Condition | None = None  # made by the first that waits: most captures have no need
+        self._change: threading.Condition | None = None  # created by the first waiter: most captures do not need it
         self._root: LiveSpan | None = None
         self.run: Run
         self.trace_id = ""  # 32 hex digits
 
     @property
     def feedback(self) -> list[FeedbackEvent]:
-        """What `current_run().feedback(…)` attached to runs of this trace so far."""
+        """Return the feedback that `current_run().feedback(…)` has attached to runs of this trace so far."""
         return [self._runtime.delivery.finisher.feedback(event) for event in tuple(self._feedback)]
 
     def spans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:
-        """The ended spans, and how many are still open after waiting at most `timeout` seconds for them."""
+        """Return the ended spans, and the number of spans that are still open after at most `timeout` seconds."""
         if self._open():
             change = self._condition()
             with change:
@@ -64,13 +64,15 @@ class Captured:
         return self._finished()
 
     async def aspans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:  # noqa: ASYNC109
-        """As `spans`, without blocking the event loop."""
+        """Return the same as `spans`, without blocking the event loop."""
         if self._open():
             return await asyncio.to_thread(self.spans, timeout)
         return self._finished()
 
     def deliver(self) -> None:
-        """Let all that was kept, and all that is still to come, go the way of every other span of this process."""
+        """Deliver all spans and feedback of the trace, including those still to come, like other spans of this
+        process.
+        """
         put = self._runtime.delivery.put
         if self._root is not None:
             self._root.local.sink, self._root.local.account = put, self._runtime.delivery.account
@@ -81,7 +83,7 @@ class Captured:
                 put(kept.pop(0))
 
     def add_span(self, span: ReadableSpan) -> None:
-        """Keep an ended span (the tracer calls this)."""
+        """Store an ended span (called by the tracer)."""
         self._ended.append(span)
         change = self._change
         if change is not None:
@@ -89,7 +91,7 @@ class Captured:
                 change.notify_all()
 
     def add_feedback(self, event: FeedbackEvent) -> None:
-        """Keep a feedback (the tracer calls this)."""
+        """Store a feedback event (called by the tracer)."""
         self._feedback.append(event)
 
     def _condition(self) -> threading.Condition:
@@ -107,7 +109,7 @@ class Captured:
 
 
 def has_collector() -> bool:
-    """Return whether this process has a collector: one is configured, or something listens at the default address."""
+    """Return whether this process has a collector: one is configured, or a server listens at the default address."""
     global _last_probe
     runtime = get_runtime()
     settings = runtime.settings
@@ -132,10 +134,10 @@ def _is_listening(url: str) -> bool:
 def capture(
     name: str, *, kind: str = "chain", inputs: object = None, attributes: Mapping[str, Any] | None = None
 ) -> Iterator[Captured]:
-    """Open the root span of a fresh trace, whatever span is current, and keep every span of it in this process.
+    """Open the root span of a new trace, independent of the current span, and keep all its spans in this process.
 
-    The spans are not delivered anywhere; they are redacted as if they were. Head sampling does not apply. With
-    `capture="none"` there is the root span alone. An exception is recorded on the root span and goes on.
+    The spans are redacted but not delivered. Head sampling does not apply. With `capture="none"`, only the root span
+    exists. An exception is recorded on the root span and propagates.
     """
     runtime = get_runtime()
     captured = Captured(runtime)
@@ -150,7 +152,8 @@ def capture(
     try:
         yield captured
     except BaseException as error:
-        if is_cancellation(error):  # what is captured was to return something, so it has failed, whoever stopped it
+        # the captured code should have returned a value, so that even a cancellation is a failure
+        if is_cancellation(error):
             span.set_status(StatusCode.ERROR, internal_errors.describe_error(error))
         else:
             span.fail(error)
@@ -161,14 +164,15 @@ def capture(
 
 
 def is_traced(function: Any) -> bool:
-    """Whether a call opens a span of its own first: `@trace` below partials, methods, objects that can be called, and
-    other decorators, as far as these are made with `functools.wraps`.
+    """Return whether a call first opens a span of its own.
+
+    Finds `@trace` below partials, methods, callable objects and other decorators that use `functools.wraps`.
     """
     return any(hasattr(bearer, TRACED_MARK) for bearer in _find_mark_bearers(function))
 
 
 def is_wrapped(function: Any) -> bool:
-    """Whether such a call first goes through another decorator, so that what it returns may be something else."""
+    """Return whether a call first goes through another decorator than `@trace`, which may change the return value."""
     return is_traced(function) and not any(
         getattr(bearer, TRACED_MARK, None) is bearer for bearer in _find_mark_bearers(function)
     )
@@ -182,5 +186,5 @@ def _find_mark_bearers(function: Any) -> tuple[Any, Any]:
 
 
 def _without_own_span(ctx: Context) -> Context:
-    """The context without a span of ours; the root span takes the place of any other."""
+    """Return the context without a span of Spanwise. The new root span replaces any other current span."""
     return Context({k: v for k, v in ctx.items() if k != trace_context.OWN_KEY})

@@ -38,7 +38,7 @@ OlderThan = Annotated[str | None, typer.Option(help="Only what was made longer a
 
 @app.command()
 def stats(at: CachePath = None, as_json: JsonOption = False) -> None:
-    """How many answers and vectors are kept, of which models, since when, and how large the files are.
+    """Show how many answers and vectors are cached, for which models, since when, and the size of the files.
 
     Example: `spanwise cache stats --json`
     """
@@ -60,7 +60,7 @@ def clear(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget kept answers and vectors: judges are asked, and texts encoded, anew.
+    """Delete cached answers and vectors. Later runs call judges and encode texts again.
 
     Example: `spanwise cache clear --older-than 7d --yes`
     """
@@ -79,7 +79,7 @@ def clear(
 
 @contextmanager
 def _open_caches(at: str | None) -> Iterator[list[AnswerCache | VectorFile]]:
-    """The caches that are there; says which on stderr. Raises `Refused`."""
+    """Open the existing caches, and print their paths on stderr. Raises `Refused`."""
     caches = [_open_cache(Path(at).expanduser())] if at else _default_caches()
     for cache in caches:
         there = "" if cache.path.exists() else " (nothing is kept yet)"
@@ -99,9 +99,9 @@ def _open_caches(at: str | None) -> Iterator[list[AnswerCache | VectorFile]]:
 
 
 def _default_caches() -> list[AnswerCache | VectorFile]:
-    """Where the environment says. Vectors are kept where somebody asked for it: no file is no news.
+    """Return the caches that the environment names. The vector cache is included only if its file exists.
 
-    Raises `Refused` where nothing is kept.
+    Raises `Refused` if no answers are cached.
     """
     from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache, default_cache_path
     from spanwise.evaluators.models import disk_cache
@@ -116,7 +116,7 @@ def _default_caches() -> list[AnswerCache | VectorFile]:
 
 
 def _open_cache(path: Path) -> AnswerCache | VectorFile:
-    """What a file is of, by the mark that it bears; of answers where it bears none."""
+    """Return the cache of a file by its SQLite application id; an answer cache if it has none."""
     from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache
     from spanwise.evaluators.models.disk_cache import VectorFile
 

@@ -81,7 +81,7 @@ def import_(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put the examples of a file into a dataset: a new version, if anything changed.
+    """Import the examples of a file into a dataset. Creates a new version if anything changed.
 
     Example: `spanwise datasets import parcels questions.csv --column gold=reference_outputs --schema infer`
     """
@@ -109,7 +109,7 @@ def from_traces(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make examples of stored traces, picked by id or by filter.
+    """Create examples from stored traces, selected by id or by filter.
 
     Example: `spanwise datasets from-traces hard --correction 'ab12cd34=Within 3 days' --trace 0f1e2d3c`
     """
@@ -123,7 +123,7 @@ def from_traces(
         picked = list(dict.fromkeys([*(resolve_trace_id(store, id) for id in traces or []), *corrected]))
         if absent := set(picked) - {trace.trace_id for trace in datasets.read_traces(store, picked)}:
             raise Refused(f"there is no trace {min(absent)!r}: see `spanwise traces list`")
-        if any((root_name, project, status, where)) or not picked:  # with filters, what passes them comes, too
+        if any((root_name, project, status, where)) or not picked:  # with filters, add the traces that pass them
             passing = datasets.read_traces(store, limit=limit, filter=wanted)
             picked = list(dict.fromkeys([*picked, *(trace.trace_id for trace in passing)]))
         examples = datasets.from_traces(
@@ -145,9 +145,9 @@ def generate(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a model write examples, about documents or like those of another dataset.
+    """Generate examples with a model, about documents or similar to those of another dataset.
 
-    The key is SPANWISE_JUDGE_KEY, else OPENAI_API_KEY.
+    The API key is SPANWISE_JUDGE_KEY, else OPENAI_API_KEY.
 
     Example: `spanwise datasets generate faq-questions docs/faq.md --model gpt-4o-mini --per-source 5`
     """
@@ -164,7 +164,9 @@ def generate(
 
 
 def _generate_examples(source: list[Any], model: str, per_source: int, base_url: str | None) -> list[Any]:
-    """What the model has written; of a document about which it could not, a note says why. Raises `Refused`."""
+    """Return the generated examples. If generation fails for a document, print the reason on stderr. Raises
+    `Refused`.
+    """
     from spanwise.cli.evaluator_resolution import print_endpoints
     from spanwise.evaluators import Judge, datasets
     from spanwise.evaluators.interface import Unjudged
@@ -182,7 +184,7 @@ def _generate_examples(source: list[Any], model: str, per_source: int, base_url:
 
 
 def _drop_duplicates(examples: list[Example]) -> list[Example]:
-    """Those whose inputs no earlier one has; says how many were left out, as a correction may be among them."""
+    """Drop examples whose inputs an earlier one has. The number is printed, as a correction may be among them."""
     from spanwise.evaluators import datasets
 
     kept = datasets.deduplicate(examples)
@@ -194,7 +196,7 @@ def _drop_duplicates(examples: list[Example]) -> list[Example]:
 
 
 def _parse_correction(given: str) -> tuple[str, Any]:
-    """(trace, reference); the reference is read as JSON if it is an object, a list or a quoted text."""
+    """Return (trace, reference). A reference that is an object, a list or a quoted text is parsed as JSON."""
     from spanwise.evaluators.datasets import parse_cell
 
     id, equals, reference = given.partition("=")
@@ -211,7 +213,7 @@ def _print_saved(saved: Dataset, as_json: bool) -> None:
 
 
 def _read_documents(files: Iterable[Path]) -> list[Any]:
-    """One document per text file, known by its path, or per line of a JSONL file."""
+    """Read one document per text file, with its path as the id, or one per line of a JSONL file."""
     documents: list[Any] = []
     for file in files:
         if file.suffix.lower() in (".jsonl", ".ndjson"):
@@ -222,7 +224,7 @@ def _read_documents(files: Iterable[Path]) -> list[Any]:
 
 
 def _parse_columns(columns: Iterable[str]) -> dict[str, str]:
-    """Columns of the file and the fields that they become."""
+    """Return the field of each renamed column."""
     pairs = [column.partition("=") for column in columns]
     wrong = [name for name, equals, field in pairs if not (name and equals and field)]
     if wrong:
@@ -263,7 +265,7 @@ DATASET_COLUMNS = ("name", "version", "kind", "examples")
 
 @app.command("list")
 def list_(at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """All datasets at their newest version.
+    """List all datasets with their newest version.
 
     Example: `spanwise datasets list --json`
     """
@@ -284,7 +286,7 @@ def show(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The examples of a dataset.
+    """Show the examples of a dataset.
 
     Example: `spanwise datasets show parcels --limit 5`
     """
@@ -303,7 +305,7 @@ def show(
 
 @app.command()
 def versions(name: DatasetArgument, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Every version of a dataset, newest first.
+    """List every version of a dataset, newest first.
 
     Example: `spanwise datasets versions parcels`
     """
@@ -341,7 +343,7 @@ def export(
 def diff(
     name: DatasetArgument, before: Older, after: Newer = None, at: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """What changed from one version of a dataset to another.
+    """Show the differences between two versions of a dataset.
 
     Example: `spanwise datasets diff parcels 1 2`
     """
@@ -360,7 +362,7 @@ def diff(
 
 @app.command()
 def delete(name: DatasetArgument, yes: YesOption = False, at: StoreOption = None) -> None:
-    """Remove a dataset with all its versions; experiments over it stay.
+    """Delete a dataset with all its versions. Experiments on it stay.
 
     Example: `spanwise datasets delete parcels --yes`
     """

@@ -72,7 +72,7 @@ def prune(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete old traces with all that speaks of them; through the server, where one serves the file.
+    """Delete old traces with all their data. If a server serves the file, the deletion goes through the server.
 
     Example: `spanwise db prune --older-than 30d --project demo --always`
     """
@@ -96,7 +96,7 @@ def delete(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete the traces that meet all conditions, with their words, feedback and decisions.
+    """Delete the traces that meet all conditions, with their index entries, feedback and decisions.
 
     Example: `spanwise db delete user=u-42 --yes`
     """
@@ -111,7 +111,7 @@ def delete(
 
 @app.command()
 def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
-    """Give the space of what was deleted back to the disk. A server that serves the file takes nothing in meanwhile.
+    """Return the space of deleted data to the disk. A server that serves the file accepts no data meanwhile.
 
     Example: `spanwise db vacuum --store spanwise.db`
     """
@@ -130,7 +130,7 @@ def export(
     where: WhereOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Write what a store holds as lines of JSON: as OpenTelemetry's file exporter does, or every record.
+    """Export a store as lines of JSON, in the format of OpenTelemetry's file exporter or with every record.
 
     Example: `spanwise db export backup.jsonl --format jsonl`
     """
@@ -157,7 +157,7 @@ def import_(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Keep what a file's lines say; doing it again changes nothing. Exit status 1 if some of it could not be kept.
+    """Import the lines of a file. A repeated import changes nothing. Exit status 1 if some lines could not be imported.
 
     Example: `spanwise db import backup.jsonl --store new.db`
     """
@@ -189,7 +189,7 @@ def check(
     store: FileOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check that the file is sound and its tables fit together; exit status 1 if not.
+    """Check the integrity of the file and the consistency of its tables. Exit status 1 if there are problems.
 
     Example: `spanwise db check --deep`
     """
@@ -206,7 +206,7 @@ def check(
 
 @app.command()
 def recover(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
-    """Save what can be read of a damaged file into a new one. The damaged one is not written.
+    """Recover the readable data of a damaged file into a new file. The damaged file is not changed.
 
     Example: `spanwise db recover saved.db --store spanwise.db`
     """
@@ -233,7 +233,7 @@ def _describe_lost(saved: inspection.TableRecovery) -> str:
 
 @app.command()
 def backup(target: Target, store: FileOption = None, json: JsonOption = False) -> None:
-    """Copy the file as it is at one moment, while a server writes it. Until the copy is whole it is called FILE.part.
+    """Copy a consistent snapshot of the file, even while a server writes it. An incomplete copy is called FILE.part.
 
     Example: `spanwise db backup spanwise-monday.db --store spanwise.db`
     """
@@ -250,9 +250,9 @@ def restore(
     store: FileOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Put a backup in the place of the file: check it, move the present file away, copy, check the result.
+    """Restore a backup: check it, move the present file away, copy the backup, check the result.
 
-    Nothing may have the file open: stop the server first.
+    No process may have the file open, so stop the server first.
 
     Example: `spanwise db restore spanwise-monday.db --store spanwise.db`
     """
@@ -290,7 +290,7 @@ def sql(
 
 
 def _require_file(store: str | None) -> str:
-    """The path of a file that is there; what these commands do cannot be done through a server."""
+    """Return the path of an existing file. These commands do not work through a server."""
     path = _store_path(store)
     if not Path(path).exists():
         raise Refused(f"there is no file {path!r}; name another with --store")

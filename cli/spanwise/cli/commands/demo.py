@@ -32,7 +32,7 @@ def demo(
     models: Models = True,
     browse: Browse = False,
 ) -> None:
-    """Trace and evaluate a small RAG application over the Python reference. Needs no key and no download.
+    """Trace and evaluate a small RAG application on the Python reference. It needs no key and no download.
 
     Example: `spanwise demo --port 8000 --open`
     """
@@ -55,7 +55,7 @@ def demo(
 
 
 def _start_server(store: Store, host: str, port: int | None) -> Server:
-    """On the port asked for; with none asked for on 4318, where OpenTelemetry sends, or else on a free one."""
+    """Start the server on the given port. Without one, use 4318, OpenTelemetry's port, or a free port if it is taken."""
     from spanwise.collector.server import DEFAULT_PORT, Server
 
     try:
@@ -70,7 +70,7 @@ def _start_server(store: Store, host: str, port: int | None) -> Server:
 
 def _wait_for_interrupt() -> None:
     error_console.print("serving until Ctrl-C")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # leaves by the same way as Ctrl-C: everything is closed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # exits like Ctrl-C, so that everything is closed
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

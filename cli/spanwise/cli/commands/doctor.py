@@ -37,7 +37,7 @@ from spanwise.collector.terminal_escaping import MAX_MESSAGE_LENGTH, escape_line
 
 Since = Annotated[str | None, typer.Option(help="Traces from then on: 2h, 7d, or a date.")]
 Spans = Annotated[int, typer.Option("--spans", min=1, max=1_000_000, help="How many spans to look at, latest first.")]
-MAX_SHOWN_ATTRIBUTES = 3  # attributes in the table
+MAX_SHOWN_ATTRIBUTES = 3  # unread attributes shown in the table
 
 
 def doctor(
@@ -47,10 +47,10 @@ def doctor(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Why evaluators skip: per sender how many spans have inputs, outputs, documents, model, tokens, session.
+    """Show why evaluators skip: per sender, how many spans have inputs, outputs, documents, model, tokens, session.
 
-    Beside them attributes that nobody has read, what the sender can do, and what else is wrong: spans dropped, clocks,
-    rules that nobody carries out, what was refused. It looks at the latest spans of each project.
+    The report also lists unread attributes, suggestions for the sender, and other problems: dropped spans, clock
+    skew, rules that no worker executes, refused data. It examines the latest spans of each project.
 
     Example: `spanwise doctor --where name=answer --since 1d`
     """
@@ -64,14 +64,14 @@ def doctor(
 
 
 class Diagnosis:
-    """What was seen, of how much, and what is wrong."""
+    """Diagnosis of the senders: their report, the number of stored spans, and the problems found."""
 
     def __init__(self, seen: SenderReport, total: int | None, wrong: list[str]) -> None:
         self.seen, self.total, self.wrong = seen, total, wrong
 
     @property
     def looked_at(self) -> str:
-        """As "looked at the latest 5,000 spans of 1,204,331 in 812 traces"."""
+        """Return the extent as text: "looked at the latest 5,000 spans of 1,204,331 in 812 traces"."""
         seen = self.seen
         if not seen.spans:
             return f"looked at all 0 spans: {self._none}"
@@ -92,14 +92,16 @@ class Diagnosis:
 
 
 def diagnose(store: Store, filter: Filter, spans: int = DEFAULT_SPANS) -> Diagnosis:
-    """Look, advise, and ask what else is wrong."""
+    """Examine the latest spans, add suggestions, and find other problems."""
     seen = look(store, filter, spans)
     seen = replace(seen, senders=advised(seen.senders))
     return Diagnosis(seen, count_stored_spans(store), find_problems(store, seen, _collector_metrics(store)))
 
 
 def _collector_metrics(store: Store) -> Mapping[str, float]:
-    """What a collector counts; nothing of a file, whose process has ended, nor for a key of one project."""
+    """Return the collector's metrics. They are empty for a file, which has no server, and for a key limited to one
+    project.
+    """
     from spanwise.collector.client import HTTPStore
 
     try:
@@ -109,7 +111,7 @@ def _collector_metrics(store: Store) -> Mapping[str, float]:
 
 
 def diagnosis_to_dict(found: Diagnosis) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the diagnosis as plain values."""
     seen = asdict(found.seen)
     for sender, one in zip(seen["senders"], found.seen.senders, strict=True):
         sender["who"] = one.who._asdict()
@@ -144,7 +146,7 @@ def _sender_cells(one: Sender) -> tuple[str, ...]:
 
 
 def _format_share(share: FieldCoverage) -> str:
-    """Of those that were to have it: "12 of 40", "all 40", "–" where none was."""
+    """Return "12 of 40", "all 40", or "–" if no span is expected to have the field."""
     if not share.of:
         return "–"
     return f"all {share.of:,}" if share.have == share.of else f"{share.have:,} of {share.of:,}"

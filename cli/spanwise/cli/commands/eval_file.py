@@ -65,14 +65,14 @@ def eval_(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run an evaluation that a file describes, print how it came out, and fail if it came out badly.
+    """Run the evaluation that a file defines, print the results, and exit with 1 if the quality gate fails.
 
-    The file defines `dataset`, `evaluators` and `task` (None or missing: score what is there), and may define
+    The file defines `dataset`, `evaluators` and `task` (None or missing: score existing outputs). It may define
     `summary_evaluators`, `metadata`, `split`, `timeout`, `retries`, `retry_on`, `seed`, `fail_fast`, `max_failures`,
     `max_usd`, as `evaluate()` takes them.
 
-    It came out badly if a run failed, by its task or an evaluator, unless that is allowed, or if a mean is too low (or
-    too high, where lower is better).
+    The gate fails if a run fails, in its task or an evaluator, unless that is allowed. It also fails if a mean is too
+    low (or too high, if lower is better).
 
     Example: `spanwise eval evals/parcels.py --limit 20 --fail-under exact=0.8 --allow-failed 5%`
     """
@@ -133,7 +133,7 @@ def eval_(
 def _print_estimate(
     module: ModuleType, evaluators: list[Evaluator], at: str | None, *, as_json: bool, **chosen: Any
 ) -> None:
-    """Print what judges would be asked."""
+    """Print the estimated number and cost of judge calls."""
     from spanwise.evaluators.experiments import dry_run
 
     settings = {key: getattr(module, key) for key in ("split", "seed") if hasattr(module, key)}
@@ -146,7 +146,7 @@ def _print_estimate(
 
 
 def _load_evaluators(module: ModuleType, name: str) -> list[Evaluator]:
-    """What the file lists under a name, as evaluators; the set-level ones may be missing."""
+    """Return the evaluators that the file lists under a name. The set-level ones are optional."""
     from spanwise.evaluators import as_evaluator
 
     given = _require_definition(module, name) if name == "evaluators" else getattr(module, name, ())
@@ -154,27 +154,27 @@ def _load_evaluators(module: ModuleType, name: str) -> list[Evaluator]:
 
 
 def _subset_options(only: list[str] | None, *, pdb: bool) -> dict[str, Any]:
-    """The options of `evaluate()` with which a few examples are looked at closely."""
+    """Return the options of `evaluate()` for debugging a few examples."""
     return {**({"only": only} if only else {}), **({"raise_errors": True, "progress": False} if pdb else {})}
 
 
 @contextmanager
 def _debugger_on_error(file: Path) -> Iterator[None]:
-    """Open the debugger where the task raised; what we refuse ourselves needs none."""
+    """Open the debugger at the task's exception. Spanwise's own errors are passed on."""
     from spanwise.cli.post_mortem import debug_exception
 
     try:
         yield
     except (SpanwiseError, typer.Exit, KeyboardInterrupt):
         raise
-    except BaseException as error:  # also a SystemExit of the task's, which would end us without a word
+    except BaseException as error:  # includes the task's `SystemExit`, which would otherwise end the command silently
         print_user_traceback(error, file)
         debug_exception(error)
         raise typer.Exit(1) from None
 
 
 def _print_failures(failed: FailureSummary, again: Sequence[str], errors: Sequence[str]) -> None:
-    """A line per failed run, with the command that runs it alone; beyond a few the command that shows them all."""
+    """Print each failed run with the command that repeats it. Beyond a few, print the command that lists all errors."""
     for example_id, why in islice(failed.runs.values(), quality_gate.MAX_SHOWN_RUNS):
         _print_remark(f"{why}\n  again: {shlex.join([*again, f'--only={example_id}', '--pdb'])}")
     if (more := len(failed.runs) - quality_gate.MAX_SHOWN_RUNS) > 0:
@@ -186,7 +186,7 @@ def _print_remark(text: str, style: str = "") -> None:
 
 
 def _resume_command(arguments: Sequence[str]) -> str:
-    """The command that goes on where this one was interrupted."""
+    """Return the command that resumes this one after an interruption."""
     return shlex.join(["spanwise", *arguments, *(["--resume"] if "--resume" not in arguments else [])])
 
 

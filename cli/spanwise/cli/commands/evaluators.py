@@ -48,7 +48,7 @@ Save = Annotated[bool, typer.Option("--save", help="Keep the feedback on the tra
 
 @app.command("list")
 def list_(group: Group = None, needs: Needs = None, as_json: JsonOption = False) -> None:
-    """All evaluators with what they need; needs in parentheses are used when they are there.
+    """List all evaluators with their needs. Needs in parentheses are optional.
 
     Example: `spanwise evaluators list --group retrieval`
     """
@@ -61,9 +61,9 @@ def list_(group: Group = None, needs: Needs = None, as_json: JsonOption = False)
 
 @app.command()
 def show(id: Named, as_json: JsonOption = False) -> None:
-    """One evaluator: its definition, needs, parameters, metrics, prompts, and an example with what it gives.
+    """Show an evaluator: definition, needs, parameters, metrics, prompts, and an example with its result.
 
-    Of a judge of your own, in a Python file or as a definition, what it asks with, and its version.
+    For your own judge, in a Python file or a definition file, show its prompts and version.
 
     Example: `spanwise evaluators show evals/mine.py:polite`
     """
@@ -93,7 +93,7 @@ def score_(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let one evaluator, registered or of a file of your own, look at a stored trace or a session.
+    """Score a stored trace or a session with one evaluator, registered or from your own file.
 
     Example: `spanwise evaluators score regex 4bf92f3577b34da6a3ce929d0e0e4736 --set 'pattern=[0-9]+' --save`
     """
@@ -104,7 +104,8 @@ def score_(
         raise Refused("name a trace, or a session with --session: one of the two")
     evaluator = resolve_evaluator(id, parameters)
     print_judge_endpoints([evaluator])
-    judgements = JudgementBuffer() if save else DiscardedJudgements()  # what nothing leads to is not kept
+    # judge traces without stored feedback would be unreachable
+    judgements = JudgementBuffer() if save else DiscardedJudgements()
     with open_store(at) as store, use_judge_context(judgements=judgements):
         if session:
             feedbacks = score(evaluator, session=session, store=store)
@@ -121,7 +122,7 @@ def score_(
 
 
 def _list_specs() -> Iterator[EvaluatorSpec]:
-    """Our own, then other packages'; of one that cannot be loaded a note says why."""
+    """Yield the built-in evaluators, then those of other packages. If one cannot be loaded, print the reason."""
     from spanwise.evaluators import list_evaluators
     from spanwise.evaluators.interface import get_spec, list_specs
 
@@ -145,14 +146,14 @@ def _spec_cells(known: EvaluatorSpec) -> tuple[str, ...]:
 
 
 def _describe_own_evaluator(evaluator: Evaluator) -> dict[str, Any]:
-    """Somebody's own evaluator: what is known of it, its prompts, and its definition where that is data."""
+    """Describe a user's evaluator: metadata, prompts, and its definition if it can be serialized."""
     from spanwise.evaluators import as_evaluator
 
     metrics = [metric.to_dict() for metric in evaluator.metrics]
     known = {"id": evaluator.key, "version": evaluator.version, "needs": list(evaluator.needs), "metrics": metrics}
     try:
         definition = as_evaluator(evaluator.function).to_dict() if evaluator.spec else evaluator.to_dict()
-    except ValueError:  # a function without a name, or a judge that is one
+    except ValueError:  # an unnamed function, or a judge that is a function
         definition = None
     return {**known, "prompts": _describe_prompts(getattr(evaluator.function, "prompts", ())), "definition": definition}
 

@@ -55,7 +55,7 @@ Spool = Annotated[Path, typer.Argument(help="What a failing store has left: span
 
 @app.command("list")
 def list_(dataset: Dataset = None, limit: Limit = 50, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Experiments, newest first.
+    """List experiments, newest first.
 
     Example: `spanwise experiments list --dataset parcels`
     """
@@ -72,7 +72,7 @@ def list_(dataset: Dataset = None, limit: Limit = 50, at: StoreOption = None, as
 
 @app.command()
 def show(experiment: Id, rows: Rows = 0, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """How an experiment came out, per key; with --json every run.
+    """Show the results of an experiment per key; with --json every run.
 
     Example: `spanwise experiments show bm25-k3 --rows 5`
     """
@@ -92,7 +92,7 @@ def show(experiment: Id, rows: Rows = 0, at: StoreOption = None, as_json: JsonOp
 
 @app.command()
 def errors(experiment: Id, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Every error of the task and of evaluators, with tracebacks.
+    """List every error of the task and of evaluators, with tracebacks.
 
     Example: `spanwise experiments errors bm25-k3`
     """
@@ -110,7 +110,7 @@ def errors(experiment: Id, at: StoreOption = None, as_json: JsonOption = False) 
 
 @app.command()
 def compare(experiments: Ids, changes: Changes = 0, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Experiments side by side; the first is what the others are compared with.
+    """Compare experiments side by side. The first one is the baseline.
 
     Example: `spanwise experiments compare bm25-k3 embeddings --changes 10`
     """
@@ -136,7 +136,8 @@ def score(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let more evaluators look at the runs of an experiment; the task is not run again. With --json every run.
+    """Score the runs of an experiment with more evaluators, without running the task again. With --json, print every
+    run.
 
     Example: `spanwise experiments score bm25-k3 --evaluator evals/mine.py:concise --set longest=200`
     """
@@ -157,7 +158,7 @@ def score(
 
 @app.command()
 def export(experiment: Id, file: To, at: StoreOption = None) -> None:
-    """Write every run with its scores to a file, or summary and runs as an HTML page.
+    """Export every run with its scores to a file, or summary and runs as an HTML page.
 
     Example: `spanwise experiments export bm25-k3 runs.csv`
     """
@@ -170,7 +171,7 @@ def export(experiment: Id, file: To, at: StoreOption = None) -> None:
 
 @app.command()
 def deliver(file: Spool, at: StoreOption = None) -> None:
-    """Store the runs that a store did not take when they were made, and remove their file.
+    """Store the runs that a store did not accept during an experiment, and delete their spool file.
 
     Example: `spanwise experiments deliver spanwise-spool-1a2b3c4d5e6f.jsonl`
     """
@@ -185,7 +186,7 @@ def deliver(file: Spool, at: StoreOption = None) -> None:
 
 @app.command()
 def delete(experiment: Id, yes: YesOption = False, at: StoreOption = None) -> None:
-    """Remove an experiment with its traces and feedback.
+    """Delete an experiment with its traces and feedback.
 
     Example: `spanwise experiments delete bm25-k3 --yes`
     """
@@ -198,7 +199,7 @@ def delete(experiment: Id, yes: YesOption = False, at: StoreOption = None) -> No
 
 
 def _experiment_cells(record: Record, there: Mapping[str | None, Bucket]) -> tuple[str, ...]:
-    """`there` is what is stored of those that have not come to their end."""
+    """Return the cells of an experiment. `there` has the stored totals of unfinished experiments."""
     totals: dict[str, Any] = record.metadata.get("totals") or {}
     if record.status != "finished":
         stored = there.get(record.id) or Bucket(start_ns=0, width_ns=0)
@@ -215,7 +216,7 @@ def _change_cells(change: Any) -> tuple[str, ...]:
 
 
 def _write_runs(experiment: Experiment, file: Path) -> int:
-    """Write runs in the way that the file's ending says; returns how many there were."""
+    """Write the runs in the format of the file's suffix, and return their number."""
     from spanwise.evaluators.datasets import write_rows
 
     ending = file.suffix.lower()

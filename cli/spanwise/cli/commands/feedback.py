@@ -52,7 +52,7 @@ def add(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say something of a trace; the same author's next word under the same key replaces it.
+    """Add feedback to a trace. It replaces earlier feedback of the same author under the same key.
 
     Example: `spanwise feedback add 4bf92f3577b34da6a3ce929d0e0e4736 thumbs_up 1 --author ann --comment "just right"`
     """
@@ -77,7 +77,7 @@ def list_(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Feedback of people and evaluators, newest first; with `--where`, that on traces that pass.
+    """List feedback of people and evaluators, newest first; with `--where`, only on matching traces.
 
     Example: `spanwise feedback list --key thumbs_up --where user=u-42`
     """
@@ -92,7 +92,7 @@ def list_(
 
 @app.command()
 def delete(ids: Ids, at: StoreOption = None) -> None:
-    """Remove feedback by id.
+    """Delete feedback by id.
 
     Example: `spanwise feedback delete 0c4e…`
     """
@@ -102,7 +102,7 @@ def delete(ids: Ids, at: StoreOption = None) -> None:
 
 
 def _parse_value(value: str) -> tuple[float | bool | None, str | None]:
-    """(score, label) of what was typed."""
+    """Return (score, label) for a value typed by the user."""
     if value.lower() in BOOLEAN_WORDS:
         return BOOLEAN_WORDS[value.lower()], None
     try:
@@ -119,13 +119,14 @@ def _feedback_cells(feedback: Feedback) -> tuple[str, ...]:
 
 
 def format_value(feedback: Feedback) -> str:
-    """A score as everywhere, else the label."""
+    """Return the formatted score, or the label if there is no score."""
     return (feedback.label or "") if feedback.score is None else formatting.number(feedback.score)
 
 
 @app.command()
 def outlets(at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show where feedback is sent on to (`spanwise serve --feedback-to`), how much waits, and why the last try failed.
+    """Show where feedback is forwarded (`spanwise serve --feedback-to`), how much waits, and the error of the last
+    attempt.
 
     Example: `spanwise feedback outlets --store spanwise.db`
     """

@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from spanwise.evaluators import Evaluator
 
 
-LabelValue = float | bool | str  # of a vote: a score, or a label
+LabelValue = float | bool | str  # value of a label: a score, or a text
 
-MAX_VALUE_CHARACTERS = 4_000  # characters of one value that are shown
+MAX_VALUE_CHARACTERS = 4_000  # characters shown per value
 SHOWN_FIELDS = ("history", "inputs", "documents", "outputs", "reference_outputs")
 _YES_NO: Mapping[str, tuple[str, LabelValue]] = {"y": ("yes", True), "n": ("no", False)}
 
 
 @dataclass(frozen=True, slots=True)
 class LabelKeys:
-    """Which key is which vote: {key: (word, worth)}; `s` skips, `b` goes back, `q` ends."""
+    """Keyboard keys of the labels: {key: (text, value)}. In addition, `s` skips, `b` goes back, `q` quits."""
 
     votes: Mapping[str, tuple[str, LabelValue]]
 
@@ -65,9 +65,9 @@ class LabelKeys:
 
 
 def make_label_keys(scores: Mapping[str | int, Any] | None) -> LabelKeys:
-    """The keys for the labels of a scale with what they are worth: y and n for two, a digit for each of more.
+    """Return the keys for the labels of a scale: y and n for boolean values, otherwise one digit per label.
 
-    Raises `ValueError` for more than nine.
+    Raises `ValueError` for more than nine labels.
     """
     if scores is None or all(isinstance(worth, bool) for worth in scores.values()):
         words = [str(label) for label in scores] if scores else ["yes", "no"]
@@ -84,7 +84,7 @@ def make_label_keys(scores: Mapping[str | int, Any] | None) -> LabelKeys:
 
 
 class LabelingSession:
-    """A sample on its way past one person. Every vote is stored at once."""
+    """Labeling session of one person on a sample. Every label is stored at once."""
 
     def __init__(
         self, store: Store, key: str, author: str, sample: LabelSample, drawn: Mapping[str, Any], out: Console
@@ -98,7 +98,7 @@ class LabelingSession:
         self.votes: dict[Target, Feedback] = {}
 
     def hold(self, waiting: Sequence[SampledCase], keys: LabelKeys) -> None:
-        """Show case after case until each has had its turn, or the person, or the input, ends it."""
+        """Show the cases one by one until all were shown, the person quits, or the input ends."""
         place = 0
         while place < len(waiting):
             shown = waiting[place].target
@@ -113,7 +113,7 @@ class LabelingSession:
             place = max(0, place - 1) if pressed == "b" else place + 1
 
     def _pressed(self, keys: LabelKeys) -> str:
-        """One of the keys; the end of the input quits."""
+        """Read keys until one is valid. The end of the input counts as quit."""
         while True:
             self._out.print(Text(f"{keys}: "), end="")
             pressed = read_key()
@@ -139,7 +139,7 @@ class LabelingSession:
         self.votes[case.target] = vote
 
     def _show(self, target: Target, title: str) -> bool:
-        """Whether there is still something to show."""
+        """Show a case, and return False if it no longer exists."""
         case = load_case(self._store, target)
         if case is None:
             return False
@@ -154,7 +154,9 @@ class LabelingSession:
 
 
 def read_key() -> str:
-    """The next key of a person at a terminal; of a pipe the next letter that is no white space, "q" at its end."""
+    """Return the next key pressed in a terminal, or the next non-space character of a pipe. The end of the input is
+    "q".
+    """
     if sys.stdin.isatty():
         pressed: str = typer.getchar()
         return "q" if pressed in ("\x03", "\x04") else pressed.lower()
@@ -164,7 +166,7 @@ def read_key() -> str:
 
 
 def load_case(store: Store, target: Target) -> Case | None:
-    """What an evaluator would see of a target; None where it is no longer there."""
+    """Return an evaluator's view of a target, or None if the target no longer exists."""
     from spanwise.evaluators import make_case
 
     if target.trace_id is not None:
@@ -227,10 +229,11 @@ def label(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw cases at random and vote on each with one key, without seeing what the judge has said.
+    """Label a random sample of cases with one key each, without seeing the judge's scores.
 
-    Drawn is from what the judge has scored, or, if that is nothing, from all traces. Each vote is stored at once, with
-    the probability of its case; the same command goes on where it was left, a larger -n adds cases.
+    The sample is drawn from the cases that the judge has scored, or from all traces if there are none. Each label is
+    stored at once, with the inclusion probability of its case. Repeat the command to continue, with a larger -n to
+    add cases.
 
     Example: `spanwise judges label evals/mine.py:polite -n 40 --experiment first`
     """
@@ -275,7 +278,7 @@ def calibrate(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How far a judge agrees with people, and the mean that people would have given.
+    """Measure a judge's agreement with human feedback, and estimate the mean that people would have given.
 
     Example: `spanwise judges calibrate evals/mine.py:polite --differing 5`
     """
@@ -303,7 +306,7 @@ def calibrate(
 
 
 def _resolve_judge(named: str) -> tuple[str, Evaluator | None]:
-    """The key of a judge, and the judge itself if a file is named."""
+    """Return the key of a judge, and the judge itself if a file is named."""
     if not is_evaluator_file(named):
         return named, None
     evaluator = resolve_evaluator(named)
@@ -311,7 +314,7 @@ def _resolve_judge(named: str) -> tuple[str, Evaluator | None]:
 
 
 def _judge_scale(evaluator: Evaluator | None) -> Any:
-    """What a judge may say, {label: worth}; None for yes and no."""
+    """Return a judge's labels with their values, {label: value}; None for yes and no."""
     scale: Any = getattr(evaluator.function, "_scale", None) if evaluator else None
     return getattr(scale, "scores", None)
 
@@ -331,7 +334,7 @@ def _draw_sample(
     sessions: bool,
     balance: bool,
 ) -> LabelSample:
-    """The sample of a size and a seed. Raises `Refused` where there is nothing to draw from."""
+    """Draw a sample of a given size and seed. Raises `Refused` if there are no cases."""
     scored = partial(_list_scored, store, key, evaluator.version if evaluator else None, filter, sessions=sessions)
     there = next(scored(), None) is not None
     if balance and not there:
@@ -355,7 +358,9 @@ def _draw_sample(
 def _list_scored(
     store: Store, key: str, version: str | None, filter: Filter, *, sessions: bool
 ) -> Iterator[tuple[Target, str]]:
-    """What one version of the judge has scored, once, with its newest verdict. Without a version it is the newest."""
+    """Yield each target that one version of the judge has scored, with its newest score. By default it is the newest
+    version.
+    """
     seen: set[Target] = set()
     ask = partial(store.feedbacks, None if sessions else filter, key=key, source="model", limit=_PAGE_ROWS)
     for feedback in iterate_pages(ask):
@@ -379,10 +384,11 @@ def _list_stored(store: Store, filter: Filter, *, sessions: bool) -> Iterator[tu
 
 
 def _update_probabilities(store: Store, key: str, sample: LabelSample, lot: str) -> None:
-    """Tell every drawn vote how likely its case was: of a stratum all alike, as many as have a vote among its cases.
+    """Update the inclusion probabilities stored with all labels. Cases of one stratum share a probability, which depends
+    on the number of labeled ones.
 
-    A vote that was drawn from another lot, such as one experiment where this is all of them, may have been likelier
-    there: the same seed draws of a part what it draws of the whole, and more, so that the likelier drawing says all.
+    A label may come from a sample of other conditions, such as one experiment, with a higher probability. The same
+    seed draws from a subset all the cases that it draws from the whole, and more, so the higher probability is kept.
     """
     votes = [
         vote
@@ -405,7 +411,7 @@ def _update_probabilities(store: Store, key: str, sample: LabelSample, lot: str)
 
 
 def _sample_source(vote: Feedback) -> str:
-    """What a vote's case was drawn from: the conditions of `spanwise judges label`."""
+    """Return the conditions of `spanwise judges label` that a label's case was drawn from."""
     drawn = vote.metadata[DRAWN_METADATA]
     return str(drawn.get("lot", "")) if isinstance(drawn, dict) else ""
 

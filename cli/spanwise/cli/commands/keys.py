@@ -51,9 +51,10 @@ def create(
     as_json: JsonOption = False,
     at: StoreOption = None,
 ) -> None:
-    """Make a key and show it, this once: the store keeps its SHA-256 alone. Without --scope it reads and writes.
+    """Create a key and show it once: the store keeps only its SHA-256. Without --scope it may read and write.
 
-    On a file that does not exist yet it makes the first key, for the server that is to be started on it.
+    If the file of --store does not exist, the command creates it, so that the first key exists before the server
+    starts.
 
     Example: `spanwise keys create support-bot --scope ingest --expires 90d`
     """
@@ -79,7 +80,7 @@ def create(
 
 @app.command("list")
 def list_(as_json: JsonOption = False, at: StoreOption = None) -> None:
-    """The keys that are there, newest first; never what is secret of them.
+    """List the keys, newest first, without their secrets.
 
     Example: `spanwise keys list`
     """
@@ -93,7 +94,7 @@ def list_(as_json: JsonOption = False, at: StoreOption = None) -> None:
 
 @app.command()
 def revoke(key: KeyId, yes: YesOption = False, as_json: JsonOption = False, at: StoreOption = None) -> None:
-    """Take a key back: ten seconds later it opens nothing, and whoever is signed in with it is signed out.
+    """Revoke a key. Within ten seconds it stops working, and browser sessions that use it end.
 
     Example: `spanwise keys revoke key_1f2e3d4c5b6a --yes`
     """
@@ -114,7 +115,7 @@ def audit(
     as_json: JsonOption = False,
     at: StoreOption = None,
 ) -> None:
-    """Who deleted what, and who made or revoked keys: the key it was done with, when, and from where.
+    """Show the audit log: deletions, and created and revoked keys, with the key used, time and address.
 
     Example: `spanwise keys audit --json`
     """
@@ -148,7 +149,9 @@ def _parse_lifetime(text: str) -> int:
 
 
 def _find_key(store: Store, said: str) -> Key:
-    """The key of this id, else the one of this name. Raises `NotFound`, or `Refused` for a name of several."""
+    """Return the key with this id, else with this name. Raises `NotFound`, or `Refused` if several keys have the
+    name.
+    """
     keys = store.keys()
     found = [key for key in keys if key.id == said] or [key for key in keys if key.name == said]
     if len(found) > 1:

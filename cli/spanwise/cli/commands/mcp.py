@@ -27,10 +27,10 @@ def mcp(
     file: Eval = None,
     at: StoreOption = None,
 ) -> None:
-    """Let coding agents find and read traces, and see why one was (not) scored: a Model Context Protocol server.
+    """Serve traces and scoring decisions to coding agents: a Model Context Protocol server.
 
-    On stdio it is an agent that starts it; nothing but the protocol goes to stdout. Over HTTP it asks for the same keys
-    as the collector's API.
+    On stdio, an agent starts the server, and stdout carries only the protocol. Over HTTP, the server requires the
+    same keys as the collector's API.
 
     Example: `spanwise mcp --store spanwise.db --write --eval evals/parcels.py`
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def models(as_json: JsonOption = False) -> None:
-    """Models on this machine: those that have a name of their own, and those that your processes have loaded.
+    """List models on this machine: the presets, and the models that your processes have loaded.
 
     Example: `spanwise models --json`
     """

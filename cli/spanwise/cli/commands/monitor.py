@@ -1,6 +1,6 @@
 """`spanwise monitor`: run the rules of a file; list, pause, resume and remove rules.
 
-The commands stand in modules of their own, `_monitor_*.py`; each has a line here.
+The reports (`check`, `diff`, `status`, `why`) are in `monitor_reports`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ Memory = Annotated[
 def run(
     file: RulesFile, at: StoreOption = None, workers: Workers = 1, activate: Activate = False, memory: Memory = None
 ) -> None:
-    """Evaluate live traffic by the rules of a file, until Ctrl-C. The file is read again whenever it changes.
+    """Evaluate live traffic by the rules of a file, until Ctrl-C. The file is reloaded when it changes.
 
-    Evaluators run in processes of their own, which are replaced when they die or hang.
+    Evaluators run in separate processes, which are replaced when they die or hang.
 
     Example: `spanwise monitor rules.py --store http://127.0.0.1:4318`
     """
@@ -80,7 +80,7 @@ def make_plan(
     memory: float | None = None,
     key: str | None = None,
 ) -> WorkerPlan:
-    """What is to run. Raises `Refused` where there is no such file."""
+    """Return the configuration of the worker processes. Raises `Refused` if the file does not exist."""
     from spanwise.evaluators.monitors import WorkerPlan, default_memory_limit
 
     _check_file_exists(file)
@@ -89,18 +89,18 @@ def make_plan(
 
 
 def _check_file_exists(file: str) -> None:
-    """Raises `Refused` where there is no such file."""
+    """Raise `Refused` if the file does not exist."""
     if not Path(file).is_file():
         raise Refused(f"there is no file of rules {file!r}")
 
 
 def print_monitor_line(text: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     error_console.print(escape_text(f"monitor: {text}"), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_rules(loaded: LoadedRules) -> None:
-    """What runs: rules with versions, rates and budgets, and where text goes."""
+    """Print the loaded rules with versions, rates and budgets, and the addresses that receive text."""
     for rule in loaded.rules:
         print_monitor_line(_describe_rule(rule))
         for where in rule["where"]:
@@ -132,7 +132,7 @@ def _format_limit(name: str, most: float) -> str:
 
 
 def _collector_url(at: str | None) -> str:
-    """The address of the collector; a file's is that of the server that holds it. Raises `Refused`."""
+    """Return the address of the collector; for a file, that of the server that serves it. Raises `Refused`."""
     with open_store(at) as store:
         where = describe(store)
     if "://" in where:
@@ -145,7 +145,7 @@ def _collector_url(at: str | None) -> str:
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set."""
+    """Yield an event that Ctrl-C and SIGTERM set."""
     stop = threading.Event()
     numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
@@ -193,7 +193,8 @@ def _rule_cells(status: RuleStatus) -> tuple[str, ...]:
 
 
 def pause(name: RuleName, project: Project = None, at: StoreOption = None) -> None:
-    """Pause a rule until it is resumed, also if its file changes. Traces that arrive meanwhile are decided then.
+    """Pause a rule until it is resumed, even if its file changes. Traces that arrive meanwhile are decided on
+    resumption.
 
     Example: `spanwise monitor pause polite`
     """
@@ -204,7 +205,7 @@ def pause(name: RuleName, project: Project = None, at: StoreOption = None) -> No
 
 
 def resume(name: RuleName, project: Project = None, at: StoreOption = None) -> None:
-    """Resume a paused rule. It decides on the traces that arrived meanwhile, too.
+    """Resume a paused rule. It also decides on the traces that arrived meanwhile.
 
     Example: `spanwise monitor resume polite`
     """
@@ -228,7 +229,7 @@ def remove(name: RuleName, project: Project = None, yes: YesOption = False, at: 
 
 
 def _find_rule(store: Store, name: str, project: str | None) -> Rule:
-    """Return the rule of a name. Raises `NotFound`, and `Refused` if rules of several projects have the name."""
+    """Return the rule with this name. Raises `NotFound`, or `Refused` if rules of several projects have the name."""
     there = store.rules(project=project)
     found = [rule for rule in there if rule.name == name]
     if not found:
@@ -254,10 +255,10 @@ _RUN_COMMAND = "run"
 
 
 class _MonitorGroup(TyperGroup):
-    """`spanwise monitor rules.py` is `spanwise monitor run rules.py`: a file or an option goes to `run`."""
+    """Command group that treats `spanwise monitor rules.py` as `spanwise monitor run rules.py`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `run` before what is neither a command, nor a misspelt one, nor a question for help."""
+        """Insert `run` before a file or an option. Commands, misspelt commands and help options stay unchanged."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names and _is_for_run(args[0]):
             args = [_RUN_COMMAND, *args]
         return super().parse_args(ctx, args)

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 Project = Annotated[str | None, typer.Option(help="Rules of this project alone.")]
 Once = Annotated[bool, typer.Option("--once", help="Show it once; else it is kept up to date until Ctrl-C.")]
 Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
-MAX_MEAN_SCORES = 5_000  # scores of a rule of which the mean is shown, newest first
-_MEANS_EVERY_S = 10.0  # they are read anew less often than the rest
+MAX_MEAN_SCORES = 5_000  # newest scores of a rule that the displayed mean covers
+_MEANS_EVERY_S = 10.0  # seconds between two reads of the means
 
 
 @dataclass
 class _StatusReader:
-    """What is shown, read from a store: counts each time, means now and then."""
+    """Reader of the displayed status. It reads counts each time, and means less often."""
 
     store: Store
     project: str | None
@@ -69,7 +69,7 @@ def _rule_key(status: RuleStatus) -> tuple[str, str, str]:
 def status(
     project: Project = None, once: Once = False, every: Every = 2.0, at: StoreOption = None, as_json: JsonOption = False
 ) -> None:
-    """Each rule's funnel, lag, rate, spend, weighted means and last errors; live in a terminal.
+    """Show each rule's funnel, lag, rate, spending, weighted means and last errors. In a terminal, the display is live.
 
     Example: `spanwise monitor status --once`
     """
@@ -102,7 +102,7 @@ def _status_to_dict(found: tuple[RuleStatus, list[SampledMean]]) -> dict[str, An
 
 
 def render_status(found: Sequence[tuple[RuleStatus, list[SampledMean]]]) -> Group:
-    """All rules, one below the other."""
+    """Return all rules, one below the other."""
     if not found:
         return Group(
             Text("no rules yet: write some with spanwise.evaluators.monitor(…), then `spanwise monitor rules.py`")
@@ -167,7 +167,7 @@ OUTCOME_STYLES = {
 
 
 def why(trace_id: TraceId, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Why each rule did, or did not, evaluate a trace: the condition that failed, the sample, the budget, the error.
+    """Explain why each rule scored a trace or did not: the failed condition, the sampling, the budget, the error.
 
     Example: `spanwise monitor why 0af76519`
     """
@@ -186,7 +186,7 @@ def why(trace_id: TraceId, at: StoreOption = None, as_json: JsonOption = False) 
 
 
 def render_decision(one: DecisionExplanation, now_ns: int) -> Text:
-    """One rule's answer: a line with the verdict and the reason, and what there is to know of it below."""
+    """Return the decision of one rule: a line with outcome and reason, and the details below."""
     text = Text.assemble(
         (escape_line(one.rule.name), "bold"),
         "  ",
@@ -242,7 +242,7 @@ def check(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say how many traces of the last day each rule would have matched, taken, and paid for.
+    """Estimate how many traces of the last day each rule would have matched and sampled, and their cost.
 
     Example: `spanwise monitor check rules.py --try 20`
     """
@@ -308,7 +308,7 @@ def _trial_cells(found: RulePreview) -> Iterator[tuple[str, ...]]:
 
 
 def _target_cells(target: Target) -> tuple[str, ...]:
-    """The target as cells, below the words of `_show`."""
+    """Return the target as cells, for the columns of `_print_preview`."""
     if target.span_id is None:
         return (target.trace_id or target.session_id or "",)
     document = () if target.document is None else (str(target.document + 1),)
@@ -345,7 +345,7 @@ def diff(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set a rule beside the one that is tried in its place (`shadow_of=`), on the targets that both have scored.
+    """Compare a rule with its shadow rule (`shadow_of=`), on the targets that both have scored.
 
     Example: `spanwise monitor diff grounded`
     """

@@ -82,11 +82,11 @@ QuerySeconds = Annotated[
     float,
     typer.Option(min=0.1, metavar="SECONDS", help="How long a question of the API or of a page may run."),
 ]
-# Seconds after which a thread that decodes lets the one that writes go on. Python's own 5 ms are a tenth of an
-# acknowledgement; measured with 100 spans a request: 1 ms gives 2 to 7 % more spans a second, 0.3 ms none.
+# Seconds after which a decoding thread yields to the writer thread. Python's own 5 ms are a tenth of an
+# acknowledgement. Measured with 100 spans per request: 1 ms gives 2 to 7 % more spans per second, 0.3 ms none.
 SWITCH_INTERVAL_S = 0.001
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
-GC_THRESHOLD = 10_000  # objects made since, before Python looks for cycles among them; its own 700 come every few spans
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # parameters of mallopt(3)
+GC_THRESHOLD = 10_000  # new objects until Python searches for cycles; its default of 700 is reached every few spans
 
 
 def serve(
@@ -103,9 +103,9 @@ def serve(
     query_seconds: QuerySeconds = 10.0,
     decoders: Decoders = "auto",
 ) -> None:
-    """Receive traces, serve the API and the pages, until Ctrl-C; with `--monitor` evaluate them as they come.
+    """Receive traces and serve the API and the pages, until Ctrl-C; with `--monitor` also evaluate incoming traces.
 
-    The monitor is in processes of its own: whatever evaluators do, traces are received.
+    The monitor runs in separate processes, so that evaluators cannot stop the server from receiving traces.
 
     Example: `spanwise serve --port 4318 --store spanwise.db`
     """
@@ -218,7 +218,7 @@ def _print_addresses(server: Server, path: str, passes_on: Forwarder, why_keys: 
 
 
 def _key_reasons(host: str, key: str | None, require_key: bool) -> str:
-    """Return what makes the server require keys: an option, a variable or its address; "" if it requires none."""
+    """Return the reasons why the server requires keys: an option, a variable or its address; "" if it requires none."""
     reasons = {
         "--require-key": require_key,
         "SPANWISE_API_KEY is set": key is not None,
@@ -228,7 +228,7 @@ def _key_reasons(host: str, key: str | None, require_key: bool) -> str:
 
 
 def _warn_permissions(path: str) -> None:
-    """A file from before, or one that was opened to others, stays as it is."""
+    """Warn if other users may open the file. Its permissions stay unchanged."""
     if os.stat(path).st_mode & 0o077:
         error_console.print(
             f"other users of this machine may open {path}; `chmod 600 {path}*` ends that", soft_wrap=True
@@ -236,7 +236,7 @@ def _warn_permissions(path: str) -> None:
 
 
 def _run_with_monitor(server: Server, rules: str, key: str | None, ready: Callable[[], None]) -> None:
-    """The server in a thread, so that the monitor ends first and can give back what it holds."""
+    """Run the server in a thread, so that the monitor ends first and can release its claims."""
     from spanwise.cli.commands.monitor import make_plan, print_monitor_line, print_rules, stop_on_signal
     from spanwise.evaluators.monitors import Supervisor
 
@@ -244,13 +244,13 @@ def _run_with_monitor(server: Server, rules: str, key: str | None, ready: Callab
         ready()
         try:
             Supervisor(make_plan(rules, server.url, key=key), print_monitor_line, print_rules).run(stop, patient=True)
-        except Exception as error:  # the server's work goes on
+        except Exception as error:  # the server continues
             print_monitor_line(f"ended by {type(error).__name__}: {error}; traces are received as before")
         stop.wait()
 
 
 def _check_grpc_options(port: int, grpc_port: int | None, grpc: bool) -> None:
-    """Raises `Refused` for options that contradict each other."""
+    """Raise `Refused` for options that contradict each other."""
     if grpc_port is not None and not grpc:
         raise Refused(f"--grpc-port {grpc_port} asks for gRPC and --no-grpc for none: leave one of them out")
     if grpc_port == port != 0:
@@ -258,12 +258,12 @@ def _check_grpc_options(port: int, grpc_port: int | None, grpc: bool) -> None:
 
 
 def _make_run_key(store: Store) -> str | None:
-    """A key for the monitor alone, where others have keys; without any, a server that is open is refused anyway."""
+    """Return a key for the monitor if the store has keys. Without any, the server refuses to be open anyway."""
     return secrets.token_urlsafe(32) if store.keys() else None
 
 
 def _log_audit() -> None:
-    """Who deletes and who changes keys, a line of JSON each, beside the server's own words."""
+    """Log deletions and key changes to stderr, one line of JSON each."""
     audit = logging.getLogger("spanwise.audit")
     audit.setLevel(logging.INFO)
     audit.propagate = False
@@ -271,18 +271,18 @@ def _log_audit() -> None:
 
 
 def _tune_malloc() -> None:
-    """Have the C library give large blocks back as they are freed, and keep two heaps, not sixteen.
+    """Configure the C library to release large blocks when they are freed, and to keep two heaps instead of sixteen.
 
-    It would learn from the first large bodies that such blocks are worth keeping; a peak then stays for good.
+    By default it adapts its threshold after the first large bodies, and the memory of a peak is never released.
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # C libraries other than glibc
         for parameter, value in ((M_MMAP_THRESHOLD, 4 * 1024 * 1024), (M_ARENA_MAX, 2)):
             ctypes.CDLL(None).mallopt(parameter, value)
 
 
 @contextlib.contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Search for no cycles while modules are loaded, which have none; until its end, or `_settle`."""
+    """Disable garbage collection during imports, which create no cycles, until the end or `_freeze_gc`."""
     gc.disable()
     try:
         yield
@@ -291,7 +291,9 @@ def _gc_paused() -> Iterator[None]:
 
 
 def _freeze_gc() -> None:
-    """Take what is loaded by now out of the search for cycles, which stopped all for 50 to 100 ms every few seconds."""
+    """Exclude the loaded objects from garbage collection, which paused all threads for 50 to 100 ms every few
+    seconds.
+    """
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -302,10 +304,10 @@ PICKUP_INTERVAL_S = 30.0  # seconds
 
 
 class SpoolPickup:
-    """A thread that looks when the server is ready, and then every half minute.
+    """Thread that delivers spooled data to the server, at its start and every half minute.
 
-    It takes what is addressed to this server and to nobody else, in the way in that everybody takes, so that what is
-    refused there is refused here; and the locks that tracers take, who may be at the same.
+    It sends only data addressed to this server, through the public ingest endpoint, so the same checks apply. It
+    takes the tracers' file locks, because tracers may deliver the same data.
     """
 
     def __init__(self) -> None:
@@ -313,12 +315,12 @@ class SpoolPickup:
         self._thread: threading.Thread | None = None
 
     def begin(self, url: str) -> None:
-        """The server answers at this address."""
+        """Start the thread once the server answers at this address."""
         self._thread = threading.Thread(target=self._run, args=(url,), name="spanwise-pick-up", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """The server has stopped."""
+        """Stop the thread after the server has stopped."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -328,14 +330,14 @@ class SpoolPickup:
         while not self._end.is_set():
             try:
                 deliver_spooled(url)
-            except Exception as error:  # files are others' as well: it is tried again, and told of once
+            except Exception as error:  # tracers also access the files; retry, and report the error once
                 if said != (said := f"could not read what waits on disk: {error!r}"):
                     error_console.print(said, markup=False, highlight=False, soft_wrap=True)
             self._end.wait(PICKUP_INTERVAL_S)
 
 
 def deliver_spooled(url: str) -> int:
-    """Bring what waits for the server at this address to it; returns how many items it has kept."""
+    """Send spooled data for this address to the server, and return the number of accepted items."""
     from spanwise.tracer import spool_management
 
     kept = 0

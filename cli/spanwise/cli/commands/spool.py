@@ -27,7 +27,7 @@ SPOOL_COLUMNS = ("folder", "for", "project", "items", "bytes", "since")
 
 @app.command("list")
 def list_(address: For = None, as_json: JsonOption = False) -> None:
-    """What waits, by collector, project and key; what a process has in its hands now is among it.
+    """List spooled data by collector, project and key, including data that a process is sending now.
 
     Example: `spanwise spool list --for http://127.0.0.1:4318`
     """
@@ -40,10 +40,10 @@ def list_(address: For = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def send(address: For = None, to: To = None, as_json: JsonOption = False) -> None:
-    """Send what waits to the collectors that it is for, or all of it to another one.
+    """Send spooled data to the collectors that it is addressed to, or all of it to another one.
 
-    The key of the environment (SPANWISE_API_KEY) goes to the collector of the environment, and to one that is named
-    here. Exit status 1 if something is left.
+    The key of the environment (SPANWISE_API_KEY) goes to the collector of the environment, and to one named here.
+    Exit status 1 if data is left.
 
     Example: `spanwise spool send --for http://old:4318 --to http://new:4318`
     """
@@ -61,7 +61,7 @@ def send(address: For = None, to: To = None, as_json: JsonOption = False) -> Non
 
 @app.command()
 def clear(address: For = None, yes: YesOption = False, as_json: JsonOption = False) -> None:
-    """Remove what waits; nobody will have it then. What a process has in its hands now stays.
+    """Delete spooled data permanently. Data that a process is sending now stays.
 
     Example: `spanwise spool clear --for http://127.0.0.1:4318`
     """

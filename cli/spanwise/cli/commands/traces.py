@@ -39,12 +39,12 @@ from spanwise.collector.terminal_escaping import escape_line, escape_text, trunc
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import spool_management
 
-LIVE_PROCESS_NS = 60 * 10**9  # a live process whose spans come and go says so every ten seconds
+LIVE_PROCESS_NS = 60 * 10**9  # nanoseconds; an active process reports every ten seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanBalance:
-    """The spans of one process. What is not known is None."""
+    """Balance of the spans of one process. Unknown values are None."""
 
     instance: str
     service: str | None
@@ -53,7 +53,7 @@ class SpanBalance:
     reported_ns: int | None
     started: int | None
     stored: int
-    spooled: int | None  # on this machine
+    spooled: int | None  # spans spooled on this machine
     dropped: Mapping[str, int] = field(default_factory=dict)
     pending: int | None = None
     open: int
@@ -62,7 +62,7 @@ class SpanBalance:
 
 
 def balance_spans(process: Process, spooled: int | None, begun: int, now_ns: int | None = None) -> SpanBalance:
-    """Set off what there is against what was started; `begun` runs are open as far as the store has heard."""
+    """Compare the spans found with those started. `begun` is the number of open runs that the store knows."""
     report, now = process.report, time.time_ns() if now_ns is None else now_ns
     return SpanBalance(
         instance=process.instance,
@@ -82,14 +82,16 @@ def balance_spans(process: Process, spooled: int | None, begun: int, now_ns: int
 
 
 def _count_unaccounted(process: Process, report: ProcessReport, spooled: int, now: int) -> int:
-    """What was in memory of a process that is silent since is there no more: it has come by now, or is lost."""
+    """Return the number of missing spans. Pending spans of a silent process count as missing unless they have
+    arrived.
+    """
     pending = report.pending if _is_live(process, now) else 0
     accounted = process.stored + spooled + sum(report.dropped.values()) + report.open + pending
     return max(0, report.started - accounted)
 
 
 def _is_live(process: Process, now: int) -> bool:
-    """By the store's clock: the process's own may be wrong."""
+    """Return whether the process reported recently, by the store's clock, as the process's own may be wrong."""
     return now - process.seen_ns < LIVE_PROCESS_NS
 
 
@@ -134,12 +136,12 @@ def _format_run_count(count: int) -> str:
 
 
 def count_by_process(runs: Sequence[OpenRun]) -> Counter[str]:
-    """How many runs are open, by process."""
+    """Return the number of open runs by process."""
     return Counter(run.instance for run in runs if run.instance is not None)
 
 
 def count_spooled() -> Counter[str] | None:
-    """How many spans wait on this machine's disk, by process; None where nothing is kept there, or it is not for us."""
+    """Return the number of spans spooled on this machine by process; None if there is no spool or it is unreadable."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest as Request
 
     place = spool_management.get_spool_directory()
@@ -159,14 +161,14 @@ STATUS_STYLES = {"error": "bold red", "cancelled": "bold yellow", "ok": "bold", 
 
 
 def render_trace(trace: Trace, *, whole: bool = False) -> Tree:
-    """The tree. Texts are cut unless `whole`; nothing in them is taken for markup."""
+    """Return the trace as a tree. Texts are truncated unless `whole`, and never interpreted as markup."""
     limit = 10**9 if whole else TEXT_CHARACTERS
     top = Tree(_join_styled((_trace_title(trace.root) + ("" if trace.complete else "  (not complete)"), "dim")))
     for sentence in find_gaps(trace):
         top.add(_join_styled((sentence, "yellow")))
     _add_feedback(top, (feedback for feedback in trace.feedback if feedback.target.span_id is None), limit)
     placed: set[str] = set()
-    # A run whose parent never arrived stands at the top, and so does one of a circle of parents
+    # Runs without a stored parent are roots, and so are runs in a cycle of parents
     ids = {run.span_id for run in trace.runs}
     for run in [run for run in trace.runs if run.parent_id not in ids]:
         _add_runs(top, trace, run, limit, placed)
@@ -177,7 +179,7 @@ def render_trace(trace: Trace, *, whole: bool = False) -> Tree:
 
 
 def render_open_runs(runs: Sequence[OpenRun]) -> Tree:
-    """A trace of which nothing has ended yet: its open runs (at least one)."""
+    """Return a trace without ended runs as a tree of its open runs (at least one)."""
     first = min(runs, key=lambda run: run.start_ns)
     top = Tree(_join_styled((_trace_title(first), "dim")))
     for sentence in ("nothing of it has ended yet", *describe_open_runs(runs)):
@@ -248,7 +250,7 @@ def _feedback_value(feedback: Feedback) -> str:
 
 
 def _join_styled(*parts: str | tuple[str, str]) -> Text:
-    """Texts, some with a style, one after the other: what a trace holds must not steer the terminal."""
+    """Concatenate texts, some with a style. Escapes keep trace contents from controlling the terminal."""
     return Text.assemble(
         *(escape_text(part) if isinstance(part, str) else (escape_text(part[0]), part[1]) for part in parts)
     )
@@ -287,7 +289,7 @@ def list_(
     at: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The latest traces.
+    """List the latest traces.
 
     Example: `spanwise traces list --where name=answer --where 'feedback=concise<0.5' --since 1d`
     """
@@ -300,7 +302,7 @@ def list_(
 
 @app.command()
 def show(trace_id: Id, whole: Whole = False, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """One trace as a tree: times, inputs, outputs, documents, feedback, and what is missing of it.
+    """Show a trace as a tree: times, inputs, outputs, documents, feedback, and missing data.
 
     Example: `spanwise traces show 0af7651916cd43dd8448eb211c80319c`
     """
@@ -315,7 +317,7 @@ def show(trace_id: Id, whole: Whole = False, at: StoreOption = None, as_json: Js
 
 
 def _load_trace(store: Store, trace_id: str) -> Trace | list[OpenRun]:
-    """The trace, or its open runs where nothing has ended. Raises `NotFound`."""
+    """Return the trace, or its open runs if none has ended. Raises `NotFound`."""
     try:
         return store.trace(trace_id)
     except NotFound:
@@ -332,15 +334,15 @@ def tail(
     as_json: JsonOption = False,
     every: Every = 1.0,
 ) -> None:
-    """New traces as they arrive, and those under way once one of their runs takes more than a second, until Ctrl-C.
+    """Show new traces as they arrive, and running ones once a run takes more than a second, until Ctrl-C.
 
     Example: `spanwise traces tail --where status=error --json`
     """
-    # A trace shows up when its first span has been stored, which may be a while after it started
+    # A trace appears when its first span is stored, which may be long after its start
     wanted = extend_filter(build_filter(where, text=text), {"since_ns": time.time_ns() - 3600 * 10**9})
     with open_store(at) as store:
         there = store.traces(wanted, limit=1000)
-        if there.next:  # what is older is not among `seen`
+        if there.next:  # `seen` does not contain older traces
             wanted = extend_filter(wanted, {"since_ns": there.items[-1].start_ns + 1})
         seen = {trace.trace_id for trace in there}
         begun = set[str]()
@@ -376,7 +378,7 @@ def _open_run_to_dict(run: OpenRun) -> dict[str, Any]:
 
 
 def _list_new_traces(store: Store, wanted: Filter, seen: set[str]) -> list[TraceSummary]:
-    """Traces that pass and were not seen, latest first: pages up to the first without any."""
+    """Return matching traces that are not in `seen`, latest first. It reads pages until one has no new trace."""
     new: list[TraceSummary] = []
     cursor: str | None = None
     while True:
@@ -390,10 +392,10 @@ def _list_new_traces(store: Store, wanted: Filter, seen: set[str]) -> list[Trace
 
 @app.command()
 def reconcile(since: ActiveSince = None, at: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Whether anything was lost: per process, spans started against stored, on disk, dropped, in memory and open.
+    """Check for lost spans: per process, spans started against stored, on disk, dropped, in memory and open.
 
-    Processes say themselves what they have started, every few seconds and when they end; the disk is this machine's.
-    Exit status 1 if a span is unaccounted for.
+    Processes report the number of started spans every few seconds and when they end. The disk is that of this
+    machine. Exit status 1 if a span is unaccounted for.
 
     Example: `spanwise traces reconcile --since 1h`
     """
@@ -494,6 +496,6 @@ def _format_outcome(trace: TraceSummary, key: str, value: float | str | None) ->
 
 
 def _format_spans(trace: TraceSummary) -> str:
-    """How many are here, and what is known of others."""
+    """Return the number of stored spans, and the numbers of dropped and running ones."""
     others = ((trace.dropped, "dropped"), (trace.running, "running"))
     return ", ".join([str(trace.span_count), *(f"{count} {what}" for count, what in others if count)])

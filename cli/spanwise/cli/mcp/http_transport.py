@@ -16,17 +16,20 @@ from spanwise.collector.server import GuardedServer
 
 MCP_PATH = "/mcp"
 MAX_REQUEST_BYTES = 256 * 1024  # bytes of a request
-MCP_SCOPES = RoutePermissions([("POST", MCP_PATH, "read")])  # tools that write ask for more
+MCP_SCOPES = RoutePermissions([("POST", MCP_PATH, "read")])  # tools that write require a further scope
 
 
 def make_guarded(server: MCPServer, places: StoreAccess, host: str, port: int) -> GuardedServer:
-    """The server, ready to run. Raises `Refused`: the port is taken, or it would be open to others without a key."""
+    """Return the HTTP server, ready to run. Raises `Refused` if the port is taken, or the server would be open without a
+    key.
+    """
     app = server.streamable_http_app(
         streamable_http_path=MCP_PATH,
-        stateless_http=True,  # no session that a second sender could take over
+        stateless_http=True,  # without sessions, a second sender cannot take one over
         json_response=True,
         max_request_body_size=MAX_REQUEST_BYTES,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # the guard's is the one
+        # the guard already checks the host
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     return GuardedServer(_LifespanApp(app), MCP_SCOPES, places, host=host, port=port)
 
@@ -35,9 +38,10 @@ _METHOD_NOT_ALLOWED = Response(status_code=405, headers={"allow": "POST"})
 
 
 class _LifespanApp:
-    """An application whose lifespan begins with the first request, on the loop that serves it, and ends with that.
+    """ASGI application whose lifespan starts with the first request, on the loop that serves it, and ends with that
+    loop.
 
-    Raises, at each request, what its beginning raised.
+    If the start fails, each request raises its exception.
     """
 
     def __init__(self, app: Starlette) -> None:
@@ -45,8 +49,8 @@ class _LifespanApp:
         self._life: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
-        if scope["method"] != "POST":  # without sessions there is nothing to listen to, and nothing to end
+        """Handle a request."""
+        if scope["method"] != "POST":  # without sessions, there is no stream to read and no session to delete
             return await _METHOD_NOT_ALLOWED(scope, receive, send)
         if self._life is None:
             self._life = asyncio.create_task(self._live())

@@ -21,7 +21,9 @@ SERVER_INSTRUCTIONS = (
 
 
 def make_server(places: StoreAccess, *, write: bool = False, file: Path | None = None) -> MCPServer:
-    """The tools over the stores of `places`: reading ones; with `write` feedback, with `file` its evaluation."""
+    """Return an MCP server with the read tools; `write` adds the feedback tool, `file` the tool that runs its
+    evaluation.
+    """
     made = MCPServer(
         "spanwise",
         title="Spanwise",

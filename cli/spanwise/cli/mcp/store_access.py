@@ -1,7 +1,7 @@
 """Store access of a tool call: opened per call with the rights of the caller; tool wrapper.
 
-An agent's session lasts for hours. What it looks at is held for the few milliseconds of a call, so that a server, an
-experiment or another agent can have the file meanwhile; and a server that was started since is found.
+An agent's session lasts for hours. The store is open only for the milliseconds of a call, so that a server, an
+experiment or another agent can use the file in between. A server that was started meanwhile is found.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ from spanwise.collector.stores import Store
 from spanwise.collector.stores.project_scope import ProjectScopedStore
 from spanwise.collector.terminal_escaping import escape_message
 
-STORE_TIMEOUT_S, RETRY_PAUSE_S = 10.0, 0.02  # seconds: for a file that is held, and between two tries
-MAX_TRIES = 3  # more, where nobody seems to hold it
+STORE_TIMEOUT_S, RETRY_PAUSE_S = 10.0, 0.02  # seconds: for a file that another process holds, and between two attempts
+MAX_TRIES = 3  # further attempts if no process seems to hold the file
 
 
 class StoreAccess:
-    """Stores for calls. `at` is what `--store` says; `guarded`: every call comes through the guard."""
+    """Factory of stores for tool calls. `at` is the value of `--store`; `guarded` means that every call passes the HTTP
+    guard.
+    """
 
     def __init__(self, at: str | None, *, guarded: bool = False) -> None:
         self.at, self.guarded = at, guarded
 
     @contextmanager
     def opened(self) -> Iterator[Store]:
-        """The whole store, for a while. A file that somebody else holds is waited for, but not for long."""
+        """Open the unrestricted store for a short time. A file that another process holds is retried for up to ten
+        seconds.
+        """
         store = self._reached()
         try:
             yield store
@@ -50,13 +54,13 @@ class StoreAccess:
             try:
                 return connect_store(self.at)
             except Refused:
-                free += not self._held()  # it may have been let go by now
+                free += not self._held()  # the holder may have released it by now
                 if time.monotonic() > ends or free > MAX_TRIES:
                     raise
             time.sleep(RETRY_PAUSE_S)
 
     def _held(self) -> bool:
-        """Whether a process holds the file: another agent's call has it for some milliseconds."""
+        """Return whether a process holds the file. Another agent's call holds it for some milliseconds."""
         from spanwise.collector.stores.sqlite import holder
 
         place = default_location() if self.at is None else self.at
@@ -64,35 +68,39 @@ class StoreAccess:
 
     @contextmanager
     def seen_by(self, access: Access, needs: str) -> Iterator[Store]:
-        """The store as a sender may see it. Raises `Forbidden` for one who may not do what the call needs."""
+        """Open the store with the sender's rights. Raises `Forbidden` if the sender lacks the scope `needs`."""
         if not access.may(needs):
             raise Forbidden(f"the API key may not {needs}: that takes the scope {needs!r}")
         with self.opened() as store:
             yield store if access.project is None else cast(Store, ProjectScopedStore(store, access.project))
 
     def access(self, scope: Mapping[str, Any] | None) -> Access:
-        """What the sender of a request may have: here on stdio everything, elsewhere what the guard has found."""
+        """Return the rights of a request's sender: all of them on stdio, otherwise those that the guard has
+        determined.
+        """
         if not self.guarded:
             return Access()
-        if scope is None or ACCESS_SCOPE_KEY not in scope:  # never everything because nobody has looked
+        if scope is None or ACCESS_SCOPE_KEY not in scope:  # never grant all rights to an unchecked request
             raise Forbidden("nobody has checked this request")
         found: Access = scope[ACCESS_SCOPE_KEY]
         return found
 
     def keys(self) -> Sequence[Key]:
-        """The keys of the store, as the guard reads them."""
+        """Return the keys of the store, for the guard."""
         with self.opened() as store:
             return store.keys()
 
 
-Tool = Callable[..., dict[str, Any]]  # takes the store first
+Tool = Callable[..., dict[str, Any]]  # the first argument is the store
 CONTEXT_PARAMETER = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=Context)
 READ_ANNOTATIONS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 WRITE_ANNOTATIONS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
 
 
 def make_tool(places: StoreAccess, tool: Tool, needs: str = "read") -> Callable[..., dict[str, Any]]:
-    """The tool as the package takes it: without the store, which is opened for the call as its sender may see it."""
+    """Wrap a tool for the MCP package. The wrapper opens the store with the sender's rights and passes it to the
+    tool.
+    """
     signature = inspect.signature(tool, eval_str=True)
     _, *taken = signature.parameters.values()
 
@@ -110,14 +118,14 @@ def make_tool(places: StoreAccess, tool: Tool, needs: str = "read") -> Callable[
 
 
 def request_scope(context: Context) -> Any:
-    """The ASGI scope of the request that a call came by; None on stdio."""
+    """Return the ASGI scope of the request that made the call; None on stdio."""
     request = context.request_context.request
     return None if request is None else request.scope
 
 
 @contextmanager
 def report_tool_errors() -> Iterator[None]:
-    """Turn the errors that an agent can mend into what it reads; others are told by the package without their text."""
+    """Convert errors that the agent can fix into tool errors. The MCP package hides the text of all others."""
     try:
         yield
     except (StoreError, ValueError, OSError) as error:

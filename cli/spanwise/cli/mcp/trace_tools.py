@@ -53,7 +53,7 @@ RunField = Annotated[
     str, Field(description="inputs, outputs, error, metadata, attributes, events, resource, documents.N (from 0).")
 ]
 Offset = Annotated[int, Field(ge=0, description="From which character on.")]
-VALUE_CHARACTERS = 20_000  # characters of one answer of read_value
+VALUE_CHARACTERS = 20_000  # characters per response of read_value
 _RUN_FIELDS = ("inputs", "outputs", "error", "metadata", "attributes", "events", "resource")
 
 
@@ -65,9 +65,9 @@ def find_traces(
     limit: Limit = 20,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """The latest traces that pass conditions, with their scores, and which evaluators failed or skipped.
+    """Find the latest traces that pass conditions, with their scores, and the evaluators that failed or skipped.
 
-    For the worst ones under a key ask list_feedback with order "lowest".
+    For the worst ones under a key, call list_feedback with order "lowest".
     """
     page = store.traces(build_filter(where, since=since, text=words), limit=limit, cursor=cursor)
     return tool_results.make_result(traces=tool_results.limit_rows(map(tool_results.trace_row, page)), next=page.next)
@@ -76,10 +76,10 @@ def find_traces(
 def read_trace(
     store: Store, trace_id: TraceId, first: First = 0, max_chars: MaxChars = tool_results.TEXT_CHARACTERS
 ) -> dict[str, Any]:
-    """One trace as a tree (`depth`, in order), with inputs, outputs, documents and what was said of it.
+    """Read one trace as a tree (`depth`, in order), with inputs, outputs, documents and feedback.
 
-    An answer holds as many runs as there is room for; `next_first` says where to read on. A value that is cut has
-    `read_on`, which read_value takes.
+    A response holds as many runs as fit; `next_first` is the index to continue from. A truncated value has `read_on`,
+    the arguments for read_value.
     """
     trace = load_trace(store, trace_id)
     rows = list(iterate_runs(trace))
@@ -114,7 +114,9 @@ def read_trace(
 
 
 def load_trace(store: Store, given: str) -> Trace:
-    """The trace of an id, or of the beginning of one. Raises `NotFound`, and says so of one that has only begun."""
+    """Return the trace of an id, or of the beginning of one. Raises `NotFound`, also for a trace of which no run has
+    ended.
+    """
     id = resolve_trace_id(store, given.strip().lower())
     try:
         return store.trace(id)
@@ -125,7 +127,7 @@ def load_trace(store: Store, given: str) -> Trace:
 
 
 def iterate_runs(trace: Trace) -> Iterator[tuple[Run, int]]:
-    """Every run once, with its depth, parents before children; runs of a circle of parents stand at the top."""
+    """Yield every run once, with its depth, parents before children. Runs in a cycle of parents are roots."""
     below: dict[str | None, list[Run]] = {}
     ids = {run.span_id for run in trace.runs}
     for run in trace.runs:
@@ -142,7 +144,7 @@ def iterate_runs(trace: Trace) -> Iterator[tuple[Run, int]]:
 
 
 def read_value(store: Store, trace_id: TraceId, span_id: SpanId, field: RunField, offset: Offset = 0) -> dict[str, Any]:
-    """A field of one run, whole: 20,000 characters of its text (JSON, if it is no text) from `offset` on."""
+    """Read a field of one run: 20,000 characters of its text (JSON if it is no text), starting at `offset`."""
     trace = load_trace(store, trace_id)
     run = next((run for run in trace.runs if run.span_id == span_id.lower()), None)
     if run is None:
@@ -179,7 +181,9 @@ def _read_document(run: Run, place: str) -> JSON:
 
 
 def overview(store: Store, since: Since = "7d") -> dict[str, Any]:
-    """Where to begin: projects, how many traces, mean scores by key with how many failed or skipped, rules."""
+    """Summarize the store, as a starting point: projects, number of traces, mean scores, failures and skips by key,
+    rules.
+    """
     buckets = store.aggregate(build_filter(None, since=since), newest="all")
     whole = buckets[0] if buckets else None
     keys = [
@@ -238,8 +242,8 @@ Order = Annotated[
 Outcome = Annotated[
     Literal["score", "error", "skip"] | None, Field(description="Only scores, only errors, or only skips.")
 ]
-MAX_SORTED_FEEDBACK = 2_000  # feedbacks that are sorted
-MAX_SENDER_SPANS = 2_000  # spans that are looked at
+MAX_SORTED_FEEDBACK = 2_000  # newest feedback records that are sorted
+MAX_SENDER_SPANS = 2_000  # spans that are examined
 
 
 def list_feedback(
@@ -253,9 +257,9 @@ def list_feedback(
     limit: Limit = 20,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
-    """What evaluators and people said, with their reasons (`comment`), errors and skips.
+    """List feedback of evaluators and people, with reasons (`comment`), errors and skips.
 
-    The worst traces under a key: order "lowest".
+    For the worst traces under a key, use order "lowest".
     """
     target = None if trace_id is None else Target(trace_id=resolve_trace_id(store, trace_id.lower()))
     ask = partial(store.feedbacks, build_filter(where, since=since), key=key, target=target)
@@ -278,7 +282,9 @@ def _score_value(one: Feedback) -> float:
 
 
 def why_scored(store: Store, trace_id: TraceId) -> dict[str, Any]:
-    """Why each rule did, or did not, score a trace, and which evaluators failed or skipped on it, with the reason."""
+    """Explain why each rule scored a trace or did not, and list the evaluators that failed or skipped, with the
+    reasons.
+    """
     trace = load_trace(store, trace_id)
     whole = trace.trace_id
     unscored = [tool_results.feedback_row(one) for one in trace.feedback if one.outcome != "score"]
@@ -334,7 +340,7 @@ def _decision_row(one: Decision) -> dict[str, Any]:
 
 
 def explain_filter(store: Store, trace_id: TraceId, where: Where = None) -> dict[str, Any]:
-    """Condition by condition, with the value seen, why a trace passes conditions or not."""
+    """Explain for each condition, with the actual value, why a trace passes it or does not."""
     found = store.explain(load_trace(store, trace_id).trace_id, build_filter(where))
     return tool_results.make_result(
         passes=all(one.passes is not False for one in found),
@@ -343,9 +349,11 @@ def explain_filter(store: Store, trace_id: TraceId, where: Where = None) -> dict
 
 
 def diagnose_senders(store: Store, where: Where = None, since: Since = None) -> dict[str, Any]:
-    """Per sender (service, instrumentation, SDK) how many of its latest spans have inputs, outputs, documents, model,
-    tokens, session; attributes that nobody has read; what the sender can do; and what else is wrong, as dropped spans
-    or rules that nobody carries out. It explains a skip such as "no documents".
+    """Report per sender (service, instrumentation, SDK) how many of its latest spans have inputs, outputs, documents,
+    model, tokens, session.
+
+    The report also lists unread attributes, suggestions for the sender, and other problems, such as dropped spans or
+    rules that no worker executes. It explains a skip such as "no documents".
     """
     found = diagnose(store, build_filter(where, since=since), MAX_SENDER_SPANS)
     return tool_results.make_result(
@@ -391,9 +399,9 @@ def add_feedback(
     comment: Comment = None,
     span_id: OnSpan = None,
 ) -> dict[str, Any]:
-    """Say something of a trace or one of its spans; the next word under the same key replaces it.
+    """Add feedback to a trace or one of its spans. It replaces earlier feedback under the same key.
 
-    It is kept with source "model" and author "mcp": it counts as no person's vote.
+    It is stored with source "model" and author "mcp", so it does not count as human feedback.
     """
     if score is None and not label:
         raise Refused("give a score or a label")

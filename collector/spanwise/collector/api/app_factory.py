@@ -25,7 +25,7 @@ from spanwise.collector.security.browser_sessions import BrowserSessions
 from spanwise.collector.stores import Store
 
 DESCRIPTION_PATHS = ("/openapi.json", "/docs")
-# What each route needs: the API's, OTLP's, the pages', and those on which FastAPI describes the API
+# permissions of all routes: API, OTLP, pages, and FastAPI's description of the API
 ROUTE_PERMISSIONS = RoutePermissions(
     (
         *((row.method, row.path, row.needs) for row in ROUTES),
@@ -49,21 +49,23 @@ def create_app(
     query_seconds: float | None = QUERY_TIMEOUT_S,
     decoders: int = 0,
 ) -> FastAPI:
-    """The collector as an ASGI application over a store, which the caller closes. `keepers` get what OTLP brought
-    once the store has it; `door` is what a guard before it lets in; `query_seconds` is how long a question may run,
-    None for any time; so many `decoders` at most are processes that help to decode.
+    """Return the collector as an ASGI application over a store, which the caller closes.
+
+    The sinks in `keepers` get received items once the store has committed them. The authenticator `door` is also used
+    by the middleware in front of the application. The time limit of one query is `query_seconds`; None means no
+    limit. At most `decoders` worker processes help to decode.
     """
     metrics = metrics or Metrics()
     app = FastAPI(
         title="Spanwise",
         version=metadata.version("spanwise"),
         description="Traces, feedback, datasets and experiments.",
-        docs_url=None,  # it loads scripts of others, from elsewhere
+        docs_url=None,  # FastAPI's page loads scripts from other sites
         redoc_url=None,
     )
     receiver = Receiver(store, metrics, limits, keepers, decoders)
     app.state.store, app.state.scopes = store, ROUTE_PERMISSIONS
-    app.state.receiver = receiver  # has room for bodies, the API's too; to be closed by whoever serves the application
+    app.state.receiver = receiver  # also limits bodies of the API; the server that runs the application closes it
     app.state.lanes = QueryScheduler(query_seconds)
     app.state.otlp = receiver.routes
     app.state.door, app.state.sign_ins = door or Authenticator(), BrowserSessions()
@@ -80,7 +82,7 @@ def create_app(
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """Readers get a page, senders of OTLP its error, programs JSON."""
+    """Answer 404 in the client's format: a page for browsers, OTLP's error for its senders, JSON for programs."""
     if request.url.path.startswith(PATH_PREFIXES):
         return _unknown_signal(request)
     if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
@@ -98,7 +100,10 @@ def _unknown_signal(request: Request) -> Response:
 
 
 def bypass_framework(app: FastAPI) -> ASGI:
-    """The same with OTLP answered before the framework, which at five spans a request costs more than the spans."""
+    """Return the application with OTLP routed around FastAPI.
+
+    FastAPI costs more than decoding a request of five spans.
+    """
     direct: dict[str, ASGI] = app.state.otlp
 
     async def answer(scope: Scope, receive: Any, send: Any) -> None:

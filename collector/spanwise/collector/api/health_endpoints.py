@@ -18,14 +18,14 @@ PROMETHEUS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def install_health(app: FastAPI, metrics: Metrics, ready: Callable[[], bool]) -> None:
-    """Give the routes what they tell: the server's numbers, and whether it takes requests."""
+    """Set the state that the health endpoints report: metrics, readiness and start time."""
     started = time.time()
     metrics.gauge("spanwise_start_time_seconds", lambda: started)
     app.state.metrics, app.state.ready, app.state.rule_metrics = metrics, ready, RuleMetrics()
 
 
 async def healthz(request: Request) -> Response:
-    """Alive. Says who answers to those who may know, so that a busy port can be named with its holder."""
+    """Report that the server is alive; for authorized callers also its process id and store."""
     told: dict[str, str | int | None] = {"status": "ok", "service": "spanwise"}
     if get_access(request.scope).known:
         store: Store = request.app.state.store
@@ -34,7 +34,9 @@ async def healthz(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """Ready for spans: 503 while starting, stopping, or unable to keep anything; says why to those who may know."""
+    """Report whether the server accepts spans: 503 while it starts, stops or cannot write; with the reason if
+    authorized.
+    """
     why = (
         _find_store_problem(request.app.state.store)
         if request.app.state.ready()
@@ -46,7 +48,7 @@ async def readyz(request: Request) -> Response:
 
 
 def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """Return metrics in Prometheus' text format."""
     numbers: Metrics = request.app.state.metrics
     rules: RuleMetrics = request.app.state.rule_metrics
     store = get_unrestricted_store(request)
@@ -61,7 +63,7 @@ def _find_store_problem(store: Store) -> str | None:
 
 
 def _store_gauges(store: Store) -> dict[str, float]:
-    """What the store says of itself: queue, lag, sizes."""
+    """Return the store's gauges: queue, lag, sizes."""
     return {f"spanwise_store_{name}": float(value) for name, value in _store_health(store).items()}
 
 

@@ -1,6 +1,6 @@
 """Conversion between HTTP and records: bodies, query filters, streamed JSON, error statuses.
 
-No reader of the store is held meanwhile, and no more is in memory than the rows as they are kept.
+While a response is streamed, it occupies no reader connection of the store. Only the stored rows are in memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.stores import LazyTrace, StreamingStore, TraceStore
 
 TOO_LARGE_REASONS = ("too_large", "too_many")
-MIN_COUNTED_BYTES = 64 * 1024  # bytes, from which on what stands in a body is counted before it is parsed
-ENCODE_BATCH = 500  # records that are written as JSON in one go: a millisecond or two
+MIN_COUNTED_BYTES = 64 * 1024  # the values of larger bodies are counted before parsing
+ENCODE_BATCH = 500  # encoded in one step, which takes one or two milliseconds
 ERROR_STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (NotFound, 404),
     (Forbidden, 403),
@@ -37,12 +37,12 @@ ERROR_STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """A record, or anything made of records, as JSON."""
+    """Return a record, or a structure of records, as a JSON response."""
     return Response(_encode_value(value), status, media_type="application/json")
 
 
 def _encode_value(value: Any) -> bytes:
-    """As `_wire.encode`; a long list some at a time, since nobody else has the interpreter meanwhile."""
+    """Encode like `record_encoding.encode`; a long list in batches, because encoding holds the interpreter lock."""
     if not isinstance(value, list) or len(value) <= ENCODE_BATCH:
         return record_encoding.encode(value)
     some = (value[start : start + ENCODE_BATCH] for start in range(0, len(value), ENCODE_BATCH))
@@ -50,7 +50,7 @@ def _encode_value(value: Any) -> bytes:
 
 
 async def _read_body(request: Request) -> AsyncIterator[bytes]:
-    """The body, counted among OTLP's; a large one has its turn among theirs, until it has been answered."""
+    """Yield the body, counted in the pending memory of OTLP; a large one occupies a lane until it is answered."""
     receiver: Receiver = request.app.state.receiver
     body, beside = Incoming(receiver.pending, receiver.limits), receiver.beside
     try:
@@ -68,9 +68,9 @@ async def _read_body(request: Request) -> AsyncIterator[bytes]:
 
 
 def parse_query_filter(request: Request, others: Collection[str] = ()) -> Filter:
-    """The filter that a query string says by its conditions, and as the JSON under `filter`.
+    """Return the filter of a query string: its conditions, and the JSON under `filter`.
 
-    `others` are the names that are no conditions. Raises `ValueError` for any other name.
+    The names in `others` are not conditions. Raises `ValueError` for any other unknown name.
     """
     items = [item for item in request.query_params.multi_items() if item[0] not in others]
     exact = extend_filter(None, _decode_mapping(request.query_params.get("filter", "{}")))
@@ -84,7 +84,7 @@ def _decode_mapping(text: str) -> dict[str, Any]:
 
 
 LimitParameter = Annotated[int, Query(ge=1, lt=2**63)]
-IntegerParameter = Annotated[int, Query(ge=-(2**63), lt=2**63)]  # what the tables can hold
+IntegerParameter = Annotated[int, Query(ge=-(2**63), lt=2**63)]  # the range of SQLite integers
 RequestBody = Annotated[bytes, Depends(_read_body)]
 
 
@@ -117,25 +117,26 @@ def _handle_overflow(request: Request, error: Exception) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer what stores raise: 404 and 400 for what cannot work, 503 with Retry-After for what may work later."""
+    """Map store errors to statuses: 404 and 400 for permanent ones, 503 with Retry-After for temporary ones."""
     app.add_exception_handler(Refused, _handle_refused)
-    app.add_exception_handler(Closed, _handle_unavailable)  # this server is on its way out: the next one may do it
+    # the server is shutting down: the next one may accept the request
+    app.add_exception_handler(Closed, _handle_unavailable)
     app.add_exception_handler(StoreError, _handle_unavailable)
     app.add_exception_handler(ValueError, _handle_invalid)
     app.add_exception_handler(OverflowError, _handle_overflow)
     app.add_exception_handler(RequestValidationError, _handle_invalid)
 
 
-MAX_UNSTREAMED_BYTES = 512 * 1024  # bytes of an answer that is given whole
+MAX_UNSTREAMED_BYTES = 512 * 1024  # smaller responses are sent at once
 SEND_TIMEOUT_S, MIN_SEND_RATE = (
     60.0,
     16 * 1024,
-)  # seconds that a piece may wait to be taken, and a second more for so many bytes
-FEEDBACK_BATCH = 500  # that are written together
+)  # base time in which the client must read a chunk, and the bytes that add another second
+FEEDBACK_BATCH = 500  # rows encoded in one step
 
 
 def trace_response(lanes: QueryScheduler, store: StreamingStore, trace_id: str) -> Response:
-    """One trace. Raises `NotFound`."""
+    """Return one trace. Raises `NotFound`."""
     found = store.unread([trace_id])
     if not found:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
@@ -147,7 +148,7 @@ def trace_response(lanes: QueryScheduler, store: StreamingStore, trace_id: str) 
 
 
 def traces_response(lanes: QueryScheduler, store: StreamingStore, trace_ids: Sequence[str]) -> Response:
-    """Traces in a list."""
+    """Return traces as a list."""
     found = store.unread(trace_ids)
     large = [one for one in found if isinstance(one, LazyTrace)]
     return (
@@ -164,12 +165,12 @@ STREAMED_OPERATIONS: dict[Callable[..., Any], Callable[..., Response]] = {
 
 
 def is_streaming_store(store: object) -> TypeGuard[StreamingStore]:
-    """Whether a store is one of these; `isinstance` would take as long as a small query."""
+    """Return whether a store can stream traces. `isinstance` with a protocol would take as long as a small query."""
     return hasattr(store, "unread")
 
 
 def stream_response(lanes: QueryScheduler, pieces: Iterator[bytes], held: int) -> Response:
-    """All of it, or its beginning and then the rest. Raises what the first pieces raise."""
+    """Return a complete response, or a streamed one if it is large. Raises the errors of the first chunks."""
     first, size = list[bytes](), 0
     for piece in pieces:
         first.append(piece)
@@ -180,7 +181,7 @@ def stream_response(lanes: QueryScheduler, pieces: Iterator[bytes], held: int) -
 
 
 def _encode_trace(trace: LazyTrace) -> Iterator[bytes]:
-    """The bytes of a `Trace` as `_wire.encode` writes it."""
+    """Yield the bytes of a `Trace` as `record_encoding.encode` writes it."""
     feedback = [
         trace.feedback[start : start + FEEDBACK_BATCH] for start in range(0, len(trace.feedback), FEEDBACK_BATCH)
     ]
@@ -193,7 +194,7 @@ def _encode_trace(trace: LazyTrace) -> Iterator[bytes]:
 
 
 def _strip_list_brackets(lists: Iterable[Sequence[Any]]) -> Iterator[Iterator[bytes]]:
-    """Of each list that is not empty what stands between its brackets."""
+    """Yield the JSON of each non-empty list without its brackets."""
     return (iter((record_encoding.encode(some)[1:-1],)) for some in lists if some)
 
 
@@ -207,7 +208,10 @@ def _encode_list(items: Iterable[Iterator[bytes]]) -> Iterator[bytes]:
 
 
 class StreamedJSON(Response):
-    """An answer in pieces. One that nobody takes is cut off; when too much waits to be taken, it is refused."""
+    """Streamed JSON response.
+
+    It is aborted if the client stops reading, and refused if too many responses wait for clients.
+    """
 
     media_type = "application/json"
 
@@ -217,7 +221,7 @@ class StreamedJSON(Response):
         self._pieces, self._lanes, self._held = pieces, lanes, held
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send what there is, until whoever asked has it, or leaves."""
+        """Send the chunks until the response is complete or the client disconnects."""
         if not self._lanes.hold(self._held):
             told = {"error": "Unavailable", "message": "many large answers wait to be read; ask again in a moment"}
             refusal = json_response(told, 503)

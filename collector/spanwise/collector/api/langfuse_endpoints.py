@@ -25,14 +25,14 @@ PLACEHOLDER_SPAN_ID = "1" * 16
 
 
 class Batch(msgspec.Struct):
-    """What Langfuse's SDKs 2 and 3 send. An event has `id`, `type`, `timestamp` and `body`."""
+    """Batch of events as Langfuse's SDKs 2 and 3 send it. An event has `id`, `type`, `timestamp` and `body`."""
 
     batch: list[dict[str, Any]]
     metadata: Any = None
 
 
 def scores(request: Request, body: RequestBody) -> Response:
-    """Keep scores as feedback: a list, answered 202, or 207 if some were refused; or one, answered with its id."""
+    """Store scores as feedback. A list is answered with 202, or 207 if some are refused; a single score with its id."""
     given = record_encoding.decode(list[Score] | Score, body)
     several = given if isinstance(given, list) else [given]
     check_count(len(several))
@@ -49,13 +49,13 @@ def scores(request: Request, body: RequestBody) -> Response:
 
 
 def _refusal(error: ValueError) -> Refused:
-    """Why one score is refused; 403 where its key is of another project."""
+    """Return the error of a single refused score: 403 if its trace belongs to another project than the key."""
     foreign = isinstance(error, ItemRefused) and error.reason == "project"
     return Forbidden(str(error)) if foreign else Refused(str(error))
 
 
 def ingestion(request: Request, body: RequestBody) -> Response:
-    """Keep the scores of a batch as feedback; answered 207, with a status for each event. Other events are refused."""
+    """Store the scores of a batch as feedback; answers 207 with a status for each event. Other events are refused."""
     events = record_encoding.decode(Batch, body).batch
     check_count(len(events))
     kept = _store_scores(request, [_read_event(event) for event in events])
@@ -95,7 +95,7 @@ def _read_score(score: Score, sent: JSON = None) -> Feedback | ValueError:
 
 
 def _store_scores(request: Request, read: Sequence[Feedback | ValueError]) -> Sequence[Any]:
-    """The same, durable; those that a key of one project may not give have become their refusal."""
+    """Store the feedback durably; return it with a refusal in place of each row outside of the key's project."""
     store: Store = request.app.state.store
     project = get_access(request.scope).project
     if project is not None:

@@ -33,7 +33,7 @@ SCHEMA_REFERENCE = "#/components/schemas/{name}"
 
 
 def install_openapi(app: FastAPI, rows: Sequence[RouteSpec]) -> None:
-    """Have `app.openapi()` describe bodies and answers of these routes, too."""
+    """Make `app.openapi()` include request and response bodies of these routes."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -68,19 +68,19 @@ def _json_content(schema: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class OperationDoc:
-    """One request that is answered, in words for readers."""
+    """One operation of the API for the reference page."""
 
     method: str
     path: str
     tag: str
     says: str
-    parameters: tuple[tuple[str, str, str], ...]  # name, where it stands, its type
-    takes: str  # JSON Schema; "" if there is no body
+    parameters: tuple[tuple[str, str, str], ...]  # name, location, type
+    takes: str  # JSON Schema; "" without a body
     answers: str
 
 
 def reference_page(request: Request) -> Response:
-    """All requests, by subject, and the records that they speak of."""
+    """Render the API reference: all operations by tag, and the schemas of their records."""
     description = request.app.openapi()
     by_tag: dict[str, list[OperationDoc]] = {}
     for operation in _list_operation_docs(description):

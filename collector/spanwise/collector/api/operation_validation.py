@@ -39,14 +39,14 @@ from spanwise.collector.stores import ControlStore, TraceStore
 
 
 def check_limit(limit: Any, most: int) -> None:
-    """Raises `Refused` for a `limit` beyond what one answer holds."""
+    """Raise `Refused` for a `limit` above the maximum of one response."""
     if isinstance(limit, int) and limit > most:
         way = "go on with the cursor in `next`" if most == MAX_PAGE_SIZE else "ask for fewer, or with more conditions"
         raise Refused(f"limit is {limit:,}, at most {most:,} at once: {way}")
 
 
 def check_count(count: int, most: int = MAX_LIST_SIZE) -> None:
-    """Raises `TooLarge` for more records than one request may bring."""
+    """Raise `TooLarge` for more records than one request may hold."""
     if count > most:
         raise TooLarge(f"{count:,} records in one request, at most {most:,}: send fewer at once")
 
@@ -56,7 +56,7 @@ _HEX = re.compile(r"[0-9a-f]*")
 
 
 def validate_run(run: Run) -> Run:
-    """A run with ids in lower case. Raises `ItemRefused` or `Refused` for ids or numbers that cannot be."""
+    """Return the run with ids in lower case. Raises `ItemRefused` or `Refused` for invalid ids or numbers."""
     one = _lowercase_run_ids(run)
     if run.usage is not None:
         for name, tokens in _token_counts(run):
@@ -68,12 +68,12 @@ def validate_run(run: Run) -> Run:
 
 
 def validate_open_run(run: OpenRun) -> OpenRun:
-    """A run that has started, with ids in lower case. Raises `ItemRefused` for ids that cannot be."""
+    """Return the open run with ids in lower case. Raises `ItemRefused` for invalid ids."""
     return _lowercase_run_ids(run)
 
 
 def validate_amendment(amendment: Amendment) -> Amendment:
-    """An amendment with ids in lower case. Raises `ItemRefused` for ids that cannot be."""
+    """Return the amendment with ids in lower case. Raises `ItemRefused` for invalid ids."""
     if amendment.response_id:
         return amendment
     trace_id, span_id, _ = _validate_ids(amendment.trace_id, amendment.span_id)
@@ -106,25 +106,28 @@ def _token_counts(run: Run) -> Iterable[tuple[str, int]]:
 
 
 def validate_feedback(feedback: Feedback) -> Feedback:
-    """Feedback whose target has ids that can exist. Raises `ItemRefused` for names that are too long, `Refused`."""
+    """Return the feedback with a normalized target.
+
+    Raises `ItemRefused` for names that are too long, and `Refused` for an invalid target.
+    """
     check_feedback_names(feedback)
     return normalize_feedback(feedback)
 
 
 def validate_booking(booking: Booking) -> Booking:
-    """The same booking. Raises `Refused` for an amount that is none."""
+    """Return the booking unchanged. Raises `Refused` for an invalid amount."""
     validate_amount(f"the amount of booking {booking.id!r}", booking.amount)
     return booking
 
 
 def validate_amount(what: str, amount: float) -> None:
-    """Raises `Refused` for an amount that nobody spends."""
+    """Raise `Refused` for an amount out of range."""
     if not (math.isfinite(amount) and 0 <= amount <= MAX_COST):
         raise Refused(f"{what} is {amount!r}: amounts are within 0 and {MAX_COST:,.0f}")
 
 
 class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
-    """What is said of a dataset beside its examples."""
+    """Fields of a dataset that may change."""
 
     kind: DatasetKind | None = None
     schema: dict[str, JSON] | None = None
@@ -133,7 +136,7 @@ class DatasetChange(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> dict[str, int]:
-    """Keep runs, and feedback on them, together or not at all; answered when they are durable."""
+    """Store runs and their feedback together or not at all; answers once they are durable."""
     check_count(len(runs) + len(feedback))
     store.append(
         [truncate_fields(correct_run_times(validate_run(run))) for run in runs], _validate_feedback_list(feedback)
@@ -142,26 +145,26 @@ def append(store: TraceStore, runs: Sequence[Run], feedback: Sequence[Feedback] 
 
 
 def amend(store: TraceStore, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-    """Say more of a run that is there, or on its way; whether it is there."""
+    """Change fields of a run that is stored or will arrive; return whether it is stored."""
     check_amendment(fields)
     return store.amend(trace_id, span_id, fields)
 
 
 def add_amendments(store: TraceStore, amendments: Sequence[Amendment]) -> list[bool]:
-    """Say more of runs that are there, or on their way; which of them are there."""
+    """Change fields of runs that are stored or will arrive; return for each whether it is stored."""
     for amendment in amendments:
         check_amendment(amendment.fields)
     return store.add_amendments(list(map(validate_amendment, amendments)))
 
 
 def append_runs(store: TraceStore, runs: Sequence[Run]) -> None:
-    """Keep runs; answered when they are durable."""
+    """Store runs; answers once they are durable."""
     append(store, runs)
 
 
 def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
-    """Keep feedback; answered with the ids when it is durable. The same id overwrites. A key that may do nothing else
-    gives people's alone, under ids that follow from what it is about and who gives it.
+    """Store feedback; answers with the ids once it is durable. The same id overwrites. With a key that may only give
+    feedback, only human feedback is accepted. Its ids are derived from target, key and author.
     """
     rows = _validate_feedback_list(feedback)
     actor = CURRENT_ACTOR.get()
@@ -172,7 +175,10 @@ def add_feedback(store: TraceStore, feedback: Sequence[Feedback]) -> list[str]:
 
 
 def _as_human_feedback(row: Feedback) -> Feedback:
-    """The feedback as a person's, who overwrites nobody else's. Raises `Forbidden` for a judge's or a rule's."""
+    """Return the feedback with an id derived from its author, so that it overwrites only the author's own feedback.
+
+    Raises `Forbidden` for feedback of a judge or a rule.
+    """
     if row.source != "human" or any((row.rule, row.claim, row.evaluator, row.version, row.judge_trace_id)):
         raise Forbidden("the API key may give people's feedback alone: source 'human', of no rule, judge or evaluator")
     return replace(row, id=feedback_id(row))
@@ -183,17 +189,17 @@ def _validate_feedback_list(feedback: Sequence[Feedback]) -> list[Feedback]:
 
 
 def add_running(store: TraceStore, runs: Sequence[OpenRun]) -> None:
-    """Keep that runs have started: each until its span arrives, or its trace says that it was dropped."""
+    """Record runs that have started, each until its span arrives or its trace reports it as dropped."""
     store.add_running([correct_open_run_time(validate_open_run(run)) for run in runs])
 
 
 def book(store: ControlStore, *bookings: Booking) -> list[bool]:
-    """Reserve amounts, each unless it would pass its limit; whether it is reserved. An id books once."""
+    """Reserve amounts, each unless it would exceed its limit; return whether it is reserved. An id is booked once."""
     return store.book(*map(validate_booking, bookings))
 
 
 def settle(store: ControlStore, actual: Mapping[str, float]) -> None:
-    """Put in the place of what was reserved, by id, what it came to."""
+    """Replace reserved amounts by the actual ones, by booking id."""
     for id, amount in actual.items():
         validate_amount(f"what booking {id!r} came to", amount)
     store.settle(actual)
@@ -215,6 +221,6 @@ def delete_experiment(store: ControlStore, id: str) -> bool:
 
 
 def describe_dataset(store: ControlStore, name: str, change: DatasetChange) -> Dataset:
-    """Say something else of a dataset; makes a new version if anything changed. Raises `NotFound`."""
-    store.dataset(name)  # no dataset comes of a mistyped name
+    """Change the description of a dataset; creates a new version if anything changed. Raises `NotFound`."""
+    store.dataset(name)  # prevents creating a dataset from a mistyped name
     return store.save_examples(name, [], **msgspec.structs.asdict(change))

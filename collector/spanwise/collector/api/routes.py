@@ -43,22 +43,25 @@ from spanwise.collector.query_scheduler import QueryScheduler
 from spanwise.collector.security.authorization import get_request_store
 from spanwise.collector.stores import TraceStore
 
-ID_PARAMETERS = ("trace_id", "span_id")  # which are kept in lower case
-SCAN_OPERATIONS = (TraceStore.aggregate, TraceStore.many)  # questions about many traces, also without a condition
+ID_PARAMETERS = ("trace_id", "span_id")  # stored in lower case
+SCAN_OPERATIONS = (TraceStore.aggregate, TraceStore.many)  # these scan many traces even without a filter
 UNBOUNDED_OPERATIONS = (
     TraceStore.changes,
-)  # what rules follow, in pages of so many rows: stopped, they would never come by
+)  # rules follow it in pages of limited size; with a time limit they might never get past it
 
 
 class OperationEndpoint:
-    """Answers one request of the table. `run` takes the store first; without it the store's own verb is called."""
+    """Endpoint of one operation. `run` takes the store first; without it, the store's own method is called."""
 
     def __init__(self, call: Operation, run: Callable[..., Any] | None = None) -> None:
         self.call, self.run, self.takes = call, run, call.takes
         self.__signature__ = inspect.Signature(list(_parameters(call)), return_annotation=Response)  # FastAPI reads it
 
     async def __call__(self, request: Request, **sent: Any) -> Response:
-        """Do what is asked with the store that this request may see. Raises `StoreError`; `ValueError` for bad JSON."""
+        """Run the operation on the store as this request may see it.
+
+        Raises `StoreError`, and `ValueError` for invalid JSON.
+        """
         work = partial(self._done, request, sent)
         if not self._asks:
             return await run_in_threadpool(work)
@@ -69,18 +72,18 @@ class OperationEndpoint:
 
     @property
     def _asks(self) -> bool:
-        """Whether it reads and does nothing else, so that it can be stopped anywhere."""
+        """Return whether the operation only reads, so that it can be interrupted at any point."""
         return self.call.method == "GET" or self.call.needs == "read"
 
     def _is_wide(self, request: Request) -> bool:
-        """Whether it may look at many traces: it sums up, or looks for those that pass."""
+        """Return whether the operation may read many traces: it aggregates or filters."""
         if self.call.function in SCAN_OPERATIONS or self._conditions is None:
             return self.call.function in SCAN_OPERATIONS
         return any(name not in self._conditions for name in request.query_params)
 
     @cached_property
     def _conditions(self) -> frozenset[str] | None:
-        """The names in its query string that are no conditions; None where it takes no conditions."""
+        """Return the query parameters that are not filter conditions; None if the operation takes no conditions."""
         if all(argument.place != "filter" for argument in self.call.sent):
             return None
         return frozenset(argument.alias for argument in self.call.sent if argument.place == "query")
@@ -88,7 +91,8 @@ class OperationEndpoint:
     def _done(self, request: Request, sent: Mapping[str, Any]) -> Response:
         body = None if self.takes is None else self._read(sent["body"])
         values = {argument.name: _argument_value(argument, request, sent, body) for argument in self.call.sent}
-        check_limit(sent.get("limit"), self.call.most)  # the feed and claims, which come in bodies, bound themselves
+        # the change feed and leases, whose limits are in bodies, check them themselves
+        check_limit(sent.get("limit"), self.call.most)
         if self.call.listed and self.call.batch > 1:
             check_count(len(values[self.call.listed.name]), self._most)
         bound = inspect.BoundArguments(self.call.signature, values)
@@ -99,7 +103,10 @@ class OperationEndpoint:
         return json_response(self._answer(run(*bound.args, **bound.kwargs), body))
 
     def _read(self, body: bytes) -> Any:
-        """What a body holds; one record is a list of one. Raises `TooLarge` before records are made of too many."""
+        """Decode a body; a single record becomes a list of one.
+
+        Raises `TooLarge` for too many records before it decodes them.
+        """
         if self.call.listed and body.lstrip()[:1] == b"{":
             body = b"[%s]" % body
         if self.call.listed and len(body) > MIN_COUNTED_BYTES:
@@ -108,7 +115,7 @@ class OperationEndpoint:
 
     @property
     def _most(self) -> int:
-        """Records of a list: what is asked for is whole traces, and costs more than what is brought."""
+        """Return the maximum length of a list: lower for reads, because each id costs a whole trace."""
         return self.call.batch if self.call.needs == "read" else MAX_LIST_SIZE
 
     def _answer(self, value: Any, body: Any) -> Any:
@@ -170,7 +177,10 @@ def _parameter(name: str, kind: Any, default: Any = REQUIRED) -> inspect.Paramet
 
 
 def _annotation(argument: Argument) -> Any:
-    """What FastAPI checks: a list is a name repeated, a record the text of its JSON; integers are what tables hold."""
+    """Return the type that FastAPI checks.
+
+    A list is a repeated name, a record is JSON text, and integers are in SQLite's range.
+    """
     if argument.is_list:
         return Annotated[list[str], Query()]
     if argument.record:
@@ -181,31 +191,31 @@ def _annotation(argument: Argument) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
-    """One route. `takes` and `answers` are the types of its bodies for OpenAPI, None where there is no JSON."""
+    """Route of the API. `takes` and `answers` are the types of its JSON bodies for OpenAPI, None without JSON."""
 
     method: str
     path: str
     needs: RequiredPermission
-    handler: Callable[..., Any]  # as FastAPI calls it
+    handler: Callable[..., Any]  # called by FastAPI
     name: str
     tag: str
     says: str
     takes: Any = None
     answers: Any = None
-    media: str = ""  # the type of an answer that is no JSON
+    media: str = ""  # media type of a response other than JSON
 
 
 def operation_route(call: Operation, run: Callable[..., Any] | None = None) -> RouteSpec:
-    """The route of a verb of the store; or of `run`, a function whose first argument is the store."""
+    """Return the route of a store operation, or of `run`, a function whose first argument is the store."""
     handler, takes = OperationEndpoint(call, run), call.takes
     if call.listed and call.listed is call.whole:
         [item] = get_args(takes)
-        takes = takes | item if is_dataclass(item) else takes  # one record may be sent as it is
+        takes = takes | item if is_dataclass(item) else takes  # a single record may be sent without a list
     return RouteSpec(call.method, call.path, call.needs, handler, call.name, call.tag, call.says, takes, call.answers)
 
 
 def operation_routes(table: type) -> Iterator[RouteSpec]:
-    """The routes of a table's verbs. Where the API does more than the store, the `INSTEAD` of the verb answers."""
+    """Yield the routes of a table's operations; those in `OPERATION_OVERRIDES` are answered by their override."""
     for verb in list_operations(table):
         if run := OPERATION_OVERRIDES.get(verb.name):
             more = describe_operation(
@@ -217,20 +227,20 @@ def operation_routes(table: type) -> Iterator[RouteSpec]:
 
 
 def extra_route(run: Callable[..., Any], request: str, tag: str) -> RouteSpec:
-    """The route of what is no verb of the store."""
+    """Return the route of a function that is not a store operation."""
     return operation_route(describe_operation(run, request, tag=tag), run)
 
 
 def health_route(
     path: str, needs: RequiredPermission, handler: Callable[..., Any], answers: Any = None, media: str = ""
 ) -> RouteSpec:
-    """The route of what needs no record."""
+    """Return the route of an endpoint without records."""
     says = handler.__doc__ or ""
     return RouteSpec("GET", path, needs, handler, handler.__name__, "health", says, answers=answers, media=media)
 
 
 def langfuse_route(path: str, handler: Callable[..., Any], takes: Any) -> RouteSpec:
-    """The route of what Langfuse's SDKs send, by the keys that send spans."""
+    """Return the route of an endpoint for Langfuse's SDKs, which needs the same permission as sending spans."""
     name, says = f"langfuse_{handler.__name__}", handler.__doc__ or ""
     return RouteSpec("POST", path, "ingest", handler, name, "feedback", says, takes)
 
@@ -262,10 +272,10 @@ ROUTES = (
 
 
 def install_routes(app: FastAPI, routes: Iterable[RouteSpec]) -> None:
-    """Have an application answer these requests."""
+    """Add routes to an application."""
     for row in routes:
         app.add_api_route(
             row.path, row.handler, methods=[row.method], name=row.name, tags=[row.tag], description=row.says
         )
-        if row.tag == "health":  # probes ask so
+        if row.tag == "health":  # some probes use HEAD
             app.add_api_route(row.path, row.handler, methods=["HEAD"], include_in_schema=False)

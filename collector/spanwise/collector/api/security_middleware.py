@@ -25,23 +25,26 @@ from spanwise.collector.security.browser_sessions import BrowserSessions, hash_s
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
 
-CORS_ALLOWED_KEY = "spanwise.origin"  # in an ASGI scope: the page of another origin that sends it may
+CORS_ALLOWED_KEY = "spanwise.origin"  # key in an ASGI scope: CORS permits the page that sends the request
 UNKNOWN_CALLER = Access(known=False)
 PROXY_HEADERS = frozenset(("x-forwarded-for", "x-real-ip", "forwarded", b"x-forwarded-for", b"x-real-ip", b"forwarded"))
-FORWARDED_FOR_PATTERN = re.compile(r'for="?(\[[^\]]*\]|[^\s;,:"]+)', re.IGNORECASE)  # RFC 7239, 6; without the port
+# RFC 7239, section 6; without the port
+FORWARDED_FOR_PATTERN = re.compile(r'for="?(\[[^\]]*\]|[^\s;,:"]+)', re.IGNORECASE)
 OWN_FETCH_SITES = (
     "same-origin",
     "none",
     "",
-)  # where a request comes from that a browser lets one of our own pages send
+)  # values of Sec-Fetch-Site for requests from Spanwise's own pages
 
 
 class SecurityMiddleware:
-    """ASGI middleware. If keys are required, a request needs one that allows what it does; on pages a session suffices.
+    """ASGI middleware that checks the caller of every request.
 
-    Otherwise only this machine may send requests: each must name the server by a loopback name, which keeps a web page
-    from reaching it under a name of its own (DNS rebinding), and no proxy may say that it came from elsewhere. A key
-    that is sent is checked there, too.
+    If keys are required, each request needs one with the right permission; on pages a session suffices.
+
+    Without required keys, only this machine may send requests. Each must use a loopback host name, which prevents
+    access by a web page under its own name (DNS rebinding). No proxy header may name a remote sender. A key that is
+    sent is checked nevertheless.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class SecurityMiddleware:
         self.door, self.sign_ins = door or Authenticator(), sign_ins or BrowserSessions()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Pass a request on with what its sender may have, or answer 401, 403, 429 or 503."""
+        """Forward a request with its access in the scope, or answer 401, 403, 429 or 503."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         headers = dict(scope["headers"])
@@ -73,7 +76,7 @@ class SecurityMiddleware:
         return await self.app(scope, receive, send)
 
     def _known(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access:
-        """Whose request it is that needs no key, as far as can be told without waiting."""
+        """Return the caller of a request that needs no key, as far as it is known without waiting."""
         if self.door.locked:
             return Access() if self.door.knows(scope["headers"]) else UNKNOWN_CALLER
         return UNKNOWN_CALLER if _check_local_name(scope, headers) else Access()
@@ -88,13 +91,13 @@ class SecurityMiddleware:
         return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
 
     async def _unlocked(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal:
-        """Return what a request may do where no key is required: everything, or what the key that it sends allows."""
+        """Return the access where no key is required: full access, or that of the key that was sent."""
         if CREDENTIAL_HEADERS.isdisjoint(headers):
             return _anonymous_access(address)
         return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
 
     async def _session(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal | None:
-        """What a browser may that is signed in; None where that does not count."""
+        """Return the access of a signed-in browser; None if the session does not apply."""
         sent = (
             None if b"cookie" not in headers else read_session_cookie(scope["headers"], _header_text(headers, b"host"))
         )
@@ -111,7 +114,7 @@ class SecurityMiddleware:
             return access
         scope[ACCESS_SCOPE_KEY] = access = replace(
             access, bond=hash_session_id(id), session=id
-        )  # for the page that says why not, too
+        )  # the page with the refusal needs it too
         return check_permission(access, self._needed(scope))
 
     def _needed(self, scope: Scope) -> str:
@@ -123,7 +126,7 @@ def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _check_origin(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """The refusal of what another site's page would write, unless that site may."""
+    """Return a refusal if another site's page writes, unless CORS permits that site."""
     if not (origin := _header_text(headers, b"origin")):
         return None
     if (
@@ -136,7 +139,10 @@ def _check_origin(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | Non
 
 
 def _check_single_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Return the refusal of a request with two `Host` headers, of which others may read the other one, or with none."""
+    """Return a refusal unless there is exactly one `Host` header.
+
+    With two, a proxy might use another one than this server.
+    """
     if len(headers) == len(scope["headers"]) and b"host" in headers:
         return None
     count = sum(name == b"host" for name, _ in scope["headers"])
@@ -144,14 +150,14 @@ def _check_single_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal 
 
 
 def _check_cross_site(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Return the refusal of what a browser loads for another site's page; keys would keep it out elsewhere."""
+    """Return a refusal of a browser's request for another site's page; where keys are required, they prevent this."""
     if headers.get(b"sec-fetch-site") != b"cross-site" or scope.get(CORS_ALLOWED_KEY):
         return None
     return Refusal(403, "a page of another site sent this request; open the address directly")
 
 
 def _check_local_name(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """The refusal of a name that is not this machine's own."""
+    """Return a refusal if the host is not a loopback name, or if a proxy forwards the request for a remote sender."""
     refusal = _check_host_name(headers.get(b"host", b""))
     return check_forwarded(scope["headers"]) if refusal is None and not PROXY_HEADERS.isdisjoint(headers) else refusal
 
@@ -168,14 +174,14 @@ def _check_host_name(netloc: bytes) -> Refusal | None:
 
 @lru_cache(64)
 def _anonymous_access(address: str) -> Access:
-    """Return what a request without a key may do where none is required."""
+    """Return the access of a request without a key where none is required."""
     return Access(address=address)
 
 
 def check_forwarded(headers: Iterable[tuple[str | bytes, str | bytes]]) -> Refusal | None:
-    """The refusal of what a proxy on this machine passes on for somebody elsewhere, whatever name it calls us by.
+    """Return a refusal if a proxy on this machine forwards the request of a remote sender.
 
-    Of several proxies in a row each may have added a line of its own.
+    Each proxy of a chain may have added its own header.
     """
     senders = [
         sender for name, value in headers if name in PROXY_HEADERS for sender in _forwarded_addresses(name, value)
@@ -199,7 +205,7 @@ def _header_text(headers: Mapping[bytes, bytes], name: bytes) -> str:
 
 
 def _is_from_own_page(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a browser says that one of our pages, or a reader who follows a link, sends it; or is too old to say."""
+    """Return whether a Spanwise page, or a link that a reader follows, sent this; old browsers do not say."""
     if _header_text(headers, b"sec-fetch-site") in OWN_FETCH_SITES:
         return True
     return scope["method"] in READ_METHODS and headers.get(b"sec-fetch-mode") == b"navigate"
@@ -222,8 +228,9 @@ def _retry_after_value(retry_after: float) -> str:
 
 
 def _challenge(headers: Mapping[bytes, bytes]) -> bytes:
-    """Programs may answer with Basic. A browser would ask its reader, and send on whatever it was told with all it
-    sends: readers sign in.
+    """Return the authentication scheme: Basic for programs, Bearer for browsers.
+
+    With Basic, a browser would prompt for a password and then send it with every request. Readers sign in instead.
     """
     browser = any(name in headers for name in (b"sec-fetch-mode", b"referer", b"origin"))
     return b"Bearer" if browser else b"Basic"
@@ -234,7 +241,7 @@ def _expects_html(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _refusal_page(scope: Scope, refusal: Refusal) -> Response:
-    """What a reader sees: where to sign in, or why not."""
+    """Return the response for a browser: a redirect to the sign-in page, or the reason of the refusal."""
     request = Request(scope)
     if refusal.status == 401 and scope["method"] in READ_METHODS:
         onward = scope["path"] + (f"?{text}" if (text := scope["query_string"].decode("latin-1")) else "")
@@ -253,15 +260,15 @@ def _refusal_body(refusal: Refusal, protobuf: bool) -> bytes:
 
 
 CORS_REQUEST_HEADERS = (
-    "authorization, x-api-key, api_key, content-type, content-encoding"  # headers that such a page may send
+    "authorization, x-api-key, api_key, content-type, content-encoding"  # headers that pages of other origins may send
 )
 ORIGIN_PATTERN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 DEFAULT_PORT_PATTERN = re.compile(r"http://.*:80|https://.*:443")
-PREFLIGHT_MAX_AGE_S = 600  # for which a browser remembers what it was told
+PREFLIGHT_MAX_AGE_S = 600  # lifetime of a preflight response in the browser
 
 
 class CorsMiddleware:
-    """ASGI middleware before the guard, which asks for keys as ever. `rows` are (method, path, what it needs)."""
+    """ASGI middleware for CORS in front of `SecurityMiddleware`. `rows` are (method, path, permission)."""
 
     def __init__(self, app: ASGI, origins: Iterable[str], rows: Iterable[tuple[str, str, str]]) -> None:
         self.app, self.origins = app, frozenset(validate_origin(text).encode() for text in origins)
@@ -270,7 +277,7 @@ class CorsMiddleware:
         )
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Answer what a browser asks beforehand; pass on all else, and let the page read what is answered."""
+        """Answer preflight requests, and add CORS headers to responses for permitted origins."""
         if scope["type"] != "http" or scope["path"] not in self.paths:
             return await self.app(scope, receive, send)
         headers = dict(scope["headers"])
@@ -290,7 +297,7 @@ class CorsMiddleware:
 
 
 def validate_origin(text: str) -> str:
-    """The origin as browsers say it. Raises `Refused` for what is none, and for all of them."""
+    """Return the origin in the form that browsers send. Raises `Refused` for an invalid one, and for "*"."""
     if not ORIGIN_PATTERN.fullmatch(text):
         told = "say it as a browser does, such as https://app.example.com or http://localhost:3000, without a slash"
         raise Refused(f"{text!r} is no origin: {told}; each is named, there is no pattern")

@@ -21,11 +21,11 @@ from spanwise.collector.security.browser_sessions import (
 )
 
 SIGN_IN_ROUTES = (("GET", "/sign-in"), ("POST", "/sign-in"), ("POST", "/sign-out"))
-MAX_REDIRECT_LENGTH = 2048  # characters of an address to go on to
+MAX_REDIRECT_LENGTH = 2048  # of a URL to redirect to, in characters
 
 
 async def sign_in_page(request: Request) -> Response:
-    """The form; the first page where no key is needed."""
+    """Render the sign-in form; redirect to the first page if no key is needed."""
     door: Authenticator = request.app.state.door
     if not door.locked:
         return _redirect("/")
@@ -33,7 +33,7 @@ async def sign_in_page(request: Request) -> Response:
 
 
 async def sign_in(request: Request) -> Response:
-    """A session for a key that reads, and on to where the reader was going."""
+    """Start a session for a key with read permission, and redirect to the requested page."""
     fields = await pages.read_form(request, ("key", "next"), bond=b"")
     address = safe_redirect_path(fields.get("next", ""))
     door: Authenticator = request.app.state.door
@@ -53,22 +53,22 @@ async def sign_in(request: Request) -> Response:
 
 
 async def sign_out(request: Request) -> Response:
-    """End the session, and take the cookie back."""
+    """End the session and delete the cookie."""
     await pages.read_form(request, (), bond=hash_session_id(_session_id(request)))
     _end_session(request)
     return _redirect("/sign-in", _request_cookie(request).taken_back())
 
 
 def _require_read(access: Access) -> Access | Refusal:
-    """The access, unless it opens no page at all."""
+    """Return the access, or a refusal if it permits no page."""
     able = check_permission(access, "read")
     return Refusal(403, "the API key may not read, so that no page would open") if isinstance(able, Refusal) else able
 
 
 def safe_redirect_path(address: str) -> str:
-    """The address if it is one of this server, else "/": nobody is sent on to another site."""
+    """Return the path if it belongs to this server, else "/", to prevent redirects to other sites."""
     ours = address.startswith("/") and not address.startswith(("//", "/sign-")) and len(address) <= MAX_REDIRECT_LENGTH
-    # Browsers take a backslash for a slash, and leave out tabs and line breaks
+    # browsers treat a backslash as a slash, and drop tabs and line breaks
     return address if ours and "\\" not in address and address.isprintable() else "/"
 
 
@@ -83,7 +83,10 @@ def _end_session(request: Request) -> None:
 
 
 def _request_cookie(request: Request) -> SessionCookie:
-    """The one to set. A browser says by its `Origin` whether TLS is spoken with it, a proxy by `X-Forwarded-Proto`."""
+    """Return the session cookie, secure if the browser uses TLS.
+
+    The `Origin` header shows TLS of the browser itself, `X-Forwarded-Proto` that of a proxy.
+    """
     origin, proxy = request.headers.get("origin", ""), request.headers.get("x-forwarded-proto", "")
     secure = origin.startswith("https://") or proxy.strip().lower() == "https"
     return build_session_cookie(request.headers.get("host", ""), secure=secure)
@@ -97,7 +100,7 @@ def _redirect(address: str, cookie: str | None = None) -> Response:
 
 
 def install_sign_in(app: FastAPI) -> None:
-    """Have an application answer these."""
+    """Add the sign-in routes to an application."""
     for (method, path), answer in zip(SIGN_IN_ROUTES, (sign_in_page, sign_in, sign_out), strict=True):
         app.add_route(path, _with_error_page(answer), methods=[method], include_in_schema=False)
 

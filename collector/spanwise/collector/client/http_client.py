@@ -29,17 +29,18 @@ from spanwise.tracer.http_connections import (
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, Any]]
-STATUS_ERRORS = {403: Forbidden, 404: NotFound, 413: TooLarge, 422: TooSlow}  # other statuses below 500 are `Refused`
+# other statuses below 500 become `Refused`
+STATUS_ERRORS = {403: Forbidden, 404: NotFound, 413: TooLarge, 422: TooSlow}
 _CERTIFICATE_HINT = f"correct or unset the variable that names them ({', '.join(CERTIFICATE_VARIABLES)})"
-MAX_BODY_BYTES = 32 * 1024 * 1024  # bytes of a body, as servers take them
+MAX_BODY_BYTES = 32 * 1024 * 1024  # limit of servers for one body
 REQUEST_TIMEOUT, UNLIMITED_TIMEOUT = httpx.Timeout(60.0, connect=5.0), httpx.Timeout(None, connect=5.0)
 
 
 class HTTPTransport:
-    """Connections to one server, kept open. Safe to use from several threads.
+    """Pool of connections to one server, kept open. Thread-safe.
 
     Trusts the certificate authorities that `spanwise.tracer.http_connections` finds. Raises `Refused` for a malformed
-    address or an unusable file of authorities.
+    URL or an unusable file of authorities.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
@@ -50,7 +51,7 @@ class HTTPTransport:
         self._client = httpx.Client(
             base_url=self.url, headers=headers, trust_env=False, verify=_tls_verification(self.url)
         )
-        weakref.finalize(self, self._client.close)  # a client that nobody closed leaves no socket behind
+        weakref.finalize(self, self._client.close)  # a client that is never closed leaves no open socket
 
     @overload
     def ask(
@@ -63,14 +64,14 @@ class HTTPTransport:
     def ask(
         self, kind: Any, method: str, path: str, params: Params = (), body: Any = None, *, patient: bool = False
     ) -> Any:
-        """Send a request; the record in its answer. Parameters that are None are left out. Raises `StoreError`.
+        """Send a request and decode the response as `kind`. Parameters that are None are left out.
 
-        `patient`: what is asked may take as long as it takes.
+        With `patient` there is no time limit. Raises `StoreError`.
         """
         return record_encoding.decode(kind, self._answer(method, path, params, body, patient=patient).content)
 
     def text(self, path: str) -> str:
-        """What is told in plain text. Raises `StoreError`."""
+        """Return a plain text response. Raises `StoreError`."""
         return self._answer("GET", path).text
 
     def _answer(
@@ -91,14 +92,14 @@ class HTTPTransport:
                 )
         except httpx.TransportError as error:
             raise Unavailable(f"{self.url} does not answer: {error or type(error).__name__}") from error
-        except RuntimeError as error:  # httpx's word for a client that was closed
+        except RuntimeError as error:  # httpx raises it if the client is closed
             raise Closed(f"the client of {self.url} is closed") from error
         if not response.is_success:
             raise _response_error(self.url, response)
         return response
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._client.close()
 
 
@@ -118,7 +119,7 @@ def _tls_verification(url: str) -> ssl.SSLContext | bool:
 
 
 def quote_path_segment(name: str) -> str:
-    """A name as one part of a path."""
+    """Quote a name as one segment of a path."""
     return quote(name, safe="")
 
 
@@ -152,9 +153,10 @@ TraceBatch: TypeAlias = tuple[Sequence[Run], Sequence[Feedback]]
 
 
 def split_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback], size: int) -> Iterator[TraceBatch]:
-    """Runs and feedback, about `size` of both at once, by whole traces; nothing for nothing.
+    """Yield batches of about `size` runs and feedback rows, each of complete traces; nothing for empty input.
 
-    Of a trace with more the root comes last, together with the feedback: what its root does not show was never there.
+    A trace that is larger than a batch is split. Its root comes last, together with the feedback, because a trace is
+    visible only once its root is stored.
     """
     if len(runs) + len(feedback) <= size:
         if runs or feedback:
@@ -176,8 +178,9 @@ def split_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback], size: int)
 
 
 def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[TraceBatch]:
-    """A lot in two, by whole traces; of a single trace the root comes last, with the feedback; what cannot be parted
-    comes as it is.
+    """Split a batch in two, by complete traces; a batch that cannot be split is yielded unchanged.
+
+    A single trace is split between its runs; the root comes last, with the feedback.
     """
     traces = list(_group_by_trace(runs, feedback))
     if len(traces) > 1:
@@ -188,7 +191,7 @@ def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator
     if middle:
         yield ordered[:middle], ()
         yield ordered[middle:], rows
-    elif ordered and rows:  # which may be there before what it is said of
+    elif ordered and rows:  # feedback may be stored before its run
         yield (), rows
         yield ordered, ()
     elif len(rows) > 1:
@@ -199,7 +202,7 @@ def split_in_half(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator
 
 
 def _group_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterator[tuple[list[Run], list[Feedback]]]:
-    """What belongs to one trace (or to none), in the order of arrival, with its root last."""
+    """Group runs and feedback by trace (or None), in order of arrival, with the root last."""
     by_trace: dict[str | None, tuple[list[Run], list[Feedback]]] = {}
     for run in sorted(runs, key=lambda run: run.parent_id is None):
         by_trace.setdefault(run.trace_id, ([], []))[0].append(run)
@@ -209,7 +212,10 @@ def _group_by_trace(runs: Sequence[Run], feedback: Sequence[Feedback]) -> Iterat
 
 
 def send_operation(transport: HTTPTransport, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-    """Send a verb's request. A long list that is its only argument goes in several. Raises `StoreError`."""
+    """Send an operation's request; split a long list, if it is the only argument, into several requests.
+
+    Raises `StoreError`.
+    """
     values = _bind_arguments(call, args, given)
     if call.paged and (values.get("limit") or 0) > call.most:
         return _read_pages(transport, call, values)
@@ -221,7 +227,7 @@ def send_operation(transport: HTTPTransport, call: Operation, args: tuple[Any, .
 
 
 def _read_pages(transport: HTTPTransport, call: Operation, values: Mapping[str, Any]) -> Page[Any]:
-    """One page of more than the server gives at once."""
+    """Read a page that is larger than the server's maximum, in several requests."""
     items: list[Any] = []
     cursor, left = values.get("cursor"), values["limit"]
     while True:
@@ -233,7 +239,7 @@ def _read_pages(transport: HTTPTransport, call: Operation, values: Mapping[str, 
 
 
 def _send_halves(transport: HTTPTransport, call: Operation, name: str, batch: Sequence[Any]) -> list[Any]:
-    """The answers to a batch: to halves of it where all of it is too large for one request."""
+    """Send a batch; if it is too large for one request, send its halves. Return all responses."""
     try:
         return [_send_once(transport, call, {name: batch})]
     except TooLarge:
@@ -247,16 +253,16 @@ def _bind_arguments(call: Operation, args: tuple[Any, ...], given: dict[str, Any
     named = dict(zip(call.positional, args, strict=False)) | given
     if len(named) == len(args) + len(given) and (values := {**call.defaults, **named}).keys() == call.names:
         return values
-    try:  # it spreads, or says what is wrong, at ten times the price
+    try:  # it has variadic arguments or an error: `bind` takes ten times as long
         bound = call.signature.bind(*args, **given)
     except TypeError as error:
-        raise TypeError(f"{call.name}() {error}") from None  # as Python says it of a function
+        raise TypeError(f"{call.name}() {error}") from None  # the message that a Python function gives
     bound.apply_defaults()
     return bound.arguments
 
 
 def split_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Slices of a size."""
+    """Yield slices of a sequence, each of `size` items."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
@@ -265,7 +271,7 @@ def _send_once(transport: HTTPTransport, call: Operation, values: Mapping[str, A
     try:
         answer = transport.ask(_answer_type(call), call.method, path, query, body, patient=call.patient)
     except NotFound:
-        if call.count and call.returns is bool:  # there was none
+        if call.count and call.returns is bool:  # there was nothing to delete
             return False
         raise
     if call.count:
@@ -303,7 +309,7 @@ def _build_query_filter(argument: Argument, sent: Sequence[Argument], values: Ma
 
 
 def _query_texts(argument: Argument, value: Any) -> Sequence[Any]:
-    """The values of one name in a query string."""
+    """Return the values of one name in a query string."""
     if argument.is_list:
         return list(value)
     if value is None:
@@ -322,9 +328,10 @@ def _to_json_text(value: Any) -> str:
 
 
 class HTTPStore(TraceOperations, ControlOperations):
-    """Implements `spanwise.collector.stores.Store` over the API of a collector at `url`; its verbs are the table's.
+    """Store over the API of a collector at `url`; implements `spanwise.collector.stores.Store`.
 
-    Makes no connection before the first call. A server that is away raises `Unavailable`; what it refuses, `Refused`.
+    It connects on the first call. Raises `Unavailable` if the server cannot be reached, and `Refused` for calls that
+    the server refuses.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -342,16 +349,19 @@ class HTTPStore(TraceOperations, ControlOperations):
 
     @property
     def where(self) -> str:
-        """Its address."""
+        """Return the URL of the server."""
         return self.url
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
-        """As of `TraceStore`, in several requests if it is much: those of one trace in one, but for a huge one's."""
+        """Store runs and feedback as `TraceStore` does, a large batch in several requests.
+
+        Runs of one trace go into one request, unless the trace itself is too large.
+        """
         for together in split_by_trace(runs, feedback, MAX_BATCH_ITEMS):
             self._append(together)
 
     def _append(self, lot: TraceBatch) -> None:
-        """Keep a lot, in halves if it is too large for one request, down to single runs."""
+        """Store a batch; if it is too large for one request, split it in halves, down to single runs."""
         try:
             super().append(*lot)
         except TooLarge:
@@ -362,7 +372,7 @@ class HTTPStore(TraceOperations, ControlOperations):
                 self._append(part)
 
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
-        """All traces that pass, page by page: see `TraceStore`."""
+        """Yield all traces that pass a filter, page by page: see `TraceStore`."""
         return iterate_traces(self.traces, extend_filter(filter, conditions))
 
     def feedback(
@@ -376,7 +386,7 @@ class HTTPStore(TraceOperations, ControlOperations):
         author: str | None = None,
         span_id: str | None = None,
     ) -> Feedback:
-        """Attach a person's feedback to a trace (its id) or any other target, and return what was kept."""
+        """Attach human feedback to a trace (by its id) or any other target, and return the stored feedback."""
         aim = Target(trace_id=target, span_id=span_id) if isinstance(target, str) else target
         kept = Feedback(
             target=normalize_target(aim),
@@ -391,12 +401,12 @@ class HTTPStore(TraceOperations, ControlOperations):
         return kept
 
     def numbers(self) -> dict[str, float]:
-        """The collector's own numbers, by name with labels, as /metrics tells them."""
+        """Return the collector's metrics from /metrics, by name with labels."""
         lines = (line.rpartition(" ") for line in self._transport.text("/metrics").splitlines() if line[:1] != "#")
         return {name: float(value) for name, _, value in lines if name}
 
     def close(self) -> None:
-        """Let go of the connections; every write was durable when it returned."""
+        """Close the connections. Writes that have returned are durable."""
         self._transport.close()
 
     def _ask(self, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """Report of `spanwise doctor`: field coverage per sender, hints, and other known problems.
 
-A sender is a service, the instrumentation in it (OpenTelemetry's scope) and the SDK below that. Looked at are the
-latest traces of each project, so many spans in all: the work is the same for a thousand spans and for a million.
+A sender is the combination of a service, its instrumentation (OpenTelemetry's scope) and its SDK. The report reads
+the latest traces of each project, up to a total number of spans. Its cost does not depend on the size of the store.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from spanwise.collector.stores import Store
 from spanwise.collector.terminal_escaping import escape_line
 from spanwise.tracer import attribute_names as names
 
-DEFAULT_SPANS = 5_000  # that are looked at, unless more are asked for
+DEFAULT_SPANS = 5_000  # default number of spans to read
 MAX_PROJECTS = 50
-BATCH_TRACES, BATCH_SPANS = 50, 200  # a lot is what is read in one question, and held at one time
-GRACE_PERIOD_NS = 60 * 10**9  # for so long a trace that is not complete is no trouble
-LARGE_TRACE_SPANS = 1_000  # spans of a trace that is left out where less is to be looked at
+BATCH_TRACES, BATCH_SPANS = 50, 200  # traces and spans of one read, which are in memory at the same time
+GRACE_PERIOD_NS = 60 * 10**9  # an incomplete trace is a problem only after this time
+LARGE_TRACE_SPANS = 1_000  # larger traces are skipped if the limit on spans is lower
 MAX_TRACKED_NAMES, MAX_TEXT_LENGTH, MAX_SHOWN_NAMES = (
     500,
     200,
     20,
-)  # attributes by name: kept per sender, characters, told
+)  # attribute names counted per sender, characters of a name, attribute names reported
 RETRIEVAL_KINDS, MODEL_KINDS = ("retriever", "reranker"), ("llm", "embedding")
-# Of which kinds of runs a field is to be expected; of the others it counts where it is there. None: of all
+# field → kinds of runs that are expected to have it (None: all); runs of other kinds count only if they have it
 EXPECTED_FIELDS: Mapping[str, tuple[str, ...] | None] = {
     "inputs": None,
     "outputs": None,
@@ -41,14 +41,14 @@ EXPECTED_FIELDS: Mapping[str, tuple[str, ...] | None] = {
     "tokens": MODEL_KINDS,
     "session": None,
 }
-AWAITS_ATTRIBUTE = "spanwise.awaits"  # content that comes in log records: see `dialects`
-SENT_TIME_PREFIX = "spanwise.sent."  # what a clock said that cannot be: see `clocks`
+AWAITS_ATTRIBUTE = "spanwise.awaits"  # set while content is expected in log records: see `dialects`
+SENT_TIME_PREFIX = "spanwise.sent."  # original value of an impossible time: see `clock_skew`
 OWN_PREFIXES = ("spanwise.", "otel.")
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
 
 class SenderIdentity(NamedTuple):
-    """A sender, as its spans say; "" for what they do not say."""
+    """Service, instrumentation scope and SDK of a sender; "" for unknown parts."""
 
     service: str
     scope: str
@@ -56,7 +56,7 @@ class SenderIdentity(NamedTuple):
 
 
 class FieldCoverage(NamedTuple):
-    """How many have it, of how many that were to have it."""
+    """Number of runs that have a field, and number of runs that are expected to have it."""
 
     have: int
     of: int
@@ -64,24 +64,29 @@ class FieldCoverage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """What was seen of one sender. `unread`: attributes that no field has taken, by name (indices as N), most first."""
+    """Statistics of one sender.
+
+    Attributes that map to no field are counted in `unread`, by name (indices as N), most frequent first.
+    """
 
     who: SenderIdentity
     spans: int
     traces: int
     kinds: Mapping[str, int]
-    shares: Mapping[str, FieldCoverage]  # by the fields of `EXPECTED`
+    shares: Mapping[str, FieldCoverage]  # by the fields of `EXPECTED_FIELDS`
     unread: Mapping[str, int]
-    names: Mapping[str, int] = field(default_factory=dict)  # of runs that hold no documents, by name
-    awaiting: int = 0  # spans whose content has not come yet
-    clocks: int = 0  # spans that bore a time that cannot be
+    names: Mapping[str, int] = field(default_factory=dict)  # of runs without documents
+    awaiting: int = 0  # spans whose content has not arrived
+    clocks: int = 0  # spans with an impossible time
     hints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderReport:
-    """What was looked at. `whole`: that is all there is; `too_large`: traces that were left out for their size;
-    `incomplete`: traces that ended a while ago and are not.
+    """Senders and totals of the traces that were read.
+
+    If `whole` is set, these are all stored traces that pass. Traces in `too_large` were skipped for their size; those
+    in `incomplete` ended a while ago without all of their spans.
     """
 
     senders: tuple[Sender, ...]
@@ -94,7 +99,7 @@ class SenderReport:
 
 
 class _SenderCounts:
-    """What is counted of one sender."""
+    """Counters of one sender."""
 
     def __init__(self) -> None:
         self.traces = set[str]()
@@ -154,7 +159,7 @@ def _has_field(run: Run, name: str) -> bool:
 
 
 def identify_sender(run: Run) -> SenderIdentity:
-    """Whose span it is. Our own tracer's say no scope, since it is always the same; they name their project."""
+    """Return the sender of a run. Spanwise's own tracer sends no scope; it is recognized by its project attribute."""
     said = run.resource
     scope = [_get_text(run.attributes, f"otel.scope.{part}") for part in ("name", "version")]
     if not scope[0] and names.PROJECT in said:
@@ -169,7 +174,7 @@ def _get_text(values: Mapping[str, JSON], name: str) -> str:
 
 
 def look(store: Store, filter: Filter | None = None, spans: int = DEFAULT_SPANS) -> SenderReport:
-    """Look at the latest traces that pass, the same share of spans for each project."""
+    """Read the latest traces that pass a filter, the same share of spans for each project."""
     wanted = filter or Filter()
     projects = [wanted.project] if wanted.project is not None else store.values("project", limit=MAX_PROJECTS)
     share = max(1, spans // max(1, len(projects)))
@@ -184,20 +189,20 @@ def look(store: Store, filter: Filter | None = None, spans: int = DEFAULT_SPANS)
 
 
 class _TraceReader:
-    """Reads traces within bounds, and keeps what is to be said of the reading."""
+    """Reader of traces within limits, and totals of the traces that it read."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.whole, self.settled = store, True, time.time_ns() - GRACE_PERIOD_NS
         self.spans = self.count = self.too_large = self.incomplete = self.dropped = 0
 
     def traces(self, filter: Filter, spans: int) -> Iterator[Trace]:
-        """The latest traces of a filter, until there are so many spans."""
+        """Yield the latest traces that pass, up to `spans` spans."""
         lot, size, left = list[str](), 0, spans
         for one in self._summaries(filter, spans):
             if one.span_count > max(spans, LARGE_TRACE_SPANS):
                 self.too_large += 1
                 continue
-            if one.span_count > left and left < spans:  # the first of a project may be larger than its share
+            if one.span_count > left and left < spans:  # the first trace of a project may exceed its share
                 self.whole = False
                 break
             left = max(0, left - one.span_count)
@@ -209,7 +214,7 @@ class _TraceReader:
         yield from self._read(lot)
 
     def _summaries(self, filter: Filter, most: int) -> Iterator[TraceSummary]:
-        """As many as could be looked at, if each had one span."""
+        """Yield as many summaries as the limit allows for traces of one span each."""
         cursor: str | None = None
         while most > 0:
             page = self.store.traces(filter, limit=min(500, most), cursor=cursor)
@@ -228,7 +233,7 @@ class _TraceReader:
             yield trace
 
     def seen(self, senders: tuple[Sender, ...]) -> SenderReport:
-        """What came of it."""
+        """Return the report on the traces that were read."""
         return SenderReport(
             senders=senders,
             spans=self.spans,
@@ -241,15 +246,15 @@ class _TraceReader:
 
 
 def count_stored_spans(store: Store) -> int | None:
-    """How many spans are stored; None where that is not for whoever asks."""
+    """Return the number of stored spans; None if the caller may not see it."""
     try:
         return store.count()["spans"]
     except StoreError:
         return None
 
 
-MAX_HINT_NAMES = 3  # names that are told
-# Of which words a name consists that may hold what is missing
+MAX_HINT_NAMES = 3  # attribute names per hint
+# field → words in attribute names that suggest it
 FIELD_PATTERNS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(words, re.IGNORECASE)
     for name, words in {
@@ -262,7 +267,7 @@ FIELD_PATTERNS: Mapping[str, re.Pattern[str]] = {
     }.items()
 }
 RETRIEVAL_PATTERN = re.compile("retriev|search|vector|rerank|lookup", re.IGNORECASE)
-# What instrumentations need to be told before they send contents, by how their scopes begin; the first that fits
+# prefix of a scope → setting that makes the instrumentation send content; the first match applies
 CONTENT_SETTINGS: Mapping[str, str] = {
     "opentelemetry.instrumentation.openai_v2": "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true",
     "opentelemetry.instrumentation.": "TRACELOOP_TRACE_CONTENT=true (OpenLLMetry)",
@@ -281,7 +286,10 @@ KIND_HINT = "kind='retriever' of @trace and span(), openinference.span.kind=RETR
 
 
 def advised(senders: Sequence[Sender]) -> tuple[Sender, ...]:
-    """The senders, each with its hints. What another part of a service holds is missing of none."""
+    """Return the senders with hints.
+
+    If one sender of a service has documents, the others of that service get no hint about them.
+    """
     retrieving = {one.who.service for one in senders if one.shares["documents"].have}
     return tuple(replace(one, hints=tuple(_sender_hints(one, one.who.service in retrieving))) for one in senders)
 
@@ -329,7 +337,7 @@ def _missing_text(one: Sender, name: str) -> str:
 
 
 def _candidate_text(one: Sender, name: str) -> str:
-    """Unread attributes that may hold it."""
+    """Return text about unread attributes that may hold the field."""
     found = _matching_names(one.unread, FIELD_PATTERNS[name])
     return f"; attributes that nobody reads and that look like it: {found}" if found else ""
 
@@ -340,17 +348,20 @@ def _matching_names(names: Iterable[str], pattern: re.Pattern[str]) -> str:
     )
 
 
-# Counters of a collector's /metrics that stay at zero where all is well, in words
+# counters of /metrics that stay at zero in normal operation, and their descriptions
 ERROR_COUNTERS: Mapping[str, str] = {
     "spanwise_dialect_errors_total": "spans or log records read without a dialect that failed on them",
     "spanwise_refused_total": "single spans or log records refused",
     "spanwise_requests_refused_total": "requests answered with an error",
 }
-MAX_RULES, MAX_ERROR_LENGTH = 100, 200  # rules that are looked at; characters of an error
+MAX_RULES, MAX_ERROR_LENGTH = 100, 200  # rules to check, and characters of an error
 
 
 def find_problems(store: Store, seen: SenderReport, numbers: Mapping[str, float]) -> list[str]:
-    """In sentences, nothing where nothing is wrong. `numbers`: a collector's, by name with labels; {} of a file."""
+    """Return the known problems as sentences; [] if there are none.
+
+    The metrics of a collector, by name with labels, are in `numbers`; {} for a database file.
+    """
     return [*_trace_problems(seen), *_process_problems(store), *_rules_problems(store), *_counter_problems(numbers)]
 
 

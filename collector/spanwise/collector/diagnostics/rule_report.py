@@ -31,15 +31,15 @@ WORDS: Mapping[str, str] = {
     "failed": "failed",
     "superseded": "superseded",
 }
-STORED = tuple(WORDS)[2:]  # verdicts that stand in decisions, the others are computed
+STORED = tuple(WORDS)[2:]  # verdicts of stored decisions; the others are computed
 PACING_FLOOR_TEXT = "the lowest that pacing goes; scoring stops when the budget is used up"
 QUEUED_VERDICTS = ("waiting", "throttled", "over_budget", "running")
-_LONGEST = 200  # characters of a value, or of an error
+_LONGEST = 200  # maximum length of a value or an error in characters
 
 
 @dataclass(frozen=True, slots=True)
 class FunnelStage:
-    """One step of a rule's funnel: how many came so far."""
+    """One stage of a rule's funnel with the number of traces that reached it."""
 
     name: str
     count: int
@@ -47,7 +47,7 @@ class FunnelStage:
 
 @dataclass(frozen=True, slots=True)
 class BudgetUse:
-    """What a budget of a rule has seen of its limit in the present period."""
+    """Use of one of a rule's budgets in the present period."""
 
     name: str  # usd_per_day, calls_per_minute, …
     limit: float
@@ -57,16 +57,16 @@ class BudgetUse:
 
     @property
     def used(self) -> float:
-        """What counts against the limit."""
+        """Return the amount that counts against the limit."""
         return self.settled + self.reserved + self.unknown
 
     @property
     def share(self) -> float:
-        """Of the limit, at most 1."""
+        """Return the used share of the limit, at most 1."""
         return min(1.0, self.used / self.limit) if self.limit else 1.0
 
     def __str__(self) -> str:
-        """As "$1.20 of $5.00 per day, $0.40 of it reserved, $0.20 of it cost unknown"."""
+        """Format as "$1.20 of $5.00 per day, $0.40 of it reserved, $0.20 of it cost unknown"."""
         shown = formatting.cost if self.name.startswith("usd") else formatting.number
         unit, _, period = self.name.partition("_per_")
         said = f"{shown(self.used)} of {shown(self.limit)}"
@@ -76,7 +76,7 @@ class BudgetUse:
 
 
 def funnel(status: RuleStatus) -> list[FunnelStage]:
-    """From what arrived to what was scored."""
+    """Return the stages from arrived to scored traces."""
     counts = status.counts
     seen = sum(counts.values())
     passed = seen - counts.get("filtered", 0)
@@ -86,7 +86,7 @@ def funnel(status: RuleStatus) -> list[FunnelStage]:
 
 
 def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
-    """Each limit of a rule, and what was booked on it in its newest period."""
+    """Return for each limit of a rule the amounts booked in its newest period."""
     newest: dict[str, BudgetUsage] = {}
     for one in sorted(booked, key=lambda one: one.period_start_ns):
         newest[one.budget.rpartition("/")[2]] = one
@@ -97,7 +97,7 @@ def spending(rule: Rule, booked: tuple[BudgetUsage, ...]) -> list[BudgetUse]:
 
 
 def explain_no_rules(project: str, rules: Iterable[Rule]) -> str:
-    """Return why no rule applies to a trace of a project without rules, with the projects that have some."""
+    """Explain why no rule applies to a trace: its project has none; names the projects that have some."""
     others = sorted({rule.project for rule in rules} - {project})
     if not others:
         return f"project {project!r} of the trace has no rules; `spanwise monitor rules.py` runs some"
@@ -106,18 +106,18 @@ def explain_no_rules(project: str, rules: Iterable[Rule]) -> str:
 
 
 def reason(why: DecisionExplanation) -> str:
-    """Why, without the verdict's own word before it, which is shown beside."""
+    """Return the reason without the verdict at its beginning, which is shown separately."""
     return why.reason.removeprefix(why.verdict.replace("_", " ")).removeprefix(": ")
 
 
 def look_on(why: DecisionExplanation) -> str:
-    """The command that says why evaluators lacked something, where they skipped; "" elsewhere."""
+    """Return the command that shows why evaluators skipped a trace for lack of data; "" if none did."""
     skipped = sorted({of for one in why.decisions if one.verdict == "skipped" and (of := one.target.trace_id)})
     return f"spanwise doctor --where trace_ids={skipped[0]}" if skipped else ""
 
 
 def sampling(why: DecisionExplanation) -> str:
-    """Where the trace lies and what the rate is; "" where it did not come so far."""
+    """Describe the sampling draw and the rate of a trace; "" if the trace was not sampled."""
     if why.u is None or why.rate is None:
         return ""
     source = "the rule's rate" if why.stratum is None else f"the rate of stratum {why.stratum + 1}"
@@ -129,12 +129,12 @@ def sampling(why: DecisionExplanation) -> str:
 
 
 def describe_condition(one: ConditionResult) -> str:
-    """As "latency_ms: wants > 200, saw 120"."""
+    """Format a condition as "latency_ms: wants > 200, saw 120"."""
     return f"{one.name}: wants {value(one.wanted)}, saw {value(one.seen)}"
 
 
 def value(given: JSON) -> str:
-    """What a condition wants or saw, on one line: a comparison as it is written, nothing as "nothing"."""
+    """Format an expected or actual value of a condition on one line; missing values are "nothing"."""
     if given is None or given == [] or given == ():
         return "nothing"
     if isinstance(given, str):
@@ -156,7 +156,7 @@ def _plain_text(part: JSON) -> str:
 
 
 def target(decision: Decision) -> str:
-    """What was scored: "the trace", "span 0af7…", "document 2 of span 0af7…", "session talk"."""
+    """Name the target of a decision: "the trace", "span 0af7…", "document 2 of span 0af7…", "session talk"."""
     about = decision.target
     if about.span_id is not None:
         span = f"span {about.span_id}"
@@ -165,7 +165,7 @@ def target(decision: Decision) -> str:
 
 
 def facts(decision: Decision, now_ns: int) -> Iterator[str]:
-    """What else there is to know of a decision: attempts, deaths, who holds it, when it is tried next, its sample."""
+    """Yield further facts of a decision: attempts, worker deaths, holder, next attempt, sampling weight, cost."""
     if decision.incomplete:
         yield "taken although parts of the trace are missing"
     if decision.attempts:
@@ -201,7 +201,7 @@ def _time_left(ns: int, now_ns: int) -> str:
 
 
 def states(decision: Decision) -> list[tuple[str, str, str]]:
-    """Per evaluator its key, what became of it, and its error if there is one."""
+    """Return key, state and error of each evaluator; the error is "" if there is none."""
     made = []
     for key, state in decision.states.items():
         said = state if isinstance(state, Mapping) else {"state": str(state)}
@@ -211,7 +211,7 @@ def states(decision: Decision) -> list[tuple[str, str, str]]:
 
 
 def rate(status: RuleStatus) -> str:
-    """The rate in force, and what it consists of."""
+    """Describe the sampling rate in force and its components."""
     settings = status.rule.settings
     said = formatting.percent(status.rate, 1)
     if settings.paced is not None:
@@ -223,29 +223,30 @@ def rate(status: RuleStatus) -> str:
 
 
 def behind(status: RuleStatus) -> str:
-    """As "up to date" or "312 changes behind, the oldest of 4.20 s ago"."""
+    """Describe the lag as "up to date" or "312 changes behind, the oldest of 4.20 s ago"."""
     if not status.behind:
         return "up to date"
     return f"{_count_noun(status.behind, 'change')} behind, the oldest of {formatting.duration(status.lag_s * 1e9)} ago"
 
 
 def alive(worker: WorkerReport, now_ns: int) -> bool:
-    """Whether a worker has given a sign lately."""
+    """Return whether a worker has sent a heartbeat recently."""
     return now_ns - worker.seen_ns < WORKER_TIMEOUT_NS
 
 
 def find_active_workers(status: RuleStatus, now_ns: int) -> list[WorkerReport]:
-    """The living workers that have this version of the rule."""
+    """Return the living workers that run this version of the rule."""
     rule = status.rule
     return [one for one in status.workers if alive(one, now_ns) and one.rules.get(rule.name) == rule.version]
 
 
 def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
-    """Who carries the rule out, in words, and whether that is as it should be."""
+    """Describe which workers run the rule, and return whether that is normal."""
     if not status.rule.enabled:
         return "paused", True
     if right := find_active_workers(status, now_ns):
-        idles = all(idle(worker, status.rule.name) for worker in right)  # or some of its evaluators
+        # idle for the rule, or for some of its evaluators
+        idles = all(idle(worker, status.rule.name) for worker in right)
         return _count_noun(len(right), "worker") + (", idle" if idles else ""), not idles
     seen = max((worker.seen_ns for worker in status.workers if worker.rules), default=None)
     since = "" if seen is None or now_ns - seen < WORKER_TIMEOUT_NS else f" since {formatting.when(seen)}"
@@ -253,7 +254,7 @@ def standing(status: RuleStatus, now_ns: int) -> tuple[str, bool]:
 
 
 def comes_back(rule: Rule) -> str:
-    """Say of a rule that is removed where it is still defined, as "; it returns …"; "" for one of the API."""
+    """Describe when a removed rule returns because a file still defines it; "" for a rule of the API."""
     return (
         "" if rule.owner == "api" else f"; it returns when {rule.owner!r} is loaded again, unless you remove it there"
     )
@@ -261,22 +262,22 @@ def comes_back(rule: Rule) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatorWork:
-    """What workers say of one evaluator of a rule, all together."""
+    """Statistics of one evaluator of a rule, over all workers."""
 
     key: str
     looked: int
     failed: int
-    p95_s: float | None  # the slowest worker's
+    p95_s: float | None  # of the slowest worker
 
     def __str__(self) -> str:
-        """As "2 % of 412 evaluations by the running workers failed, p95 1.20 s"."""
+        """Format as "2 % of 412 evaluations by the running workers failed, p95 1.20 s"."""
         evaluations = f"{_count_noun(self.looked, 'evaluation')} by the running workers"
         said = f"{formatting.percent(self.failed, self.looked)} of {evaluations} failed"
         return said if self.p95_s is None else f"{said}, p95 {formatting.duration(self.p95_s * 1e9)}"
 
 
 def work(status: RuleStatus, now_ns: int) -> list[EvaluatorWork]:
-    """What a rule's living workers say of its evaluators, by key."""
+    """Return the statistics of a rule's evaluators over its living workers, by key."""
     parts: dict[str, list[Mapping[str, JSON]]] = {}
     for worker in status.workers:
         if alive(worker, now_ns):
@@ -292,7 +293,7 @@ def _merge_work(key: str, parts: list[Mapping[str, JSON]]) -> EvaluatorWork:
 
 
 def sum_throughput(workers: Iterable[WorkerReport], now_ns: int) -> tuple[float, float]:
-    """How many targets living workers finish, and how many traces they decide on, a second; of all their rules."""
+    """Return finished targets and decided traces per second, summed over living workers and all rules."""
     living = {worker.holder: worker for worker in workers if alive(worker, now_ns)}.values()
     finished, decided = (
         sum(float(worker.data.get(name) or 0) for worker in living) for name in ("finished_per_s", "decided_per_s")
@@ -301,7 +302,7 @@ def sum_throughput(workers: Iterable[WorkerReport], now_ns: int) -> tuple[float,
 
 
 def idle(worker: WorkerReport, rule: str) -> list[str]:
-    """Why a worker does nothing for a rule, or for some of its evaluators."""
+    """Return the reasons why a worker does not run a rule, or some of its evaluators."""
     whole = worker.data.get("idle")
     why = whole.get(rule) if isinstance(whole, Mapping) else None
     paused = _get_worker_data(worker, "paused", rule)
@@ -309,7 +310,7 @@ def idle(worker: WorkerReport, rule: str) -> list[str]:
 
 
 def _get_worker_data(worker: WorkerReport, what: str, rule: str) -> Mapping[str, JSON]:
-    """What a worker says of one rule."""
+    """Return a worker's report about one rule."""
     rules = worker.data.get(what)
     found = rules.get(rule) if isinstance(rules, Mapping) else None
     return found if isinstance(found, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Explanation of what is missing from a trace: dropped spans, open runs, unanswered calls."""
+"""Explanation of missing parts of a trace: dropped spans, open runs, unanswered calls."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from spanwise.collector import formatting
 from spanwise.collector.records import OpenRun, Run, Trace
 from spanwise.tracer import attribute_names as names
 
-MAX_NAMED_RUNS = 5  # open runs by name
+MAX_NAMED_RUNS = 5  # open runs that are listed by name
 OPEN_SPANS_TEXT = "Some spans are still open, or have not arrived"
-_LONG_NS = 60 * 10**9  # after which a run that is open may as well have died
+_LONG_NS = 60 * 10**9  # the process of a run that is open for this long may have died
 
 
 def find_gaps(trace: Trace) -> list[str]:
-    """Why a trace is not whole, or what it may lack though it counts as complete. Nothing where nothing is missing."""
+    """Return the reasons why a trace is incomplete, or may be although it counts as complete; [] if there are none."""
     told = describe_known_gaps(trace.dropped, trace.running)
     answered = min(trace.calls_sent, sum(map(_is_answer, trace.runs)))
     if answered < trace.calls_sent:
@@ -30,19 +30,19 @@ def find_gaps(trace: Trace) -> list[str]:
 
 
 def describe_known_gaps(dropped_: int, running: Sequence[OpenRun], *, complete: bool = True) -> list[str]:
-    """The same as far as it can be told without the runs, of which there may be too many to read."""
+    """Return the reasons that are known without reading the runs, of which there may be too many."""
     told = [describe_dropped(dropped_)] if dropped_ else []
     told += describe_open_runs(running)
     return told if told or complete else [OPEN_SPANS_TEXT]
 
 
 def describe_dropped(count: int) -> str:
-    """How many spans will never come."""
+    """Format the number of spans that were dropped."""
     return f"{count:,} span was dropped by the sender" if count == 1 else f"{count:,} spans were dropped by the sender"
 
 
 def describe_open_runs(runs: Sequence[OpenRun]) -> Iterator[str]:
-    """Since when runs are open, those that began first by name."""
+    """Yield for each open run since when it is open; the oldest are named, the others counted."""
     for run in sorted(runs, key=lambda run: run.start_ns)[:MAX_NAMED_RUNS]:
         died = ", unless its process has died" if time.time_ns() - run.start_ns > _LONG_NS else ""
         yield f"{run.name or '(no name)'} is running {describe_start(run)}{died}"
@@ -51,7 +51,7 @@ def describe_open_runs(runs: Sequence[OpenRun]) -> Iterator[str]:
 
 
 def describe_start(run: OpenRun) -> str:
-    """Since when a run is open."""
+    """Format the start of an open run."""
     return f"since {formatting.when(run.start_ns)} ({formatting.ago(run.start_ns)})"
 
 
@@ -60,5 +60,5 @@ def _count_calls(count: int) -> str:
 
 
 def _is_answer(run: Run) -> bool:
-    """Whether a run is where a process took over from another."""
+    """Return whether a run is the first in a process that was called by another one."""
     return run.parent_id is not None and run.attributes.get(names.LOCAL_ROOT) == run.span_id

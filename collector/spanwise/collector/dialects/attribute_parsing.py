@@ -14,25 +14,25 @@ from spanwise.tracer import attribute_names as names
 
 K = TypeVar("K")
 V = TypeVar("V")
-# Bounds of what is remembered, as anybody may write names: how many, characters of one, names of one span, characters
+# Bounds of caches, because senders choose the names: entries, characters per name, names per span, total characters
 MAX_ENTRIES, MAX_NAME_CHARS, MAX_NAMES, MAX_TOTAL_CHARS = 4096, 200, 200, 1_000_000
 INDEXED_NAME = re.compile(
     r"(?P<prefix>.+?)\.(?P<index>[0-9]{1,5})\.(?P<element>\w+)\.(?P<rest>.+)", re.DOTALL | re.ASCII
 )
-DOCUMENT_NAMESPACES = ("input.documents", "output.documents")  # namespaces, though they have a dot
-NATIVE_NAMES = (names.DOCUMENTS_JSON, names.COST, names.EXPERIMENT)  # likewise
-# Names of reported costs, likewise: the cost of a call, or of its input and of its output
+DOCUMENT_NAMESPACES = ("input.documents", "output.documents")  # namespaces with a dot
+NATIVE_NAMES = (names.DOCUMENTS_JSON, names.COST, names.EXPERIMENT)  # whole names that are namespaces
+# Names of reported costs, which are also namespaces: the cost of a call, or of its input and its output
 TOTAL_COST_NAMES = ("llm.cost.total", "gen_ai.usage.cost", "gen_ai.usage.total_cost", "operation.cost")
 PARTIAL_COST_NAMES = (
     ("llm.cost.prompt", "llm.cost.completion"),
     ("gen_ai.usage.input_cost", "gen_ai.usage.output_cost"),
 )
 COST_NAMES = frozenset((*TOTAL_COST_NAMES, *(name for pair in PARTIAL_COST_NAMES for name in pair)))
-MAX_INDEX = 10_000  # a list spread over attributes is bounded by its highest index
+MAX_INDEX = 10_000  # limits the length of a list spread over attributes
 
 
 class IndexedName(NamedTuple):
-    """`{prefix}.{index}.{element}.{rest}`."""
+    """Parts of an attribute name of the form `{prefix}.{index}.{element}.{rest}`."""
 
     prefix: str
     position: int
@@ -41,8 +41,9 @@ class IndexedName(NamedTuple):
 
 
 class Memo(dict[K, V], Generic[K, V]):
-    """What was made of something, remembered; all of it is forgotten when it is too much, so that a flood of new names
-    takes neither memory nor, once it is over, time.
+    """Bounded cache that is cleared when it is full.
+
+    A flood of new names costs bounded memory, and no time once it has ended.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,9 @@ class Memo(dict[K, V], Generic[K, V]):
         self.size = 0
 
     def keep(self, key: K, value: V, size: int) -> V:
-        """Remember, of a size in characters. Threads that do so at once may count some too little, never for long."""
+        """Store a value of a size in characters. Concurrent calls may undercount the total size slightly and for a
+        short time.
+        """
         if len(self) >= MAX_ENTRIES or self.size > MAX_TOTAL_CHARS:
             self.clear()
             self.size = 0
@@ -60,8 +63,10 @@ class Memo(dict[K, V], Generic[K, V]):
 
 
 class NamespaceMemo(Memo[str, str]):
-    """Name of an attribute → what stands before its first dot; of what is rare where that is in every span, more of it:
-    of feedback on a trace or session what stands after it, of files, of costs and of what Spanwise's dialect takes all.
+    """Cache of the namespace of attribute names: the text before the first dot.
+
+    Rare names whose first part occurs in every span get a more specific namespace: feedback on a trace or session
+    (the part after the first dot), files, costs, and all names of Spanwise's own dialect.
     """
 
     def __missing__(self, name: str) -> str:
@@ -76,8 +81,9 @@ class NamespaceMemo(Memo[str, str]):
 
 
 class SuffixMemo(Memo[str, str]):
-    """Name of an attribute → what stands after a prefix; empty if it does not begin with it, or goes on with one of
-    the words that are left out.
+    """Cache of the rest of attribute names after a prefix.
+
+    It is empty for names without the prefix, and for those that continue with an excluded word.
     """
 
     def __init__(self, prefix: str, without: tuple[str, ...] = ()) -> None:
@@ -91,7 +97,7 @@ class SuffixMemo(Memo[str, str]):
 
 
 class IndexedNameMemo(Memo[str, IndexedName | None]):
-    """Name of an attribute → its place in a list spread over attributes, None if it is in none."""
+    """Cache of the positions of attribute names in lists spread over attributes; None for other names."""
 
     def __missing__(self, name: str) -> IndexedName | None:
         place = _parse_indexed_name(name)
@@ -110,18 +116,18 @@ get_indexed_name = IndexedNameMemo().__getitem__
 
 NameTuple: TypeAlias = tuple[str, ...]
 N = TypeVar("N", bound=Collection[str])
-NAME_OVERHEAD = 100  # characters that a name costs beside its own
+NAME_OVERHEAD = 100  # overhead of a cached name, in characters
 
 
 def weigh_names(names: Collection[str]) -> int | None:
-    """What it costs to remember names together, in characters; None for more than is worth it."""
+    """Return the memory cost of caching names together, in characters; None if it is too high."""
     if len(names) > MAX_NAMES or any(len(name) >= MAX_NAME_CHARS for name in names):
         return None
     return sum(map(len, names)) + NAME_OVERHEAD * len(names)
 
 
 class NamesMemo(Memo[N, V]):
-    """Names of a span's attributes, in their order, or their namespaces → what a function makes of them."""
+    """Cache of a function's results for the names of a span's attributes, in their order, or their namespaces."""
 
     def __init__(self, make: Callable[[N], V]) -> None:
         super().__init__()
@@ -138,8 +144,8 @@ def _find_namespaces(names: NameTuple) -> frozenset[str]:
 
 get_namespaces = NamesMemo(_find_namespaces).__getitem__
 
-# By prefix and name of the elements the lists that are spread over attributes: of each element by index, gaps closed,
-# its attributes by what they are called in it
+# Lists spread over attributes, by prefix and element name. Each element, in order of its index, has pairs of a name
+# within the element and the attribute's full name
 IndexedLists: TypeAlias = Mapping[tuple[str, str], tuple[tuple[tuple[str, str], ...], ...]]
 
 
@@ -157,15 +163,17 @@ get_indexed_lists = NamesMemo(_group_indexed_names).__getitem__
 
 CONTENT_FIELDS = ("content", "page_content", "text", "chunk")
 ID_FIELDS = ("id", "doc_uri", "document_id", "url")
-METADATA_ID_FIELDS = ("doc_uri", "id", "document_id", "doc_id")  # of a document's metadata
-METADATA_SCORE_FIELDS = ("score", "relevance_score", "similarity_score", "_score")  # the same; distances are no scores
-LLAMA_INDEX_REPR = "<NodeWithScore("  # how LlamaIndex's instrumentor writes what it has listed elsewhere
+METADATA_ID_FIELDS = ("doc_uri", "id", "document_id", "doc_id")  # keys in a document's metadata
+# keys in metadata; distances are not scores
+METADATA_SCORE_FIELDS = ("score", "relevance_score", "similarity_score", "_score")
+# LlamaIndex's instrumentor writes documents like this that it also lists elsewhere
+LLAMA_INDEX_REPR = "<NodeWithScore("
 DOCUMENT_FIELDS = frozenset((*CONTENT_FIELDS, *ID_FIELDS))
 new_document, new_usage = make_fast_constructor(Document), make_fast_constructor(Usage)
 
 
 def parse_json(value: JSON) -> JSON:
-    """What a text holds if it is JSON, else the value as it is."""
+    """Return the value of a JSON text; any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -175,20 +183,20 @@ def parse_json(value: JSON) -> JSON:
 
 
 def parse_number(value: JSON) -> float | None:
-    """A finite number, also out of a text; None for everything else."""
+    """Return a finite number, also parsed from text; None for any other value."""
     if value.__class__ is float and math.isfinite(value):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
         parsed = float(value)
-    except (ValueError, OverflowError):  # an int of Python's own may be larger than any float
+    except (ValueError, OverflowError):  # an int may exceed the range of float
         return None
     return parsed if math.isfinite(parsed) else None
 
 
 def parse_count(value: JSON) -> int | None:
-    """A whole number that is not negative, or None."""
+    """Return a non-negative integer below 2**53, also parsed from text; None for any other value."""
     if value.__class__ is int and 0 <= value < 2**53:
         return value
     parsed = None if value is None else parse_number(value)
@@ -196,30 +204,30 @@ def parse_count(value: JSON) -> int | None:
 
 
 def text_or_none(value: JSON) -> str | None:
-    """A text that is not empty, or None."""
+    """Return a non-empty string; None for any other value."""
     return value if isinstance(value, str) and value else None
 
 
 def to_text(value: JSON) -> str:
-    """A text as it is, anything else as JSON."""
+    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
 
 
 def read_document(value: JSON) -> Document | None:
-    """One retrieved document out of a text, or of an object under any of the names in use; None if it is neither."""
+    """Return a retrieved document from a string, or from an object with any of the known field names; else None."""
     if isinstance(value, str):
         return None if value.startswith(LLAMA_INDEX_REPR) else Document(value)
     if not isinstance(value, dict):
         return None
     if "lc" in value and isinstance(
         inner := value.get("kwargs"), dict
-    ):  # as LangChain writes objects; its id is a class
+    ):  # a serialized LangChain object; its `id` is a class
         value = inner
     return build_document(value) if not DOCUMENT_FIELDS.isdisjoint(value) else None
 
 
 def build_document(value: Mapping[str, JSON]) -> Document:
-    """The document that an object is known to be: without content it is an empty one, which still has its rank."""
+    """Build a document from an object. A document without content still counts, because it has a rank."""
     content, id, metadata, score = value.get("content"), value.get("id"), value.get("metadata"), value.get("score")
     if content is None:
         content = _find_first(value, CONTENT_FIELDS)
@@ -235,7 +243,7 @@ def build_document(value: Mapping[str, JSON]) -> Document:
 
 
 def read_documents(values: JSON) -> tuple[Document, ...]:
-    """The documents in a list, or none at all if some element is not one."""
+    """Return the documents in a list; nothing if any element is not a document."""
     if isinstance(values, Mapping):
         values = values.get("documents")
     if not isinstance(values, Sequence) or isinstance(values, str):
@@ -245,7 +253,10 @@ def read_documents(values: JSON) -> tuple[Document, ...]:
 
 
 def take_indexed_list(attributes: dict[str, Any], prefix: str, element: str) -> list[dict[str, JSON]]:
-    """Take the list out of `{prefix}.{i}.{element}.{name}`: one object per index, by index, gaps closed."""
+    """Remove the list `{prefix}.{i}.{element}.{name}` from the attributes, and return one object per index, in order.
+
+    Missing indexes are skipped.
+    """
     elements = get_indexed_lists(tuple(attributes)).get((prefix, element), ())
     return [{rest: attributes.pop(name) for rest, name in one} for one in elements]
 

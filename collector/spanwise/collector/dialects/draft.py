@@ -11,9 +11,9 @@ from spanwise.collector.former_names import FORMER, present_names
 from spanwise.collector.records import JSON, Amendment, Document, Event, Feedback, Link, Usage
 
 
-@dataclass(slots=True)  # not frozen: one is made for every span, and freezing doubles its price
+@dataclass(slots=True)  # not frozen: one is made for every span, and freezing would double the cost
 class RawSpan:
-    """An OpenTelemetry span as it arrived: ids in lower-case hex, times in nanoseconds, attributes as plain values.
+    """OpenTelemetry span before translation: ids in lower-case hex, times in nanoseconds, attributes as plain values.
 
     `kind` and `status` are OTLP's numbers: 0 unspecified, 1 internal, 2 server, 3 client, 4 producer, 5 consumer; and
     0 unset, 1 ok, 2 error. Spans of one resource share one `resource` mapping.
@@ -39,7 +39,7 @@ class RawSpan:
 
 @dataclass(slots=True)
 class RawLog:
-    """An OpenTelemetry log record as it arrived, in the same spelling; `span_id` is None if it names no span."""
+    """OpenTelemetry log record before translation, in the same format. `span_id` is None if the record has no span."""
 
     trace_id: str
     span_id: str | None
@@ -53,17 +53,17 @@ class RawLog:
 
     @property
     def event(self) -> str:
-        """The event's name; before OTLP had a field for it, it was an attribute."""
+        """Return the event's name. Older OTLP versions have it in an attribute instead of a field."""
         return self.event_name or str(self.attributes.get("event.name", ""))
 
 
 SideRecord: TypeAlias = Feedback | Amendment
-# A `ValueError` stands for something that makes no sense: the sender is told, and the span is kept all the same
+# A `ValueError` represents invalid data. It is reported to the sender, and the span is stored all the same
 SideResult: TypeAlias = SideRecord | ValueError
 
 
 def make_side_record(make: Callable[..., SideRecord], *args: Any) -> SideResult:
-    """What a function makes of a part of a span, or the `ValueError` that it raises."""
+    """Return the result of `make`, or the `ValueError` that it raises."""
     try:
         return make(*args)
     except ValueError as error:
@@ -71,16 +71,16 @@ def make_side_record(make: Callable[..., SideRecord], *args: Any) -> SideResult:
 
 
 def check_side_records(also: Sequence[SideResult]) -> None:
-    """Raises `TypeError` for what cannot be said beside a run."""
+    """Raise `TypeError` for anything but feedback, amendments and `ValueError`s."""
     for one in also:
         if not isinstance(one, Feedback | Amendment | ValueError):
             raise TypeError(f"a dialect says {one!r:.200} beside a span, which is neither feedback nor an amendment")
 
 
 class RunFields(TypedDict, total=False):
-    """The fields of a `Run` that a convention fills in; the others come from the span's envelope."""
+    """Fields of a `Run` that a dialect fills in. The others come from the span's envelope."""
 
-    name: str  # more readable than the span's own, which then stays in the attribute `otel.span.name`
+    name: str  # more readable than the span's own name, which then stays in the attribute `otel.span.name`
     kind: str
     inputs: JSON
     outputs: JSON
@@ -97,7 +97,7 @@ class RunFields(TypedDict, total=False):
     repetition: int
 
 
-# The types of fields, exactly; None for any JSON
+# Exact types of fields; None allows any JSON value
 FIELD_TYPES: Mapping[str, tuple[type, ...] | None] = {
     "name": (str,),
     "kind": (str,),
@@ -119,9 +119,9 @@ ELEMENT_TYPES = (("documents", {Document}), ("tags", {str}))
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """Raises `TypeError` for what a run cannot have, `KeyError` for what is no field that a dialect fills in.
+    """Raise `TypeError` for a value of a wrong type, and `KeyError` for a field that dialects do not fill in.
 
-    Every store would trip over it, and over its neighbours with it.
+    A store would fail on such a value, and on the other runs of its batch.
     """
     for name, value in fields.items():
         kinds = FIELD_TYPES[name]
@@ -133,18 +133,18 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 
 
 class Draft:
-    """What arrived, and what has been made of it so far.
+    """Raw span together with the run fields that dialects have extracted from it so far.
 
-    - `span`: the whole span as it arrived, with events, links, scope and resource. It is only read.
-    - `attributes`: those that no dialect has taken yet; what is left here at the end stays in `Run.attributes`.
-    - `fields`: what the dialects before have taken. The first one to fill a field wins.
-    - `namespaces`: what stands before the first dots of the attributes' names, a quick way to see that there is nothing
-      to take.
-    - `awaits`: fields whose content comes in other messages (log records, siblings). They are named in the run's
-      attribute `spanwise.awaits`, so that a reader can tell "not given" from "not here yet"; see `Amendment`.
-    - `also`: what the span says beside its run, `Feedback` and `Amendment`s, kept with the run in one commit; of
-      something that makes no sense the `ValueError` that says why, as `said` gives it. Add to it, `also += (…,)`.
-    - `sums`: whether the tokens that the span names are those of spans below it, where they are counted.
+    - `span`: the raw span with events, links, scope and resource. Dialects must not change it.
+    - `attributes`: those that no dialect has taken yet. The rest is stored in `Run.attributes`.
+    - `fields`: the values that dialects have taken. The first dialect to fill a field wins.
+    - `namespaces`: the parts of the attributes' names before the first dot, for a quick check if a dialect applies.
+    - `awaits`: fields whose content arrives in other messages (log records, siblings). The run's attribute
+      `spanwise.awaits` lists them, so that a reader can distinguish "not given" from "not arrived yet"; see
+      `Amendment`.
+    - `also`: side records of the span, `Feedback` and `Amendment`s, stored with the run in one commit. For invalid
+      data it holds the `ValueError` with the reason, as `make_side_record` returns it. Append with `also += (…,)`.
+    - `sums`: True if the span's token counts are totals of spans below it, where the tokens are counted.
     """
 
     __slots__ = ("also", "attributes", "awaits", "fields", "namespaces", "span", "sums")
@@ -162,25 +162,23 @@ class Draft:
         self.sums = False
 
     def check(self) -> None:
-        """Raises `TypeError` or `KeyError` for what no store could keep."""
+        """Raise `TypeError` or `KeyError` for values that no store could keep."""
         check_fields(self.fields)
         if self.also:
             check_side_records(self.also)
 
 
-# Takes from a draft's attributes, events and scope what it knows and fills in fields, without overwriting what is
-# there. It changes nothing but the draft, and no value in place: if it raises, the span is read again without it. Its
-# `__name__` is what /metrics and the log call it.
-#
-# One span at a time: siblings arrive in any order and in other requests, so a dialect that needs them says `awaits` and
-# lets the later one amend the earlier. Should one request's spans ever be looked at together, the place is
-# `intake/_decode.py`, where they all pass, as a `Callable[[Sequence[Draft]], None]` before runs are made of them.
+# Takes the attributes, events and scope that it knows from a draft, and fills in fields that are still empty. A
+# dialect changes only the draft, and no value in place: if it raises, the span is translated again without it.
+# `/metrics` and the log show its `__name__`. A dialect sees one span at a time, because siblings arrive in any order
+# and in other requests. If it needs them, it sets `awaits`, and the later span amends the earlier one. A dialect for
+# all spans of one request would be a `Callable[[Sequence[Draft]], None]` in `ingest/request_decoder.py`.
 Dialect: TypeAlias = Callable[[Draft], None]
 
 
 class Applicability(NamedTuple):
-    """What a span has in which a dialect may find something: an attribute of one of these namespaces, or a scope that
-    begins with one of these.
+    """Condition under which a dialect applies: an attribute in one of the namespaces, or a scope with one of the
+    prefixes.
     """
 
     namespaces: frozenset[str]
@@ -188,7 +186,7 @@ class Applicability(NamedTuple):
 
 
 def applies_to(*namespaces: str, scope: str | tuple[str, ...] = ()) -> Callable[[Dialect], Dialect]:
-    """Of a dialect: it is given such spans alone. One that does not say where it may find something is given all."""
+    """Restrict a dialect to spans with these namespaces or scopes. A dialect without this decorator gets all spans."""
     place = Applicability(frozenset(namespaces), (scope,) if isinstance(scope, str) else scope)
 
     def mark(dialect: Dialect) -> Dialect:
@@ -199,6 +197,6 @@ def applies_to(*namespaces: str, scope: str | tuple[str, ...] = ()) -> Callable[
 
 
 def is_applicable(dialect: Dialect, namespaces: Set[str], scope: str) -> bool:
-    """Whether a dialect is given a span with these namespaces and this scope."""
+    """Return whether a dialect applies to a span with these namespaces and this scope."""
     place: Applicability | None = getattr(dialect, "place", None)
     return place is None or not place.namespaces.isdisjoint(namespaces) or scope.startswith(place.scopes)

@@ -1,7 +1,7 @@
 """Feedback as `gen_ai.evaluation.result` events: reading and writing.
 
 Sources: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`; `pydantic_evals/_otel_emit.py`
-2.62 for the evaluator's name, its version and what it was given.
+2.62 for the evaluator's name, its version and its arguments.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ TEXT_FIELDS = {
     "rule": names.FEEDBACK_RULE,
 }
 EVENT = names.EVALUATION_EVENT
-EVALUATOR_SPEC = "gen_ai.evaluation.evaluator.source"  # an evaluator as JSON: its name, and what it was made with
+EVALUATOR_SPEC = "gen_ai.evaluation.evaluator.source"  # an evaluator as JSON: its name and arguments
 EVALUATOR_VERSION = "gen_ai.evaluation.evaluator.version"
-JUDGE_EVALUATORS = frozenset(("LLMJudge", "GEval"))  # pydantic-evals' evaluators that ask a model
-PASS_LABELS = {"pass": True, "fail": False}  # what pydantic-evals calls a bool beside its 1.0 or 0.0
-VIA = "spanwise.via"  # in the metadata of feedback: the collectors through which it came
-MAX_VIA, MAX_VIA_CHARS = 16, 64  # of them, and characters of each
-MAX_NESTING = 4  # mappings in which names are looked for: `{"gen_ai": {"evaluation": {"score": {"value": 1}}}}`
+JUDGE_EVALUATORS = frozenset(("LLMJudge", "GEval"))  # pydantic-evals' evaluators that call a model
+PASS_LABELS = {"pass": True, "fail": False}  # pydantic-evals' labels of a bool, sent with the score 1.0 or 0.0
+VIA = "spanwise.via"  # key in feedback metadata: the collectors that forwarded it
+MAX_VIA, MAX_VIA_CHARS = 16, 64  # number of collectors, and characters of each
+MAX_NESTING = 4  # levels of nested names: `{"gen_ai": {"evaluation": {"score": {"value": 1}}}}`
 
 
 def evaluations(draft: Draft) -> None:
-    """Say the feedback that a span's events carry. They stay with the run, too."""
+    """Add the feedback in a span's events to the draft. The events also stay with the run."""
     span = draft.span
     if span.events and (events := [event for event in span.events if event.name == EVENT]):
         draft.also += tuple([make_side_record(_read_event_feedback, draft, event) for event in events])
@@ -52,12 +52,12 @@ def _read_event_feedback(draft: Draft, event: Event) -> Feedback:
 
 
 def evaluation(log: RawLog) -> Feedback | None:
-    """Feedback, if the record is the event that carries it. Raises `ValueError` if it says no score, error or skip."""
+    """Return the feedback if the record is an evaluation event, else None. Raise `ValueError` for an invalid one."""
     return read_feedback(log) if log.event == names.EVALUATION_EVENT else None
 
 
 def read_feedback(log: RawLog) -> Feedback:
-    """The feedback that an event is; attributes of no field become metadata. Raises `ValueError` if it is none."""
+    """Return the feedback of an event. Unknown attributes become metadata. Raise `ValueError` for an invalid event."""
     attributes = _flatten(log)
     if not log.event_name:
         attributes.pop("event.name", None)
@@ -82,7 +82,7 @@ def read_feedback(log: RawLog) -> Feedback:
 
 
 def _flatten(log: RawLog) -> dict[str, JSON]:
-    """The attributes of an event; where names stand within each other, or in its body, as they are written out."""
+    """Return the attributes of an event under flat names, including nested objects and the body."""
     attributes = dict(log.attributes)
     for outer in ("gen_ai", "gen_ai.evaluation"):
         if isinstance(nested := attributes.get(outer), dict):
@@ -103,7 +103,9 @@ def _flatten_nested(nested: Mapping[str, JSON], prefix: str = "", depth: int = M
 
 
 def _read_evaluator_spec(attributes: dict[str, JSON]) -> dict[str, Any]:
-    """Who evaluated, as pydantic-evals says it; its arguments stay in the metadata."""
+    """Return evaluator, source and version as pydantic-evals writes them. The evaluator's arguments stay in the
+    metadata.
+    """
     found: dict[str, Any] = {}
     spec = parse_json(attributes[EVALUATOR_SPEC])
     if isinstance(spec, dict) and (name := text_or_none(spec.get("name"))):
@@ -135,10 +137,10 @@ def _take_required_id(attributes: dict[str, JSON], name: str) -> str:
 
 
 def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
-    """An error is no score: what an event says besides its error is not kept as a value."""
+    """Return outcome, error and score. An error has no score, so a value next to an error is dropped."""
     error = attributes.pop(names.FEEDBACK_ERROR, None)
     if error and attributes.get(names.ERROR_TYPE) == _find_error_class(to_text(error)):
-        del attributes[names.ERROR_TYPE]  # as `written` has it
+        del attributes[names.ERROR_TYPE]  # as `write_feedback_attributes` sets it
     error = error or attributes.get(names.ERROR_TYPE)
     outcome = attributes.pop(names.FEEDBACK_OUTCOME, "error" if error else "score")
     if outcome == "error":
@@ -166,19 +168,21 @@ def _metadata(attributes: dict[str, JSON]) -> dict[str, JSON]:
 
 
 def _parse_via(given: JSON) -> list[JSON]:
-    """Collectors, each by its identity; of what is no such list nothing."""
+    """Return the identities of collectors; nothing if the value is not a list."""
     listed = given if isinstance(given, list) else []
     return [one for one in listed if isinstance(one, str) and len(one) <= MAX_VIA_CHARS][:MAX_VIA]
 
 
 def read_via(feedback: Feedback) -> list[str]:
-    """The collectors through which a feedback came, the first one first."""
+    """Return the collectors that forwarded a feedback, the first one first."""
     return [one for one in _parse_via(feedback.metadata.get(VIA)) if isinstance(one, str)]
 
 
 def write_feedback_attributes(feedback: Feedback, via: Sequence[str] = ()) -> dict[str, JSON]:
-    """The attributes of the event that carries a feedback, which `read_feedback` reads again as an equal one; but for
-    its claim and judgement, which are its own store's. Trace, span and time stand beside them.
+    """Return the attributes of the event for a feedback.
+
+    `read_feedback` restores an equal feedback from them, except for lease and evaluator's trace, which belong to one
+    store. Trace, span and time are not among the attributes.
     """
     target, score = feedback.target, feedback.score
     metadata = {name: value for name, value in feedback.metadata.items() if name != VIA}
@@ -214,6 +218,6 @@ def _scope(target: Target) -> str | None:
 
 
 def _find_error_class(error: str) -> str:
-    """What OpenTelemetry calls an error's type: its class, where the text begins with one."""
+    """Return OpenTelemetry's error type: the exception class if the text begins with one."""
     name = error.partition(":")[0]
     return name if name.replace(".", "_").isidentifier() else "_OTHER"

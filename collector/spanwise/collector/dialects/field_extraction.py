@@ -19,11 +19,12 @@ from spanwise.collector.dialects.draft import Draft
 from spanwise.collector.dialects.token_costs import normalize_usage, parse_dollars
 from spanwise.collector.records import JSON, Document, Usage
 
+# the first name that is present counts
 IDENTITY_NAMES = {
     "session_id": ("session_id", "thread_id", "conversation_id"),
     "user_id": ("user_id",),
-}  # in this order
-# LangChain's and LangSmith's own words among them, which are no metadata of a user
+}
+# Names that LangChain and LangSmith set themselves; they are no user metadata
 SDK_PREFIXES: tuple[str, ...] = ("ls_", "LANGSMITH_", "LANGCHAIN_", "langgraph_", "lc_versions", "checkpoint_ns")
 SDK_PREFIXES += ("revision_id", "usage_metadata")
 INPUT_TOKEN_NAMES, OUTPUT_TOKEN_NAMES = (
@@ -63,7 +64,10 @@ FLAT_DETAILS = {
 
 
 def fill_field(draft: Draft, field: str, value: Any) -> bool:
-    """Whether a field now holds a value, so that the attribute that said it may go. Null fills nothing."""
+    """Fill a field if it is empty. Return whether it now holds the value, so that the attribute can be removed.
+
+    None fills nothing.
+    """
     fields: dict[str, Any] = draft.fields  # type: ignore[assignment]
     if value is None:
         return False
@@ -72,15 +76,15 @@ def fill_field(draft: Draft, field: str, value: Any) -> bool:
 
 
 def take_attribute(draft: Draft, field: str, name: str, read: Callable[[Any], Any] = lambda value: value) -> None:
-    """Move an attribute into a field, if the field is empty and what `read` makes of it is something."""
+    """Move an attribute into a field if the field is empty and `read` returns a value."""
     if name in draft.attributes and fill_field(draft, field, read(draft.attributes[name])):
         del draft.attributes[name]
 
 
 def parse_result(value: JSON) -> JSON:
-    """What a text holds that is JSON as programs write it. A text that only looks like a number is left one.
+    """Return the value of a JSON text in canonical form. Numbers in another notation stay strings.
 
-    `1.50` and `340434188193733201` with 24 digits are texts: written anew they would be others.
+    `1.50` and an integer of 24 digits are strings, because encoding them again would give another text.
     """
     if not isinstance(value, str):
         return value
@@ -91,12 +95,12 @@ def parse_result(value: JSON) -> JSON:
 
 
 def parse_container(value: JSON) -> JSON:
-    """The object or list that a text holds, else the value as it is."""
+    """Return the object or list in a JSON text; any other value unchanged."""
     return parse_json(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
 
 
 def unwrap_arguments(value: JSON) -> JSON:
-    """A call's arguments out of `{"args": […], "kwargs": {…}}`: by name, or the one without a name."""
+    """Return the arguments from `{"args": […], "kwargs": {…}}`: the keyword arguments, or a single positional one."""
     if not isinstance(value, dict) or value.keys() != {"args", "kwargs"}:
         return value
     args, kwargs = value["args"], value["kwargs"]
@@ -106,8 +110,9 @@ def unwrap_arguments(value: JSON) -> JSON:
 
 
 def read_result_documents(value: JSON) -> tuple[Document, ...]:
-    """The documents that a result is, of a sender that has no word for a retriever: all of its elements bear a content
-    and a score, an id or metadata, and none of them is a message.
+    """Return the documents in a result of a sender that does not mark retrievers.
+
+    All elements must have content and a score, an id or metadata, and none may be a message.
     """
     if not isinstance(value, list) or not all(map(_is_document, value)):
         return ()
@@ -121,12 +126,12 @@ def _is_document(value: JSON) -> bool:
 
 
 def make_suffix_memo(prefix: str) -> SuffixMemo:
-    """The names of metadata below a prefix, with its dot: those that programs write, not SDKs."""
+    """Return a cache of metadata names below a prefix (with its dot), without names that SDKs set."""
     return SuffixMemo(prefix, SDK_PREFIXES)
 
 
 def take_identity(draft: Draft, prefix: str) -> None:
-    """Take session, user and tags out of such properties."""
+    """Take session, user and tags from the attributes below a prefix."""
     for field, candidates in IDENTITY_NAMES.items():
         for name in candidates:
             take_attribute(draft, field, prefix + name, text_or_none)
@@ -134,7 +139,9 @@ def take_identity(draft: Draft, prefix: str) -> None:
 
 
 def take_metadata(draft: Draft, *places: SuffixMemo, read: Callable[[JSON], JSON] = parse_container) -> None:
-    """Fill in metadata from the properties below prefixes; of two of one name the first one counts, the other stays."""
+    """Fill in metadata from the attributes below prefixes. If a name occurs twice, the first counts and the other one
+    stays.
+    """
     if "metadata" in draft.fields:
         return
     attributes = draft.attributes
@@ -148,15 +155,15 @@ def take_metadata(draft: Draft, *places: SuffixMemo, read: Callable[[JSON], JSON
 
 
 def read_strings(value: JSON) -> tuple[str, ...]:
-    """A list of texts; none at all if it is anything else."""
+    """Return a list of strings; nothing for any other value."""
     value = parse_container(value)
     return tuple(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else ()
 
 
 def read_usage(value: JSON, *, cache_apart: bool = False, reasoning_apart: bool = False) -> Usage | None:
-    """Tokens out of an object under the names of OpenAI, Anthropic or LangChain.
+    """Return token counts from an object with the names of OpenAI, Anthropic or LangChain.
 
-    `cache_apart`, `reasoning_apart`: whether its sums are known to leave these parts out, see `token_usage`.
+    `cache_apart`, `reasoning_apart`: the sender is known to exclude these parts from its totals, see `normalize_usage`.
     """
     if not isinstance(value, dict):
         return None
@@ -164,7 +171,7 @@ def read_usage(value: JSON, *, cache_apart: bool = False, reasoning_apart: bool 
     if given is None and made is None:
         return None
     total = parse_count(value.get("total_tokens", value.get("total")))
-    # Anthropic's own: without a sum, as everybody else has one
+    # Anthropic's API: the only one without a total
     apart = (
         total is None
         and parse_count(value.get("input_tokens")) is not None
@@ -185,7 +192,7 @@ def _find_count(value: Mapping[str, JSON], names: tuple[str, ...]) -> int | None
 
 
 def read_token_details(value: Mapping[str, JSON]) -> dict[str, int]:
-    """The finer counts of such an object, nested in it or beside the sums, under OpenTelemetry's names."""
+    """Return detailed token counts of an object, nested or flat, under OpenTelemetry's names."""
     parts = [(value, FLAT_DETAILS)]
     parts += [(inner, table) for name, table in NESTED_DETAILS.items() if isinstance(inner := value.get(name), dict)]
     found: dict[str, int] = {}
@@ -197,14 +204,14 @@ def read_token_details(value: Mapping[str, JSON]) -> dict[str, int]:
 
 
 def take_cost(draft: Draft, name: str) -> None:
-    """Fill in a cost out of an object in an attribute, which goes if it says nothing beside the total."""
+    """Fill in a cost from an object in an attribute. Remove the attribute if it holds nothing but the total."""
     said = parse_json(draft.attributes.get(name))
     if isinstance(said, dict) and fill_field(draft, "cost", read_cost(said)) and said.keys() <= {*TOTAL_COST_FIELDS}:
         del draft.attributes[name]
 
 
 def read_cost(value: JSON) -> float | None:
-    """US dollars out of an object: its total, else the sum of its parts."""
+    """Return the US dollars in an object: its total, or else the sum of its parts."""
     if not isinstance(value, dict):
         return None
     for name in TOTAL_COST_FIELDS:

@@ -1,7 +1,7 @@
 """OpenTelemetry GenAI conventions: model calls, and messages in attributes, span events and log records.
 
-Up to v1.36 each message was an event of its own (`gen_ai.user.message`, …, `gen_ai.choice`), with what it says in the
-event's body, in its attributes, or as JSON in one of these.
+Up to v1.36 each message was an event of its own (`gen_ai.user.message`, …, `gen_ai.choice`). Its content is in the
+event's body, in its attributes, or as JSON in one of them.
 """
 
 from __future__ import annotations
@@ -26,31 +26,34 @@ from spanwise.tracer import attribute_names as names
 
 MESSAGE_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 CHOICE_EVENT = "gen_ai.choice"
+# up to v1.27, all messages in one event
 PROMPT_EVENT, COMPLETION_EVENT = (
     "gen_ai.content.prompt",
     "gen_ai.content.completion",
-)  # up to v1.27, all messages in one
+)
+# attribute with the messages
 EVENT_ATTRIBUTES = {
     PROMPT_EVENT: "gen_ai.prompt",
     COMPLETION_EVENT: "gen_ai.completion",
-}  # the attribute that holds them
+}
 DETAILS_EVENT = "gen_ai.client.inference.operation.details"
 MESSAGE_EVENTS = frozenset((*MESSAGE_ROLES, CHOICE_EVENT, *EVENT_ATTRIBUTES, DETAILS_EVENT))
 INPUT_MESSAGES, OUTPUT_MESSAGES = "gen_ai.input.messages", "gen_ai.output.messages"
 INSTRUCTIONS = "gen_ai.system_instructions"
-CONTENT_ATTRIBUTE = "gen_ai.event.content"  # an attribute: the body as JSON
+CONTENT_ATTRIBUTE = "gen_ai.event.content"  # attribute with the body as JSON
 ENVELOPE_NAMES = frozenset(("gen_ai.system", "gen_ai.provider.name", "event.name", CONTENT_ATTRIBUTE))
+# messages without any of these are ignored
 MESSAGE_CONTENT_FIELDS = (
     "content",
     "tool_calls",
     "parts",
     "refusal",
     "reasoning_content",
-)  # a message without any of these is none
+)
 
 
 def read_event_messages(name: str, body: JSON, attributes: Mapping[str, JSON]) -> tuple[list[JSON], list[JSON]]:
-    """What an event of `EVENTS` says was given to the model, and what it made; nothing where content is not kept."""
+    """Return the input and output messages in an event of `MESSAGE_EVENTS`; nothing if the content was not recorded."""
     if name == DETAILS_EVENT:
         said = {**attributes, **body} if isinstance(body, dict) else attributes
         return read_input_messages(said), read_choices(parse_json(said.get(OUTPUT_MESSAGES)))
@@ -64,13 +67,13 @@ def read_event_messages(name: str, body: JSON, attributes: Mapping[str, JSON]) -
 
 
 def read_input_messages(attributes: Mapping[str, JSON]) -> list[JSON]:
-    """What was given to the model, its instructions first, unless the messages hold them already."""
+    """Return the input messages, with the system instructions first unless the messages contain them."""
     messages = _as_list(parse_json(attributes.get(INPUT_MESSAGES)))
     return [*read_instructions(attributes, messages), *messages]
 
 
 def read_instructions(attributes: Mapping[str, JSON], messages: Iterable[JSON] = ()) -> list[JSON]:
-    """The system's message that instructions are, which stand apart from the messages."""
+    """Return separate system instructions as a system message; nothing if the messages contain one."""
     parts = parse_json(attributes.get(INSTRUCTIONS))
     if not parts or any(isinstance(message, dict) and message.get("role") == "system" for message in messages):
         return []
@@ -78,7 +81,7 @@ def read_instructions(attributes: Mapping[str, JSON], messages: Iterable[JSON] =
 
 
 def read_choices(value: JSON) -> list[JSON]:
-    """Messages of a model, out of OpenAI's choices where they are such: then with why they ended."""
+    """Return output messages. OpenAI's choices become messages with their finish reason."""
     if isinstance(value, Mapping):
         value = value.get("choices", value)
     return list(map(_read_choice, _as_list(value)))
@@ -99,7 +102,7 @@ def _read_choice(value: JSON) -> JSON:
 
 
 def _read_event_body(body: JSON, attributes: Mapping[str, JSON]) -> dict[str, Any]:
-    """What an event says, in its body or, without one, in its attributes."""
+    """Return the content of an event from its body, or else from its attributes."""
     said = parse_json(body if body is not None else attributes.get(CONTENT_ATTRIBUTE))
     if said is None:
         plain = {name: value for name, value in attributes.items() if name not in ENVELOPE_NAMES}
@@ -120,7 +123,7 @@ def _has_content(message: Mapping[str, JSON]) -> bool:
 
 
 def read_event_list(value: JSON) -> tuple[list[JSON], list[JSON]] | None:
-    """The same of a list of events in one attribute, each with its name; None for what is no such list."""
+    """Return the input and output messages in a list of named events in one attribute; None for any other value."""
     events = parse_json(value)
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         return None
@@ -149,10 +152,10 @@ OPERATION_KINDS = {
     "create_agent": "agent",
     "invoke_agent": "agent",
     "invoke_workflow": "chain",
-    "fetch_response": "chain",  # of a call that was counted when it was made
-    "agent_step": "chain",  # of Vercel's AI SDK 7: one round of an agent
+    "fetch_response": "chain",  # fetches a call that was counted when it was made
+    "agent_step": "chain",  # Vercel's AI SDK 7: one round of an agent
 }
-# Spans of these operations repeat what model calls have used: counted there
+# Spans of these operations repeat the tokens of model calls, which are counted there
 AGGREGATE_OPERATIONS = ("create_agent", "invoke_agent", "invoke_workflow", "agent_step", "fetch_response")
 QUERY = "gen_ai.retrieval.query.text"
 INPUTS = ("gen_ai.tool.call.arguments", QUERY, "gen_ai.prompt")
@@ -160,11 +163,12 @@ OUTPUTS = ("gen_ai.tool.call.result", "gen_ai.completion")
 PROVIDERS = ("gen_ai.provider.name", "gen_ai.system")
 USAGE = "gen_ai.usage."
 TOKEN_NAMES = ((names.INPUT_TOKENS, f"{USAGE}prompt_tokens"), (names.OUTPUT_TOKENS, f"{USAGE}completion_tokens"))
-# By what each of them is called now, other names of what tokens were of; the others keep the names that they have
+# Older and vendors' names of token details, with their present names. Other names are kept
 DETAIL_NAMES = {
     "cache_read_input_tokens": "cache_read.input_tokens",
     "cache_read_tokens": "cache_read.input_tokens",
-    "cache_read_input_tokens.input_tokens": "cache_read.input_tokens",  # of our tracer, given Anthropic's names
+    # from Spanwise's tracer, if a program passes Anthropic's names
+    "cache_read_input_tokens.input_tokens": "cache_read.input_tokens",
     "prompt_tokens_details.cached_tokens": "cache_read.input_tokens",
     "cache_write_tokens": "cache_creation.input_tokens",
     "cache_write_input_tokens": "cache_creation.input_tokens",
@@ -179,7 +183,7 @@ DETAIL_NAMES = {
 }
 TOTAL_TOKEN_NAMES = (f"{USAGE}total_tokens", "llm.usage.total_tokens")
 BASE_USAGE_NAMES = frozenset((*(name for pair in TOKEN_NAMES for name in pair), *TOTAL_TOKEN_NAMES, *COST_NAMES))
-# Senders whose counts leave out a part, by the beginning of their scope and the provider (any)
+# Senders that exclude a part from their totals, by prefix of scope and of provider ("": any)
 SENDERS_EXCLUDING_CACHE = (("opentelemetry.instrumentation.bedrock", ""), ("openlit", "anthropic"), ("openlit", "aws"))
 SENDERS_EXCLUDING_REASONING = (
     ("opentelemetry.instrumentation.google_generativeai", ""),
@@ -192,7 +196,9 @@ RETRIEVED_DOCUMENTS = "gen_ai.retrieval.documents"
 
 @applies_to("gen_ai")
 def genai(draft: Draft) -> None:
-    """Take what the dialects before this one have not; the operation's name stays, as it says more than the kind."""
+    """Take the values that earlier dialects have not taken. The operation's name stays, as it is more specific than the
+    kind.
+    """
     attributes, fields = draft.attributes, draft.fields
     operation = _operation(attributes.get(names.OPERATION))
     if kind := _kind(operation, attributes):
@@ -209,14 +215,14 @@ def genai(draft: Draft) -> None:
 
 
 def _operation(value: JSON) -> str | None:
-    """As the conventions write it: some senders write it in capitals."""
+    """Return the operation's name as the conventions write it. Some senders use capitals."""
     if not isinstance(value, str):
         return None
     return value if value in OPERATION_KINDS else value.strip().lower().replace("-", "_").replace(" ", "_")
 
 
 def _kind(operation: str | None, attributes: Mapping[str, Any]) -> str | None:
-    if operation is None:  # as before v1.27
+    if operation is None:  # a sender before v1.27
         return "llm" if text_or_none(attributes.get(names.REQUEST_MODEL)) else None
     return OPERATION_KINDS.get(operation)
 
@@ -249,7 +255,7 @@ def _usage(draft: Draft) -> None:
 
 
 def _normalize_parts(draft: Draft, given: int, made: int, details: dict[str, int]) -> Usage:
-    """Return the usage with the parts that its sender is known, or is seen, to leave out."""
+    """Return the usage with the parts that the sender is known, or appears, to exclude."""
     attributes, scope = draft.span.attributes, draft.span.scope
     provider = next((said for name in PROVIDERS if (said := text_or_none(attributes.get(name)))), "")
     return normalize_usage(
@@ -267,7 +273,7 @@ def _normalize_parts(draft: Draft, given: int, made: int, details: dict[str, int
 
 
 def _find_count(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> tuple[str | None, int]:
-    """Which name counts tokens, and how many."""
+    """Return the name of the attribute that counts the tokens, and the number."""
     for name in candidates:
         if name in attributes and (tokens := parse_count(attributes[name])) is not None:
             return name, tokens
@@ -275,7 +281,7 @@ def _find_count(attributes: Mapping[str, Any], candidates: tuple[str, ...]) -> t
 
 
 def _take_details(attributes: dict[str, Any]) -> dict[str, int]:
-    """What tokens were of, whatever it is called."""
+    """Take detailed token counts under any of their names."""
     details: dict[str, int] = {}
     for name, known in _get_detail_names(tuple(attributes)):
         if (tokens := parse_count(attributes[name])) is not None and details.setdefault(known, tokens) == tokens:
@@ -284,7 +290,7 @@ def _take_details(attributes: dict[str, Any]) -> dict[str, int]:
 
 
 def _select_detail_names(names: NameTuple) -> tuple[tuple[str, str], ...]:
-    """Names of finer counts, and what they are called now."""
+    """Return the attribute names of detailed counts, with their present names."""
     finer = (name for name in names if name.startswith(USAGE) and name not in BASE_USAGE_NAMES)
     plain = ((name, name.removeprefix(USAGE).removeprefix("details.")) for name in finer)
     return tuple((name, DETAIL_NAMES.get(known, known)) for name, known in plain)
@@ -294,7 +300,7 @@ _get_detail_names = NamesMemo(_select_detail_names).__getitem__
 
 
 def _content(draft: Draft) -> None:
-    """Messages on the span; else, of earlier versions, in its events."""
+    """Take messages from the span's attributes or, for earlier versions of the conventions, from its events."""
     attributes, fields = draft.attributes, draft.fields
     if "inputs" not in fields:
         _inputs(draft)
@@ -337,14 +343,14 @@ def _outputs(draft: Draft) -> None:
 
 
 def _holds_choices(value: JSON) -> bool:
-    """Whether these are OpenAI's choices in place of messages."""
+    """Return whether the value holds OpenAI's choices instead of messages."""
     if isinstance(value, dict):
         return isinstance(value.get("choices"), list)
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "message" in one for one in value)
 
 
 def _events(draft: Draft) -> None:
-    """Content in the span's events, which stay there, too."""
+    """Read content from the span's events. The events also stay with the run."""
     messages: tuple[list[JSON], list[JSON]] = ([], [])
     for event in draft.span.events:
         if event.name in MESSAGE_EVENTS:
@@ -358,7 +364,7 @@ def _events(draft: Draft) -> None:
 
 
 def _retrieval(draft: Draft, operation: str | None) -> None:
-    """A retrieval that calls itself an embedding, as the text that it asked with was embedded on the way."""
+    """Correct the kind of a retrieval that names its operation "embeddings", because it embeds the query."""
     fields = draft.fields
     if fields.get("kind") != "embedding" or OPERATION_KINDS.get(operation or "") != "embedding":
         return

@@ -1,6 +1,6 @@
 """Haystack's tracing: pipelines, components, agents.
 
-With HAYSTACK_CONTENT_TRACING_ENABLED it says inputs and outputs, as JSON; without it what ran, and how long.
+With HAYSTACK_CONTENT_TRACING_ENABLED spans have inputs and outputs as JSON; otherwise only names and durations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spanwise.collector.dialects.draft import Draft
 from spanwise.collector.records import JSON, Document
 
 PIPELINE, COMPONENT, AGENT, STEP = "haystack.pipeline", "haystack.component", "haystack.agent", "haystack.agent.step"
-# Attributes of a span's inputs and outputs, and its kind; the first that says anything counts
+# Attributes of inputs and outputs; the first that is present counts
 CONTENT = (
     (f"{STEP}.llm.input", f"{STEP}.llm.output"),
     (f"{STEP}.tool.input", f"{STEP}.tool.output"),
@@ -30,7 +30,7 @@ HAYSTACK_OPERATIONS = {
     f"{PIPELINE}.run": "chain",
     f"{PIPELINE}.async_run": "chain",
 }
-# How the classes of Haystack's components end
+# Suffixes of the class names of Haystack's components
 CLASS_SUFFIXES = {
     "Retriever": "retriever",
     "Ranker": "reranker",
@@ -41,11 +41,12 @@ CLASS_SUFFIXES = {
     "Evaluator": "evaluator",
 }
 CALL_KINDS = ("llm", "embedding")
-EMPTY_FIELDS = ("blob", "embedding", "sparse_embedding")  # of a document: fields that it has, mostly without a value
+EMPTY_FIELDS = ("blob", "embedding", "sparse_embedding")  # fields of a document that are mostly empty
 DOCUMENT_FIELDS = frozenset(("id", "content", "score", "meta"))
 
 
-NAME_ATTRIBUTES = (f"{COMPONENT}.name", "haystack.tool.name")  # names that a program gives, better than the span's
+# names that the program gives; better than the span's name
+NAME_ATTRIBUTES = (f"{COMPONENT}.name", "haystack.tool.name")
 
 
 def haystack(draft: Draft) -> None:
@@ -83,14 +84,14 @@ def _content(draft: Draft) -> None:
 
 
 def _documents(given: JSON) -> tuple[Document, ...]:
-    """Documents, or none at all if some element is not one."""
+    """Return the documents in a list; nothing if any element is not a document."""
     if not isinstance(given, list) or not all(isinstance(each, dict) and "content" in each for each in given):
         return ()
     return tuple(map(_document, given))
 
 
 def _document(given: Mapping[str, Any]) -> Document:
-    """Its metadata stands beside its fields; what is named as a field is stands within `meta`."""
+    """Read a document. Metadata is next to its fields; metadata with the name of a field is in `meta`."""
     beside = {k: v for k, v in given.items() if k not in DOCUMENT_FIELDS and not (k in EMPTY_FIELDS and v is None)}
     content, id, within = given["content"], given.get("id"), given.get("meta")
     if isinstance(within, dict):
@@ -100,13 +101,13 @@ def _document(given: Mapping[str, Any]) -> Document:
 
 
 def _take_reply_usage(draft: Draft, outputs: Mapping[str, JSON]) -> None:
-    """Model and tokens, in the `meta` of what came back: of each reply, of all, or of an embedding."""
+    """Take model and tokens from the `meta` of the result: of each reply, of all replies, or of an embedding."""
     metas = [meta for meta in _list_reply_metadata(outputs) if isinstance(meta, dict)]
     named = (text_or_none(meta.get("model")) for meta in metas)
     if model := next(filter(None, named), None):
         draft.fields.setdefault("model", model)
     counted = next((usage for meta in metas if (usage := field_extraction.read_usage(meta.get("usage")))), None)
-    if counted:  # one request's: each of its replies repeats it
+    if counted:  # tokens of one request; each reply repeats them
         draft.fields.setdefault("usage", counted)
 
 

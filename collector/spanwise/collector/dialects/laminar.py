@@ -21,7 +21,7 @@ METADATA_MEMO = field_extraction.make_suffix_memo(PROPERTIES + "metadata.")
 
 @applies_to("lmnr")
 def laminar(draft: Draft) -> None:
-    """Take kind, inputs, outputs, documents, session, user, tags and metadata; the rest of a call is GenAI's."""
+    """Take kind, inputs, outputs, documents, session, user, tags and metadata. `genai` reads the rest of a call."""
     fields = draft.fields
     _kind(draft)
     field_extraction.take_attribute(draft, "inputs", "lmnr.span.input", parse_json)
@@ -33,7 +33,7 @@ def laminar(draft: Draft) -> None:
 
 
 def _kind(draft: Draft) -> None:
-    """The type, which stays, as it may say more; of embeddings it is that of any call."""
+    """Derive the kind from the type, which stays as an attribute. Embeddings have the type of any call."""
     said = draft.attributes.get(TYPE)
     if isinstance(said, str) and (kind := KINDS.get(said)):
         embeds = kind == "llm" and draft.span.name.endswith(".embeddings")

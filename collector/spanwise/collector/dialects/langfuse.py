@@ -1,7 +1,7 @@
 """Langfuse: attributes of its SDKs, and scores sent to its API.
 
-Source: `langfuse/api/scores/types/create_score_request.py` of langfuse 5.0.4, and `ScoreBody` of 2 and 3. An id of
-Langfuse's that is none of OpenTelemetry's becomes one as its SDK makes them (`create_trace_id(seed=…)`).
+Source: `langfuse/api/scores/types/create_score_request.py` of langfuse 5.0.4, and `ScoreBody` of 2 and 3. Ids that
+are not OpenTelemetry ids are hashed as Langfuse's SDK does (`create_trace_id(seed=…)`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USAGE, COST = "langfuse.observation.usage_details", "langfuse.observation.cost_d
 METADATA_NAMES = ("langfuse.trace.metadata", "langfuse.observation.metadata")
 METADATA_MEMOS = tuple(field_extraction.make_suffix_memo(f"{whole}.") for whole in METADATA_NAMES)
 CONTENT_FIELDS = (("inputs", "input"), ("outputs", "output"))
-CONTENT_PREFIXES = ("langfuse.trace.", "langfuse.observation.")  # what is said of the whole trace is the root's
+CONTENT_PREFIXES = ("langfuse.trace.", "langfuse.observation.")  # content of the trace belongs to the root
 BASE_TOKEN_FIELDS = frozenset(("input", "output", "total"))
 
 
@@ -57,7 +57,7 @@ def _kind(draft: Draft) -> None:
 
 
 def _content(draft: Draft) -> None:
-    """Inputs and outputs. What a model says is a text, even if it looks like a number."""
+    """Take inputs and outputs. Output of a model is text, even if it looks like a number."""
     read = field_extraction.parse_container if draft.fields.get("kind") == "llm" else field_extraction.parse_result
     for field, place in CONTENT_FIELDS:
         for said in CONTENT_PREFIXES[draft.span.parent_id is not None :]:
@@ -67,8 +67,9 @@ def _content(draft: Draft) -> None:
 
 
 def _usage(draft: Draft) -> None:
-    """Cost, and tokens in OpenAI's words or in Langfuse's own, of which parts stand beside `input` and `output`, not
-    within.
+    """Take cost, and tokens under OpenAI's or Langfuse's names.
+
+    In Langfuse's format, details are not included in `input` and `output`.
     """
     attributes = draft.attributes
     if draft.fields.get("kind") in ("chain", "agent"):
@@ -88,7 +89,7 @@ def _usage(draft: Draft) -> None:
 
 
 def _sum_cached_tokens(said: dict[str, JSON]) -> int:
-    """Parts of the input under Anthropic's names."""
+    """Return the cached tokens of the input under Anthropic's names."""
     return sum(parse_count(tokens) or 0 for name, tokens in said.items() if name.startswith("cache"))
 
 
@@ -97,7 +98,9 @@ def _sum_tokens(said: dict[str, JSON], side: str) -> int:
 
 
 def _take_metadata(draft: Draft) -> None:
-    """The trace's metadata, then the observation's. SDKs from 5 on encode texts, too, so that "12" is not 12."""
+    """Take metadata of the trace, then of the observation. SDKs from version 5 on encode strings, so that "12" stays a
+    string.
+    """
     read = parse_json if _is_text_encoded(draft) else _parse_structured
     for whole in METADATA_NAMES:
         field_extraction.take_attribute(draft, "metadata", whole, _parse_object)
@@ -120,19 +123,20 @@ def _parse_object(value: JSON) -> dict[str, JSON] | None:
 DATA_TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "TEXT", "CORRECTION")
 LABEL_TYPES = ("CATEGORICAL", "TEXT")
 SCORE_SOURCES: Mapping[str, Source] = {"API": "code", "EVAL": "model", "ANNOTATION": "human"}
+# kept as metadata unless equal to the default
 EXTRA_FIELDS = {
     "environment": "default",
     "configId": None,
     "queueId": None,
-}  # kept as metadata, but for what says nothing
+}
 TRACE_ID, SPAN_ID = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{16}")
-CORRECTION_LABEL = "correction"  # the label of one; the text that is right is its comment
+CORRECTION_LABEL = "correction"  # the comment holds the corrected text
 
 
 def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback:
-    """The feedback that a score is; `sent` is when its event says that it was. Raises `ValueError` for what is none.
+    """Return the feedback for a score. `sent` is the time of its event. Raise `ValueError` for an invalid score.
 
-    A score's id makes it the same one when it comes again; without one each is another, as Langfuse has it.
+    A score with an id overwrites an earlier one. Without an id, every score is a new one, as in Langfuse.
     """
     name, metadata = text_or_none(body.get("name")), _read_score_metadata(body)
     if name is None:
@@ -150,7 +154,7 @@ def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback
 
 
 def _read_source(said: JSON, queue: JSON) -> Source:
-    if said is None and queue:  # of people's work
+    if said is None and queue:  # annotation queues are for human feedback
         return "human"
     return SCORE_SOURCES.get(said, "code") if isinstance(said, str) else "code"
 
@@ -181,7 +185,7 @@ def _read_optional_text(body: Mapping[str, JSON], name: str) -> str | None:
 
 
 def _make_otel_id(given: str | None, form: re.Pattern[str], what: str, metadata: dict[str, JSON]) -> str | None:
-    """An id as OpenTelemetry has them; of any other text what Langfuse's SDK makes of it as a seed."""
+    """Return an OpenTelemetry id. Any other text is the seed of a hash, as in Langfuse's SDK."""
     if given is None or form.fullmatch(given.lower()):
         return given and given.lower()
     metadata[f"langfuse.{what}_id"] = given
@@ -189,7 +193,7 @@ def _make_otel_id(given: str | None, form: re.Pattern[str], what: str, metadata:
 
 
 def _read_score_value(name: str, body: Mapping[str, JSON], metadata: dict[str, JSON]) -> dict[str, Any]:
-    """Score or label, and comment, by the score's data type; that of its value where none is said."""
+    """Return score or label, and comment, by the score's data type. If it is missing, the type of the value decides."""
     value, kind, comment = body.get("value"), body.get("dataType"), body.get("comment")
     said = None if comment is None else to_text(comment)
     if kind is None:
@@ -217,7 +221,7 @@ def _read_score_metadata(body: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _parse_timestamp(given: JSON) -> int:
-    """When something was, out of ISO 8601; without an offset UTC is meant. Now, if nothing is given."""
+    """Return an ISO 8601 time as nanoseconds. The default offset is UTC; without a value, return the present time."""
     if given is None:
         when = datetime.now(UTC)
     else:
@@ -231,5 +235,5 @@ def _parse_timestamp(given: JSON) -> int:
 
 
 def _make_feedback_id(*parts: str) -> str:
-    """An id that nobody else's way of making ids leads to."""
+    """Return an id that cannot collide with ids from other sources."""
     return sha256(repr(("langfuse", *parts)).encode("utf-8", "replace")).hexdigest()[:32]

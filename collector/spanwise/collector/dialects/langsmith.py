@@ -11,7 +11,7 @@ from spanwise.collector.dialects.token_costs import normalize_usage, parse_dolla
 from spanwise.collector.records import JSON
 from spanwise.tracer import attribute_names as names
 
-# "prompt" fills in a template, "parser" reads a reply: steps of a chain both
+# "prompt" fills in a template, "parser" reads a reply; both are steps of a chain
 RUN_KINDS = {kind: kind for kind in ("llm", "chain", "tool", "retriever", "embedding")}
 STEP_KINDS = {"prompt": "chain", "parser": "chain"}
 KIND, TAGS, METADATA = "langsmith.span.kind", "langsmith.span.tags", "langsmith.metadata."
@@ -22,9 +22,10 @@ METADATA_MEMO = field_extraction.make_suffix_memo(METADATA)
 
 @applies_to("langsmith")
 def langsmith(draft: Draft) -> None:
-    """Take kind, inputs, outputs, tokens, cost, session, user, tags and metadata; the model is GenAI's to read.
+    """Take kind, inputs, outputs, tokens, cost, session, user, tags and metadata. `genai` reads the model.
 
-    The operation's name says "embeddings" of retrievers and "chat" of prompts: the kind that LangSmith names counts.
+    LangSmith's kind takes precedence, because the operation's name is "embeddings" for retrievers and "chat" for
+    prompts.
     """
     _kind(draft)
     _content(draft)
@@ -44,7 +45,7 @@ def _kind(draft: Draft) -> None:
 
 
 def _content(draft: Draft) -> None:
-    """Inputs and outputs. Of LangChain's messages only what they say is taken, so that the whole stays beside it."""
+    """Take inputs and outputs. Messages of LangChain are only read, so that the full value stays as an attribute."""
     calls = draft.fields.get("kind") == "llm"
     inputs, outputs = _decode_value(draft.attributes.get(PROMPT)), _outputs(draft.attributes.get(COMPLETION))
     if not (calls and field_extraction.fill_field(draft, "inputs", read_langchain_inputs(inputs))):
@@ -52,11 +53,11 @@ def _content(draft: Draft) -> None:
     if not (calls and field_extraction.fill_field(draft, "outputs", read_langchain_outputs(outputs))):
         field_extraction.take_attribute(draft, "outputs", COMPLETION, lambda _: outputs)
     if COMPLETION in draft.attributes and outputs is None:
-        draft.fields.setdefault("outputs", None)  # null, which is said here for good
+        draft.fields.setdefault("outputs", None)  # an explicit null
 
 
 def _decode_value(value: JSON) -> JSON:
-    """JSON; SDKs before 0.5 send it as bytes, which arrive in base64."""
+    """Decode JSON. SDKs before 0.5 send it as bytes, which arrive in base64."""
     if not isinstance(value, str) or not value.startswith("e"):
         return parse_json(value)
     try:
@@ -67,16 +68,17 @@ def _decode_value(value: JSON) -> JSON:
 
 
 def _outputs(value: JSON) -> JSON:
-    """What a function returned: what is no object is sent as `{"output": …}`."""
+    """Return the result of a function. A result that is not an object is sent as `{"output": …}`."""
     outputs = _decode_value(value)
     return outputs["output"] if isinstance(outputs, dict) and outputs.keys() == {"output"} else outputs
 
 
 def _usage(draft: Draft) -> None:
-    """Tokens of model calls; whatever else has some repeats those of the replies that it returns."""
+    """Take tokens of model calls. Other spans repeat the tokens of the replies that they return."""
     attributes, fields = draft.attributes, draft.fields
     if (kind := fields.get("kind")) not in ("llm", "embedding"):
-        draft.sums = draft.sums or kind is not None  # without a kind it is another's span, with metadata for LangSmith
+        # without a kind, it is a span of another SDK with metadata for LangSmith
+        draft.sums = draft.sums or kind is not None
         return
     said = _find_reported_usage(draft)
     given, made = parse_count(attributes.get(names.INPUT_TOKENS)), parse_count(attributes.get(names.OUTPUT_TOKENS))
@@ -94,7 +96,7 @@ def _usage(draft: Draft) -> None:
 
 
 def _find_reported_usage(draft: Draft) -> dict[str, JSON]:
-    """The usage in LangChain's words, of the metadata or of the reply itself."""
+    """Return the usage in LangChain's format, from the metadata or from the reply."""
     outputs = draft.fields.get("outputs")
     within = outputs.get("usage_metadata") if isinstance(outputs, dict) else None
     said = field_extraction.parse_container(draft.attributes.get(USAGE, within))
@@ -107,22 +109,23 @@ def _parse_tags(value: JSON) -> tuple[str, ...] | None:
     return field_extraction.read_strings(value) or None
 
 
+# other roles have their usual names
 LANGCHAIN_ROLES = {
     "human": "user",
     "ai": "assistant",
     "AIMessageChunk": "assistant",
-}  # the others are called as everywhere
-MESSAGE_FIELDS = ("name", "tool_calls", "tool_call_id")  # of a message, where they hold something
+}
+MESSAGE_FIELDS = ("name", "tool_calls", "tool_call_id")  # optional fields of a message
 
 
 def read_langchain_inputs(value: JSON) -> list[JSON] | None:
-    """The messages of `{"messages": [[…]]}`, which a chat model is asked with; None for anything else."""
+    """Return the messages in `{"messages": [[…]]}`, the input of a chat model; None for any other value."""
     asked = value.get("messages") if isinstance(value, dict) else None
     return _read_messages(asked[0]) if isinstance(asked, list) and len(asked) == 1 else None
 
 
 def read_langchain_outputs(value: JSON) -> list[JSON] | None:
-    """The messages of `{"generations": [[{"message": …}]]}`, one for each choice; None for anything else."""
+    """Return the messages in `{"generations": [[{"message": …}]]}`, one per choice; None for any other value."""
     generations = value.get("generations") if isinstance(value, dict) else None
     if not isinstance(generations, list) or len(generations) != 1 or not isinstance(generations[0], list):
         return None

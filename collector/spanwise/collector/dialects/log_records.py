@@ -18,11 +18,11 @@ from spanwise.collector.records import JSON, Amendment, Feedback, OpenRun, Proce
 from spanwise.tracer import attribute_names as names
 
 _SPAN_ID = re.compile("[0-9a-f]{16}")
-_MAX_INSTANCE_CHARS = 200  # characters of an instance's name
+_MAX_INSTANCE_CHARS = 200  # maximum length of an instance's name
 
 
 def started(log: RawLog) -> OpenRun | None:
-    """An open run, if the record says that one has started. Raises `ValueError` if it names no span."""
+    """Return an open run if the record reports a started span, else None. Raise `ValueError` if the span is missing."""
     if log.event != names.STARTED_EVENT:
         return None
     if log.span_id is None:
@@ -43,7 +43,7 @@ def started(log: RawLog) -> OpenRun | None:
 
 
 def report(log: RawLog) -> ProcessReport | None:
-    """A process's report, if the record is one. Raises `ValueError` if it does not say of which process."""
+    """Return a process report if the record is one, else None. Raise `ValueError` if the process is missing."""
     if log.event != names.REPORT_EVENT:
         return None
     instance, (_, project, environment) = log.resource.get(names.INSTANCE), resolve_project(log.resource)
@@ -76,7 +76,7 @@ def _parse_span_id(value: JSON) -> str | None:
 
 
 def content(log: RawLog) -> Amendment | None:
-    """What a record says of the messages of a call; None if it says nothing, or nobody could say of which call."""
+    """Return an amendment with the messages of a call; None if the record has none or does not identify the call."""
     if log.event not in MESSAGE_EVENTS:
         return None
     given, made = read_event_messages(log.event, log.body, log.attributes)
@@ -92,17 +92,18 @@ def content(log: RawLog) -> Amendment | None:
 
 
 def _make_message_key(log: RawLog) -> str:
-    """A place in the order of a call's messages: the same for a record that is sent again, another for each other."""
-    sent = (
-        parse_count(log.attributes.get(f"{SENT_PREFIX}created_ns")) or log.time_ns
-    )  # in the future they may all be one
+    """Return a key that sorts the messages of a call. A repeated record has the same key; different records have
+    others.
+    """
+    # future times may have been replaced by one value
+    sent = parse_count(log.attributes.get(f"{SENT_PREFIX}created_ns")) or log.time_ns
     said = to_text([log.event, log.body, {name: log.attributes[name] for name in sorted(log.attributes)}])
     return f"{sent:020d}.{blake2b(said.encode(errors='replace'), digest_size=6).hexdigest()}"
 
 
 LogItem: TypeAlias = Feedback | Amendment | OpenRun | ProcessReport
-# Gives None for a record that is not its own; raises `ValueError`, which the sender is told, for one that is but makes
-# no sense
+# Returns None for a record that is not its own. Raises `ValueError` for an invalid record, and the sender gets the
+# reason
 LogDialect: TypeAlias = Callable[[RawLog], LogItem | None]
 
 LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report, content)
@@ -111,9 +112,9 @@ LOG_DIALECTS: tuple[LogDialect, ...] = (evaluation, started, report, content)
 def read_log(
     log: RawLog, fault: FaultHandler = log_dialect_error, dialects: Sequence[LogDialect] | None = None
 ) -> LogItem | None:
-    """What the first dialect that knows this record makes of it, None if none does.
+    """Return the result of the first dialect that knows this record, else None.
 
-    Raises `ValueError` for a record that makes no sense; what else a dialect raises only if no other knows the record.
+    Raise `ValueError` for an invalid record. Other errors of a dialect are raised only if no other dialect knows it.
     """
     log.attributes = present_names(log.attributes)
     log.event_name = ATTRIBUTES.get(log.event_name, log.event_name)

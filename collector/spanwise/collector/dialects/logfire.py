@@ -1,7 +1,7 @@
 """Logfire's spans, and its instrumentations of OpenAI, OpenAI Agents and pydantic-evals.
 
 Source: `logfire/_internal/main.py`, `instrument.py` and `integrations/` of 5.2, `pydantic_evals/dataset.py` of 2.62.
-What a program says stands under names of its own, beside `logfire.*`; `logfire.json_schema` lists them.
+Attributes that a program sets have their own names, without the prefix `logfire.`; `logfire.json_schema` lists them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from spanwise.collector.dialects.draft import Draft, applies_to
 from spanwise.collector.dialects.pydantic_ai import parse_structured, take_message_events
 from spanwise.collector.records import JSON
 
-MESSAGE, MAX_NAME_CHARS = "logfire.msg", 200  # a span's message, and characters of it that are a good name
+MESSAGE, MAX_NAME_CHARS = "logfire.msg", 200  # a span's message, and the maximum length of a name
 SCHEMA, TAGS, KIND, TEMPLATE = "logfire.json_schema", "logfire.tags", "logfire.span_type", "logfire.msg_template"
-# Under which a program says what came of a span; a function's is the first
+# Attributes in which a program reports a result; "return" is that of a function
 RESULT_NAMES = ("return", "output", "outputs", "result", "response", "answer")
-AGENT_KINDS = {"Agent run": "agent", "Function": "tool", "Guardrail": "guardrail"}  # by how templates begin
+AGENT_KINDS = {"Agent run": "agent", "Function": "tool", "Guardrail": "guardrail"}  # by prefix of the template
 EVALUATION_SCOPES = frozenset(("pydantic-evals", "pydantic_evals", "logfire.pydantic-evals"))
-JSON_TYPES = ("object", "array")  # types of values that travel as JSON
+JSON_TYPES = ("object", "array")  # types of values that are sent as JSON
 
 
 @applies_to("logfire")
 def logfire(draft: Draft) -> None:
-    """Take a span's message as its name, a function's arguments and what it has returned, documents, tags, and what
-    the instrumentations say.
-    """
+    """Take name, arguments and result of a function, documents, tags, and the content of instrumented calls."""
     scope = draft.span.scope
     _name(draft)
     if not scope.startswith(("logfire", "pydantic")):
@@ -45,7 +43,7 @@ def logfire(draft: Draft) -> None:
 
 
 def _name(draft: Draft) -> None:
-    """Take the message: the span's name is its template, such as `Function: {name}`."""
+    """Take the message as name. The span's own name is its template, such as `Function: {name}`."""
     message = text_or_none(draft.attributes.get(MESSAGE))
     if message is not None and "name" not in draft.fields:
         draft.fields["name"] = message if len(message) <= MAX_NAME_CHARS else message[: MAX_NAME_CHARS - 1] + "…"
@@ -61,7 +59,7 @@ def _tags(draft: Draft) -> None:
 
 
 def _function(draft: Draft) -> None:
-    """A function's arguments, or what a program says of a span; logs are neither."""
+    """Take a function's arguments and result, or attributes that a program sets on a span. Logs have neither."""
     attributes, fields = draft.attributes, draft.fields
     if attributes.get(KIND) != "span" or "gen_ai" in draft.namespaces:
         return
@@ -80,7 +78,7 @@ def _function(draft: Draft) -> None:
 
 
 def _read_program_attributes(attributes: Mapping[str, Any]) -> dict[str, JSON]:
-    """What a program says, without what Logfire does."""
+    """Return the attributes that the program sets, without Logfire's own."""
     schema = parse_json(attributes.get(SCHEMA))
     named = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(named, dict):
@@ -93,8 +91,7 @@ def _value(value: JSON, how: JSON) -> JSON:
 
 
 def _evaluation(draft: Draft) -> None:
-    """A case of an experiment: what it was given and has given, and what is known of it. The evaluators' spans are
-    below it."""
+    """Take inputs, outputs and metadata of an experiment's case. Its evaluators' spans are below it."""
     fields = draft.fields
     fields.setdefault("kind", "evaluator" if "evaluator_name" in draft.attributes else "chain")
     _take(draft, "inputs", "inputs")
@@ -106,7 +103,7 @@ def _evaluation(draft: Draft) -> None:
 
 
 def _agents(draft: Draft) -> None:
-    """OpenAI Agents' tracing. A trace's group is what others call its session."""
+    """Take the content of OpenAI Agents' tracing. The group of a trace is its session."""
     attributes, fields = draft.attributes, draft.fields
     begin = str(attributes.get(TEMPLATE, "")).partition(":")[0].partition(" {")[0]
     if "gen_ai.request.model" not in attributes:
@@ -124,7 +121,9 @@ def _agents(draft: Draft) -> None:
 
 
 def _call(draft: Draft) -> None:
-    """A model's call as Logfire has told it before it followed the conventions, where they say nothing."""
+    """Read a model call from the attributes that Logfire used before it followed the GenAI conventions, if those are
+    missing.
+    """
     take_message_events(draft, answered="gen_ai.usage.output_tokens" in draft.attributes)
     for field, name, part in (("inputs", "request_data", "messages"), ("outputs", "response_data", "message")):
         content = parse_json(draft.attributes.get(name))

@@ -1,6 +1,6 @@
 """MLflow's spans.
 
-`SpanAttributeKey` in `mlflow/tracing/constant.py`; `mlflow/tracing/export/genai_semconv`.
+Source: `SpanAttributeKey` in `mlflow/tracing/constant.py`; `mlflow/tracing/export/genai_semconv`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ KINDS = {
     "CHAT_MODEL": "llm",
     **dict.fromkeys(("WORKFLOW", "TASK", "PARSER", "MEMORY", "UNKNOWN"), "chain"),
 }
-CALL_KINDS = ("llm", "embedding", "reranker")  # what uses tokens itself; agents and chains repeat those of calls below
+# kinds that use tokens themselves; agents and chains repeat those of calls below
+CALL_KINDS = ("llm", "embedding", "reranker")
 TYPE, TAGS = "mlflow.spanType", field_extraction.make_suffix_memo("mlflow.traceTag.")
 USAGE, COST = "mlflow.chat.tokenUsage", "mlflow.llm.cost"
-FORMAT = "mlflow.message.format"  # whose API was called: the counts of "anthropic" and "gemini" leave out parts
+FORMAT = "mlflow.message.format"  # the API that was called; the counts of "anthropic" and "gemini" exclude parts
 IDENTITY_NAMES = (
     ("session_id", names.SESSION, "mlflow.trace.session"),
     ("user_id", names.USER, "mlflow.trace.user"),
@@ -40,7 +41,7 @@ def mlflow(draft: Draft) -> None:
 
 
 def _kind(draft: Draft) -> None:
-    """The type, which is the operation's name where MLflow writes GenAI's and has none for it."""
+    """Take the kind from the span type. If MLflow writes GenAI names, the operation's name may hold the type."""
     for name in (TYPE, names.OPERATION):
         said = parse_json(draft.attributes.get(name))
         if isinstance(said, str) and (kind := KINDS.get(said)):
@@ -49,7 +50,7 @@ def _kind(draft: Draft) -> None:
 
 
 def _call(draft: Draft) -> None:
-    """Model, tokens, cost; of a call that failed, or of embeddings, they stand only in what was asked and answered."""
+    """Take model, tokens and cost. For failed calls and embeddings, only inputs and outputs hold them."""
     fields = draft.fields
     field_extraction.take_attribute(draft, "model", "mlflow.llm.model", _parse_text)
     field_extraction.take_cost(draft, COST)
@@ -66,7 +67,7 @@ def _call(draft: Draft) -> None:
 
 
 def _take_identity(draft: Draft) -> None:
-    """Session and user, which are JSON, too, where a program set them on a span."""
+    """Take session and user. They are JSON if a program set them on a span."""
     fields = draft.fields
     for field, name, own in IDENTITY_NAMES:
         given = draft.span.attributes.get(name)
@@ -77,5 +78,5 @@ def _take_identity(draft: Draft) -> None:
 
 
 def _parse_text(value: JSON) -> str | None:
-    """A text, in JSON or as it is."""
+    """Return a string, JSON-encoded or plain; None for any other value."""
     return text_or_none(parse_json(value)) if isinstance(value, str) and value.startswith('"') else text_or_none(value)

@@ -1,6 +1,6 @@
 """OpenInference conventions: spans, messages, documents, annotations and evaluations.
 
-They are read, not taken: the attributes stay with the span that brought them.
+Annotations and evaluations become feedback. Their attributes also stay with the span.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ INPUT_MESSAGES, OUTPUT_MESSAGES, PROMPTS, CHOICES = (
     "llm.prompts",
     "llm.choices",
 )
-SINGLE_ATTRIBUTE_LISTS = (PROMPTS, CHOICES)  # which may be a list in one attribute, too
+SINGLE_ATTRIBUTE_LISTS = (PROMPTS, CHOICES)  # also sent as one attribute with a list
 TOOL_CALLS, CONTENT_PARTS = "tool_calls", "contents"
 NON_CONTENT_FIELDS = frozenset(("role", "name", "finish_reason"))
 
 
 def take_messages(draft: Draft) -> None:
-    """What a model was sent and what it answered, unless inputs and outputs are known."""
+    """Take the messages to and from a model, unless inputs and outputs are known."""
     fields, attributes = draft.fields, draft.attributes
     if "inputs" in fields and "outputs" in fields:
         return
@@ -63,7 +63,7 @@ def take_messages(draft: Draft) -> None:
 
 
 def _take_message_list(attributes: dict[str, Any], prefix: str) -> list[dict[str, JSON]]:
-    """Messages, of which one at least says something: a call that failed has answered with a role alone."""
+    """Take a list of messages if one of them has content. A failed call has an answer with only a role."""
     listed = get_indexed_lists(tuple(attributes)).get((prefix, "message"), ())
     if any(rest not in NON_CONTENT_FIELDS for one in listed for rest, _ in one):
         return [build_message(flat) for flat in take_indexed_list(attributes, prefix, "message")]
@@ -71,7 +71,7 @@ def _take_message_list(attributes: dict[str, Any], prefix: str) -> list[dict[str
 
 
 def _take_texts(attributes: dict[str, Any], prefix: str, element: str) -> JSON:
-    """The one text, or all of them, of OpenAI's old completions."""
+    """Take the text, or a list of several texts, of OpenAI's old completions."""
     texts = attributes.get(prefix)
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         del attributes[prefix]
@@ -89,11 +89,11 @@ def _has_only_texts(attributes: Mapping[str, JSON], prefix: str, element: str) -
 
 
 def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A message out of its flat names; what has none in OpenAI's form keeps its own."""
+    """Build a message from its flat names. Names without a counterpart in OpenAI's format are kept."""
     made: dict[str, JSON] = {}
     calls: dict[int, dict[str, JSON]] = {}
     parts: dict[int, dict[str, JSON]] = {}
-    within: dict[int, dict[str, JSON]] = {}  # tool calls among the parts, as Anthropic's content has them
+    within: dict[int, dict[str, JSON]] = {}  # tool calls among the content parts, as in Anthropic's messages
     for name, value in flat.items():
         place = get_indexed_name(f"message.{name}") if "." in name else None
         if place is not None and place.prefix == "message.tool_calls" and place.element == "tool_call":
@@ -120,7 +120,7 @@ def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
 def _move_calls(
     within: Mapping[int, dict[str, JSON]], parts: dict[int, dict[str, JSON]], calls: dict[int, dict[str, JSON]]
 ) -> None:
-    """Move tool calls from the parts of a message to its list of calls, unless a call of the same id is in it."""
+    """Move tool calls from the parts of a message to its list of calls, unless a call with the same id is in it."""
     ids = {call.get("id") for call in calls.values()}
     for position in sorted(within):
         if within[position].get("id") is None or within[position]["id"] not in ids:
@@ -135,7 +135,7 @@ def _build_tool_call(flat: dict[str, JSON]) -> dict[str, JSON]:
 
 
 def _build_content_part(flat: Mapping[str, JSON]) -> dict[str, JSON]:
-    """`image.image.url` becomes `{"image": {"url": …}}`."""
+    """Build a content part from its flat names: `image.image.url` becomes `{"image": {"url": …}}`."""
     made: dict[str, Any] = {}
     for name, value in flat.items():
         head, _, tail = name.partition(".")
@@ -150,12 +150,12 @@ def _build_content_part(flat: Mapping[str, JSON]) -> dict[str, JSON]:
 DOCUMENT_LISTS = (names.DOCUMENTS, "reranker.output_documents")
 INPUT_FILES, OUTPUT_FILES = DOCUMENT_NAMESPACES
 RERANKER_DOCUMENTS, RERANKER_QUERY = "reranker.input_documents", "reranker.query"
-MAX_SEARCHED_CHARS = 2**20  # characters of outputs that are looked into for ids
+MAX_SEARCHED_CHARS = 2**20  # maximum length of outputs that are searched for ids
 DOCUMENT_FIELDS = frozenset(("content", "id", "score", "metadata"))
 
 
 def take_retrieved_documents(draft: Draft) -> None:
-    """Documents that were found, and what a reranker was asked, where it says nothing else of its inputs."""
+    """Take retrieved documents, and the query of a reranker if the span has no other inputs."""
     draft.fields.setdefault("documents", _take_documents(draft))
     if is_repr_of(draft.fields.get("outputs"), draft.fields["documents"]):
         del draft.fields["outputs"]
@@ -167,16 +167,16 @@ def take_retrieved_documents(draft: Draft) -> None:
 
 
 def is_repr_of(outputs: JSON, found: tuple[Document, ...]) -> bool:
-    """Return whether outputs only repeat the documents that were found, as `repr` writes LlamaIndex's nodes."""
+    """Return whether outputs only repeat the retrieved documents, in the `repr` of LlamaIndex's nodes."""
     if not isinstance(outputs, list) or not found or len(outputs) != len(found):
         return False
     return all(isinstance(output, str) and output.startswith(LLAMA_INDEX_REPR) for output in outputs)
 
 
 def take_files(draft: Draft) -> None:
-    """Documents, such as PDFs, that a step was given or made: what it has for inputs and outputs if it names no others.
+    """Take documents such as PDFs as inputs and outputs of a step, if it has no others.
 
-    Of a retriever those that it gives are what it found.
+    The output documents of a retriever are its retrieved documents.
     """
     attributes, fields, namespaces = draft.attributes, draft.fields, draft.namespaces
     if (
@@ -194,7 +194,7 @@ def take_files(draft: Draft) -> None:
 
 
 def read_listed_document(flat: Mapping[str, JSON]) -> Document:
-    """A document out of its names; those that a `Document` has no field for stand in its metadata."""
+    """Build a document from its flat names. Names without a field in `Document` become metadata."""
     if len(flat) == len(DOCUMENT_FIELDS) and (plain := _read_complete_document(flat)):
         return plain
     read = build_document(flat)
@@ -209,7 +209,7 @@ def read_listed_document(flat: Mapping[str, JSON]) -> Document:
 
 
 def _read_complete_document(flat: Mapping[str, JSON]) -> Document | None:
-    """One whose four fields hold what belongs there, as nearly all do; None for any other."""
+    """Build a document if all four fields are present and valid, the usual case; None for any other."""
     content, id, score = flat.get("content"), flat.get("id"), flat.get("score")
     if type(content) is not str or type(id) is not str or type(score) is not float or not isfinite(score):
         return None
@@ -231,10 +231,10 @@ def _take_documents(draft: Draft) -> tuple[Document, ...]:
 
 
 def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Document, ...]:
-    """The same documents with the ids that the outputs give them, and with the empty ones that were not listed.
+    """Return the documents with the ids from the outputs, and with empty documents that were not listed.
 
-    LangChain's instrumentor lists neither ids nor empty documents; its outputs have both. Outputs that hold anything
-    else than these documents in this order say nothing about them.
+    LangChain's instrumentor lists neither ids nor empty documents; its outputs have both. Outputs with anything other
+    than these documents in this order are ignored.
     """
     if isinstance(outputs, str):
         outputs = parse_json(outputs) if len(outputs) <= MAX_SEARCHED_CHARS else None
@@ -250,7 +250,7 @@ def _add_output_ids(found: tuple[Document, ...], outputs: JSON) -> tuple[Documen
     return found if waiting else tuple(named)
 
 
-# Prefix → scope, and how one of the list is called
+# Prefix → scope, and name of an element
 LIST_FORMS = {
     f"{scope}{many}": (scope.rstrip(".") or "span", one)
     for scope in ("", "trace.", "session.")
@@ -259,12 +259,12 @@ LIST_FORMS = {
 LIST_PREFIXES = tuple(LIST_FORMS)
 ANNOTATOR_SOURCES: Mapping[JSON, Source] = {"HUMAN": "human", "LLM": "model", "CODE": "code"}
 FIELD_NAMES = frozenset(("name", "score", "label", "explanation", "annotator_kind", "identifier", "metadata"))
-EXPLANATION_LABEL = "explanation"  # the label of one that has nothing but words, which are its comment
-CARRIER_KINDS = (None, "evaluator")  # kinds of a span that is there for its feedback
+EXPLANATION_LABEL = "explanation"  # label of an annotation with only an explanation, which becomes its comment
+CARRIER_KINDS = (None, "evaluator")  # kinds of spans that only carry feedback
 
 
 def read_annotations(draft: Draft) -> None:
-    """Say the feedback of all three scopes; what is none tells its sender why."""
+    """Add the feedback of all three scopes to the draft. Invalid annotations are reported to the sender."""
     if found := _group_annotations(draft.attributes):
         draft.also += tuple(
             [
@@ -289,7 +289,7 @@ def _find_annotations(attributes: Mapping[str, JSON]) -> Iterator[tuple[str, Ind
 
 
 def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feedback:
-    """Raises `ValueError` for what lacks a name, a value, or a target."""
+    """Return the feedback of an annotation. Raise `ValueError` if it has no name, no value, or no target."""
     kind, key = flat.get("annotator_kind"), flat.get("name")
     score, label = flat.get("score"), flat.get("label")
     if not text_or_none(key):
@@ -317,7 +317,7 @@ def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feed
 
 
 def _read_annotation_metadata(flat: Mapping[str, JSON]) -> dict[str, JSON]:
-    """What was given as metadata, and what `Feedback` has no field for."""
+    """Return the annotation's metadata, with the values for which `Feedback` has no field."""
     metadata = parse_json(flat.get("metadata"))
     rest: dict[str, JSON] = {name: value for name, value in flat.items() if name not in FIELD_NAMES}
     kind = flat.get("annotator_kind")
@@ -345,7 +345,7 @@ def _get_own_ids(span: RawSpan) -> tuple[str, str]:
 
 
 def _get_linked_ids(span: RawSpan) -> tuple[str, str]:
-    """The span that a carrier, which came after it, speaks of."""
+    """Return the ids of the earlier span that a span with annotations refers to."""
     if len(span.links) != 1:
         raise ValueError(
             f"span {span.name!r:.200} carries annotations and {len(span.links)} links, where one says whose"
@@ -353,7 +353,7 @@ def _get_linked_ids(span: RawSpan) -> tuple[str, str]:
     return span.links[0].trace_id, span.links[0].span_id
 
 
-# "prompt" is a template being filled in, "decision" a branch being chosen: steps of a chain both
+# "prompt" fills in a template, "decision" chooses a branch; both are steps of a chain
 OPENINFERENCE_KINDS = {kind.upper(): kind for kind in names.KINDS} | {"PROMPT": "chain", "DECISION": "chain"}
 MODEL_NAMES = (
     "llm.response.model_name",
@@ -365,14 +365,13 @@ MODEL_NAMES = (
     "decision.model_name",
     "decision.request.model_name",
 )
-MODEL_PARAMETERS = ("model", "model_name", "model_id")  # of parameters
-GENAI_MODEL_NAMES = (names.RESPONSE_MODEL, names.REQUEST_MODEL)  # by GenAI's names, which say it plainly
+MODEL_PARAMETERS = ("model", "model_name", "model_id")  # keys of invocation parameters
+GENAI_MODEL_NAMES = (names.RESPONSE_MODEL, names.REQUEST_MODEL)  # GenAI's names take precedence over parameters
 PARAMETERS = ("llm.invocation_parameters", "embedding.invocation_parameters")
 IDENTITY_NAMESPACES = frozenset(map(get_namespace, (names.SESSION, names.USER, names.METADATA, names.TAGS)))
-RARE_NAMESPACES = frozenset(
-    ("retrieval", "reranker", "llm", "embedding", "decision")
-)  # namespaces that plain spans do not have
-MODEL_NAMESPACES = RARE_NAMESPACES - {"retrieval"}  # of these those in which a model is named
+# namespaces that the fast path does not handle
+RARE_NAMESPACES = frozenset(("retrieval", "reranker", "llm", "embedding", "decision"))
+MODEL_NAMESPACES = RARE_NAMESPACES - {"retrieval"}  # namespaces with a model name
 FEEDBACK_NAMESPACES = frozenset(("annotations", "evaluations"))
 FILE_NAMESPACES = frozenset((INPUT_FILES, OUTPUT_FILES))
 HAYSTACK = "openinference.instrumentation.haystack"
@@ -382,7 +381,8 @@ REPR_DETAILS = {
     "cache_creation_input_tokens": "cache_creation.input_tokens",
     "reasoning_tokens": "reasoning.output_tokens",
 }
-# Of these kinds some instrumentors (smolagents, CrewAI) give the sum of the calls below: counted there
+# For these kinds some instrumentors (smolagents, CrewAI) send the sum of the calls below, where the tokens are
+# counted
 AGGREGATE_KINDS = frozenset(("agent", "chain"))
 PROMPT_TOKENS, COMPLETION_TOKENS, TOTAL_TOKENS = (
     "llm.token_count.prompt",
@@ -407,8 +407,9 @@ DETAIL_NAMES = {
 def openinference(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, model, tokens, cost, session, user, tags and metadata; read feedback.
 
-    A model's call is its messages: what instrumentors give as its inputs and outputs is the request to one of many
-    APIs, or Python's `repr` of it, and stays an attribute. Of other spans messages say only a part.
+    The messages of a model call are its inputs and outputs. The input and output values of instrumentors are the
+    request of a particular API, or its `repr`, and stay as attributes. On other spans, messages are only a part of
+    the content.
     """
     for step in _get_steps(draft.namespaces):
         step(draft)
@@ -430,7 +431,9 @@ def _inputs(draft: Draft) -> None:
 
 
 def _outputs(draft: Draft) -> None:
-    """Take outputs; null stays where it was: there it tells a call that returned None from one that says nothing."""
+    """Take outputs. A null stays as an attribute: it distinguishes a call that returned None from one without
+    outputs.
+    """
     attributes = draft.attributes
     if names.OUTPUT_VALUE not in attributes or "outputs" in draft.fields:
         return
@@ -457,7 +460,7 @@ def take_openinference_identity(draft: Draft) -> None:
         del attributes[names.USER]
     if names.METADATA in attributes and isinstance(metadata := parse_json(attributes[names.METADATA]), dict):
         fields["metadata"] = metadata
-        if user := text_or_none(metadata.get("user_id")):  # LangChain's configuration has no other place for one
+        if user := text_or_none(metadata.get("user_id")):  # LangChain's configuration has no other field for a user
             fields.setdefault("user_id", user)
         del attributes[names.METADATA]
     if isinstance(tags := attributes.get(names.TAGS), list):
@@ -521,7 +524,7 @@ def _usage(draft: Draft, input: str, output: str) -> None:
 
 
 def _take_embedded_texts(draft: Draft) -> None:
-    """The texts that became vectors, where a span says nothing else of its inputs; with the vectors they stay."""
+    """Take the embedded texts if the span has no other inputs. With their vectors, they also stay as attributes."""
     listed = take_indexed_list(dict(draft.attributes), "embedding.embeddings", "embedding")
     if texts := [one["text"] for one in listed if isinstance(one.get("text"), str)]:
         draft.fields["inputs"] = texts[0] if len(texts) == 1 else texts
@@ -536,7 +539,7 @@ def _details(attributes: dict[str, Any]) -> dict[str, int]:
 
 
 def _find_haystack_details(draft: Draft) -> dict[str, int]:
-    """Return the finer counts that the instrumentor of Haystack leaves in the `repr` of the reply."""
+    """Return the detailed counts that Haystack's instrumentor leaves in the `repr` of the reply."""
     outputs = draft.span.attributes.get(names.OUTPUT_VALUE)
     if draft.span.scope != HAYSTACK or not isinstance(outputs, str):
         return {}
@@ -545,7 +548,7 @@ def _find_haystack_details(draft: Draft) -> dict[str, int]:
     return {name: int(match[1]) for name, match in found if match}
 
 
-# What there is to do for a span with attributes in one of these namespaces, in this order
+# Steps for spans with attributes in one of these namespaces, in this order
 STEPS: tuple[tuple[frozenset[str], Dialect], ...] = (
     (frozenset(("openinference",)), _kind),
     (frozenset(("input",)), _inputs),

@@ -1,7 +1,7 @@
 """pydantic-ai's instrumentation, data format versions 1 to 6.
 
 Source: `pydantic_ai/_instrumentation.py`, `pydantic_ai/models/instrumented.py` and `pydantic_ai/agent/__init__.py` of
-1.0 and 2.62. Model calls and tools are OpenTelemetry's GenAI from version 3 on, which `genai` reads.
+1.0 and 2.62. From version 3 on, model calls and tools follow OpenTelemetry's GenAI conventions, which `genai` reads.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from spanwise.collector.dialects.genai import read_event_list, read_instructions
 from spanwise.collector.records import JSON
 
 SCOPE = "pydantic-ai"
-HISTORY_NAME, EVENTS_NAME = "pydantic_ai.all_messages", "all_messages_events"  # of a run; the latter up to version 1
-NEW_INDEX_NAME = "pydantic_ai.new_message_index"  # of the first message that is not of a run before
+# all messages of a run; the second name up to version 1
+HISTORY_NAME, EVENTS_NAME = "pydantic_ai.all_messages", "all_messages_events"
+NEW_INDEX_NAME = "pydantic_ai.new_message_index"  # index of the first message that is new in this run
 RESULT_NAME = "final_result"
 
 
 @applies_to(scope=SCOPE)
 def pydantic_ai(draft: Draft) -> None:
-    """Take what an agent was asked and has answered, a tool's call, messages in one attribute."""
+    """Take inputs and outputs of an agent or a tool call, and messages in one attribute."""
     if draft.span.scope != SCOPE:
         return
     attributes, fields = draft.attributes, draft.fields
@@ -37,7 +38,7 @@ def pydantic_ai(draft: Draft) -> None:
 
 
 def _agent(draft: Draft) -> None:
-    """All messages stay in their attribute: inputs and outputs are its ends."""
+    """Take the first and last messages as inputs and outputs. All messages stay in their attribute."""
     attributes, fields = draft.attributes, draft.fields
     fields.setdefault("kind", "agent")
     draft.sums = True
@@ -61,7 +62,7 @@ def _history(attributes: dict[str, Any]) -> list[JSON]:
 
 
 def _split_conversation(messages: list[JSON], new: JSON) -> tuple[list[JSON], list[JSON]]:
-    """What a run was asked, with what was said before it, and what it said last."""
+    """Return the input of a run, with the history before it, and its last answer."""
     start = new if type(new) is int and 0 <= new < len(messages) else 0
     places = [place for place in range(start, len(messages)) if _is_answer(messages[place])]
     return (messages[: places[0]], messages[places[-1] :]) if places else (messages, [])
@@ -80,9 +81,9 @@ def _tool(draft: Draft) -> None:
 
 
 def take_message_events(draft: Draft, *, answered: bool = False) -> None:
-    """Messages as a list of events in the attribute `events`, which stays if it holds anything else.
+    """Take messages from a list of events in the attribute `events`. The attribute stays if it holds anything else.
 
-    Where a model has `answered`, and nothing in it is a choice, the answer is what the assistant says at its end.
+    If a model has `answered` and no event is a choice, the assistant's messages at the end are the answer.
     """
     told = read_event_list(draft.attributes.get("events"))
     if told is None:
@@ -97,5 +98,5 @@ def take_message_events(draft: Draft, *, answered: bool = False) -> None:
 
 
 def parse_structured(value: JSON) -> JSON:
-    """An object or a list out of its JSON; any other text, such as a number that a model wrote, is what it is."""
+    """Return the object or list in a JSON text. Any other text, such as a number that a model wrote, stays a string."""
     return parse_json(value) if isinstance(value, str) and value[:1] in ("{", "[") else value

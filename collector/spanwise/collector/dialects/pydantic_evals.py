@@ -1,7 +1,7 @@
 """pydantic-evals: scores of an experiment's cases, and evaluators that failed.
 
-Source: `pydantic_evals/dataset.py` and `evaluators/_run_evaluator.py` of pydantic-evals 2.62. What it evaluates online
-comes as events instead; see `_feedback.py`.
+Source: `pydantic_evals/dataset.py` and `evaluators/_run_evaluator.py` of pydantic-evals 2.62. Its online evaluations
+arrive as events; see `evaluation_events`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from spanwise.collector.dialects.evaluation_events import JUDGE_EVALUATORS
 from spanwise.collector.records import JSON, Feedback, Target
 
 SCOPES = frozenset(("pydantic-evals", "pydantic_evals", "logfire.pydantic-evals"))
-RESULTS = ("assertions", "scores", "labels")  # each {name: {name, value, reason, source, evaluator_version}}
-EVALUATOR_NAME = "evaluator_name"  # of an evaluator's own span
+# each of the form {name: {name, value, reason, source, evaluator_version}}
+RESULTS = ("assertions", "scores", "labels")
+EVALUATOR_NAME = "evaluator_name"  # attribute of an evaluator's span
 
 
 @applies_to(scope=tuple(SCOPES))
 def pydantic_evals(draft: Draft) -> None:
-    """Say the scores of a case, and that an evaluator failed on it. The attributes stay: they are the case's."""
+    """Add the scores of a case, and errors of evaluators on it, to the draft. The attributes stay with the case."""
     if draft.span.scope not in SCOPES:
         return
     draft.also += tuple(_results(draft))
@@ -39,7 +40,7 @@ def _results(draft: Draft) -> Iterator[SideResult]:
 
 
 def _result(draft: Draft, target: Target, name: str, result: Mapping[str, JSON]) -> Feedback:
-    """One result. Raises `ValueError` for a value that is no score."""
+    """Return the feedback of one result. Raise `ValueError` for a value that is not a score or label."""
     source = result.get("source")
     reason = result.get("reason")
     return Feedback(
@@ -71,7 +72,7 @@ def _read_evaluator(source: Mapping[str, JSON]) -> dict[str, Any]:
 
 
 def _failure(draft: Draft) -> Feedback:
-    """An evaluator that raised gave its case, the span above its own, no score."""
+    """Return the error of an evaluator. Its target is the case, which is the span above the evaluator's."""
     span = draft.span
     name = to_text(draft.attributes[EVALUATOR_NAME])
     exception = next((event.attributes for event in reversed(span.events) if event.name == "exception"), {})

@@ -1,7 +1,7 @@
 """Finished spans of the OpenTelemetry SDK, translated to runs in the process that made them.
 
-`evaluate()` makes one for every example. What is read here equals what `read` makes of the same span (a test compares
-them); anything unusual is None, and goes that way.
+`evaluate()` makes one for every example. The fast path gives the same result as `read_span` (a test compares them). It
+returns None for an unusual span, which `read_span` then translates.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _latest_attributes: tuple[Resource, dict[str, JSON]] | None = None
 
 
 def read_sdk_span(span: ReadableSpan, also: list[SideRecord] | None = None) -> Run:
-    """The run that a finished span of the SDK is: the same as after a way through OTLP and the intake.
+    """Return the run for a finished span of the SDK, the same as after export over OTLP and ingest.
 
-    What it says beside is added to `also`, but for what makes no sense.
+    Valid side records are appended to `also`.
     """
     resource = _read_resource(span.resource)
     if isinstance(span, LiveSpan) and (run := read_plain_span(span, resource)):
@@ -42,7 +42,7 @@ def read_sdk_span(span: ReadableSpan, also: list[SideRecord] | None = None) -> R
 
 
 def make_raw_span(span: ReadableSpan) -> RawSpan:
-    """A finished span of the SDK as one that has arrived."""
+    """Return a finished span of the SDK as a raw span."""
     trace_id, span_id, parent_id, trace_state = _find_ids(span)
     scope = span.instrumentation_scope
     events, links = span.events, span.links
@@ -51,7 +51,7 @@ def make_raw_span(span: ReadableSpan) -> RawSpan:
         span_id=span_id,
         name=span.name,
         parent_id=parent_id,
-        kind=span.kind.value + 1,  # the SDK counts from 0, OTLP keeps 0 for "unspecified"
+        kind=span.kind.value + 1,  # the SDK counts from 0; in OTLP, 0 is "unspecified"
         start_ns=span.start_time or 0,
         end_ns=span.end_time or 0,
         status=span.status.status_code.value,
@@ -69,8 +69,10 @@ def make_raw_span(span: ReadableSpan) -> RawSpan:
 
 
 def _find_ids(span: ReadableSpan) -> tuple[str, str, str | None, str]:
-    """(trace id, span id, parent's id, tracestate). Of our own spans without the contexts, which are made when asked
-    for, and without our entry in the tracestate, which says the ids once more: on the wire it is left out, too.
+    """Return trace id, span id, parent's id and tracestate.
+
+    For Spanwise's own spans, this avoids the span contexts, which are created on demand. It also leaves out
+    Spanwise's entry in the tracestate, which repeats the ids, as the exporter does.
     """
     if isinstance(span, LiveSpan):
         parent = f"{span.parent_id:016x}" if span.parent_id else None
@@ -86,7 +88,7 @@ def _format_ids(context: SpanContext) -> tuple[str, str]:
 
 
 def _read_resource(resource: Resource) -> dict[str, JSON]:
-    """Its attributes, made plain once: all spans of a process share one resource, and so do their runs."""
+    """Return the resource's attributes as plain values, cached, because all spans of a process share one resource."""
     global _latest_attributes
     latest = _latest_attributes
     if latest is None or latest[0] is not resource:
@@ -98,11 +100,11 @@ def _convert_tuples(attributes: Mapping[str, Any] | None) -> dict[str, JSON]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}
 
 
-_PLAIN_KINDS = {
-    kind.upper(): kind for kind in ("chain", "tool", "agent", "guardrail", "evaluator")
-}  # without documents
+# kinds without documents
+_PLAIN_KINDS = {kind.upper(): kind for kind in ("chain", "tool", "agent", "guardrail", "evaluator")}
 _COUNTS = frozenset((names.LOCAL_ROOT, names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED, names.CALLS_SENT))
-_COUNTS_AND_NULL = _COUNTS | {names.OUTPUT_VALUE, names.OUTPUT_MIME}  # see `_openinference`
+# a null output stays as an attribute, as in `openinference`
+_COUNTS_AND_NULL = _COUNTS | {names.OUTPUT_VALUE, names.OUTPUT_MIME}
 _CONTENT_ATTRIBUTES = frozenset(
     (names.KIND, names.INPUT_VALUE, names.INPUT_MIME, names.OUTPUT_VALUE, names.OUTPUT_MIME)
 )
@@ -111,8 +113,8 @@ _PLAIN_ATTRIBUTES = _COUNTS | _CONTENT_ATTRIBUTES | _EXPERIMENT
 
 
 def read_plain_span(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
-    """The run that a finished span of ours is; None if it is not plain."""
-    # its own fields: the SDK's properties wrap or copy what they give, and cost more than all the rest
+    """Return the run for a plain finished span of Spanwise's tracer; None if it is not plain."""
+    # private fields, because the SDK's properties wrap or copy values, which costs more than all the rest
     attributes, code = span._attributes, span._status.status_code
     kind = _PLAIN_KINDS.get(attributes.get(names.KIND, ""))
     if kind is None or code is StatusCode.ERROR or span._kind is not SpanKind.INTERNAL:
@@ -147,7 +149,7 @@ def read_plain_span(span: LiveSpan, resource: Mapping[str, JSON]) -> Run | None:
 
 
 def _read_experiment(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The ids of an experiment. Raises `ValueError` where they are not as `capture` sets them."""
+    """Return the ids of an experiment. Raise `ValueError` if they are not as `capture` sets them."""
     if names.EXPERIMENT not in attributes:
         if not _EXPERIMENT.isdisjoint(attributes):
             raise ValueError("ids of no experiment")
@@ -164,7 +166,9 @@ _EXPERIMENT_ORDER = (names.EXPERIMENT, names.EXAMPLE, names.REPETITION)
 
 
 def _read_value(attributes: Mapping[str, Any], name: str, mime: str) -> JSON:
-    """A value, out of its JSON. Raises `ValueError` for what is none, or a type without a value."""
+    """Return a value, decoded from JSON if its type is JSON. Raise `ValueError` for invalid JSON, or a type without a
+    value.
+    """
     if name not in attributes:
         if mime in attributes:
             raise ValueError("a type without a value")

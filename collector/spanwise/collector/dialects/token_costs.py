@@ -3,9 +3,10 @@
 Vendors disagree: OpenAI's `prompt_tokens` include tokens from the cache, Anthropic's `input_tokens` do not; OpenAI's
 `completion_tokens` include reasoning, Gemini's `candidates_token_count` does not. docs/costs.md has the table.
 
-A price is looked up once per model, provider and hour of the call (some change with the time of day), found or not.
-Up to its first tier it is linear, so that of most calls nothing but a sum is asked: genai-prices takes 70 µs for each,
-and a third of a second, with 16 MB, to begin with: a process that is told what is known needs none of it.
+Each price is looked up once per model, provider and hour of the call, because some depend on the time of day. Unknown
+models are cached, too. Up to its first tier a price is linear, so most calls need only a multiplication. genai-prices
+itself takes 70 µs per call, and a third of a second and 16 MB at the first use. A process that imports known prices
+avoids both.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 CACHE_READ, CACHE_WRITE = "cache_read.input_tokens", "cache_creation.input_tokens"
 REASONING = "reasoning.output_tokens"
 AUDIO_INPUT, AUDIO_OUTPUT = "audio.input_tokens", "audio.output_tokens"
-MAX_TOKENS = 2**53  # tokens that JSON can carry
+MAX_TOKENS = 2**53  # highest count; JSON numbers are exact up to here
 
 
 def normalize_usage(
@@ -49,11 +50,11 @@ def normalize_usage(
     cache_apart: bool = False,
     reasoning_apart: bool = False,
 ) -> Usage:
-    """Return the usage with parts that were counted apart added to the tokens that they belong to.
+    """Return the usage with separately counted parts added to the totals that they belong to.
 
-    `cache_apart` and `reasoning_apart` are what is known of the sender. Else a part was counted apart if it is larger
-    than what should include it, or if the sender's `total` is right only when it is added. Of a sender that leaves out
-    reasoning without counting it, reasoning is what is missing to the total.
+    `cache_apart` and `reasoning_apart`: the sender is known to count the part separately. Otherwise a part counts as
+    separate if it is larger than the total that should include it, or if the sender's `total` is right only with it
+    added. For a sender that excludes reasoning without counting it, reasoning is the difference to `total`.
     """
     if reasoning_apart and REASONING not in details and total is not None and total > input + output:
         details = {**details, REASONING: total - input - output}
@@ -76,7 +77,7 @@ def normalize_usage(
 
 
 def _add_bounded(tokens: int, part: int) -> int:
-    """Return both together, unless that is more than can be."""
+    """Return the sum, unless it exceeds `MAX_TOKENS`."""
     return tokens + part if tokens + part < MAX_TOKENS else max(tokens, part)
 
 
@@ -84,7 +85,7 @@ AGGREGATE_KINDS = ("agent", "chain")  # kinds whose spans repeat the costs of ca
 
 
 def take_reported_cost(draft: Draft) -> None:
-    """Fill in the cost that a sender reports; spans that repeat the sum of the calls below them have none."""
+    """Fill in the cost that a sender reports. Spans that repeat the sum of calls below them get none."""
     attributes, fields = draft.attributes, draft.fields
     if draft.sums or (fields.get("kind") in AGGREGATE_KINDS and "decision" not in draft.namespaces):
         return
@@ -101,7 +102,7 @@ def take_reported_cost(draft: Draft) -> None:
 
 
 def parse_dollars(value: JSON) -> float | None:
-    """Return a cost in US dollars: a finite number that is not negative, also out of a text; else None."""
+    """Return a cost in US dollars: a finite, non-negative number, also parsed from text; else None."""
     cost = parse_number(value)
     return cost if cost is not None and cost >= 0 else None
 
@@ -117,12 +118,12 @@ BILLED_DETAILS = {
 ADDRESS = "server.address"
 UNPRICED = names.UNPRICED
 HOUR_NS = 3_600_000_000_000
-MAX_NAME_CHARS = 200  # characters of a model's name
+MAX_NAME_CHARS = 200  # maximum length of a model's name
 MILLION = 1_000_000
 
 
 class Price(NamedTuple):
-    """Dollars per token for calls of up to `until` input tokens; beyond it genai-prices is asked."""
+    """Dollars per token for calls of up to `until` input tokens. Larger calls use genai-prices."""
 
     until: float
     input: float
@@ -131,7 +132,7 @@ class Price(NamedTuple):
 
 
 class PriceKey(NamedTuple):
-    """Whose price it is, in which hour since 1970, and the address of the endpoint, if it is known."""
+    """Key of a price: model, provider, hour since 1970, and the endpoint's address, if it is known."""
 
     model: str
     provider: str | None
@@ -139,22 +140,22 @@ class PriceKey(NamedTuple):
     address: str | None = None
 
 
-_price_memo: Memo[PriceKey, Price | None] = Memo()  # None: it knows no such model
+_price_memo: Memo[PriceKey, Price | None] = Memo()  # None: unknown model
 
 
 def export_prices() -> dict[PriceKey, Price | None]:
-    """What has been looked up, for `learn_prices` in another process."""
+    """Return the cached prices, for `import_prices` in another process."""
     return dict(_price_memo)
 
 
 def import_prices(known: Mapping[PriceKey, Price | None]) -> None:
-    """Have what another process has looked up."""
+    """Add prices from another process to the cache."""
     for asked, price in known.items():
         _price_memo.keep(asked, price, len(asked.model))
 
 
 def prices(draft: Draft) -> None:
-    """Fill in what a call has cost from its model and its tokens, unless its sender said so."""
+    """Fill in the cost of a call from its model and its tokens, unless the sender reports one."""
     fields = draft.fields
     if "cost" not in fields and not COST_NAMES.isdisjoint(draft.namespaces):
         take_reported_cost(draft)
@@ -163,7 +164,9 @@ def prices(draft: Draft) -> None:
 
 
 def compute_cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_ns: int) -> float | None:
-    """US dollars; None for a model that genai-prices does not know, and for an endpoint to which no price applies."""
+    """Return the cost in US dollars; None for a model without a known price, or an endpoint to which no price
+    applies.
+    """
     if len(model) > MAX_NAME_CHARS or UNPRICED in attributes:
         return None
     provider = None if attributes.keys().isdisjoint(PROVIDERS) else _find_named_provider(attributes)
@@ -177,17 +180,17 @@ def compute_cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_
 
 
 def has_price(address: str | None) -> bool:
-    """Return whether models at an address have the prices that genai-prices knows; None: the address is not known.
+    """Return whether genai-prices' prices apply to models at an address. An unknown address (None) counts as yes.
 
-    The address is a base URL or a host. A model at an endpoint that genai-prices does not know, such as a server of
-    one's own, has no price, whatever it is called there.
+    The address is a base URL or a host. Models at an endpoint that genai-prices does not know, such as a self-hosted
+    server, have no price, whatever their names.
     """
     return not address or find_provider(address) is not None
 
 
 @lru_cache(maxsize=1024)
 def find_provider(address: str) -> str | None:
-    """Return the name of the provider at a base URL or host; None for one that genai-prices does not know."""
+    """Return the name of the provider at a base URL or host; None if genai-prices does not know it."""
     from genai_prices.data_snapshot import get_snapshot
 
     url = address if "://" in address else f"https://{address}"
@@ -195,7 +198,7 @@ def find_provider(address: str) -> str | None:
         provider = get_snapshot().find_provider(None, None, url)
     except LookupError:
         return None
-    # The patterns match beginnings: `https://api.openai.com.example.org` is somebody else's
+    # The patterns match prefixes: `https://api.openai.com.example.org` belongs to another provider
     known = re.match(provider.api_pattern, url)
     is_longer = known is not None and known[0][-1:] not in ("/", ".") and re.match(r"[\w.-]", url[known.end() :])
     return None if is_longer else provider.id
@@ -222,18 +225,19 @@ def _find_model_price(asked: PriceKey) -> ModelPrice | None:
         return None
     try:
         return _look_up_model_price(model, provider, datetime.fromtimestamp(hour * 3600, UTC))
-    except (LookupError, ValueError, OverflowError, OSError):  # an unknown model; a clock beyond the calendar
+    # an unknown model, or a time outside the calendar's range
+    except (LookupError, ValueError, OverflowError, OSError):
         return None
 
 
 def _look_up_model_price(model: str, provider: str | None, when: datetime) -> ModelPrice:
     from genai_prices.data_snapshot import DataSnapshot, get_snapshot
 
-    # A fresh one: it remembers every name that it did not find, for ever.
+    # A new snapshot each time, because it would cache every unknown name for ever.
     snapshot = DataSnapshot(get_snapshot().providers, from_auto_update=False)
     try:
         return snapshot.find_provider_model(model, None, provider, None)[1].get_prices(when)
-    except LookupError:  # a provider that it does not know, or that only passes the model on
+    except LookupError:  # an unknown provider, or one that only resells the model
         return snapshot.find_provider_model(model, None, None, None)[1].get_prices(when)
 
 
@@ -259,6 +263,6 @@ def _bill(model: ModelPrice, usage: Usage) -> float | None:
         try:
             billed = Billed(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens, **some)
             return float(model.calc_price(billed)["total_price"])
-        except (ValueError, ArithmeticError):  # more tokens from the cache than tokens: the sums may still be right
+        except (ValueError, ArithmeticError):  # more cached tokens than tokens; the totals may still be right
             continue
     return None

@@ -1,6 +1,6 @@
 """Traceloop's SDK, OpenLLMetry.
 
-Messages were spread over indexed attributes at first; by now they are GenAI's, and read there.
+Early versions spread messages over indexed attributes. Present versions use GenAI's, which `genai` reads.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from spanwise.tracer import attribute_names as names
 KINDS = {"workflow": "chain", "task": "chain", "agent": "agent", "tool": "tool"}
 REQUESTS = {"chat": "llm", "completion": "llm", "embedding": "embedding", "rerank": "reranker"}
 KIND, REQUEST = "traceloop.span.kind", "llm.request.type"
-RETRIEVAL_OPERATION = "vector_db_retrieve"  # an operation of its LangChain instrumentor, of what it else calls a task
+# operation of a retriever in the LangChain instrumentor, which otherwise has the kind of a task
+RETRIEVAL_OPERATION = "vector_db_retrieve"
+# arguments of LangChain's callbacks
 CALLBACK_FIELDS = {
     "inputs": ("inputs", "query"),
     "outputs": ("outputs", "output"),
-}  # what LangChain's callbacks were told
+}
 PROPERTIES = "traceloop.association.properties."
 METADATA_MEMO = field_extraction.make_suffix_memo(PROPERTIES)
 MESSAGES = (("inputs", "gen_ai.prompt."), ("outputs", "gen_ai.completion."))
@@ -30,7 +32,7 @@ FIRST_MESSAGE_NAMES = (
     "gen_ai.completion.0.content",
     "gen_ai.completion.0.role",
 )
-RESULT_EVENTS = ("db.query.result", "db.search.result")  # events of spans of vector databases, one for each result
+RESULT_EVENTS = ("db.query.result", "db.search.result")  # events of a vector database's span, one per result
 
 
 @applies_to("traceloop", "gen_ai", "db")
@@ -64,8 +66,9 @@ def _entity(draft: Draft) -> None:
 
 
 def _content(draft: Draft, field: str, name: str) -> None:
-    """What a decorated function was given or returned; LangChain's stands between what else its callbacks were told,
-    which then stays where it is.
+    """Take arguments or result of a decorated function.
+
+    LangChain's value is nested among other arguments of its callbacks, which stay as an attribute.
     """
     value = parse_json(draft.attributes.get(name))
     within = next(
@@ -78,7 +81,7 @@ def _content(draft: Draft, field: str, name: str) -> None:
 
 
 def _call(draft: Draft) -> None:
-    """A model's call as it was written before GenAI's names; its model and tokens are read with those."""
+    """Read a model call with the names used before GenAI's. `genai` reads its model and tokens."""
     request = draft.attributes.get(REQUEST)
     if isinstance(request, str) and request in REQUESTS:
         draft.fields.setdefault("kind", REQUESTS[request])
@@ -88,7 +91,9 @@ def _call(draft: Draft) -> None:
 
 
 def _messages(draft: Draft, field: str, prefix: str) -> None:
-    """Messages out of `{prefix}{i}.{name}` and `{prefix}{i}.tool_calls.{j}.{name}`, by index, gaps closed."""
+    """Take messages from `{prefix}{i}.{name}` and `{prefix}{i}.tool_calls.{j}.{name}`, by index. Missing indexes are
+    skipped.
+    """
     attributes = draft.attributes
     messages: dict[int, dict[str, JSON]] = {}
     read = [(name, *place) for name in attributes if (place := _split_index(name, prefix))]
@@ -102,7 +107,7 @@ def _messages(draft: Draft, field: str, prefix: str) -> None:
 
 
 def _collect_tool_calls(message: dict[str, JSON]) -> dict[str, JSON]:
-    """The same message with its tool calls in a list; one that has such a list already stays as it is."""
+    """Return the message with its tool calls in a list. A message that has such a list is returned unchanged."""
     calls: dict[int, dict[str, JSON]] = {}
     for name, value in message.items():
         if place := _split_index(name, "tool_calls."):
@@ -114,7 +119,7 @@ def _collect_tool_calls(message: dict[str, JSON]) -> dict[str, JSON]:
 
 
 def _split_index(name: str, prefix: str) -> tuple[int, str] | None:
-    """Index and rest of `{prefix}{index}.{rest}`."""
+    """Return index and rest of `{prefix}{index}.{rest}`."""
     if not name.startswith(prefix):
         return None
     index, _, rest = name[len(prefix) :].partition(".")
@@ -124,7 +129,7 @@ def _split_index(name: str, prefix: str) -> tuple[int, str] | None:
 
 
 def _results(draft: Draft) -> None:
-    """What a vector database returned: a document for each event, in their order."""
+    """Take the results of a vector database: one document per event, in their order."""
     documents = [_result(event.attributes, event.name) for event in draft.span.events if event.name in RESULT_EVENTS]
     if documents:
         draft.fields.setdefault("kind", "retriever")

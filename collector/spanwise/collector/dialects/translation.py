@@ -1,7 +1,8 @@
 """Translation of a raw span to a run: order of dialects, fast path, native attributes, project and status.
 
-Most steps of a program are such. What is read here equals what the dialects make of the same span (a test compares
-them, on all that senders have sent); what another of them, or a rarer part of OpenInference, may take goes their way.
+The fast path handles plain steps of a program, which are most spans. Its result equals that of the dialects (a test
+compares them on recorded spans of all senders). All dialects run if another dialect, or a rarer part of
+OpenInference, may apply.
 """
 
 from __future__ import annotations
@@ -52,24 +53,26 @@ from spanwise.tracer import attribute_names as names
 
 log = logging.getLogger("spanwise.collector")
 
-# Is told which dialect failed, and how; must not raise, except in tests
+# Receives the name of a dialect that failed, and the error. It must not raise, except in tests
 FaultHandler: TypeAlias = Callable[[str, Exception], None]
 
 _logged: set[tuple[str, type[Exception]]] = set()
 
 
 def get_dialect_name(dialect: Callable[..., Any]) -> str:
-    """What /metrics and the log call a dialect."""
+    """Return the name of a dialect in /metrics and the log."""
     return getattr(dialect, "__name__", type(dialect).__name__)
 
 
 def log_dialect_error(dialect: str, error: Exception) -> None:
-    """Log that something was read without a dialect, as that failed."""
+    """Log that a dialect failed on data, which was translated without it."""
     log_once(f"dialect {dialect!r} failed on what was sent, which is read without it", error)
 
 
 def log_once(message: str, error: Exception) -> None:
-    """Log an error of ours with its traceback, once per message and type of error: every span may bring the next."""
+    """Log an internal error with its traceback, once per message and type of error, because every span may repeat
+    it.
+    """
     if (message, type(error)) not in _logged:
         _logged.add((message, type(error)))
         log.error(message, exc_info=error)
@@ -101,19 +104,19 @@ def _take_experiment(draft: Draft) -> None:
 STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
 # Names of exceptions that cancel work from outside: asyncio's, trio's, a closed generator, JavaScript's
 CANCELLATIONS = frozenset(("CancelledError", "Cancelled", "GeneratorExit", "AbortError"))
-SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # internal is what everything is by default
+SPAN_KINDS = ("", "", "server", "client", "producer", "consumer")  # "internal" is the default, so it is not recorded
 ENVIRONMENTS = (names.ENVIRONMENT, "deployment.environment", "langfuse.environment")
-AWAITS = "spanwise.awaits"  # an attribute: the fields that a dialect expects in other messages
+AWAITS = "spanwise.awaits"  # attribute with the names of fields that a dialect expects in other messages
 
 
 def retrieval(draft: Draft) -> None:
-    """A retriever whose outputs are documents need not say them twice."""
+    """Take the documents of a retriever from its outputs, if it has no others."""
     fields = draft.fields
     if not fields.get("documents") and fields.get("kind") in ("retriever", "reranker"):
         fields["documents"] = read_documents(fields.get("outputs"))
 
 
-# In this order: conventions first, then what follows from the fields that they have filled in
+# In this order: first conventions, then steps that depend on the fields filled in
 DIALECTS: tuple[Dialect, ...] = (
     spanwise,
     openinference,
@@ -138,7 +141,7 @@ new_run: Callable[..., Run] = make_fast_constructor(Run)
 
 
 class TranslatedSpan(NamedTuple):
-    """A span as it was read."""
+    """Run and side records translated from a span."""
 
     run: Run
     also: tuple[SideResult, ...] = ()
@@ -150,18 +153,17 @@ _new_translated_span: Callable[[tuple[Run, tuple[SideResult, ...]]], TranslatedS
 
 
 def read_run(span: RawSpan, fault: FaultHandler = log_dialect_error, dialects: Sequence[Dialect] | None = None) -> Run:
-    """The run that a span is: `read_whole` without what it says beside."""
+    """Return the run of `read_span`, without side records."""
     return read_span(span, fault, dialects).run
 
 
 def read_span(
     span: RawSpan, fault: FaultHandler = log_dialect_error, dialects: Sequence[Dialect] | None = None
 ) -> TranslatedSpan:
-    """The run that a span of any known convention is, and what it says beside. What no field has taken stays in
-    `attributes`.
+    """Translate a span of any known convention to a run and side records. Attributes that no field takes are kept.
 
-    A dialect that raises, or fills in what a run cannot have, is told to `fault`, and the span is read as if that
-    dialect did not exist.
+    A dialect that raises, or fills in an invalid value, is reported to `fault`, and the span is translated without
+    it.
     """
     draft = Draft(span)
     try:
@@ -179,7 +181,7 @@ def read_span(
         asked = _select_dialects(draft.namespaces, span.scope, DIALECTS if dialects is None else dialects)
         failed = _find_failing_dialect(span, asked)
         fault(get_dialect_name(failed), error)
-        # What it had done by then is in the draft: starting anew costs only the spans that it fails on
+        # The failed dialect may have changed the draft. Starting over costs only the spans on which it fails
         return read_span(span, fault, [other for other in asked if other is not failed])
     return _new_translated_span((_build_run(span, draft), draft.also))
 
@@ -193,7 +195,7 @@ def _build_run(span: RawSpan, draft: Draft) -> Run:
     name = get("name")
     if name is not None and name != span.name:
         attributes["otel.span.name"] = span.name
-    return new_run(  # its fields in their order
+    return new_run(  # positional arguments in the order of the fields
         span.trace_id,
         span.span_id,
         name or span.name,
@@ -226,19 +228,19 @@ def _build_run(span: RawSpan, draft: Draft) -> Run:
 
 
 def _select_dialects(namespaces: Set[str], scope: str, dialects: Sequence[Dialect]) -> Sequence[Dialect]:
-    """Which of some dialects are given a span with these namespaces and this scope."""
+    """Return the dialects that apply to a span with these namespaces and this scope."""
     return [dialect for dialect in dialects if is_applicable(dialect, namespaces, scope)]
 
 
 class ReadPlan(NamedTuple):
-    """Which of `DIALECTS` are given spans with some namespaces and scope, and whether these may be simple."""
+    """Dialects that apply to spans with some namespaces and scope. `simple`: the fast path may apply."""
 
     dialects: Sequence[Dialect]
     simple: bool
 
 
 def _make_plan(namespaces: Set[str], scope: str) -> ReadPlan:
-    """How such spans are read, remembered: programs write the same few namespaces together."""
+    """Return the plan for such spans, and cache it, because programs use few combinations of namespaces."""
     asked = tuple(_select_dialects(namespaces, scope, DIALECTS))
     plan = ReadPlan(asked, may_use_fast_path(asked, namespaces))
     size = weigh_names((scope, *namespaces))
@@ -246,7 +248,7 @@ def _make_plan(namespaces: Set[str], scope: str) -> ReadPlan:
 
 
 def _find_failing_dialect(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect:
-    """The first dialect that fails on a span, of which it is known that one does."""
+    """Return the first dialect that fails on a span. One of them has failed on it."""
     draft = Draft(span)
     for dialect in dialects:
         try:
@@ -254,13 +256,14 @@ def _find_failing_dialect(span: RawSpan, dialects: Sequence[Dialect]) -> Dialect
             draft.check()
         except Exception:
             return dialect
-    return dialects[-1]  # one that does not fail every time: leave one out at any rate
+    return dialects[-1]  # the error does not occur every time; excludes a dialect anyway, so that the retries end
 
 
 def resolve_status(code: int, attributes: Mapping[str, Any], events: Sequence[Event]) -> Status:
-    """Return the status of a run: cancelled if its tracer says so, or if the last exception of a failed one cancels it.
+    """Return the status of a run.
 
-    `code` is OTLP's: 0 unset, 1 ok, 2 error.
+    It is cancelled if the tracer reports that, or if the run failed with an exception that cancels it. `code` is
+    OTLP's: 0 unset, 1 ok, 2 error.
     """
     if attributes.get(names.CANCELLED) is True:
         return "cancelled"
@@ -283,14 +286,14 @@ def _make_error_text(span: RawSpan, attributes: Mapping[str, JSON]) -> str:
 
 
 def _make_exception_text(event: Event) -> str:
-    """Return type and message of an exception; a stack trace in the message stays in the event."""
+    """Return type and message of an exception, without a stack trace in the message."""
     parts = [to_text(part) for name in ("type", "message") if (part := event.attributes.get(f"exception.{name}"))]
     message, _ = split_stack(": ".join(parts))
     return message
 
 
 def _add_envelope(span: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:
-    """What else the envelope says, under the names that OpenTelemetry gives it in formats without an envelope."""
+    """Add span kind, scope and trace state, under OpenTelemetry's names for formats without an envelope."""
     if 1 < span.kind < len(SPAN_KINDS):
         attributes["otel.span.kind"] = SPAN_KINDS[span.kind]
     if span.scope and not is_own_scope(span.scope):
@@ -303,16 +306,16 @@ def _add_envelope(span: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_project(resource: Mapping[str, JSON]) -> tuple[Mapping[str, JSON] | None, str, str]:
-    """A resource, its project and environment: looked up once for all its spans, as they come one after the other."""
+    """Return a resource, its project and environment, cached for consecutive spans of one resource."""
     global _latest_resource
-    latest = _latest_resource  # one read: another thread may put its own in its place at any time
+    latest = _latest_resource  # one read, because another thread may replace the value at any time
     if latest[0] is not resource:
         latest = _latest_resource = (resource, _find_project(resource), _find_text(resource, ENVIRONMENTS) or "default")
     return latest
 
 
 def _find_project(resource: Mapping[str, JSON]) -> str:
-    """The project that was named, else the service, unless that is only what SDKs put where nobody named one."""
+    """Return the given project, or else the service name, unless that is an SDK's default."""
     if named := _find_text(resource, (names.PROJECT,)):
         return named
     service = _find_text(resource, ("service.name",))
@@ -329,21 +332,19 @@ _plans = Memo[tuple[Set[str], str], ReadPlan]()
 
 
 DOCUMENT_KINDS = ("retriever", "reranker")  # kinds whose outputs may be documents
-# Dialects that find nothing in such spans: beside OpenInference those that are given all
+# Dialects that find nothing in plain spans: OpenInference, and those that get all spans
 IDLE_DIALECTS = frozenset(("openinference", "haystack", "evaluations", "retrieval", "prices"))
-EXCLUDED_NAMESPACES = frozenset(
-    ("haystack", *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES)
-)  # namespaces
+EXCLUDED_NAMESPACES = frozenset(("haystack", *RARE_NAMESPACES, *FEEDBACK_NAMESPACES, *FILE_NAMESPACES, *COST_NAMES))
 JSON_TYPE = "application/json"
 
 
 def may_use_fast_path(dialects: Iterable[Dialect], namespaces: Set[str]) -> bool:
-    """Whether a span may be, with these namespaces, which is given to these dialects."""
+    """Return whether the fast path may apply to a span with these namespaces and dialects."""
     return EXCLUDED_NAMESPACES.isdisjoint(namespaces) and IDLE_DIALECTS.issuperset(map(get_dialect_name, dialects))
 
 
 def read_fast_path(draft: Draft) -> bool:
-    """Read such a span; whether it is one. If it is not, nothing has been taken from it."""
+    """Translate a plain span, and return whether it is one. If not, the draft is unchanged."""
     span, attributes, fields = draft.span, draft.attributes, draft.fields
     if span.events or span.name in HAYSTACK_OPERATIONS:
         return False
@@ -360,7 +361,7 @@ def read_fast_path(draft: Draft) -> bool:
     if names.OUTPUT_VALUE in attributes:
         value = attributes[names.OUTPUT_VALUE]
         value = parse_json(value) if attributes.get(names.OUTPUT_MIME) == JSON_TYPE else value
-        if value is not None:  # else it stays
+        if value is not None:  # a null stays as an attribute
             fields["outputs"] = value
             del attributes[names.OUTPUT_VALUE]
             attributes.pop(names.OUTPUT_MIME, None)

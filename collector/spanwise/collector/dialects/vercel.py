@@ -1,7 +1,7 @@
 """Vercel's AI SDK, versions 3.4 to 6.
 
-A call of the SDK is a span (`ai.generateText`) around spans of the model's calls (`….doGenerate`, `….doStream`) and of
-tools. Both levels say inputs, outputs and tokens; tokens are the model's, so that they are counted once.
+A call of the SDK is a span (`ai.generateText`) around spans of the model's calls (`….doGenerate`, `….doStream`) and
+of tools. Both levels report inputs, outputs and tokens. Only the tokens of the model's calls are counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spanwise.collector.records import JSON, Document
 
 OPERATION = "ai.operationId"
 CALLS = {"doGenerate": "llm", "doStream": "llm", "doEmbed": "embedding", "doRerank": "reranker"}
-KINDS = {"ai.toolCall": "tool"}  # all others, around these, are steps of a chain
+KINDS = {"ai.toolCall": "tool"}  # all others contain these, and are steps of a chain
 INPUTS = ("ai.prompt.messages", "ai.prompt", "ai.toolCall.args", "ai.value", "ai.values", "ai.documents")
 OUTPUTS = (
     "ai.response.object",
@@ -43,7 +43,7 @@ DETAILS = {
     "cache_creation.input_tokens": ("ai.usage.inputTokenDetails.cacheWriteTokens",),
     "reasoning.output_tokens": ("ai.usage.outputTokenDetails.reasoningTokens", "ai.usage.reasoningTokens"),
 }
-# Up to version 5 the input tokens of these providers leave out those from the cache; version 6 says what it includes
+# Up to version 5, the input tokens of these providers exclude cached tokens. Version 6 has an attribute for them
 PROVIDERS_EXCLUDING_CACHE, CACHE_INCLUDED_MARKER = (
     ("anthropic", "bedrock"),
     "ai.usage.inputTokenDetails.cacheReadTokens",
@@ -88,12 +88,12 @@ def _content(draft: Draft) -> None:
 
 
 def _parse_texts(value: JSON) -> JSON:
-    """JSON out of a text, or out of each text of a list."""
+    """Parse a JSON text, or each text of a list."""
     return [parse_json(each) for each in value] if isinstance(value, list) else parse_json(value)
 
 
 def _read_tool_calls(attributes: dict[str, Any]) -> list[JSON]:
-    """Calls of tools as OpenAI writes them. The SDK's own stay attributes."""
+    """Return tool calls in OpenAI's format. The SDK's own stay as an attribute."""
     given = parse_json(attributes.get(_find_present(attributes, TOOL_CALLS) or ""))
     if not isinstance(given, list) or not all(isinstance(call, dict) for call in given):
         return []
@@ -107,7 +107,7 @@ def _read_tool_call(given: dict[str, Any]) -> JSON:
 
 
 def _rank_documents(given: JSON, ranking: JSON) -> tuple[Document, ...]:
-    """The documents that were given, in the order and with the scores of a ranking; none if it names others."""
+    """Return the given documents in the order and with the scores of a ranking; nothing if it names others."""
     if not isinstance(given, list) or not isinstance(ranking, list):
         return ()
     ranked = [_rank_document(given, place) for place in ranking]
@@ -141,12 +141,14 @@ def _usage(draft: Draft) -> None:
 
 
 def _find_count(attributes: dict[str, Any], names: tuple[str, ...]) -> int | None:
-    """The first that is a number of tokens; where a provider does not count, it is NaN."""
+    """Return the first attribute that is a number of tokens. Providers that do not count report NaN."""
     return next((counted for name in names if (counted := parse_count(attributes.get(name))) is not None), None)
 
 
 def _take_metadata(draft: Draft) -> None:
-    """`metadata` of a call's telemetry: the words that others read in it, too, and the rest."""
+    """Take `metadata` of a call's telemetry: session, user and tags under their usual names, and the rest as
+    metadata.
+    """
     attributes, fields = draft.attributes, draft.fields
     told = {
         name.removeprefix(METADATA_PREFIX): attributes[name] for name in attributes if name.startswith(METADATA_PREFIX)

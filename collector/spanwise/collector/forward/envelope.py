@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-# Of each signal its request, and what its lists are called, outermost first; in JSON, and then in protobuf
+# signal → request class; names of its nested lists, outermost first, in JSON and in protobuf
 _SIGNAL_SHAPES: dict[str, tuple[type[Message], tuple[str, str, str], tuple[str, str, str]]] = {
     "traces": (
         ExportTraceServiceRequest,
@@ -30,7 +30,7 @@ _SIGNAL_SHAPES: dict[str, tuple[type[Message], tuple[str, str, str], tuple[str, 
         ("resource_metrics", "scope_metrics", "metrics"),
     ),
 }
-ItemSelector = Callable[[int, Any], bool]  # by the number of an item, and the item as its encoding has it
+ItemSelector = Callable[[int, Any], bool]  # takes the index of an item, and the item in its encoding's class
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
@@ -41,7 +41,7 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A request: `signal` is OTLP's word (traces, logs, metrics), `hops` are the collectors that passed it on."""
+    """Forwarded request: `signal` is traces, logs or metrics; `hops` are the marks of collectors that forwarded it."""
 
     signal: str
     json: bool
@@ -49,19 +49,19 @@ class Envelope:
     body: bytes
 
     def packed(self) -> bytes:
-        """As one record of a spool."""
+        """Return the envelope as one record of a spool."""
         return msgspec.json.encode(_Header(self.signal, self.json, self.hops)) + b"\n" + self.body
 
     def chosen(self, choose: ItemSelector) -> Envelope | None:
-        """The same with those items alone, and with everything around them; None if none is left.
+        """Return the envelope with only the selected items and everything around them; None if no item is left.
 
-        Raises `ValueError` for a body that only item by item can be read.
+        Raises `ValueError` if the body can only be read item by item.
         """
         body = _select_json_items(self, choose) if self.json else _select_protobuf_items(self, choose)
         return None if body is None else replace(self, body=body)
 
     def halves(self) -> list[Envelope]:
-        """The same in two, item by item; nothing if there are not two. Raises `ValueError` as `chosen` does."""
+        """Split the items into two envelopes; return [] for fewer than two items. Raises `ValueError` as `chosen`."""
         count = 0
 
         def counted(number: int, item: Any) -> bool:
@@ -80,7 +80,7 @@ class Envelope:
 
 
 def unpack_envelope(record: bytes) -> Envelope:
-    """What `packed` made. Raises `ValueError` for anything else."""
+    """Decode a spool record from `packed`. Raises `ValueError` for any other record."""
     head, divided, body = record.partition(b"\n")
     try:
         about = msgspec.json.decode(head, type=_Header)
@@ -92,12 +92,12 @@ def unpack_envelope(record: bytes) -> Envelope:
 
 
 def join_envelopes(letters: Sequence[Envelope]) -> Envelope:
-    """Several requests in protobuf as one, which a message of nothing but lists is when its parts follow each other."""
+    """Join protobuf requests by concatenation, which merges messages that consist of repeated fields only."""
     return letters[0] if len(letters) == 1 else replace(letters[0], body=b"".join(letter.body for letter in letters))
 
 
 def can_join(one: Envelope, other: Envelope) -> bool:
-    """Whether two requests can be joined."""
+    """Return whether two requests can be joined."""
     return not one.json and (one.signal, one.json, one.hops) == (other.signal, other.json, other.hops)
 
 

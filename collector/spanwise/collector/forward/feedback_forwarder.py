@@ -1,11 +1,11 @@
 """Feedback forwarder: stored feedback sent to every target as OTLP log records, from a durable cursor.
 
-The store is the queue: feedback lies there durably before anybody is told of it, and where each target stands is kept
-beside it. A spool would be a second copy of the same, which could lose what the store still has. Sent is at least once:
-what is acknowledged, and not yet noted, goes out again after a crash, under the same id.
+The store itself is the queue: it holds the feedback durably, and the cursor of every target. A spool would be a
+second copy that could lose feedback which the store still has. Delivery is at least once: after a crash, feedback
+that was acknowledged but not recorded is sent again under the same id.
 
-What OpenTelemetry has no name for travels under `spanwise.feedback.*`, by which a collector of Spanwise's keeps it as
-it was.
+Fields without an OpenTelemetry name are sent as `spanwise.feedback.*`, from which another Spanwise collector restores
+the feedback unchanged.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ from spanwise.collector.stores import FeedbackSource, OutgoingFeedback
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.backoff import compute_backoff
 
-BATCH_SIZE = 200  # feedbacks of one request
-MAX_REQUEST_BYTES = 1024 * 1024  # of one request; a larger one is one feedback
-MAX_VIA = 8  # collectors in a row, each before the other
-POLL_INTERVAL = 0.5  # seconds between two looks at the store
-MAX_RETRY_PAUSE = 30.0  # seconds between two tries
-SHUTDOWN_TIMEOUT = 5.0  # seconds that the end waits for requests under way
-MAX_SERVER_ERRORS = 10  # tries of one feedback to which a target answers 500, which may be its fault
+BATCH_SIZE = 200  # feedback rows in one request
+MAX_REQUEST_BYTES = 1024 * 1024  # of one request, unless it holds a single feedback row
+MAX_VIA = 8  # maximum length of a chain of collectors
+POLL_INTERVAL = 0.5  # seconds between two polls of the store
+MAX_RETRY_PAUSE = 30.0  # maximum of the retry backoff in seconds
+SHUTDOWN_TIMEOUT = 5.0  # seconds to wait at shutdown for requests in progress
+# consecutive answers 500, after which the rows are sent one by one, because one of them may cause it
+MAX_SERVER_ERRORS = 10
 logger = logging.getLogger("spanwise.collector")
 
 
 class FeedbackForwarder:
-    """Sends a store's feedback to targets, each at its own pace. `begin` once, `close` before the store is."""
+    """Feedback forwarder with one sender per target. Call `begin` once, and `close` before the store is closed."""
 
     def __init__(self, targets: Sequence[ForwardTarget], longest_pause: float = MAX_RETRY_PAUSE) -> None:
-        """`longest_pause`: seconds between two tries of one target."""
+        """Create the forwarder; `longest_pause` is the maximum of the retry backoff in seconds."""
         self.targets, self._longest = tuple(targets), longest_pause
         self._outlets: list[FeedbackSender] = []
 
     def begin(self, store: FeedbackSource, metrics: Metrics) -> None:
-        """Go on where each target stands."""
+        """Start the senders at the stored cursors."""
         self._outlets = [FeedbackSender(store, target, metrics, self._longest) for target in self.targets]
         for outlet in self._outlets:
             outlet.start()
 
     def close(self) -> None:
-        """Send no more; what waits is sent by the next server on this store."""
+        """Stop sending; the next server on this store sends the remaining feedback."""
         for outlet in self._outlets:
             outlet.end()
         end = time.monotonic() + SHUTDOWN_TIMEOUT
@@ -63,7 +64,7 @@ class FeedbackForwarder:
 
 
 class FeedbackSender:
-    """One target's way out: a thread that reads on from the cursor, sends, and notes how far it is."""
+    """Sender thread of one target: reads feedback from the cursor, sends it, and advances the cursor."""
 
     def __init__(self, store: FeedbackSource, target: ForwardTarget, metrics: Metrics, longest_pause: float) -> None:
         self._store, self._target, self._metrics, self._longest = store, target, metrics, longest_pause
@@ -77,29 +78,29 @@ class FeedbackSender:
         metrics.gauge("spanwise_feedback_out_waiting", self._waiting, target=target.name)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread."""
         self._thread.start()
 
     def end(self) -> None:
-        """Begin no further request."""
+        """Start no further request."""
         self._end.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the one under way."""
+        """Wait for the request in progress."""
         if self._thread.is_alive():
             self._thread.join(seconds)
 
     def _waiting(self) -> float:
         try:
             return float(self._store.waiting_after(self._cursor))
-        except Exception:  # of a store that does not answer now; numbers are asked for all the same
+        except Exception:  # the store does not answer; metrics must work anyway
             return float("nan")
 
     def _run(self) -> None:
         while not self._end.is_set():
             try:
                 later = self._send_all()
-            except Exception as error:  # of the store, or a fault of ours: neither ends the thread
+            except Exception as error:  # an error of the store or a bug must not end the thread
                 log_once(f"sending feedback on to {self._target.name!r} failed, and is tried again", error)
                 later = DeliveryResult("later", type(error).__name__)
             if later is None:
@@ -110,7 +111,7 @@ class FeedbackSender:
         self._post.close()
 
     def _send_all(self) -> DeliveryResult | None:
-        """Send what waits, until there is nothing, the target says later (that answer), or this ends."""
+        """Send until nothing is left or the thread ends; return the result if the target asks to retry later."""
         while not self._end.is_set() and (rows := self._store.said_after(self._cursor, BATCH_SIZE)):
             if later := self._send(rows):
                 self._tell_away(later)
@@ -118,7 +119,7 @@ class FeedbackSender:
         return None
 
     def _send(self, rows: Sequence[OutgoingFeedback]) -> DeliveryResult | None:
-        """Send these, in two parts where together they are too large, or one of them is refused."""
+        """Send these rows; split them if the request is too large or refused."""
         good = [row for row in rows if len(read_via(row.feedback)) < MAX_VIA]
         far = {"hops": len(rows) - len(good)}
         body = build_logs_request(good, self._identity)
@@ -151,7 +152,10 @@ class FeedbackSender:
         return None
 
     def _one_by_one(self, rows: Sequence[OutgoingFeedback], answer: DeliveryResult) -> DeliveryResult | None:
-        """Find what a target fails on. It is given up only where others are taken: else the target itself is broken."""
+        """Send rows one by one to find those that the target fails on.
+
+        The sender drops such rows only if the target accepts others. Otherwise the target itself is broken.
+        """
         self._faults = 0
         answers = []
         for row in rows:
@@ -166,7 +170,7 @@ class FeedbackSender:
         return None
 
     def _note(self, rows: Sequence[OutgoingFeedback], sent: int, lost: dict[str, int]) -> None:
-        """These are done with: durably first, then for this process."""
+        """Advance the cursor past these rows, first durably, then in this process."""
         self._store.move_outlet(self._target.name, rows[-1].number, sent, sum(lost.values()))
         self._cursor = rows[-1].number
         count = partial(self._metrics.add, target=self._target.name)
@@ -191,7 +195,10 @@ SCOPE_NAME = "spanwise.feedback"
 
 
 def build_logs_request(rows: Sequence[OutgoingFeedback], identity: str) -> bytes:
-    """An `ExportLogsServiceRequest`, by project and environment; `identity` is that of the store they come from."""
+    """Return an `ExportLogsServiceRequest`, grouped by project and environment.
+
+    The store's `identity` is added to each record, to detect loops.
+    """
     request = ExportLogsServiceRequest()
     groups: dict[tuple[str | None, str | None], list[OutgoingFeedback]] = {}
     for row in rows:
@@ -224,7 +231,7 @@ def _make_log_record(row: OutgoingFeedback, identity: str) -> LogRecord:
 
 
 def _parse_id(id: str | None, length: int) -> bytes:
-    """An id as OTLP has it; nothing for one that it has no room for, which a receiver then refuses."""
+    """Return an id as bytes; none for an id that OTLP cannot represent, which the receiver then refuses."""
     try:
         found = bytes.fromhex(id or "")
     except ValueError:

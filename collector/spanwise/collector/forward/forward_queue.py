@@ -27,21 +27,19 @@ from spanwise.tracer.spool_management import (
     remove_segment,
 )
 
-MAX_QUEUE_BYTES = 1024 * 1024 * 1024  # on disk
-MAX_RETRY_PAUSE = 30.0  # seconds between two tries
-MAX_JOINED_BYTES = (
-    1024 * 1024
-)  # bytes of small requests that go together where several wait; half as many after each 413
+MAX_QUEUE_BYTES = 1024 * 1024 * 1024  # of one target
+MAX_RETRY_PAUSE = 30.0  # maximum of the retry backoff in seconds
+MAX_JOINED_BYTES = 1024 * 1024  # maximum size of joined requests; halved after each answer 413
 MAX_SERVER_ERRORS = (
-    10  # answers of 500 in a row, after which it is asked whether the request is at fault, or the target
+    10  # consecutive answers 500, after which another request is tried, to see whether this one causes them
 )
-LOSS_LOG_INTERVAL = 60.0  # seconds between two lines of the log about one target's losses
+LOSS_LOG_INTERVAL = 60.0  # seconds between two log lines about one target's losses
 logger = logging.getLogger("spanwise.collector")
-QueuedRecord = tuple[SpoolRecord, Envelope | None]  # None: what lies there is torn, or none of ours
+QueuedRecord = tuple[SpoolRecord, Envelope | None]  # None: the record is damaged or unknown
 
 
 class ForwardQueue:
-    """Sends to one target, at least once and in order; what it gives up is counted, with the reason."""
+    """Queue of one target: delivers at least once and in order, and counts dropped requests by reason."""
 
     def __init__(
         self,
@@ -57,29 +55,29 @@ class ForwardQueue:
         self._wake, self._end = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._joined = MAX_JOINED_BYTES
-        self._failed = self._faults = 0  # tries in a row that a target took nothing, and those answered 500
+        self._failed = self._faults = 0  # consecutive failed requests, and those with answer 500
         self._away, self._telling = "", threading.Lock()
         self._dropped, self._told_at = Counter[str](), float("-inf")
         metrics.gauge("spanwise_forward_waiting_bytes", self._waiting_bytes, target=target.name)
         metrics.gauge("spanwise_forward_waiting_seconds", self._waiting_seconds, target=target.name)
 
     def put(self, letter: Envelope) -> None:
-        """Have it sent: it is on disk when this returns, or counted as lost. From any thread."""
+        """Spool a request to disk, or count it as lost. Callable from any thread."""
         self._drop(self._spool.keep(TRACES_PATH, letter.packed(), 1)[1])
         self._wake.set()
 
     def start(self) -> None:
-        """Begin to send, what is left from before first."""
+        """Start the sender thread; requests of an earlier run come first."""
         self._thread = threading.Thread(target=self._run, name=f"spanwise-forward-{self.target.name}", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Begin no further request."""
+        """Start no further request."""
         self._end.set()
         self._wake.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the one under way; what waits is sent by the next one on this folder."""
+        """Wait for the request in progress; the next queue on this folder sends the remaining ones."""
         if self._thread is not None:
             self._thread.join(seconds)
         self._spool.rest()
@@ -89,7 +87,8 @@ class ForwardQueue:
             self._wake.clear()
             answer = self._send_all()
             if answer is None:
-                if not self._end.is_set():  # which is set first: a wake of the end that was cleared is not waited for
+                # `end` sets it before `_wake`, so a wake-up that was just cleared is not lost
+                if not self._end.is_set():
                     self._wake.wait()
             else:
                 self._end.wait(max(answer.after, compute_backoff(self._failed, longest=self._longest)))
@@ -97,7 +96,7 @@ class ForwardQueue:
         self._post.close()
 
     def _send_all(self) -> DeliveryResult | None:
-        """Send what waits, until there is nothing, the target says later (that answer), or this ends."""
+        """Send until nothing is left or the queue ends; return the result if the target asks to retry later."""
         try:
             self._spool.rest()
             for segment in self._segments():
@@ -107,7 +106,7 @@ class ForwardQueue:
                     self._tell_away(answer)
                     return answer
             return None
-        except Exception as error:  # of the disk, or a fault of ours: neither ends the thread
+        except Exception as error:  # a disk error or a bug must not end the thread
             log_once(f"forwarding to {self.target.name!r} failed, and is tried again", error)
             return DeliveryResult("later", type(error).__name__)
 
@@ -126,7 +125,7 @@ class ForwardQueue:
         return None
 
     def _send(self, waiting: list[QueuedRecord]) -> DeliveryResult | None:
-        """Send one request, or several together; the answer if they have to wait."""
+        """Send one request, or several joined ones; return the result if they have to wait."""
         letters = [letter for _, letter in waiting if letter is not None]
         self._drop({"torn": len(waiting) - len(letters)})
         return self._deliver(letters) if letters else None
@@ -149,9 +148,10 @@ class ForwardQueue:
         return next((later for part in parts if (later := self._deliver(part))), None)
 
     def _is_its_fault(self, answer: DeliveryResult, letters: Sequence[Envelope]) -> bool:
-        """Whether the target fails on this request alone: asked now and then, by another one that waits behind it.
+        """Return whether the target fails only on this request, by sending another one that waits behind it.
 
-        Where it takes that one, that one is sent again in its turn. A target that takes neither is broken itself.
+        If the target accepts the other one, the queue sends that one again in its turn. If it accepts neither, the
+        target itself is broken.
         """
         self._faults = self._faults + 1 if answer.reason == "http_500" else 0
         if self._faults < MAX_SERVER_ERRORS:
@@ -161,7 +161,7 @@ class ForwardQueue:
         return other is not None and self._post.send(other).verdict == "taken"
 
     def _waiting(self) -> Iterator[Envelope]:
-        """What lies there, left where it is."""
+        """Yield the spooled requests without removing them."""
         for segment in self._segments():
             descriptor = os.open(segment, os.O_RDONLY)
             try:
@@ -171,7 +171,7 @@ class ForwardQueue:
             finally:
                 os.close(descriptor)
 
-    # What is told
+    # Logging and metrics
 
     def _drop(self, lost: Mapping[str, int]) -> None:
         for reason, count in lost.items():
@@ -208,7 +208,7 @@ class ForwardQueue:
 
 
 def _group_joinable(found: Iterable[SpoolRecord], most: int) -> Iterator[list[QueuedRecord]]:
-    """Records one after the other; those that can be joined together, of so many bytes."""
+    """Yield records in order, in groups that can be joined to one request of at most `most` bytes."""
     group: list[QueuedRecord] = []
     size = 0
     for record in found:
@@ -230,7 +230,7 @@ def _read_envelope(record: SpoolRecord) -> Envelope | None:
 
 
 def _split_envelope(letter: Envelope, answer: DeliveryResult) -> list[list[Envelope]]:
-    """A request that is too large, in two; nothing where that cannot be, or would not help."""
+    """Split a request that is too large in two; return [] if it cannot be split or was refused for another reason."""
     try:
         return [[half] for half in letter.halves()] if answer.verdict == "too_large" else []
     except ValueError:

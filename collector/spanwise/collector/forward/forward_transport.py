@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     import httpx
 
 
-HEADERS_VARIABLE = "SPANWISE_FORWARD_HEADERS_"  # and the name of the target, in capitals
+HEADERS_VARIABLE = "SPANWISE_FORWARD_HEADERS_"  # followed by the target's name in capitals
 _NAMED_URL = re.compile(r"([A-Za-z][\w-]*)=(.*)", re.DOTALL)
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # the name of a header, by RFC 9110, 5.6.2
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # header name, RFC 9110, section 5.6.2
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTarget:
-    """An OTLP endpoint by HTTP: `url` is its base, to which `/v1/traces` and so on are added."""
+    """OTLP/HTTP endpoint; requests go to `/v1/traces` and so on below the base `url`."""
 
     name: str
     url: str
@@ -39,16 +39,19 @@ class ForwardTarget:
 
     @property
     def folder(self) -> str:
-        """What its folder is called: another address is another target, under whatever name."""
+        """Return the name of the target's spool folder.
+
+        It depends on the URL: a new URL is a new target under any name.
+        """
         return f"{re.sub('[^A-Za-z0-9.-]', '_', self.name)}-{sha256(self.url.encode()).hexdigest()[:8]}"
 
 
 def parse_targets(
     given: Iterable[str], environment: Mapping[str, str], option: str = "--forward"
 ) -> list[ForwardTarget]:
-    """Targets as the command line names them, `URL` or `NAME=URL`, with the headers that the environment has for them.
+    """Parse targets from the command line, `URL` or `NAME=URL`, with their headers from the environment.
 
-    Raises `Refused`, which names the `option`, for what is no address, bears a secret, or has the name of another one.
+    Raises `Refused`, which names the `option`, for an invalid URL, a URL with a secret, or a duplicate name.
     """
     found: dict[str, ForwardTarget] = {}
     for one in given:
@@ -71,8 +74,9 @@ def _parse_target(given: str, environment: Mapping[str, str], option: str) -> Fo
 
 
 def _parse_url(url: str, option: str) -> SplitResult:
-    """Raises `Refused` where nothing can be sent. What may be a secret is not repeated: what stands before an @, and
-    after ? or #.
+    """Parse the base URL of a target. Raises `Refused` for an invalid one.
+
+    The error message omits parts that may be secret: text before an @, and after ? or #.
     """
     try:
         parts = urlsplit(url)
@@ -91,7 +95,10 @@ def _parse_url(url: str, option: str) -> SplitResult:
 
 
 def _parse_headers(variable: str, text: str) -> dict[str, str]:
-    """`name=value,name=value`, percent-encoded, as `OTEL_EXPORTER_OTLP_HEADERS` has it. Tells no value."""
+    """Parse percent-encoded `name=value,name=value`, as in `OTEL_EXPORTER_OTLP_HEADERS`.
+
+    Error messages omit the values, which may be secret.
+    """
     found = {}
     for number, pair in enumerate(filter(str.strip, text.split(",")), 1):
         name, divided, value = pair.partition("=")
@@ -102,20 +109,20 @@ def _parse_headers(variable: str, text: str) -> dict[str, str]:
     return found
 
 
-MAX_RESPONSE_BYTES = 64 * 1024  # bytes of an answer that are read
-MAX_RETRY_AFTER = 300.0  # seconds, whatever a target asks for
-MIN_COMPRESS_BYTES = 1024  # bytes
-READ_TIMEOUT, CONNECT_TIMEOUT = 30.0, 5.0  # for the next piece of an answer
-# Beside these what OTLP calls retryable; 3xx and who lets nobody in may be mended by whoever runs either of the two
+MAX_RESPONSE_BYTES = 64 * 1024  # bytes of a response body
+MAX_RETRY_AFTER = 300.0  # upper limit in seconds of a target's Retry-After
+MIN_COMPRESS_BYTES = 1024  # smaller bodies are sent uncompressed
+READ_TIMEOUT, CONNECT_TIMEOUT = 30.0, 5.0  # for the next chunk of a response, and for connecting
+# The statuses that OTLP calls retryable, and others that an operator may fix: 3xx, and failed authentication.
 RETRYABLE_STATUSES = frozenset((401, 403, 407, 408, 425, 429, 500, 502, 503, 504))
 _SIGNALS_BY_NAME = {signal.name: signal for signal in SIGNALS}
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
-    """`verdict`: taken, refused (for good), too_large, or later (not before `after` seconds).
+    """Result of a delivery; `verdict` is taken, refused (permanently), too_large, or later (after `after` seconds).
 
-    Of what was taken, `rejected` items were refused for good.
+    If the request was taken, the target has permanently refused `rejected` of its items.
     """
 
     verdict: Literal["taken", "refused", "too_large", "later"]
@@ -125,7 +132,7 @@ class DeliveryResult:
 
 
 class ForwardTransport:
-    """Sends over one connection that is kept. For one thread."""
+    """HTTP client of one target that keeps its connection. For use by one thread."""
 
     def __init__(self, target: ForwardTarget) -> None:
         self._target = target
@@ -133,8 +140,8 @@ class ForwardTransport:
         self._client: httpx.Client | None = None
 
     def send(self, letter: Envelope) -> DeliveryResult:
-        """POST it to the address of its signal."""
-        import httpx  # a tenth of a second that only those pay who pass on
+        """Send a request with POST to the URL of its signal."""
+        import httpx  # its import takes a tenth of a second, which only forwarding needs
 
         if self._client is None:
             timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
@@ -159,7 +166,6 @@ class ForwardTransport:
         return gzip.compress(letter.body, 1, mtime=0), {**headers, "content-encoding": "gzip"}
 
     def close(self) -> None:
-        """End the connection."""
         if self._client is not None:
             self._client.close()
 
@@ -187,7 +193,7 @@ def _read_bounded(response: httpx.Response) -> bytes:
 
 
 def _count_rejected(letter: Envelope, answer: bytes) -> int:
-    """How many items an answer says were refused; 0 where it says nothing that can be read."""
+    """Return the number of rejected items in a partial success; 0 if the response has none or is unreadable."""
     signal: Any = _SIGNALS_BY_NAME[letter.signal]
     try:
         if letter.json:
@@ -195,5 +201,5 @@ def _count_rejected(letter: Envelope, answer: bytes) -> int:
             field = first + "".join(map(str.capitalize, others))
             return max(0, int(msgspec.json.decode(answer)["partialSuccess"][field]))
         return max(0, int(getattr(signal.response.FromString(answer).partial_success, signal.refused_field)))
-    except Exception:  # a proxy's page, or anything else that a target thinks of
+    except Exception:  # for example, an HTML page of a proxy
         return 0

@@ -18,15 +18,15 @@ from spanwise.collector.ingest import ItemRefused, Request
 from spanwise.collector.prometheus_metrics import Metrics
 from spanwise.collector.records import Feedback, OpenRun, Run
 
-MAX_HOPS = 8  # collectors in a row, each before the other
-SHUTDOWN_TIMEOUT = 5.0  # seconds that the end waits for requests under way
+MAX_HOPS = 8  # maximum length of a chain of collectors
+SHUTDOWN_TIMEOUT = 5.0  # seconds to wait at shutdown for requests in progress
 
 
 class Forwarder:
-    """Passes requests on as they came, once the store has them: first to the disk, in `folder`, then to each target.
+    """Sink that forwards received requests unchanged to every target, after the store has committed them.
 
-    It marks what it passes on, so that what comes back to it goes no further. Senders' headers, and with them their
-    keys, are not among what it keeps.
+    A request is first spooled to disk in `folder`. The forwarder adds its mark to each request, and forwards none
+    that already has it, which prevents loops. It keeps no headers of senders, so it keeps no API keys.
     """
 
     def __init__(
@@ -36,28 +36,31 @@ class Forwarder:
         most_bytes: int = MAX_QUEUE_BYTES,
         longest_pause: float = MAX_RETRY_PAUSE,
     ) -> None:
-        """`most_bytes` of one target wait on disk; it is tried again after `longest_pause` seconds at most."""
+        """Create the forwarder.
+
+        The queue of one target holds up to `most_bytes`; retries pause up to `longest_pause` seconds.
+        """
         self.targets, self._folder, self._bounds = tuple(targets), folder, (most_bytes, longest_pause)
         self._mark = secrets.token_hex(8)
         self._outboxes: list[ForwardQueue] = []
         self._metrics = Metrics()
 
     def begin(self, metrics: Metrics) -> None:
-        """Make room for each target, count in the server's numbers, and send what is left from before."""
+        """Create the queues, register their metrics, and send requests that are left from an earlier run."""
         self._metrics = metrics
-        with suppress(OSError):  # each outbox tries again, and says why not
+        with suppress(OSError):  # each queue tries again and reports the error
             self._folder.mkdir(0o700, parents=True, exist_ok=True)
         self._outboxes = [ForwardQueue(target, self._folder, metrics, *self._bounds) for target in self.targets]
         for outbox in self._outboxes:
             outbox.start()
 
     def left(self) -> list[str]:
-        """Folders in which something waits that is for none of the targets."""
+        """Return the folders with waiting requests of targets that are no longer configured."""
         mine = {target.folder for target in self.targets}
         return sorted({path.parent.name for path in self._folder.glob("*/*.spool")} - mine)
 
     def close(self) -> None:
-        """Send no more; what waits stays on disk."""
+        """Stop sending; waiting requests stay on disk."""
         for outbox in self._outboxes:
             outbox.end()
         end = time.monotonic() + SHUTDOWN_TIMEOUT
@@ -65,7 +68,7 @@ class Forwarder:
             outbox.join(max(0.0, end - time.monotonic()))
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> tuple[ItemRefused, ...]:
-        """Pass a request on; never an error of its sender's."""
+        """Queue a request for every target. Refuses nothing: the sender is not responsible for failures."""
         if request.body and not self._has_been_here(request):
             try:
                 await asyncio.to_thread(self._put, request)
@@ -85,7 +88,7 @@ class Forwarder:
         whole = Envelope(request.signal.name, is_json, (*request.hops, self._mark), request.body)
         try:
             letter = whole.chosen(_make_selector(request.refused, is_json)) if request.refused else whole
-        except ValueError:  # what was refused cannot be told from the rest
+        except ValueError:  # refused items cannot be separated from the others
             return self._lose("project")
         if letter is not None:
             for outbox in self._outboxes:
@@ -98,7 +101,7 @@ class Forwarder:
 
 
 def _make_selector(refused: Sequence[Any], is_json: bool) -> Callable[[int, Any], bool]:
-    """All items but those that a key may not send: these spans, and log records of these traces."""
+    """Return a selector of all items except refused ones: these spans, and log records of these traces."""
     ids = {_find_ids(item) for item in refused}
 
     def choose(number: int, item: Any) -> bool:
@@ -112,7 +115,7 @@ def _make_selector(refused: Sequence[Any], is_json: bool) -> Callable[[int, Any]
 
 
 def _find_ids(item: Any) -> tuple[str, str]:
-    """Trace and span of an item; without a span, where a record may name it otherwise than by its own fields."""
+    """Return trace id and span id of an item; no span id for records that may name their span in attributes."""
     if isinstance(item, Run):
         return item.trace_id, item.span_id
     if isinstance(item, Feedback):

@@ -34,19 +34,23 @@ from spanwise.collector.security.authentication import Refusal
 from spanwise.collector.security.authorization import Access
 
 Metadata = tuple[tuple[str, str | bytes], ...]
-MAX_CALLS = 1000  # at the same time, whatever each is at
+MAX_CALLS = 1000  # concurrent calls, in any state
 METHOD_PATH = "/opentelemetry.proto.collector.{name}.v1.{title}Service/Export"
 SERVICE_TITLES = {"traces": "Trace", "logs": "Logs", "metrics": "Metrics"}
 PROTO_PACKAGES = {"traces": "trace", "logs": "logs", "metrics": "metrics"}
 STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
-STATUS_DETAILS_KEY = "grpc-status-details-bin"  # where gRPC has a google.rpc.Status
+STATUS_DETAILS_KEY = "grpc-status-details-bin"  # gRPC's metadata key for a google.rpc.Status
 RETRY_INFO_KEY = (
-    "google.rpc.retryinfo-bin"  # and where OpenTelemetry's exporter for Python looks for when to come again
+    "google.rpc.retryinfo-bin"  # the key at which OpenTelemetry's Python exporter looks for the retry delay
 )
 
 
 class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
-    """OTLP's three services. Their calls are unary; as streams here, so that the message waits for the key."""
+    """OTLP's three export services.
+
+    Their calls are unary. Here they are registered as streams, so that the server checks the key before it reads the
+    message.
+    """
 
     def __init__(self, receiver: Receiver, door: Authenticator, metrics: Metrics) -> None:
         self._receiver, self._door, self._metrics = receiver, door, metrics
@@ -60,7 +64,7 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         }
 
     def service(self, details: Any) -> Any:
-        """What answers a method; None for one that is not there."""
+        """Return the handler of a method; None for an unknown method."""
         return self._handlers.get(details.method)
 
     async def _call(self, signal: Any, _: Any, context: Any) -> bytes:
@@ -92,7 +96,7 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         return answer
 
     async def _access(self, metadata: Metadata, address: str) -> Access:
-        """What its sender may have. Raises `_Closed`."""
+        """Return the permissions of the sender. Raises `_AccessDenied`."""
         if not self._door.locked and (elsewhere := check_forwarded(metadata)):
             raise _AccessDenied(elsewhere)
         found = await self._door.admit(metadata, address, lambda: "ingest")
@@ -101,14 +105,14 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         return found
 
     async def _taken(self, signal: Any, context: Any, metadata: Metadata, access: Access) -> bytes:
-        """The answer to a message that has been kept."""
+        """Decode and store a message; return the encoded response."""
         receiver = self._receiver
         body = RequestBody(receiver.pending, receiver.limits)
         try:
             marks = hops_of(next((str(value) for name, value in metadata if name == HOPS_HEADER.decode()), ""))
             content = await self._reads(partial(_read_message, context, body))
             request = Request(signal, signal.protobuf, content, access.project, marks, admit=body.grow)
-            del content  # the request lets go of it
+            del content  # so that the request can free it
             decoded = await receiver.intake.take(request)
         finally:
             body.release()
@@ -119,11 +123,11 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
 
 
 class _AlreadyAnswered(Exception):
-    """gRPC has answered already: the message is larger than may be."""
+    """Internal signal: gRPC itself has answered, because the message is too large."""
 
 
 class _AccessDenied(Exception):
-    """The door is."""
+    """Internal signal: the authenticator refused the call."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -135,7 +139,7 @@ def _make_handler(call: Callable[..., Any]) -> Any:
 
 
 async def _abort(context: Any, code: int, message: str, retry_after: float | None) -> NoReturn:
-    """End a call with an error, which says when to come again if that helps."""
+    """End a call with an error, with the delay before a retry if a retry can help."""
     metadata: tuple[tuple[str, bytes], ...] = ()
     if retry_after is not None:
         delay = Duration()
@@ -148,11 +152,11 @@ async def _abort(context: Any, code: int, message: str, retry_after: float | Non
     raise AssertionError("`abort` raises")
 
 
-MAX_ERROR_CHARS = 2000  # characters of an error's message: it travels in a header
+MAX_ERROR_CHARS = 2000  # because the message is sent in a header
 
 
 async def _read_message(context: Any, body: RequestBody) -> bytes:
-    """The message, inflated and counted: before it is, no other one is read in its place."""
+    """Return the message, decompressed and counted. The read slot stays occupied until then."""
     message = await context.read()
     if not isinstance(message, bytes):
         raise PermanentError("malformed", "the call has no message") if context.peer() else _AlreadyAnswered
@@ -160,9 +164,9 @@ async def _read_message(context: Any, body: RequestBody) -> bytes:
 
 
 def _detect_encoding(message: bytes) -> dict[bytes, bytes]:
-    """How a message is compressed, by its first bytes: gRPC keeps to itself what its sender said.
+    """Return the compression of a message from its first bytes, because gRPC does not expose the sender's header.
 
-    No request begins so: its fields have numbers from 1 to 3, or at least no type 7 of a field 3, and no field 15.
+    No valid request starts with these bytes: its fields have the numbers 1 to 3, never wire type 7 or field 15.
     """
     if message[:2] == b"\x1f\x8b":
         return {b"content-encoding": b"gzip"}
@@ -179,25 +183,25 @@ def _make_receive(message: bytes) -> Any:
 
 
 def _parse_peer(peer: str) -> str:
-    """Of `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711` the address."""
+    """Return the address in `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
     return strip_brackets(unquote(peer.partition(":")[2]).rpartition(":")[0])
 
 
 T = TypeVar("T")
 MAX_CONCURRENT_READS = 6
-READ_TIMEOUT = 60.0  # for one
-QUEUE_TIMEOUT = 2.0  # that one has before it makes room for another
+READ_TIMEOUT = 60.0  # for one message
+QUEUE_TIMEOUT = 2.0  # a read that is older than this may be cut off for another
 
 
 class ReadLimiter:
-    """Reads messages; where there are as many as may be, who has been read longest makes room for who comes new."""
+    """Limit of concurrent reads of messages; at the limit, a new one replaces the one that has taken longest."""
 
     def __init__(self, most: int = MAX_CONCURRENT_READS) -> None:
         self._free = asyncio.Semaphore(most)
         self._under_way: dict[asyncio.Timeout, float] = {}
 
     async def __call__(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What is read. Raises `Retryable`: it did not come in time, or there is no room for it."""
+        """Run `read` and return its result. Raises `RetryableError` on a timeout, or if no slot becomes free."""
         await self._room()
         limit = asyncio.timeout(READ_TIMEOUT)
         try:
@@ -212,7 +216,7 @@ class ReadLimiter:
 
     async def _room(self) -> None:
         if not self._free.locked():
-            await self._free.acquire()  # at once
+            await self._free.acquire()  # does not block
             return
         try:
             async with asyncio.timeout(QUEUE_TIMEOUT):
@@ -227,7 +231,7 @@ class ReadLimiter:
             raise RetryableError("overload", "too many messages come at the same time") from None
 
     def _cut_off(self) -> None:
-        """End the reading that has taken longest, if that is long."""
+        """Cancel the read that has taken longest, unless it is recent."""
         now = asyncio.get_running_loop().time()
         oldest, since = min(self._under_way.items(), key=lambda one: one[1], default=(None, now))
         if oldest is not None and now - since >= QUEUE_TIMEOUT and not oldest.expired():

@@ -16,34 +16,34 @@ if TYPE_CHECKING:
     import grpc.aio
 
 
-DEFAULT_PORT = 4317  # where OpenTelemetry sends by gRPC when nobody tells it where
+DEFAULT_PORT = 4317  # OpenTelemetry's default port for gRPC
 MIB = 1024 * 1024
-MAX_MESSAGE_BYTES = 16 * MIB  # of a message as it is sent; OpenTelemetry's own collector takes 4
+MAX_MESSAGE_BYTES = 16 * MIB  # compressed size; OpenTelemetry's own collector accepts 4 MiB
 MAX_CONNECTIONS = 128
-MAX_STREAMS = 100  # of one connection
+MAX_STREAMS = 100  # per connection
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.so_reuseport", 0),  # else a second server would share the port, and take half of what comes
+    ("grpc.so_reuseport", 0),  # otherwise a second server would share the port and get half of the requests
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.per_message_decompression", 0),  # gRPC inflates to any size: that is ours to do, within bounds
-    ("grpc.http2.bdp_probe", 0),  # nor does it hold more than 64 KiB of a message that nobody reads yet
+    ("grpc.per_message_decompression", 0),  # gRPC decompresses to any size, so `export_services` does it within limits
+    ("grpc.http2.bdp_probe", 0),  # keeps gRPC from buffering more than 64 KiB of a message that is not read yet
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 64 * 1024),
     ("grpc.server_handshake_timeout_ms", 15_000),
-    ("grpc.max_connection_idle_ms", 60_000),  # a sender that comes back later connects anew
-    ("grpc.keepalive_time_ms", 60_000),  # who went away without a word is noticed
+    ("grpc.max_connection_idle_ms", 60_000),  # a sender that returns later reconnects
+    ("grpc.keepalive_time_ms", 60_000),  # detects clients that vanished without closing the connection
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # who asks more often is sent away
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # clients that ping more often are disconnected
     ("grpc.http2.max_ping_strikes", 2),
 )
 
 
 class GrpcListener:
-    """Serves what a receiver takes in, for those whom the door lets in. `port` 0 takes a free one.
+    """gRPC server of a receiver's OTLP services. `port` 0 selects a free one.
 
-    Raises `Refused` where that cannot be, unless it is not `required`: then `why` tells.
+    Raises `Refused` if it cannot start; if not `required`, sets `why` to the reason instead.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class GrpcListener:
 
     @property
     def address(self) -> str | None:
-        """Where it answers, as exporters want it told; None where it does not."""
+        """Return the URL for exporters; None while the server does not run."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return None if self._server is None else f"http://{_format_authority(host, self.port)}"
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Start to accept calls."""
         if self.why:
             return
         import grpc.aio
@@ -75,7 +75,7 @@ class GrpcListener:
         server.add_generic_rpc_handlers((ExportServices(self._receiver, self._door, self._metrics),))
         try:
             self.port = server.add_insecure_port(_format_authority(self.host, self.port))
-        except RuntimeError:  # somebody took it in the meantime
+        except RuntimeError:  # another process took the port in the meantime
             await server.stop(None)
             self._give_up(Refused(f"gRPC cannot bind to {self.host!r} port {self.port}"))
             return
@@ -83,7 +83,7 @@ class GrpcListener:
         self._server = server
 
     async def stop(self, grace: float) -> None:
-        """Take nothing new, and answer what is under way within so many seconds."""
+        """Refuse new calls, and complete those in progress within `grace` seconds."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace)
@@ -95,8 +95,8 @@ class GrpcListener:
 
 
 def _check_available(host: str, port: int) -> None:
-    """Raises `Refused` without grpcio, or where the port is somebody's. gRPC itself would print pages about that."""
-    # Its handlers of forks do not work beside a server, and say so on stderr at each one
+    """Raise `Refused` without grpcio, or if the port is in use; gRPC itself would print pages of log for that."""
+    # gRPC's fork handlers do not work in a process with a server, and report that on stderr at each fork.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         with require_extra("server", "OTLP over gRPC"):
@@ -114,7 +114,7 @@ def _check_available(host: str, port: int) -> None:
 
 
 def _make_bind_error(host: str, port: int, error: OSError) -> Refused:
-    if error.errno == 98:  # address in use
+    if error.errno == 98:  # EADDRINUSE
         who = store_connection.describe_port_holder(host, port)
         return Refused(f"port {port}, for gRPC, is held by {who}: stop it, or choose another with --grpc-port")
     return Refused(f"gRPC cannot bind to {host!r} port {port}: {error.strerror or error}")

@@ -20,16 +20,17 @@ from spanwise.collector.stores import Store
 
 T = TypeVar("T")
 FORMATS = ("otlp", "jsonl")
-RUNS_PER_LINE, TRACES_PER_BATCH = 500, 100  # at once; of one trace all of them
+RUNS_PER_LINE, TRACES_PER_BATCH = 500, 100  # spans per line, unless one trace has more, and traces per read
 UNLIMITED = 1_000_000
 
 
 def export_lines(store: Store, format: str, filter: Filter | None = None) -> Iterator[tuple[bytes, Counter[str]]]:
-    """Lines without their ends, and what each holds, by kind of record; "left out" for what the format has no room for.
+    """Yield lines without line ends, and the number of records in each by kind.
 
-    `otlp` has runs and feedback, `jsonl` every record: datasets with their versions, experiments, rules in force,
-    retention, queues and decisions, too. With a filter there are only the traces that pass and the feedback on them.
-    Keys, leases and budgets stay: they belong to one server.
+    The format `otlp` has runs and feedback; records that it cannot represent count as "left out". The format
+    `jsonl` has every record: also datasets with their versions, experiments, rules in force, retention, queues
+    and decisions. With a filter, the lines hold only the traces that pass and their feedback. Keys, leases and
+    budgets are not exported, because they belong to one server.
     """
     if format not in FORMATS:
         raise Refused(f"format {format!r} is none of {', '.join(FORMATS)}")
@@ -50,7 +51,10 @@ def export_lines(store: Store, format: str, filter: Filter | None = None) -> Ite
 
 
 def write_file(lines: Iterable[tuple[bytes, Counter[str]]], path: Path) -> Counter[str]:
-    """What a new file holds once it is whole: until then it has another name. Raises `Refused` if there is one."""
+    """Write lines to a new file and return the number of records by kind.
+
+    The file has a temporary name until it is complete. Raises `Refused` if `path` exists.
+    """
     if path.exists():
         raise Refused(f"there is a file {str(path)!r} already; name another one")
     part = path.with_name(path.name + ".part")
@@ -85,7 +89,7 @@ def _control_records(store: Store) -> Iterator[tuple[str, Any]]:
 
 
 def _list_all(what: str, ask: Callable[..., Sequence[Any]]) -> Sequence[Any]:
-    """All of a list that has no pages. Raises `Refused` where a server gives only the first of them."""
+    """Return a complete list that has no pages. Raises `Refused` if the server returns only its beginning."""
     try:
         return ask(limit=UNLIMITED)
     except Refused:
@@ -96,7 +100,7 @@ def _list_all(what: str, ask: Callable[..., Sequence[Any]]) -> Sequence[Any]:
 
 
 def _versions(store: Store, name: str) -> Iterator[dict[str, Any]]:
-    """Every version of a dataset, oldest first, as what it changes of the one before."""
+    """Yield every version of a dataset, oldest first, as changes from the previous one."""
     before: dict[str, Example] = {}
     for version in reversed(store.versions(name)):
         now = {example.id: example for example in store.examples(name, version.version)}
@@ -117,7 +121,7 @@ def _decisions(store: Store) -> Iterator[tuple[str, Any]]:
 
 
 def _runs(store: Store, filter: Filter | None) -> Iterator[list[Run]]:
-    """All runs of the traces that pass, by whole traces; evaluators' own traces too, where no filter is given."""
+    """Yield the runs of all traces that pass, by complete traces; without a filter, evaluators' own traces too."""
     summaries = store.each(filter)
     if filter is None:
         summaries = chain(summaries, store.each(kind=EVALUATOR_KIND))

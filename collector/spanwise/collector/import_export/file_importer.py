@@ -1,7 +1,7 @@
 """File importer: idempotent import of OTLP and JSON Lines in batches.
 
-Doing it again changes nothing. A line, or an item of one, that cannot be kept is counted and told, and the others are
-kept; what is kept is durable batch by batch, so that after a crash the same is done once more.
+Importing a file twice changes nothing. Lines or items that cannot be imported are counted and reported; the others
+are imported. Each batch is durable once it is written; after a crash, import the file again.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from spanwise.collector.records import Dataset, Example, Experiment, Feedback, Q
 from spanwise.collector.stores import Store
 
 T = TypeVar("T")
-MAX_LINE_BYTES = 512 * 1024 * 1024  # bytes of a line
-BATCH_ITEMS = 500  # items in one write
-BATCH_BYTES = 8_000_000  # about so many bytes of lines wait for it
-MAX_REASONS = 20  # reasons that are kept in words
-MAX_ATTEMPTS = 60  # times that a store is asked again that cannot take anything now
+MAX_LINE_BYTES = 512 * 1024 * 1024  # maximum length of a line
+BATCH_ITEMS = 500  # items per write
+BATCH_BYTES = 8_000_000  # approximate size of the lines that wait for a write
+MAX_REASONS = 20  # reasons that the result lists as text
+MAX_ATTEMPTS = 60  # attempts of a write while the store is unavailable
 
 
 @dataclass(slots=True)
 class ImportResult:
-    """What came of a file: items that were kept, by kind, those left out on purpose, and those that cannot be kept."""
+    """Result of an import: number of imported items by kind, items left out on purpose, and items that are invalid."""
 
     kept: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     bad: int = 0
-    reasons: list[str] = field(default_factory=list)  # the first of them
+    reasons: list[str] = field(default_factory=list)  # the first `MAX_REASONS`
 
     def refuse(self, line: int, reason: str, count: int = 1) -> None:
-        """Count what cannot be kept."""
+        """Count invalid items of a line."""
         self.bad += count
         if len(self.reasons) < MAX_REASONS:
             self.reasons.append(f"line {line}: {reason[:500]}")
 
 
 class DatasetVersion(msgspec.Struct):
-    """A version of a dataset, as what it changes of the one before."""
+    """Version of a dataset, as changes from the previous one."""
 
     dataset: Dataset
     examples: list[Example] = []
@@ -65,13 +65,14 @@ RECORD_TYPES: Mapping[str, Any] = {
     "retention": Retention,
     "queue item": QueueItem,
 }
-SKIPPED_RECORDS = frozenset(
-    ("decision",)
-)  # it belongs to the claims, and to the feed, of the store that it was made in
+SKIPPED_RECORDS = frozenset(("decision",))  # a decision refers to leases and the change feed of its original store
 
 
 def import_file(store: Store, file: BinaryIO, *, told: Callable[[ImportResult], None] = lambda _: None) -> ImportResult:
-    """Keep what a file's lines say; `told` is called after each write. Raises `Unavailable` if the store stays away."""
+    """Import a file and report the progress to a callback after each write.
+
+    Raises `Unavailable` if the store stays unavailable.
+    """
     return _FileImport(store, told).run(file)
 
 
@@ -140,7 +141,7 @@ class _FileImport:
             if isinstance(item, Feedback):
                 self._feedback.append((number, item))
             elif isinstance(item, Amendment):
-                self._flush()  # the run may be among those that wait
+                self._flush()  # its run may still be waiting
                 self._patiently(partial(self.store.add_amendments, [item]))
                 self.taken.kept["amendment"] += 1
             else:
@@ -161,7 +162,7 @@ class _FileImport:
             self.told(self.taken)
 
     def _keep(self, kind: str, items: Sequence[tuple[int, T]], write: Callable[[list[T]], object]) -> None:
-        """All of them; one by one where some of them are refused."""
+        """Write the items; if the store refuses them, split them until only invalid ones are left."""
         if not items:
             return
         try:
@@ -189,7 +190,7 @@ class _FileImport:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Lines, None for one that is too long to be read."""
+    """Yield lines; None for one that is too long."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line
@@ -200,7 +201,7 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _save_version(store: Store, version: DatasetVersion) -> None:
-    """The next version of a dataset, if it is the next."""
+    """Save a version of a dataset, unless the store has it or a later one."""
     given = version.dataset
     there = next((one.version for one in store.datasets() if one.name == given.name), 0)
     if there >= given.version:

@@ -1,7 +1,7 @@
 """OTLP JSON encoding of runs and feedback that decodes to equal records.
 
-What the names cannot say, or would say otherwise when read again, stands beside them in one attribute (`EXACT`), as
-JSON of the fields that would differ. Whoever does not know it has a span like any other.
+The decoder may lose or change some fields of a record. The attribute `EXACT_ATTRIBUTE` holds these fields as JSON.
+Other products can ignore it and read an ordinary span.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spanwise.tracer import attribute_names as names
 
 
 def encode_value(plain: JSON) -> dict[str, Any]:
-    """An `AnyValue`; what JSON has no number for, or 64 bits no room, is a text."""
+    """Encode an `AnyValue`; non-finite numbers, and integers beyond 64 bits, become texts."""
     match plain:
         case None:
             return {}
@@ -50,15 +50,15 @@ def encode_value(plain: JSON) -> dict[str, Any]:
 
 
 def encode_attributes(plain: Mapping[str, JSON]) -> list[dict[str, Any]]:
-    """A list of `KeyValue`."""
+    """Encode a list of `KeyValue`."""
     return [{"key": str(name), "value": encode_value(given)} for name, given in plain.items()]
 
 
-SpanKey = tuple[str, str]  # ids of a trace and a span
+SpanKey = tuple[str, str]  # trace id and span id
 EXACT_ATTRIBUTE = "spanwise.exact"
 FILE_LIMITS = Limits(
     spans=10**9, values=10**9, value_bytes=2**31, attributes=10**6
-)  # of a file that its owner takes in
+)  # no limits, because users import their own files
 _ID_FIELDS = ("trace_id", "span_id", "parent_id")
 
 
@@ -79,13 +79,14 @@ SPAN_CODEC: Codec[Run] = json_decoder.make_codec(
 
 
 def encode_runs(runs: Sequence[Run]) -> tuple[bytes, list[Run]]:
-    """An `ExportTraceServiceRequest` as JSON, without those whose ids OpenTelemetry has no room for; these."""
+    """Encode an `ExportTraceServiceRequest` as JSON; also return the runs whose ids OTLP does not allow."""
     spans = {_span_key(run): _encode_span(run) for run in runs}
     found = _decode_spans(runs, spans)
     inexact = [run for run in runs if found.get(_span_key(run)) != run]
     for run in inexact:
         place = _span_key(run)
-        if place not in found:  # too deep, say, for any collector: its fields alone, then
+        # cannot be decoded, for example if it is nested too deep: encode only the minimal fields
+        if place not in found:
             spans[place] = _encode_minimal_span(run)
         fields = _differing_fields(run, found.get(place))
         spans[place]["attributes"] += encode_attributes({EXACT_ATTRIBUTE: record_encoding.encode(fields).decode()})
@@ -99,7 +100,7 @@ def _span_key(run: Run) -> SpanKey:
 
 
 def _decode_spans(runs: Iterable[Run], spans: Mapping[SpanKey, Any]) -> dict[SpanKey, Run]:
-    """What is read of the spans."""
+    """Return the runs that the decoder reads from these spans."""
     return {_span_key(run): run for run in decode(SPAN_CODEC, _encode_trace_request(runs, spans), FILE_LIMITS).items}
 
 
@@ -130,7 +131,10 @@ def _encode_minimal_span(run: Run) -> dict[str, Any]:
 
 
 def _status_code(run: Run) -> int:
-    """Return OTLP's code; a cancellation is told by its attribute, or by an exception beside the code for errors."""
+    """Return OTLP's status code.
+
+    A cancelled run is marked by an attribute (code 0), or by an exception event (code 2).
+    """
     if run.status != "cancelled":
         return STATUSES.index(run.status)
     return 0 if names.CANCELLED in run.attributes else 2
@@ -158,7 +162,7 @@ def _encode_span(run: Run) -> dict[str, Any]:
 
 
 def _standard_attributes(run: Run) -> dict[str, JSON]:
-    """The fields of a run under the names of OpenInference, of OpenTelemetry GenAI, and our own."""
+    """Return the fields of a run under the names of OpenInference, OpenTelemetry GenAI and Spanwise."""
     usage = run.usage
     said: dict[str, JSON] = {
         names.KIND: None if run.kind == "unknown" else run.kind.upper(),
@@ -209,7 +213,7 @@ EVENT_CODEC: Codec[LogItem] = json_decoder.make_codec(
 
 
 def encode_feedback(feedback: Sequence[Feedback]) -> bytes:
-    """An `ExportLogsServiceRequest` as JSON."""
+    """Encode an `ExportLogsServiceRequest` as JSON."""
     records = [_encode_log_record(one) for one in feedback]
     for one, record in zip(feedback, records, strict=True):
         if decode(EVENT_CODEC, _encode_log_request([record]), FILE_LIMITS).items != [one]:

@@ -1,7 +1,8 @@
-"""Pool of decode worker processes, as the server sees it: start, dispatch, timeouts, restart after a crash.
+"""Pool of decode worker processes in the server: start, dispatch, timeouts, restart after a crash.
 
-asyncio's own calls on sockets wait for each part of a message by itself, and register with the loop each time: a
-request of 20 spans and its answer cost the loop 270 us with them and 140 with this, one of 100 spans 440 and 300.
+The module handles its sockets with loop callbacks, because asyncio's own socket calls wait for each part of a message
+separately and register with the loop each time. For a request of 20 spans and its reply they cost the loop 270 µs,
+these callbacks 140 µs; for 100 spans 440 µs and 300 µs.
 """
 
 from __future__ import annotations
@@ -46,31 +47,28 @@ from spanwise.collector.stores import RowStore, Store
 T = TypeVar("T")
 log = logging.getLogger("spanwise.collector")
 
-MIN_BODY_BYTES = (
-    16 * 1024
-)  # bytes of a body, below which it is not handed over: with 8 KB each that costs 1.4 times the CPU
-MAX_REQUESTS_PER_WORKER = (
-    4  # requests under way in one process: as many as are on their way while it is at one, or it waits for the loop
-)
-BUSY_SECONDS = 0.2  # seconds of decoding within one, from which on the server's own process is helped
-IDLE_CHECK_SECONDS = 10.0  # seconds, after which it is asked again whether a process has enough to do
-MIN_CPU_SHARE = 0.05  # of that time: less is done without it
-LARGE_BODY_NICE = 5  # of nice(2), for large bodies
-LARGE_BODY_TIMEOUT_FACTOR = 8  # times as long as others a large body may take, as much else goes first
-RESTART_PAUSE, MAX_RESTART_PAUSE = 1.0, 60.0  # seconds without a process after one has died, doubled each time
+MIN_BODY_BYTES = 16 * 1024  # smaller bodies are decoded here: at 8 KB each, a worker costs 1.4 times the CPU
+MAX_REQUESTS_PER_WORKER = 4  # enough for one in progress and those in transit, or waiting for the event loop
+BUSY_SECONDS = 0.2  # seconds of decoding within one second, from which a worker is started
+IDLE_CHECK_SECONDS = 10.0  # interval of the check for idle workers
+MIN_CPU_SHARE = 0.05  # of that interval: a worker that uses less CPU is stopped
+LARGE_BODY_NICE = 5  # nice(2) value of the process for large bodies
+LARGE_BODY_TIMEOUT_FACTOR = 8  # large bodies may take longer by this factor, because other work has priority
+RESTART_PAUSE, MAX_RESTART_PAUSE = 1.0, 60.0  # pause after a worker has died, doubled each time
 MAX_DECODERS = 16
-MAX_DEATHS_PER_BODY = 3  # deaths over the same body, after which it is not tried again for a while
+MAX_DEATHS_PER_BODY = 3  # worker deaths on one body, after which it is refused for a while
 
 
 def default_decoder_count() -> int:
-    """How many processes help on this machine: two on four cores or more, one on two, none on fewer, where it would
-    take from the server what it gives.
+    """Return the default number of workers on this machine: two on four cores or more, one on two, otherwise none.
+
+    With fewer cores a worker would take away from the server as much CPU as it saves.
     """
     return min(2, int(_count_cores() / 2))
 
 
 def _count_cores() -> float:
-    """Cores that this process may use, by affinity and by its control group."""
+    """Return the cores that this process may use, by CPU affinity and by its control group."""
     cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -79,44 +77,44 @@ def _count_cores() -> float:
 
 
 class WorkerPool:
-    """Processes of one kind, `most` of them."""
+    """Up to `most` worker processes of one kind."""
 
     def __init__(self, most: int, start: WorkerSettings, metrics: Metrics, idle: float = IDLE_CHECK_SECONDS) -> None:
-        """`idle` seconds are between looks whether there is enough to do."""
+        """Create an empty pool; every `idle` seconds it checks for idle workers."""
         self._most, self._start, self._metrics, self._idle = most, start, metrics, idle
         self._processes: list[WorkerProcess] = []
-        self._deaths, self._again = 0, 0.0  # in a row; when the next may start
+        self._deaths, self._again = 0, 0.0  # consecutive deaths; earliest time of the next start
         self.bodies = SuspectBodies()
 
     def __len__(self) -> int:
         return len(self._processes)
 
     def free(self) -> WorkerProcess | None:
-        """The least busy that is ready for a request; None if none is."""
+        """Return the least busy worker that is ready for a request; None if there is none."""
         found = [one for one in self._processes if one.is_ready and one.waiting < MAX_REQUESTS_PER_WORKER]
         return min(found, key=lambda one: one.waiting, default=None)
 
     def any(self) -> WorkerProcess | None:
-        """One, which perhaps is yet to start; None if there can be none now."""
+        """Return a worker that may still be starting; None if none can run now."""
         if not self._processes:
             self.grow()
         return self._processes[0] if self._processes else None
 
     def grow(self) -> None:
-        """Start one more, if there may be one."""
+        """Start one more worker, within the limits."""
         starting = any(not one.is_ready for one in self._processes)
         if starting or len(self._processes) >= self._most or time.monotonic() < self._again:
             return
         try:
             process = WorkerProcess(self._start._replace(prices=export_prices()), self._died)
-        except Exception as error:  # whatever it is: this process can do without
+        except Exception as error:  # any failure: the server can decode without workers
             self._failed(f"no process for decoding can be started: {error}")
             return
         self._processes.append(process)
         asyncio.get_running_loop().call_later(self._idle, self._look, process, 0.0)
 
     def close(self) -> None:
-        """End all, and wait for them."""
+        """Stop all workers and wait for them."""
         processes, self._processes, self._most = self._processes, [], 0
         for process in processes:
             process.end()
@@ -124,7 +122,7 @@ class WorkerPool:
             process.wait(RESTART_PAUSE)
 
     def _look(self, process: WorkerProcess, before: float) -> None:
-        """End a process that hardly had to do of late."""
+        """Stop a worker that has been nearly idle since the last check."""
         if process not in self._processes:
             return
         if process.is_ready and not process.waiting and process.cpu - before <= self._enough():
@@ -155,18 +153,18 @@ class WorkerPool:
 
 
 class SuspectBodies:
-    """Bodies over which processes have died: they may be why, and this process is not to die over them, too."""
+    """Request bodies on which workers died. The server must not decode them itself, because they may be the cause."""
 
     def __init__(self) -> None:
-        self._deaths: dict[int, tuple[int, float]] = {}  # by their marks: how many, the last when
+        self._deaths: dict[int, tuple[int, float]] = {}  # fingerprint → number of deaths, time of the last one
 
     def ended(self, mark: int) -> None:
-        """Note that a process died over the body of this mark."""
+        """Record that a worker died on the body with this fingerprint."""
         self._deaths = {key: one for key, one in self._deaths.items() if time.monotonic() - one[1] < MAX_RESTART_PAUSE}
         self._deaths[mark] = self._deaths.get(mark, (0, 0.0))[0] + 1, time.monotonic()
 
     def check(self, body: bytes) -> bool:
-        """Whether a process died over it lately. Raises `Retryable` if that happened often."""
+        """Return whether a worker recently died on this body. Raises `RetryableError` if that happened often."""
         count, last = self._deaths.get(fingerprint_body(body), (0, 0.0)) if self._deaths else (0, 0.0)
         left = MAX_RESTART_PAUSE - (time.monotonic() - last)
         if count >= MAX_DEATHS_PER_BODY and left > 0:
@@ -176,7 +174,7 @@ class SuspectBodies:
 
 
 class DecodePool:
-    """The processes of one server: `most` for usual requests, and one of low priority for large ones."""
+    """Workers of one server: up to `most` for normal requests, and one with low priority for large ones."""
 
     def __init__(self, most: int, store: Store, beside: Offloader, metrics: Metrics, limits: Limits) -> None:
         self._takes_rows = store if isinstance(store, RowStore) else None
@@ -190,13 +188,16 @@ class DecodePool:
             limits, encode, LARGE_BODY_NICE, seconds, LARGE_BODY_TIMEOUT_FACTOR * seconds, memory, {}
         )
         self._usual = WorkerPool(most if encode else 0, usual, metrics)
-        self._polite = WorkerPool(1 if most else 0, polite, metrics)  # the lanes let one large and one huge body in
+        # the lanes admit one large and one huge body at a time
+        self._polite = WorkerPool(1 if most else 0, polite, metrics)
         self._pools = (self._usual, self._polite)
         metrics.gauge("spanwise_decoders", lambda: sum(map(len, self._pools)))
 
     async def __call__(self, request: Request[T], *, keep: bool = True) -> DecodedRequest[T] | None:
-        """What came of a request; None if it is to be decoded here. Raises `Permanent` or `Retryable`. Unless its bytes
-        are to be kept it has none from when a process has them: they are not in memory twice.
+        """Decode a request in a worker; return None if the server is to decode it itself.
+
+        Unless `keep` is set, the request loses its body once a worker has it, so that it is not in memory twice.
+        Raises `PermanentError` or `RetryableError`.
         """
         size, rows = len(request.body), self._takes_rows is not None and request.project is None
         pool = self._usual if size < LARGE_BODY_BYTES else self._polite
@@ -221,7 +222,7 @@ class DecodePool:
         return await self._decoded(answer, pieces, rows)
 
     def worked(self, seconds: float, size: int = MIN_BODY_BYTES) -> None:
-        """Told of decoding a body of so many bytes in this process: when it is much, help is called, if that helps."""
+        """Record the time of decoding a body of `size` bytes in this process; start a worker if it adds up."""
         now = time.monotonic()
         if now - self._began > 1.0:
             self._began, self._spent = now, 0.0
@@ -231,7 +232,7 @@ class DecodePool:
             self._usual.grow()
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the workers."""
         for pool in self._pools:
             pool.close()
 
@@ -251,7 +252,7 @@ class DecodePool:
         return decoded
 
     def _tell(self, lines: Sequence[str]) -> None:
-        """Once in this process, as what it logs itself."""
+        """Log the lines of a worker, each of them once per server process."""
         for line in lines:
             if line not in self._told and len(self._told) < 1000:
                 self._told.add(line)
@@ -259,39 +260,40 @@ class DecodePool:
 
 
 def _find_codec_index(request: Request[Any]) -> int | None:
-    """Which codec is asked for; None for one that no other process knows."""
+    """Return the index of the request's codec; None for a codec that workers do not know."""
     return next((place for place, one in enumerate(CODECS) if one is request.codec), None)
 
 
 WORKER_MODULE = "spanwise.collector.ingest.decode_worker"
-EXIT_TIMEOUT = 5.0  # seconds until a process that has closed its socket must be gone
-SOCKET_BUFFER_BYTES = (
-    1024 * 1024
-)  # bytes in the socket: several usual requests, so that nobody waits until one has been read
-FINGERPRINT_BYTES = 4 * 1024  # bytes of a body at either end by which it is known again
-START_TIMEOUT = 60.0  # seconds until it must be ready, on a machine that has much else to do
+EXIT_TIMEOUT = 5.0  # for a process to exit after its socket was closed
+SOCKET_BUFFER_BYTES = 1024 * 1024  # room for several normal requests, so that sending does not wait for the reader
+FINGERPRINT_BYTES = 4 * 1024  # at either end of a body, for its fingerprint
+START_TIMEOUT = 60.0  # until a worker must be ready, even on a busy machine
 
 
 class DecodeJob(NamedTuple):
-    """A request under way in a process, and whoever waits for what comes of it."""
+    """Request in progress in a worker, and the future of its reply."""
 
-    mark: int  # of its body, which is let go of once it is sent
+    mark: int  # fingerprint of the body, which is freed after sending
     done: asyncio.Future[tuple[WorkerReply, list[bytearray]]]
 
 
 def fingerprint_body(body: bytes) -> int:
-    """By which a body is known again: of a large one its ends tell, as all of it takes a while to go through."""
+    """Return a hash of a body's length and ends, because hashing all of a large body takes long."""
     return hash((len(body), body[:FINGERPRINT_BYTES], body[-FINGERPRINT_BYTES:]))
 
 
 class WorkerProcess:
-    """Answers requests in the order in which they are asked. Belongs to the loop in which it was made."""
+    """Worker process that answers requests in order. It is bound to the event loop in which it was created."""
 
     def __init__(self, start: WorkerSettings, died: Callable[[WorkerProcess, str, DecodeJob | None], object]) -> None:
-        """`died` is told how it ended on its own, and what it was at. Raises `OSError`: there can be no process."""
+        """Start the process. If it dies on its own, `died` is called with the cause and the request it worked on.
+
+        Raises `OSError` if no process can be started.
+        """
         self._loop, self._died, self._seconds = asyncio.get_running_loop(), died, start.patience
         self.ready: asyncio.Future[None] = self._loop.create_future()
-        self.cpu = 0.0  # seconds, of all requests
+        self.cpu = 0.0  # CPU seconds of all requests
         self._jobs: deque[DecodeJob] = deque()
         self._encode = start.encode
         ours, theirs = socket.socketpair()
@@ -299,7 +301,7 @@ class WorkerProcess:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self._popen = _start_process(theirs)
-            if start.nice:  # from here, as importing is work, too
+            if start.nice:  # set by the server, so that the worker's imports have low priority too
                 os.setpriority(os.PRIO_PROCESS, self._popen.pid, start.nice)
             self._link = SocketLink(ours, self._reader(), self._failed)
         except BaseException:
@@ -315,21 +317,24 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """Return the process id."""
         return self._popen.pid
 
     @property
     def waiting(self) -> int:
-        """Requests that it has not answered yet."""
+        """Return the number of requests without a reply."""
         return len(self._jobs)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers by now."""
+        """Return whether the process has started."""
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     async def ask(self, codec: int, body: bytes, rows: bool) -> tuple[WorkerReply, list[bytearray]]:
-        """What came of a request, and its items in pieces. Raises `Retryable` if the process ends before."""
+        """Send a request; return the reply and its items in chunks.
+
+        Raises `RetryableError` if the process ends before it replies.
+        """
         job = DecodeJob(fingerprint_body(body), self._loop.create_future())
         if not self._jobs and self.is_ready:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
@@ -339,18 +344,18 @@ class WorkerProcess:
         return await job.done
 
     def use(self, encode: RowEncoder | None) -> None:
-        """Have the requests that are asked from now on encoded so."""
+        """Set the row encoder for later requests."""
         if encode is not self._encode:
             self._encode, told = encode, pickle.dumps(encode, pickle.HIGHEST_PROTOCOL)
             self._link.send(REQUEST_HEADER.pack(len(told), ENCODER_UPDATE, False), told)
 
     def end(self) -> None:
-        """Let it end, which is no fault of its own; from any thread once the loop has ended."""
+        """Stop the process without counting it as a failure. After the loop has ended, callable from any thread."""
         self._watch.cancel()
         self._link.close()
 
     def wait(self, seconds: float) -> int:
-        """Its exit status; killed if it takes longer."""
+        """Return the exit status; kill the process after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._popen.wait(seconds)
         self._popen.kill()
@@ -363,7 +368,7 @@ class WorkerProcess:
         if self._jobs:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
         while True:
-            self._answered((yield from self._answer()))  # of which nothing stays here: the next may be far off
+            self._answered((yield from self._answer()))  # no local name keeps the reply alive until the next one
 
     def _answer(self) -> Generator[int, bytearray, tuple[WorkerReply, list[bytearray]]]:
         [size] = LENGTH_PREFIX.unpack((yield LENGTH_PREFIX.size))
@@ -377,18 +382,18 @@ class WorkerProcess:
         self._watch.cancel()
         self.cpu += found[0].seconds
         job = self._jobs.popleft()
-        if not job.done.done():  # whoever asked may be gone
+        if not job.done.done():  # the caller may have been cancelled
             job.done.set_result(found)
         if self._jobs:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
 
     def _too_slow(self) -> None:
-        """End one that hangs, or is stopped; the reading side finds that it has ended."""
+        """Kill a process that hangs or is stopped; the reader then detects its end."""
         self._slow = True
         self._popen.kill()
 
     def _failed(self, error: Exception) -> None:
-        """It has ended, or says what nobody here knows: perhaps the package was replaced under the server."""
+        """Handle the end of the process, or an unknown message: the package may have been replaced under the server."""
         self._is_strange = not isinstance(error, (OSError, EOFError))
         self._ending = self._loop.create_task(self._ended())
 
@@ -405,7 +410,7 @@ class WorkerProcess:
         for future in [self.ready, *waiting]:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # that nobody waits for it is no mistake
+                future.exception()  # marks it as retrieved, because it is no error if no caller awaits it
 
 
 def _describe_exit(status: int) -> str:
@@ -417,8 +422,9 @@ def _describe_exit(status: int) -> str:
 
 
 def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """The same interpreter on the module alone: nothing of the program that serves is imported, or run again. What can
-    be imported here can be imported there.
+    """Start the same interpreter on the worker module alone, with the same import path.
+
+    The server's main program is neither imported nor run again.
     """
     if not sys.executable:
         raise FileNotFoundError("Python does not know its own executable")
@@ -427,30 +433,28 @@ def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment)
 
 
-READ_AHEAD_BYTES = (
-    256 * 1024
-)  # bytes that are read at once, for whatever they turn out to be; what is larger goes to its place
-MAX_SEND_PARTS = 16  # that are sent at once
+READ_AHEAD_BYTES = 256 * 1024  # size of one read; the parts of a larger message are read directly into its buffer
+MAX_SEND_PARTS = 16  # buffers per sendmsg call
 
-# Yields how many bytes it wants next, which it is sent
+# yields the number of bytes that it needs next, and receives them
 MessageReader: TypeAlias = Generator[int, bytearray, None]
 
 
 class SocketLink:
-    """Sends bytes, and feeds those that come to a reader. Belongs to the loop in which it was made."""
+    """Non-blocking socket that sends bytes and feeds received bytes to a reader, on the loop that created it."""
 
     def __init__(self, end: socket.socket, reader: MessageReader, failed: Callable[[Exception], object]) -> None:
-        """`failed` is told, once, why nothing is read any more: `EOFError`, or what the socket or the reader raised."""
+        """Start to read. When reading ends, `failed` is called once with `EOFError` or the error that ended it."""
         self._loop, self._socket, self._reader, self._failed = asyncio.get_running_loop(), end, reader, failed
         self._unsent: deque[memoryview] = deque()
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
         self._whole = bytearray(next(reader))
-        self._place = memoryview(self._whole)  # what is missing of it
+        self._place = memoryview(self._whole)  # unfilled part of `_whole`
         end.setblocking(False)
         self._loop.add_reader(end, self._readable)
 
     def send(self, *parts: bytes) -> None:
-        """Send these after all else. What cannot be sent any more is dropped, as the reading side finds why."""
+        """Queue bytes for sending. Once sending fails they are dropped, because the reader detects the cause."""
         idle = not self._unsent
         self._unsent += map(memoryview, parts)
         if idle:
@@ -459,7 +463,7 @@ class SocketLink:
                 self._loop.add_writer(self._socket, self._writable)
 
     def close(self) -> None:
-        """Neither send nor read any more; from any thread once the loop has ended."""
+        """Stop sending and reading. After the loop has ended, callable from any thread."""
         if self._socket.fileno() >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
@@ -472,7 +476,7 @@ class SocketLink:
             self._loop.remove_writer(self._socket)
 
     def _send(self) -> None:
-        """As much as there is room for."""
+        """Send as much as the socket accepts."""
         try:
             sent = self._socket.sendmsg([*islice(self._unsent, MAX_SEND_PARTS)])
         except BlockingIOError:
@@ -495,7 +499,10 @@ class SocketLink:
             self._failed(error)
 
     def _receive(self) -> None:
-        """All that there is, or of something large what there is of it. Raises `EOFError`, and what the reader does."""
+        """Read the available bytes; of a large message directly into its buffer.
+
+        Raises `EOFError`, and the reader's errors.
+        """
         large = len(self._place) > READ_AHEAD_BYTES
         into = self._place if large else self._ahead
         got = self._socket.recv_into(into)
@@ -512,6 +519,6 @@ class SocketLink:
 
     def _took(self, count: int) -> None:
         self._place = self._place[count:]
-        while not self._place:  # nothing may be wanted, too
+        while not self._place:  # the reader may also want zero bytes
             self._whole = bytearray(self._reader.send(self._whole))
             self._place = memoryview(self._whole)

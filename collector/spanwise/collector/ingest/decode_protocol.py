@@ -13,37 +13,35 @@ from spanwise.collector.ingest.otlp_signals import LOGS, METRICS, TRACES
 from spanwise.collector.ingest.request_decoder import DecodedRequest
 
 CODECS = tuple(codec for signal in (TRACES, LOGS, METRICS) for codec in (signal.protobuf, signal.json))
-REQUEST_HEADER = struct.Struct("<QB?")  # bytes of the body, which follows; place in `CODECS`; whether rows are wanted
-ENCODER_UPDATE = (
-    255  # in the place of a codec: the body is the encoder of all requests that follow, which is not answered
-)
-LENGTH_PREFIX = struct.Struct("<Q")  # bytes of what follows
+REQUEST_HEADER = struct.Struct("<QB?")  # size of the body that follows; index in `CODECS`; whether to return rows
+ENCODER_UPDATE = 255  # replaces the codec index: the body is the row encoder for later requests; no reply follows
+LENGTH_PREFIX = struct.Struct("<Q")  # size of the message that follows
 READY_BYTE = b"\x01"
 
 
-RowEncoder: TypeAlias = Callable[[Sequence[Any]], Any]  # runs → rows of the store, which `Rows` carry
+RowEncoder: TypeAlias = Callable[[Sequence[Any]], Any]  # runs → rows of the store, which `EncodedRows` carries
 
 
 class WorkerSettings(NamedTuple):
-    """What a process is told first."""
+    """First message to a worker process: limits and settings."""
 
     limits: Limits
     encode: RowEncoder | None
     nice: int
-    seconds: float  # of CPU for one request, after which the process ends itself
-    patience: float  # seconds after which the server ends it
-    memory: int  # bytes of data that it may have
-    prices: dict[Any, Any]  # of models, as far as the server knows them
+    seconds: float  # CPU time for one request, after which the process ends itself
+    patience: float  # wall time for one request, after which the server kills the process
+    memory: int  # limit of the data segment in bytes
+    prices: dict[Any, Any]  # of models, as the server knows them
 
 
 class WorkerReply(NamedTuple):
-    """What came of a request; its items follow in pieces, of the sizes told here."""
+    """Reply to one request; its items follow in chunks of the given `sizes`."""
 
-    decoded: DecodedRequest[Any] | None  # without its items
-    refused: tuple[str, str] | None  # reason and words of a `Permanent`
+    decoded: DecodedRequest[Any] | None  # with an empty list of items
+    refused: tuple[str, str] | None  # reason and message of a `PermanentError`
     sizes: list[int]
-    seconds: float  # of CPU
-    told: list[str]  # for the log
+    seconds: float  # CPU time
+    told: list[str]  # lines for the server's log
 
 
 @dataclass(slots=True)
@@ -53,6 +51,6 @@ class EncodedRows:
     pickled: bytes | bytearray
 
     def taken(self) -> Any:
-        """What the store's encoder made; to be asked for once, as it is let go here."""
+        """Return the unpickled rows. Callable once, because it frees the pickled bytes."""
         pickled, self.pickled = self.pickled, b""
         return pickle.loads(pickled)

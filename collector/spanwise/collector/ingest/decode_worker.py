@@ -1,6 +1,6 @@
 """Decode worker: main loop of a process that decodes requests for the server that started it.
 
-Its standard input is a socket to the server. It knows no loop: it reads a request, answers, reads the next.
+Its standard input is a socket to the server. The process has no event loop: it handles one request at a time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from spanwise.collector.ingest.ingest_errors import PermanentError
 from spanwise.collector.ingest.limits import BATCH_SIZE, HUGE_BODY_BYTES, LARGE_BODY_BYTES, release_free_memory
 from spanwise.collector.ingest.request_decoder import DecodedRequest, decode
 
-PDEATHSIG, M_MMAP_THRESHOLD = 1, -3  # of prctl(2) and mallopt(3)
-GC_THRESHOLD = 10_000  # objects made since, before Python looks for cycles, as in the server
+PDEATHSIG, M_MMAP_THRESHOLD = 1, -3  # constants of prctl(2) and mallopt(3)
+GC_THRESHOLD = 10_000  # new objects between runs of the cycle collector, as in the server
 NO_LIMIT = 0.0
 
 
@@ -50,7 +50,7 @@ def main() -> None:
         if codec == ENCODER_UPDATE:
             start = start._replace(encode=pickle.loads(body))
             continue
-        signal.setitimer(signal.ITIMER_PROF, start.seconds)  # whatever it is at then, even in C, the process ends
+        signal.setitimer(signal.ITIMER_PROF, start.seconds)  # the timer ends the process even inside C code
         answer, pieces = _decode_body(start, codec, body, rows, told)
         signal.setitimer(signal.ITIMER_PROF, NO_LIMIT)
         _send_reply(connection, answer, pieces)
@@ -63,7 +63,7 @@ def main() -> None:
 def _decode_body(
     start: WorkerSettings, codec: int, body: bytes, rows: bool, told: _LogCollector
 ) -> tuple[WorkerReply, list[bytes]]:
-    began = time.thread_time()  # that of the process lags while the timer runs
+    began = time.thread_time()  # the CPU time of the process lags while the timer runs
     pieces: list[bytes] = []
     decoded: DecodedRequest[Any] | None = None
     refused = None
@@ -74,9 +74,9 @@ def _decode_body(
     except PermanentError as error:
         refused = error.reason, str(error)
     except MemoryError:
-        decoded = None  # what it holds goes first
+        decoded = None  # free its items before anything else is allocated
         refused = "too_large", f"decoding this takes more than {start.memory:,} bytes: send less at once"
-    except Exception as error:  # the same bytes would meet it again
+    except Exception as error:  # a retry would fail on the same bytes again
         log_once("the collector failed on a request, which is refused", error)
         refused = "decoding", f"the collector failed on this request: {error!r:.200}"
     if refused is not None:
@@ -86,7 +86,7 @@ def _decode_body(
 
 
 def _pickle_items(items: list[Any], encode: Any, pieces: list[bytes]) -> None:
-    """Move items into pieces, some at a time, so that the whole is not here twice."""
+    """Move items into pickled chunks, batch by batch, so that all of them are never in memory twice."""
     items.reverse()
     while items:
         some = items[: -BATCH_SIZE - 1 : -1]
@@ -98,11 +98,11 @@ def _send_reply(connection: socket.socket, answer: WorkerReply, pieces: list[byt
     told = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
     parts = [LENGTH_PREFIX.pack(len(told)) + told, *pieces]
     if len(pieces) == 1 and len(pieces[0]) < LARGE_BODY_BYTES:
-        parts = [b"".join(parts)]  # the server wakes once
+        parts = [b"".join(parts)]  # a single send wakes the server once
     try:
         for part in parts:
             connection.sendall(part)
-    except OSError:  # the server is gone
+    except OSError:  # the server has exited
         os._exit(0)
 
 
@@ -111,7 +111,7 @@ def _receive_message(connection: socket.socket) -> bytes:
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; the process ends if they do not come, as then nobody waits for an answer."""
+    """Read `size` bytes. If the server has closed the socket, end the process."""
     received = b""
     while len(received) < size:
         try:
@@ -125,25 +125,25 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def _ignore_signals() -> None:
-    """Signals for all processes of a terminal or a service are the server's to act on; its end is this one's."""
+    """Ignore the signals that the server handles; the process ends when the server does."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere the closed socket must do
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not Linux: the closed socket ends the process
         ctypes.CDLL(None).prctl(PDEATHSIG, int(signal.SIGKILL))
 
 
 def _apply_settings(start: WorkerSettings) -> None:
     import_prices(start.prices)
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc only
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, HUGE_BODY_BYTES)
-    with contextlib.suppress(OSError, ValueError):  # it has less already
+    with contextlib.suppress(OSError, ValueError):  # the limit is lower already
         resource.setrlimit(resource.RLIMIT_DATA, (start.memory, resource.RLIM_INFINITY))
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
 
 
 class _LogCollector(logging.Handler):
-    """Keeps what is logged here, for the server's log."""
+    """Log handler that collects the lines of this process for the server's log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -153,11 +153,10 @@ class _LogCollector(logging.Handler):
         logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it, with its traceback."""
         self._lines.append(self.format(record))
 
     def taken(self) -> list[str]:
-        """What came since the last time."""
+        """Return the lines since the last call."""
         lines, self._lines = self._lines, []
         return lines
 

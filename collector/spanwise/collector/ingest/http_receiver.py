@@ -25,17 +25,17 @@ from spanwise.tracer import attribute_names as names
 T = TypeVar("T")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SIGNALS: tuple[Signal[Any], ...] = (TRACES, LOGS, METRICS)
-PATH_PREFIXES = ("/v1/", "/api/public/otel/v1/")  # the specification's, and Langfuse's, which its SDKs fix
+PATH_PREFIXES = ("/v1/", "/api/public/otel/v1/")  # the OTLP specification's, and Langfuse's, which its SDKs hard-code
 PATHS = {f"{root}{signal.name}{slash}": signal for root in PATH_PREFIXES for signal in SIGNALS for slash in ("", "/")}
-DESTINATIONS_HEADER, MAX_HEADER_BYTES = names.DESTINATIONS_HEADER.lower().encode(), 8_000  # bytes
+DESTINATIONS_HEADER, MAX_HEADER_BYTES = names.DESTINATIONS_HEADER.lower().encode(), 8_000  # size limit in bytes
 COLLECTOR_HEADER = (
     names.COLLECTOR_HEADER.lower().encode(),
     b"1",
-)  # to our tracer: what it says beside its spans is kept here
+)  # tells Spanwise's tracer that the server accepts side records
 
 
 class Receiver:
-    """ASGI applications by path, one for each signal; they answer 200 only when the store has kept everything."""
+    """ASGI applications by path, one for each signal. They answer 200 only after the store has committed all items."""
 
     def __init__(
         self,
@@ -45,7 +45,10 @@ class Receiver:
         keepers: Sequence[Sink] = (),
         decoders: int = 0,
     ) -> None:
-        """`keepers` get what the store has, afterwards. So many `decoders` at most help to decode."""
+        """Create the receiver. After the store, the sinks in `keepers` get the items too.
+
+        At most `decoders` worker processes help to decode.
+        """
         metrics, self.limits = metrics or Metrics(), limits or Limits()
         self.store = store
         self.beside, self.pending = Offloader(), PendingBytes(self.limits.pending_bytes)
@@ -56,20 +59,19 @@ class Receiver:
         self.routes: dict[str, SignalRoute[Any]] = {path: SignalRoute(self, signal) for path, signal in PATHS.items()}
 
     def close(self) -> None:
-        """End the threads for large bodies, and the processes. Call it when no more requests come."""
+        """Stop the threads for large bodies and the worker processes. Call it when no more requests arrive."""
         self.decoders.close()
         self.beside.close()
 
 
 class SignalRoute(Generic[T]):
-    """The ASGI application of one signal."""
+    """ASGI application of one signal."""
 
     def __init__(self, receiver: Receiver, signal: Signal[T]) -> None:
         self._receiver, self._signal = receiver, signal
         self._codecs = {responses.PROTOBUF_TYPE: signal.protobuf, responses.JSON_TYPE: signal.json}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         headers = dict(scope["headers"])
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         try:
@@ -77,7 +79,7 @@ class SignalRoute(Generic[T]):
             answer, extra = await self._taken(codec, content_type, headers, get_access(scope).project, receive)
         except RequestRefused as refused:
             await self._refuse(send, content_type, refused)
-        except asyncio.CancelledError:  # the server ends, and waits no longer: other errors nobody would send again
+        except asyncio.CancelledError:  # shutdown timed out; senders do not retry on other errors
             await self._refuse(send, content_type, RetryableError("ending", "the server ends: send it again"))
             raise
         except ClientDisconnected:
@@ -106,14 +108,14 @@ class SignalRoute(Generic[T]):
         project: str | None,
         receive: Receive,
     ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """The answer to a request that has been kept, encoded, and headers that go with it."""
+        """Decode and store a request; return the encoded response and additional headers."""
         receiver = self._receiver
         body = RequestBody(receiver.pending, receiver.limits)
         try:
             marks = parse_hops(headers.get(HOPS_HEADER, b"").decode("latin-1"))
             read = await body.read(headers, receive)
             request = Request(self._signal, codec, read, project, marks, admit=body.grow)
-            del read  # the request lets go of it
+            del read  # so that the request can free it
             decoded = await receiver.intake.take(request)
         finally:
             body.release()
@@ -121,7 +123,7 @@ class SignalRoute(Generic[T]):
         return answer, list(self._destinations(decoded.items, project))
 
     def _destinations(self, items: Sequence[Any], project: str | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield a header for a tracer that has reported: the destinations that take part in tracing in its project."""
+        """Yield a header for a tracer that sent a report: the destinations that take part in tracing in its project."""
         store = self._receiver.store
         report = next((item for item in items if isinstance(item, ProcessReport)), None)
         if report is not None and isinstance(store, DestinationStore):
@@ -132,7 +134,7 @@ class SignalRoute(Generic[T]):
 
 
 async def _send_error(send: Send, content_type: bytes, refused: PermanentError | RetryableError) -> None:
-    """Answer with a google.rpc.Status, in JSON if what was sent was neither."""
+    """Send a google.rpc.Status, in JSON unless the request was protobuf."""
     kind = content_type if content_type == responses.PROTOBUF_TYPE else responses.JSON_TYPE
     status, retry_after = responses.error_status(refused)[0], responses.retry_after_seconds(refused)
     extra = [] if retry_after is None else [(b"retry-after", b"%d" % retry_after)]

@@ -6,9 +6,10 @@ from spanwise.collector.errors import Closed, Refused, SpanwiseError, Unavailabl
 
 
 class ItemRefused(SpanwiseError, ValueError):
-    """One span or log record cannot be kept; the others of the request can. `reason` is a short word for counters.
+    """Refusal of one span or log record; the other items of the request are kept.
 
-    `item` is what its sender had no right to bring, which goes nowhere else either.
+    The label `reason` is for metrics. If the sender had no permission for the item, `item` holds it, so that no other
+    sink receives it either.
     """
 
     def __init__(self, reason: str, message: str, item: object = None) -> None:
@@ -17,11 +18,11 @@ class ItemRefused(SpanwiseError, ValueError):
 
 
 class SideRecordRefused(ItemRefused):
-    """Something that a span says beside its run cannot be kept; the span can."""
+    """Refusal of a side record of a span; the span itself is kept."""
 
 
 class PermanentError(Refused):
-    """A request that can never be kept as it stands. `reason` is a short word for counters."""
+    """Refusal of a request that can never be accepted as it is. `reason` is a short label for metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -29,7 +30,7 @@ class PermanentError(Refused):
 
 
 class RetryableError(Unavailable):
-    """A request that may be kept when it is sent again, `retry_after` seconds later."""
+    """Refusal of a request that may be accepted when it is sent again after `retry_after` seconds."""
 
     def __init__(self, reason: str, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message, retry_after)
@@ -37,17 +38,17 @@ class RetryableError(Unavailable):
 
 
 class UnparsableRequest(Exception):
-    """Of a request that seemed to be one: as a whole it cannot be parsed after all."""
+    """Internal signal: the fast path parsed a request that OTLP's own classes cannot parse as a whole."""
 
 
-RequestRefused = (PermanentError, RetryableError)  # all that taking in a request raises
+RequestRefused = (PermanentError, RetryableError)  # all errors that ingest raises
 
 
 def classify_store_error(error: Exception) -> PermanentError | RetryableError:
-    """What a store could not do: later, never, or a fault of ours that a later try may not meet."""
+    """Return the error for the sender: retryable, permanent, or internal (retryable, because a retry may avoid it)."""
     if isinstance(error, Unavailable):
         return RetryableError("unavailable", str(error), error.retry_after)
-    if isinstance(error, Closed):  # this server is on its way out: the next one may keep it
+    if isinstance(error, Closed):  # this server is shutting down; the next one may accept it
         return RetryableError("closed", str(error))
     if isinstance(error, Refused):
         return PermanentError("refused", str(error))
@@ -55,5 +56,5 @@ def classify_store_error(error: Exception) -> PermanentError | RetryableError:
 
 
 def classify_item_error(error: Exception) -> ItemRefused:
-    """Why an item was not kept, also where the reason is a fault of ours."""
+    """Return the error as an `ItemRefused`; other exceptions get the reason "internal"."""
     return error if isinstance(error, ItemRefused) else ItemRefused("internal", f"the collector failed: {error!r:.200}")

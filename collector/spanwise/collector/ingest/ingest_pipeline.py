@@ -23,13 +23,13 @@ from spanwise.collector.ingest.store_sink import Refusals, Sink
 from spanwise.collector.prometheus_metrics import Metrics
 
 T = TypeVar("T")
-VALUE_OVERHEAD_BYTES = 64  # bytes that an attribute or an element of a list takes here beside its text
+VALUE_OVERHEAD_BYTES = 64  # memory of a decoded attribute or list element, in addition to its text
 
 
 class IngestPipeline:
-    """The one way in: HTTP, and whatever else carries OTLP, hands requests to `take` and tells what came of it.
+    """Pipeline that decodes requests and hands their items to the sinks, for every transport of OTLP.
 
-    Errors are of two kinds, here as on the wire: `Permanent` and `Retryable`.
+    It raises errors of two kinds: `PermanentError` and `RetryableError`.
     """
 
     def __init__(
@@ -44,9 +44,12 @@ class IngestPipeline:
         self._decoders, self._passed_on = decoders, len(keepers) > 1
 
     async def take(self, request: Request[T]) -> DecodedRequest[T]:
-        """What became of a request that is now durable. Raises `Permanent` or `Retryable`, and nothing else."""
+        """Decode a request and return it once its items are durable.
+
+        Raises no other errors than `PermanentError` and `RetryableError`.
+        """
         start = time.perf_counter()
-        if len(request.body) < LARGE_BODY_BYTES:  # which waits for nobody's turn
+        if len(request.body) < LARGE_BODY_BYTES:  # small requests wait for no lane
             decoded = await self._taken(request)
         else:
             async with self._beside.turn(len(request.body)):
@@ -57,11 +60,11 @@ class IngestPipeline:
     async def _taken(self, request: Request[T]) -> DecodedRequest[T]:
         decoded = await self._decoded(request)
         if not self._passed_on:
-            request.body = b""  # it may be large, and what has been made of it is, too
+            request.body = b""  # free it, because both the body and the decoded items may be large
         request.admit(decoded.values * VALUE_OVERHEAD_BYTES)
         self._count_received(request.signal, decoded)
         try:
-            if decoded.items or not decoded.refused:  # with neither, it may hold what only passes through
+            if decoded.items or not decoded.refused:  # a request without items may still have to be forwarded
                 await self._kept(request, decoded)
         finally:
             self._count_refused(request.signal, decoded)
@@ -87,7 +90,7 @@ class IngestPipeline:
             return decoded
         except RequestRefused:
             raise
-        except Exception as error:  # the same bytes would meet it again
+        except Exception as error:  # a retry would fail on the same bytes again
             log_once("the collector failed on a request, which is refused", error)
             raise PermanentError("decoding", f"the collector failed on this request: {error!r:.200}") from error
 
@@ -100,7 +103,7 @@ class IngestPipeline:
                 refused = await keeper.keep(request, items)
             except Exception as error:
                 raise classify_store_error(error) from error
-            refusals = max(refusals, refused, key=len)  # they may be of the same items: none counts twice
+            refusals = max(refusals, refused, key=len)  # sinks may refuse the same items: count none twice
             if foreign := [one.item for one in refused if one.item is not None]:
                 request = replace(request, refused=(*request.refused, *foreign))
         for refusal in refusals:

@@ -1,6 +1,7 @@
 """JSON decoder of OTLP: typed messages, repair of invalid JSON, and conversion to raw spans and log records.
 
-Typed decoding builds only what is read, in one pass. Unknown fields are passed over, as the specification asks.
+Typed decoding builds only the fields that are used, in one pass. It ignores unknown fields, as the OTLP specification
+requires.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ STATUS_NUMBERS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERRO
 
 
 class CamelStruct(msgspec.Struct, rename="camel", gc=False):
-    """A message of OTLP."""
+    """Base class of OTLP messages with camelCase field names."""
 
 
 class AnyValue(CamelStruct):
-    """One of these."""
+    """OTLP `AnyValue`: one of its fields is set."""
 
     string_value: str | None = None
     bool_value: bool | None = None
@@ -51,26 +52,26 @@ class AnyValue(CamelStruct):
 
 
 class Values(CamelStruct):
-    """A list of values."""
+    """OTLP `ArrayValue`."""
 
     values: list[AnyValue] | None = None
 
 
 class KeyValue(CamelStruct):
-    """One attribute."""
+    """OTLP `KeyValue`: one attribute."""
 
     key: str = ""
     value: AnyValue | None = None
 
 
 class Pairs(CamelStruct):
-    """A map of values."""
+    """OTLP `KeyValueList`."""
 
     values: list[KeyValue] | None = None
 
 
 class JSONEvent(CamelStruct):
-    """Something that happened within a span."""
+    """OTLP `Span.Event`."""
 
     name: str | None = None
     time_unix_nano: Integer | None = None
@@ -78,7 +79,7 @@ class JSONEvent(CamelStruct):
 
 
 class JSONLink(CamelStruct):
-    """A pointer to another span."""
+    """OTLP `Span.Link`."""
 
     trace_id: str | None = None
     span_id: str | None = None
@@ -86,14 +87,14 @@ class JSONLink(CamelStruct):
 
 
 class JSONStatus(CamelStruct):
-    """How a span ended."""
+    """OTLP `Status` of a span."""
 
     code: Integer | None = None
     message: str | None = None
 
 
 class JSONSpan(CamelStruct):
-    """A span."""
+    """OTLP `Span`."""
 
     trace_id: str | None = None
     span_id: str | None = None
@@ -110,26 +111,26 @@ class JSONSpan(CamelStruct):
 
 
 class JSONRecord(CamelStruct):
-    """A log record."""
+    """OTLP `LogRecord`."""
 
     time_unix_nano: Integer | None = None
     observed_time_unix_nano: Integer | None = None
     event_name: str | None = None
-    body: Any = None  # an `AnyValue`; read by itself, as not all that name an event write one
+    body: Any = None  # an `AnyValue`; decoded separately, because some senders of named events write another value
     trace_id: str | None = None
     span_id: str | None = None
     attributes: list[KeyValue] | None = None
 
 
 class JSONScope(CamelStruct):
-    """What made the spans."""
+    """OTLP `InstrumentationScope`."""
 
     name: str | None = None
     version: str | None = None
 
 
 class JSONResource(CamelStruct):
-    """Where the spans come from."""
+    """OTLP `Resource`."""
 
     attributes: list[KeyValue] | None = None
 
@@ -138,14 +139,16 @@ NO_SCOPE = Scope("", "")
 NO_STATUS = JSONStatus()
 
 
-_TOKEN = re.compile(JSON_STRING + rb"|NaN|-?Infinity", re.DOTALL)  # a string, or a number that JSON does not have
+_TOKEN = re.compile(JSON_STRING + rb"|NaN|-?Infinity", re.DOTALL)  # a string, or a number that JSON does not support
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u[dD][89a-fA-F]..|.)", re.DOTALL)
-_SURROGATE_LENGTH = 6  # characters of an escaped half of a surrogate pair
+_SURROGATE_LENGTH = 6  # length of one escaped surrogate, such as \ud83d
 
 
 def repair_json(body: bytes) -> bytes:
-    """The body without what JSON forbids but programs write: half surrogate pairs (of a text that was cut within an
-    emoji) become U+FFFD, NaN and Infinity texts, as protobuf's JSON has them.
+    """Replace invalid tokens that programs write: unpaired surrogates become U+FFFD; NaN and Infinity become strings.
+
+    Unpaired surrogates come from texts that were cut within an emoji. The JSON mapping of protobuf also writes NaN
+    and Infinity as strings.
     """
     return _TOKEN.sub(_repair_token, body)
 
@@ -163,12 +166,12 @@ def _repair_escape(escape: re.Match[bytes]) -> bytes:
 
 
 def read_resource(message: JSONResource | None, limits: Allowance) -> dict[str, JSON]:
-    """Attributes of a resource. Raises `ItemRefused`."""
+    """Return the attributes of a resource. Raises `ItemRefused`."""
     return read_attributes(message.attributes if message else None, limits)
 
 
 def convert_span(span: JSONSpan, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawSpan:
-    """One span. Raises `ItemRefused`."""
+    """Convert one span to a `RawSpan`. Raises `ItemRefused`."""
     trace_id, span_id = parse_hex_id(span.trace_id), parse_hex_id(span.span_id)
     status = span.status or NO_STATUS
     return RawSpan(
@@ -191,7 +194,7 @@ def convert_span(span: JSONSpan, resource: dict[str, JSON], scope: Scope, limits
 
 
 def convert_log_record(record: JSONRecord, resource: dict[str, JSON], scope: Scope, limits: Allowance) -> RawLog:
-    """One log record, its ids unchecked: most records have none. Raises `ItemRefused`."""
+    """Convert one log record, without a check of its ids, because most records have none. Raises `ItemRefused`."""
     return RawLog(
         trace_id=parse_hex_id(record.trace_id),
         span_id=parse_hex_id(record.span_id) or None,
@@ -206,7 +209,7 @@ def convert_log_record(record: JSONRecord, resource: dict[str, JSON], scope: Sco
 
 
 def _read_body(body: Any, limits: Allowance) -> JSON:
-    """The body of a record, None for one that is no value of OTLP: the record may say all in its attributes."""
+    """Return the body of a record; None if it is not an OTLP value, because the attributes may hold all data."""
     try:
         return read_value(msgspec.convert(body, AnyValue | None), limits, 1)
     except msgspec.ValidationError:
@@ -234,7 +237,7 @@ def _links(links: Sequence[JSONLink], limits: Allowance) -> tuple[Link, ...]:
 
 
 def read_attributes(pairs: Sequence[KeyValue] | None, limits: Allowance) -> dict[str, JSON]:
-    """Attributes as a dict of plain values; of a key given twice the last holds. Raises `ItemRefused`."""
+    """Return attributes as a dict of plain values; the last of duplicate keys wins. Raises `ItemRefused`."""
     values: dict[str, JSON] = {}
     if pairs:
         limits.use(len(pairs))
@@ -253,7 +256,7 @@ def read_attributes(pairs: Sequence[KeyValue] | None, limits: Allowance) -> dict
 
 
 def read_value(value: AnyValue | None, limits: Allowance, depth: int) -> JSON:
-    """One value as JSON knows it. Raises `ItemRefused` if it is nested too deep, too long or no such value."""
+    """Convert one value to plain JSON. Raises `ItemRefused` if it is nested too deep, too long or invalid."""
     if value is None:
         return None
     if value.array_value is not None or value.kvlist_value is not None:
@@ -283,7 +286,7 @@ def _nested(value: AnyValue, limits: Allowance, depth: int) -> JSON:
 
 
 def parse_hex_id(value: str | None) -> str:
-    """An id in lower-case hex, "" if there is none. Raises `ItemRefused` if it is not hex."""
+    """Return an id in lower-case hex, "" if there is none. Raises `ItemRefused` if it is not hexadecimal."""
     if not value:
         return ""
     try:
@@ -297,7 +300,7 @@ def _clamp_time(time_ns: int) -> int:
 
 
 def parse_integer(value: Integer | None) -> int:
-    """A 64-bit integer, which JSON carries as a text. Raises `ItemRefused` if it is none."""
+    """Return a 64-bit integer, which JSON encodes as a string. Raises `ItemRefused` for any other text."""
     if value.__class__ is int:
         return value
     if value is None or value == "":
@@ -325,7 +328,7 @@ def _parse_double(value: float | str) -> float | str:
 
 
 def _base64(value: str) -> str:
-    """Bytes stay base64, in the one spelling that protobuf requests get, too."""
+    """Return bytes as base64 in the standard alphabet with padding, as for protobuf requests."""
     try:
         padded = value.replace("-", "+").replace("_", "/") + "=" * (-len(value) % 4)
         return base64.b64encode(base64.b64decode(padded, validate=True)).decode()
@@ -342,8 +345,8 @@ def _too_long(text: str, limits: Allowance) -> ItemRefused:
 
 
 T = TypeVar("T")
-_HINT_BYTES = 16_384  # bytes at the beginning: who writes protobuf's names writes them from the first span on
-# What tells of such a sender, found without a pattern's price
+_HINT_BYTES = 16_384  # bytes to search at the start: senders with protobuf's names use them from the first span on
+# Markers of such senders: searching for them is cheaper than the pattern.
 _SNAKE_CASE_MARKERS = (b'_spans"', b'_logs"', b'_metrics"', b'_unix_nano"', b'span_id"', b'trace_id"', b'_value"')
 _SNAKE_CASE_NAME = re.compile(
     rb'(?<!\\)"((?:resource|scope)_(?:spans|logs|metrics)|log_records|(?:start_|end_|observed_)?time_unix_nano'
@@ -358,7 +361,7 @@ def make_codec(
     raw: Callable[..., Any],
     read: Callable[[Any, FaultHandler], T | TranslatedSpan | None],
 ) -> Codec[T]:
-    """How requests are read whose lists are called `resource{what}`, `scope{what}` and `items`."""
+    """Build the codec of a signal whose lists are named `resource{what}`, `scope{what}` and `items`."""
     requests, envelopes = _make_decoder(what, items, item), _make_decoder(what, items, msgspec.Raw)
     one = msgspec.json.Decoder(item)
 
@@ -380,7 +383,7 @@ def make_codec(
 
 
 def _decode_or_repair(decode: Callable[[Any], Any], text: Any) -> Any:
-    """What a text says, mended if it has to be."""
+    """Decode a text; if that fails, repair and decode it."""
     try:
         return decode(text)
     except ERRORS:
@@ -388,7 +391,7 @@ def _decode_or_repair(decode: Callable[[Any], Any], text: Any) -> Any:
 
 
 def _snake_case_hint(body: bytes) -> str:
-    """Words on names as protobuf has them. JSON's are others; a reader has to pass over what it does not know."""
+    """Return a hint if a body uses protobuf's snake_case names, which JSON decoders must ignore; "" otherwise."""
     head = body[:_HINT_BYTES]
     if not any(part in head for part in _SNAKE_CASE_MARKERS):
         return ""
@@ -403,14 +406,14 @@ def _to_camel_case(name: str) -> str:
 
 
 def _make_decoder(what: str, items: str, item: type[Any]) -> msgspec.json.Decoder[Any]:
-    """Of `{"resource…": [{"resource": …, "scope…": [{"scope": …, items: [item, …]}]}]}`."""
+    """Build the decoder of `{"resource…": [{"resource": …, "scope…": [{"scope": …, items: [item, …]}]}]}`."""
     part = _define_message({"scope": ("scope", JSONScope), "items": (items, list[item])})  # type: ignore[valid-type]
     whole = _define_message({"resource": ("resource", JSONResource), "parts": ("scope" + what, list[part])})  # type: ignore[valid-type]
     return msgspec.json.Decoder(_define_message({"wholes": ("resource" + what, list[whole])}))  # type: ignore[valid-type]
 
 
 def _define_message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struct]:
-    """A message by the names of its fields here, on the wire, and their types."""
+    """Define a message from its field names: each with its name on the wire and its type."""
     optional = [(name, kind | None, None) for name, (_, kind) in fields.items()]
     return msgspec.defstruct("Message", optional, rename={name: wire for name, (wire, _) in fields.items()}, gc=False)
 

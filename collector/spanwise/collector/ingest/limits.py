@@ -15,27 +15,33 @@ from spanwise.collector.records import JSON, Feedback, Run, Usage
 from spanwise.collector.stores.amendment_merge import apply_amendment, encode_fields
 
 MIB = 1024 * 1024
-MAX_TOKENS, MAX_COST = 2**53, 1e12  # beyond which sums are no longer exact, and nobody's bill is
-MAX_GROUPS = 10_000  # by resource, and by scope, of one request: each costs about as much as a span
+MAX_TOKENS, MAX_COST = 2**53, 1e12  # upper bounds: floating-point totals stay exact, and no real cost is higher
+MAX_GROUPS = 10_000  # by resource and by scope, per request: a group costs about as much as a span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of what is taken in. Beyond `attributes`, `depth` or `value_bytes` a single span is refused, else all."""
+    """Limits of ingest.
 
-    request_bytes: int = 32 * MIB  # of a body, as sent and as inflated
-    pending_bytes: int = 48 * MIB  # of all bodies, OTLP's and the API's, that are read, decoded or written
-    stall_seconds: float = 30.0  # for the next piece of a body that has begun: what is pending may hold up others
-    decode_seconds: float = 15.0  # of CPU for one body in a process of its own, which then ends
+    A span that exceeds `attributes`, `depth` or `value_bytes` is refused alone. Any other limit refuses the request.
+    """
+
+    request_bytes: int = 32 * MIB  # of one body, compressed and decompressed
+    pending_bytes: int = 48 * MIB  # of all bodies of OTLP and the API that are being read, decoded or written
+    stall_seconds: float = 30.0  # for the next chunk of a body: a stalled body occupies pending memory
+    decode_seconds: float = 15.0  # CPU time for one body in a worker process, which then ends
     spans: int = 50_000  # or log records, per request
-    values: int = 500_000  # attributes, elements of lists and maps, events, links: of all spans of a request together
+    values: int = 500_000  # attributes, list and map elements, events and links of all spans of a request
     attributes: int = 10_000  # per span, event, link or resource
-    depth: int = 32  # of lists and objects within an attribute
-    value_bytes: int = 8 * MIB  # of one text or bytes within an attribute
+    depth: int = 32  # of lists and maps within an attribute
+    value_bytes: int = 8 * MIB  # of one text or bytes value
 
 
 class Allowance:
-    """The limits of one request, and what it has used of them: two bytes on the wire can become a hundred here."""
+    """Limits of one request, and the number of values that it has used.
+
+    Values are counted because two bytes on the wire can become a hundred in memory.
+    """
 
     __slots__ = ("attributes", "depth", "limits", "used", "value_bytes", "values")
 
@@ -44,35 +50,37 @@ class Allowance:
         self.attributes, self.depth, self.value_bytes = limits.attributes, limits.depth, limits.value_bytes
 
     def use(self, values: int) -> None:
-        """Count values. Raises `Permanent` beyond what a request may hold."""
+        """Count values. Raises `PermanentError` beyond the limit of a request."""
         self.used += values
         if self.used > self.values:
             raise PermanentError("too_many", f"more than {self.values:,} values in one request: send less")
 
 
-LARGE_BODY_BYTES = 512 * 1024  # bytes, from which on a body is decoded beside the event loop, and waits for its turn
-HUGE_BODY_BYTES = 4 * 1024 * 1024  # bytes, from which on it waits in the other lane; and memory is given back after it
-# Runs, from which on they are encoded beside the event loop, handed over and written in pieces; amendments, or feedback
-# with runs, in one commit
+LARGE_BODY_BYTES = 512 * 1024  # larger bodies are decoded outside of the event loop, and wait for a lane
+HUGE_BODY_BYTES = 4 * 1024 * 1024  # larger bodies use a second lane, and memory is given back after each
+# From this number on, runs are encoded outside of the event loop, and written in batches. Also the size of one commit
+# of amendments, or of feedback that arrived with runs.
 BATCH_SIZE = 250
 
 
 def release_free_memory() -> None:
-    """Give freed memory back: the C library keeps it for the next such request, which may never come."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than with glibc
+    """Return freed memory to the operating system; otherwise the C library keeps it for the next large request."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
 
 
-MAX_JSON_OBJECTS = 600_000  # objects and lists of one text
-MAX_JSON_VALUES = 3_000_000  # and what stands in them, by the commas
-JSON_STRING = rb'"(?:[^"\\]++|\\.)*+"?'  # a string with its escapes, closed or not, so that none is looked at twice
-COUNT_CHUNK_BYTES = 256 * 1024  # bytes that are counted before another thread has its turn
+MAX_JSON_OBJECTS = 600_000  # objects and lists in one body
+MAX_JSON_VALUES = 3_000_000  # their elements, counted by commas
+# a string with escapes, even if unterminated, so that no input is scanned twice
+JSON_STRING = rb'"(?:[^"\\]++|\\.)*+"?'
+COUNT_CHUNK_BYTES = 256 * 1024  # counted per step, so that other threads can run in between
 _JSON_STRING_PATTERN = re.compile(JSON_STRING, re.DOTALL)
 
 
 def check_json(body: bytes) -> bytes:
-    """The same text. Raises `Permanent` if it holds too much. Brackets within strings are told apart only where they
-    matter.
+    """Return the body unchanged. Raises `PermanentError` if it has too many objects or values.
+
+    The first count includes brackets within strings; only if it exceeds a limit are they excluded.
     """
     objects, values = _count_values(body, 0, len(body))
     if (objects > MAX_JSON_OBJECTS or values > MAX_JSON_VALUES) and _exceeds_limits(body):
@@ -83,7 +91,7 @@ def check_json(body: bytes) -> bytes:
 
 
 def _exceeds_limits(body: bytes) -> bool:
-    """Whether there is too much between the strings; they are not copied, as that might cost what this is to save."""
+    """Return whether there are too many values outside of strings, without copying the body."""
     objects = values = position = 0
     for string in _JSON_STRING_PATTERN.finditer(body):
         more, most = _count_values(body, position, string.start())
@@ -95,7 +103,7 @@ def _exceeds_limits(body: bytes) -> bool:
 
 
 def _count_values(body: bytes, start: int, end: int) -> tuple[int, int]:
-    """How many objects and lists begin in a part of a text, and how many values follow another one."""
+    """Return the number of opening brackets, and of commas, in a part of a text."""
     objects = values = 0
     for begin in range(start, end, COUNT_CHUNK_BYTES):
         until = min(begin + COUNT_CHUNK_BYTES, end)
@@ -104,7 +112,7 @@ def _count_values(body: bytes, start: int, end: int) -> tuple[int, int]:
     return objects, values
 
 
-MAX_NAME_CHARS, MAX_ERROR_CHARS, MAX_TAGS = 2_000, 16_000, 100  # characters, characters, tags
+MAX_NAME_CHARS, MAX_ERROR_CHARS, MAX_TAGS = 2_000, 16_000, 100  # characters, characters, and number of tags
 NAME_FIELDS = (
     "name",
     "kind",
@@ -119,7 +127,7 @@ NAME_FIELDS = (
 
 
 def truncate_fields(run: Run) -> Run:
-    """The run with what is too long cut, and beside it, in its attributes, what was sent; the same if nothing is."""
+    """Return the run with long fields truncated and their original values in its attributes; the same if none is."""
     if (
         len(run.name) <= MAX_NAME_CHARS
         and len(run.kind) <= MAX_NAME_CHARS
@@ -149,7 +157,7 @@ def _truncate(run: Run) -> Run:
 
 
 def check_feedback_names(feedback: Feedback) -> None:
-    """Raises `ItemRefused` for feedback that names something at a length at which nobody reads it."""
+    """Raise `ItemRefused` for feedback with a name that is too long."""
     named = (feedback.key, feedback.label, feedback.author, feedback.evaluator, feedback.version, feedback.rule)
     for name in (*named, feedback.id, feedback.target.session_id, feedback.target.experiment_id):
         if name is not None and len(name) > MAX_NAME_CHARS:
@@ -158,7 +166,7 @@ def check_feedback_names(feedback: Feedback) -> None:
 
 
 def check_amendment(fields: Mapping[str, JSON]) -> None:
-    """Raises `ItemRefused` for what no run could have brought, `Refused` for what no run has."""
+    """Raise `ItemRefused` for values that no run may have, `Refused` for fields that runs do not have."""
     run = apply_amendment(_EMPTY_RUN, encode_fields(fields))
     if truncate_fields(run) is not run:
         raise ItemRefused("too_long", f"{', '.join(fields)} of a run: names have {MAX_NAME_CHARS:,} characters at most")

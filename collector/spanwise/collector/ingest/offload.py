@@ -16,11 +16,11 @@ from spanwise.collector.ingest.limits import HUGE_BODY_BYTES, LARGE_BODY_BYTES, 
 R = TypeVar("R")
 FAIRNESS_BYTES_PER_SECOND = (
     1024 * 1024
-)  # bytes a second: who has so much more to bring lets those pass who come a second later
+)  # a body that is larger by this much lets bodies pass that arrive up to a second later
 
 
 class PriorityLane:
-    """One large body at a time, with all that comes of it; of those that wait the smaller ones first, within bounds."""
+    """Lock that admits one large body at a time until it has been processed; smaller bodies first, with aging."""
 
     def __init__(self) -> None:
         self._busy, self._order = False, itertools.count()
@@ -28,7 +28,7 @@ class PriorityLane:
 
     @asynccontextmanager
     async def turn(self, size: int) -> AsyncIterator[None]:
-        """Wait for one's turn, and hold up the others."""
+        """Wait until the lane is free, and occupy it within the block."""
         if self._busy:
             await self._wait(size)
         self._busy = True
@@ -44,36 +44,36 @@ class PriorityLane:
         try:
             await called
         except asyncio.CancelledError:
-            if called.done() and not called.cancelled():  # it was this one's turn: somebody else's, then
+            if called.done() and not called.cancelled():  # the lane was granted in the same moment: pass it on
                 self._next()
             raise
 
     def _next(self) -> None:
         while self._waiting:
             called = heapq.heappop(self._waiting)[2]
-            if not called.done():  # `_busy` stays: it passes on to that one, so that nobody comes in between
+            if not called.done():  # `_busy` stays set, so that no other body enters in between
                 called.set_result(None)
                 return
         self._busy = False
 
 
 class Offloader:
-    """Two lanes for large bodies, as each takes several times its size in memory, and threads to work in.
+    """Two lanes for large bodies, because each takes several times its size in memory, and a thread pool.
 
-    The large do not wait for the huge; what is smaller waits for neither.
+    Large bodies do not wait for huge ones; small bodies wait for neither.
     """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(2, "spanwise-large")  # which start with the first work
+        self._threads = ThreadPoolExecutor(2, "spanwise-large")  # the threads start on first use
         self._large, self._huge = PriorityLane(), PriorityLane()
 
     async def __call__(self, work: Callable[..., R], *args: Any) -> R:
-        """Do something large."""
+        """Run `work` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
     @asynccontextmanager
     async def turn(self, size: int) -> AsyncIterator[None]:
-        """The right to work on a body of so many bytes; at once for a small one."""
+        """Wait for the lane of a body of this size; a small one enters at once."""
         if size < LARGE_BODY_BYTES:
             yield
             return
@@ -83,13 +83,13 @@ class Offloader:
             self.trim()
 
     def trim(self) -> None:
-        """Give freed memory back to the system, a second from now."""
+        """Return freed memory to the operating system in one second."""
         asyncio.get_running_loop().call_later(1.0, self._trim)
 
     def _trim(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the server has stopped in the meantime
             self._threads.submit(release_free_memory)
 
     def close(self) -> None:
-        """End the threads, after the work that they are at."""
+        """Stop the threads after their current work."""
         self._threads.shutdown(cancel_futures=True)

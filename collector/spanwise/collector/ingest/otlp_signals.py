@@ -1,7 +1,7 @@
 """OTLP signals (traces, logs, metrics): their codecs, and the conversion of each item to a record.
 
-Source of the names: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`; what they lack
-(source, author, …) travels under `spanwise.feedback.*`.
+Source of the names: OpenTelemetry GenAI semantic conventions v1.41.1, `model/gen-ai/events.yaml`. Fields without a
+standard name (source, author, …) use the prefix `spanwise.feedback.`.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ from spanwise.tracer import attribute_names as names
 
 T = TypeVar("T")
 HOPS_HEADER = (
-    b"spanwise-forwarded"  # a header, or gRPC's metadata: the marks of the collectors that passed a request on
+    b"spanwise-forwarded"  # HTTP header or gRPC metadata with the marks of the collectors that forwarded a request
 )
-MAX_HOP_MARKS = 32  # that are read of it
+MAX_HOP_MARKS = 32  # number of marks that are read
 
 
 @dataclass(frozen=True, slots=True)
 class Signal(Generic[T]):
-    """What OTLP calls a signal: how its requests are decoded and answered, whatever carries them."""
+    """OTLP signal: how its requests are decoded and answered, for every transport."""
 
     name: str
     protobuf: Codec[T]
     json: Codec[T]
     response: type[Message]
-    refused_field: str  # of the response's `partial_success`
+    refused_field: str  # name of the count in `partial_success`
 
 
 @dataclass(slots=True)
 class Request(Generic[T]):
-    """One request as it arrived, inflated. `hops` names the collectors that have passed it on."""
+    """One request as received, decompressed. `hops` holds the marks of the collectors that forwarded it."""
 
     signal: Signal[T]
     codec: Codec[T]
-    body: bytes  # none any more once it is decoded, where nobody is to have it as it came
-    project: str | None = None  # to which its sender's key is bound
+    body: bytes  # empty after decoding, unless a sink needs the original bytes
+    project: str | None = None  # project that the sender's key is bound to
     hops: tuple[str, ...] = ()
-    refused: tuple[object, ...] = ()  # items that its sender had no right to bring, as the keepers before found
-    admit: Callable[[int], object] = int  # told the bytes that it takes once it is decoded; raises `Retryable`
+    refused: tuple[object, ...] = ()  # items that earlier sinks refused for lack of permission
+    admit: Callable[[int], object] = int  # called with the memory of the decoded items; raises `RetryableError`
 
 
 def parse_hops(marks: str) -> tuple[str, ...]:
-    """What that header says: the marks, the first collector's first."""
+    """Return the marks in the header, the first collector's first."""
     return tuple(mark.strip()[:64] for mark in marks.split(",")[:MAX_HOP_MARKS] if mark.strip()) if marks else ()
 
 
@@ -81,7 +81,7 @@ PLACEHOLDER_SPAN_ID = "1" * 16
 def read_span_item(
     span: RawSpan, fault: FaultHandler, dialects: Sequence[Dialect] | None = None
 ) -> Run | TranslatedSpan:
-    """A span as a run, begun and ended when it can have been; with what it says beside, where it says something."""
+    """Translate a span to a run with corrected times; with its side records if it has some."""
     if found := correct_span_times(span.start_ns, span.end_ns):
         span.start_ns, span.end_ns = found.start_ns, found.end_ns
         span.attributes = {**span.attributes, **found.sent}
@@ -91,7 +91,7 @@ def read_span_item(
 
 
 def _check_side_record(said: SideResult) -> SideResult:
-    """What is said beside a span as it can be kept, or why it cannot."""
+    """Return the side record with a corrected time, or the reason why it is refused."""
     try:
         if isinstance(said, ValueError):
             raise said
@@ -128,9 +128,7 @@ TRACES = Signal("traces", TRACES_PROTOBUF, TRACES_JSON, ExportTraceServiceRespon
 
 
 def read_log_item(log: RawLog, fault: FaultHandler, dialects: Sequence[LogDialect] | None = None) -> LogItem | None:
-    """What is kept of a log record; nothing of one that no dialect knows. Raises `ItemRefused` for one that makes no
-    sense.
-    """
+    """Translate a log record; return None if no dialect recognizes it. Raises `ItemRefused` for an invalid one."""
     sent = log.time_ns = log.time_ns or time.time_ns()
     if (kept := correct_time(sent)) != sent:
         log.time_ns, log.attributes = kept, {**log.attributes, f"{SENT_PREFIX}created_ns": sent}
@@ -149,12 +147,12 @@ def read_log_item(log: RawLog, fault: FaultHandler, dialects: Sequence[LogDialec
 
 def _needs_no_trace_id(item: LogItem) -> bool:
     if isinstance(item, Feedback):
-        return item.target.trace_id is None  # but of a session, or an experiment
+        return item.target.trace_id is None  # its target is a session or an experiment
     return isinstance(item, ProcessReport) or (isinstance(item, Amendment) and item.response_id is not None)
 
 
 def _check_ids(log: RawLog) -> None:
-    """Raises `ItemRefused` unless the record speaks of a trace, and perhaps of a span in it."""
+    """Raise `ItemRefused` unless the record has a valid trace id, and a valid span id or none."""
     check_ids(log.trace_id, log.span_id or PLACEHOLDER_SPAN_ID, "")
 
 
@@ -180,7 +178,7 @@ LOGS_JSON: Codec[LogItem] = json_decoder.make_codec(
 LOGS = Signal("logs", LOGS_PROTOBUF, LOGS_JSON, ExportLogsServiceResponse, "rejected_log_records")
 
 
-MAX_METRICS = 50_000  # metrics in one request
+MAX_METRICS = 50_000  # per request
 
 
 def _skip_item(item: Any, resource: dict[str, JSON], scope: Any, allowance: Allowance) -> None:

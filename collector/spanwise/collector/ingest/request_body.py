@@ -13,36 +13,38 @@ from spanwise.collector.ingest.ingest_errors import PermanentError, RetryableErr
 from spanwise.collector.ingest.limits import LARGE_BODY_BYTES, Limits
 
 UNLIMITED = sys.maxsize
-INFLATE_STEP_BYTES = 128 * 1024  # bytes that are inflated before others have their turn: a third of a millisecond
-MAX_GZIP_MEMBERS = 1000  # of one gzip body; an empty one is twenty bytes, and as much work as a full one
-WINDOW_BITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's word for each format
+# decompressed per step of a third of a millisecond, so that other tasks can run in between
+INFLATE_STEP_BYTES = 128 * 1024
+MAX_GZIP_MEMBERS = 1000  # of one body; an empty member has twenty bytes and costs as much work as a full one
+WINDOW_BITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's `wbits` for each format
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class BodyBuffer(Protocol):
-    """Takes the pieces of a body as they arrive."""
+    """Buffer that collects the chunks of a body."""
 
     @property
     def size(self) -> int:
-        """Bytes taken so far, as inflated."""
+        """Return the number of decompressed bytes so far."""
 
     def feed(self, piece: bytes, step: int = ...) -> bytes:
-        """Take the next piece, as far as it inflates to so many bytes; what is left of it."""
+        """Add a chunk until it has produced `step` bytes; return the rest of the chunk."""
 
     def finish(self) -> bytes:
-        """The whole body."""
+        """Return the complete body."""
 
 
 class PlainBuffer:
-    """A body that was not compressed."""
+    """Buffer of an uncompressed body."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.first = limit, b""
-        self.buffer: BytesIO | None = None  # of more pieces than one; its value is no copy, as joined pieces are
-        self.size = 0  # bytes taken so far
+        # used from the second chunk on; `getvalue` makes no copy, unlike joining chunks
+        self.buffer: BytesIO | None = None
+        self.size = 0  # bytes received so far
 
     def feed(self, piece: bytes, step: int = UNLIMITED) -> bytes:
-        """Take the next piece. Raises `Permanent` beyond the limit."""
+        """Add a chunk. Raises `PermanentError` beyond the limit."""
         self.size += len(piece)
         if self.size > self.limit:
             raise PermanentError("too_large", f"the body is larger than {self.limit:,} bytes: send less at once")
@@ -60,12 +62,12 @@ class PlainBuffer:
         return self.buffer
 
     def finish(self) -> bytes:
-        """The whole body."""
+        """Return the complete body."""
         return self.first if self.buffer is None else self.buffer.getvalue()
 
 
 class InflatingBuffer:
-    """A body in gzip (`wbits` 31) or zlib format (15), inflated no further than the limit."""
+    """Buffer of a body in gzip (`wbits` 31) or zlib format (15), decompressed no further than the limit."""
 
     def __init__(self, limit: int, wbits: int) -> None:
         self.plain, self.wbits, self.inflater = PlainBuffer(limit), wbits, zlib.decompressobj(wbits)
@@ -73,15 +75,15 @@ class InflatingBuffer:
 
     @property
     def size(self) -> int:
-        """Bytes inflated so far."""
+        """Return the number of decompressed bytes so far."""
         return self.plain.size
 
     def feed(self, piece: bytes, step: int = UNLIMITED) -> bytes:
-        """Take the next piece. Raises `Permanent` beyond the limit, or if it is not what it claims to be."""
+        """Add a chunk. Raises `PermanentError` beyond the limit, or if the data is not in the declared format."""
         enough = self.size + step
         try:
             while piece and self.size < enough:
-                if self.inflater.eof:  # gzip allows several members one after the other
+                if self.inflater.eof:  # a gzip file may have several members
                     self._next()
                 self._inflate(piece, min(enough - self.size, self.plain.limit - self.size + 1))
                 piece = self.inflater.unused_data if self.inflater.eof else self.inflater.unconsumed_tail
@@ -98,7 +100,7 @@ class InflatingBuffer:
         self.inflater = zlib.decompressobj(self.wbits)
 
     def _inflate(self, piece: bytes, most: int) -> None:
-        """Inflate to so many bytes, and to those that wait in the inflater while there is nothing more to read."""
+        """Decompress up to `most` bytes, then the output that zlib still holds although all input is consumed."""
         self.plain.feed(self.inflater.decompress(piece, most))
         while not (self.inflater.eof or self.inflater.unconsumed_tail):
             waiting = self.inflater.decompress(b"", self.plain.limit - self.size + 1)
@@ -107,14 +109,17 @@ class InflatingBuffer:
             self.plain.feed(waiting)
 
     def finish(self) -> bytes:
-        """The whole body. Raises `Permanent` if it ends before its end."""
+        """Return the complete body. Raises `PermanentError` if the compressed data is truncated."""
         if not self.inflater.eof:
             raise PermanentError("bad_compression", "the compressed body is cut short")
         return self.plain.finish()
 
 
 def make_buffer(headers: Mapping[bytes, bytes], limit: int) -> BodyBuffer:
-    """What takes a body of these headers. Raises `Permanent` for an encoding or a length out of bounds."""
+    """Return the buffer for a body with these headers.
+
+    Raises `PermanentError` for an unsupported encoding, or a length beyond the limit.
+    """
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > limit:
         raise PermanentError("too_large", f"{int(length):,} bytes in one request, at most {limit:,}: send less")
@@ -128,37 +133,37 @@ def make_buffer(headers: Mapping[bytes, bytes], limit: int) -> BodyBuffer:
 
 
 class ClientDisconnected(Exception):
-    """The client went away before its request was whole: there is nobody to answer."""
+    """Internal signal: the client disconnected before its request was complete."""
 
 
 class PendingBytes:
-    """The bytes of all bodies together that are being read, decoded or written.
+    """Memory of all bodies that are being read, decoded or written.
 
-    The last sixth is for small bodies: large ones that fill the rest turn no small one away.
+    The last sixth is reserved for small bodies, so that large bodies cannot block small ones.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
 
     def add(self, size: int, body: int) -> None:
-        """Count bytes of a body that has `body` by now. Raises `Retryable` if that is more than there may be."""
+        """Count `size` more bytes of a body of `body` bytes in total. Raises `RetryableError` beyond the limit."""
         self.size += size
         if self.size > (self.limit if body < LARGE_BODY_BYTES else self.limit * 5 // 6):
             raise RetryableError("overload", f"{self.size:,} bytes of requests are waiting")
 
 
 class RequestBody:
-    """One body, counted among the pending ones until it is released."""
+    """One body, counted in the pending memory until `release`."""
 
     def __init__(self, pending: PendingBytes, limits: Limits) -> None:
         self._pending, self._limits = pending, limits
-        self.size = 0  # bytes, as inflated, and later as decoded
+        self.size = 0  # bytes, first decompressed, later decoded
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """The whole body, from an ASGI channel.
+        """Read the complete body from an ASGI channel.
 
-        Raises `Permanent` for what it is, `Retryable` if all bodies together are too many or if this one stalls, and
-        `Disconnected`.
+        Raises `PermanentError` for an invalid body, `RetryableError` if the pending memory is full or the body
+        stalls, and `ClientDisconnected`.
         """
         into = make_buffer(headers, self._limits.request_bytes)
         more = await self._piece(receive, into)
@@ -171,12 +176,12 @@ class RequestBody:
         return into.finish()
 
     def grow(self, size: int) -> None:
-        """Count more bytes of it. Raises `Retryable` if all bodies together are too many."""
+        """Count more bytes of the body. Raises `RetryableError` if the pending memory is full."""
         self.size += size
         self._pending.add(size, self.size)
 
     def release(self) -> None:
-        """Count it as answered."""
+        """Remove the body from the pending memory."""
         self._pending.size -= self.size
 
     async def _piece(self, receive: Receive, into: BodyBuffer) -> bool:

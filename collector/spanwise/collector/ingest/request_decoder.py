@@ -1,8 +1,9 @@
 """Decoding of one OTLP request: codec interface, item-by-item recovery, and the decoded items with refusals.
 
-OTLP lays its signals out alike: items in groups by scope, in groups by resource. A request that cannot be parsed as a
-whole is parsed again item by item, so that a bad one does not take the good ones with it; nor does one on which our
-own code fails. A large request is read item by item from the start: one at a time is in memory as it was parsed.
+All OTLP signals have the same layout: items in groups by scope, in groups by resource. A request that cannot be
+parsed as a whole is parsed again item by item, so that one bad item does not lose the others. The same holds for
+items on which a dialect or the decoder fails. A large request is parsed item by item from the start, so that only one
+parsed item is in memory at a time.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ T = TypeVar("T")
 
 
 class Scope(NamedTuple):
-    """What made the items of a group."""
+    """Instrumentation scope of a group of items."""
 
     name: str
     version: str
 
 
-# (resource, scope, items), resource and items in the classes of the encoding
+# (resource, scope, items); resource and items are instances of the encoding's classes
 Group: TypeAlias = tuple[Any, Any, Sequence[Any]]
 
 
 ITEMS_PER_PAUSE, PAUSE_SECONDS = (
     50,
     0.002,
-)  # items of a large request, after which its thread rests for so many seconds: others go first
+)  # number of items of a large request between two pauses in its thread, which let other threads run
 
 
 def _no_hint(body: bytes) -> str:
@@ -51,31 +52,34 @@ def _no_hint(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """One kind of request in one encoding: bytes → groups of items → raw spans or log records → what is kept.
+    """Decoder of one signal in one encoding: bytes → groups of items → raw spans or log records → records.
 
-    `parse`, `split` and `parse_item` raise one of `errors`, `resource` and `raw` an `ItemRefused`; all of them
-    `Permanent` where a request is too much.
+    The functions `parse`, `split` and `parse_item` raise one of `errors`; `resource` and `raw` raise
+    `ItemRefused`. All of them raise `PermanentError` if a request exceeds a limit.
     """
 
     errors: tuple[type[Exception], ...]
     parse: Callable[[bytes], Iterable[Group]]
-    split: Callable[[bytes, int], Iterable[Group]]  # the same with items left as bytes; of so many items at most
+    split: Callable[[bytes, int], Iterable[Group]]  # like `parse`, with items left as bytes, up to a maximum number
     parse_item: Callable[[Any], Any]
     resource: Callable[[Any, Allowance], dict[str, JSON]]
-    raw: Callable[[Any, dict[str, JSON], Any, Allowance], Any]  # of an item, its resource and scope
-    # by the dialects, of what is raw; None: nothing to keep, and no fault in it
+    raw: Callable[[Any, dict[str, JSON], Any, Allowance], Any]  # arguments: item, resource, scope, allowance
+    # applies the dialects to a raw item; None if it is valid but holds nothing to store
     read: Callable[[Any, FaultHandler], T | TranslatedSpan | None]
-    hint: Callable[[bytes], str] = _no_hint  # in words, what was passed over though its sender meant it
+    hint: Callable[[bytes], str] = _no_hint  # hint about data that was ignored although the sender meant it
 
 
 def decode(codec: Codec[T], body: bytes, limits: Limits, rest: float = PAUSE_SECONDS) -> DecodedRequest[T]:
-    """The items of a request. Raises `Permanent` if it is no such request, or too large. `rest` is for large ones."""
+    """Decode the items of a request. Raises `PermanentError` if it is malformed or too large.
+
+    While it decodes a large request, the thread sleeps for `rest` seconds every `ITEMS_PER_PAUSE` items.
+    """
     allowance = Allowance(limits)
-    decoded: DecodedRequest[T] = DecodedRequest()  # `Decoded[T]()` would take some microseconds more
+    decoded: DecodedRequest[T] = DecodedRequest()  # `DecodedRequest[T]()` would take some microseconds more
     if len(body) < LARGE_BODY_BYTES:
         try:
             _decode_whole(codec, body, allowance, decoded)
-        except UnparsableRequest as unparsed:  # nothing of what was read by then counts
+        except UnparsableRequest as unparsed:  # discard the items that were read so far
             allowance, decoded = Allowance(limits), DecodedRequest()
             _decode_items(codec, body, allowance, decoded, unparsed)
     else:
@@ -137,7 +141,7 @@ def _decode_items(
     error: Exception | None = None,
     rest: float = PAUSE_SECONDS,
 ) -> None:
-    """Take the items that can be parsed. Raises `Permanent` if something is wrong, and not one of them can."""
+    """Decode the items that can be parsed. Raises `PermanentError` if there is an error and no item can be parsed."""
     try:
         for resource, scope, items in codec.split(body, allowance.limits.spans):
             good = _parse_items(codec, items, decoded, rest)
@@ -149,7 +153,7 @@ def _decode_items(
 
 
 def _parse_items(codec: Codec[T], items: Iterable[Any], decoded: DecodedRequest[T], rest: float) -> Iterator[Any]:
-    """Each item as it is asked for; those that cannot be parsed are refused."""
+    """Yield each parsed item on demand; refuse those that cannot be parsed."""
     for number, item in enumerate(items, 1):
         if rest and number % ITEMS_PER_PAUSE == 0:
             time.sleep(rest)
@@ -164,27 +168,28 @@ def _parse_items(codec: Codec[T], items: Iterable[Any], decoded: DecodedRequest[
 
 
 INVALID_IDS = ("", "0" * 16, "0" * 32)
-MAX_REASONS = 3  # reasons in one answer
+MAX_REASONS = 3  # reasons in one response
 
 
 @dataclass(slots=True)
 class DecodedRequest(Generic[T]):
-    """Items of a request that can be kept, the reasons why others cannot, and the dialects that failed on some."""
+    """Items of a request to store, the reasons why others are refused, and the dialects that failed on some."""
 
     items: list[T] = field(default_factory=list)
-    also: list[SideRecord] = field(default_factory=list)  # what they say beside, kept in the same commit
-    refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by a word for counters, a sentence for people
-    beside: Counter[tuple[str, str]] = field(default_factory=Counter)  # alike, of what is said beside: costs no item
+    also: list[SideRecord] = field(default_factory=list)  # side records, stored in the same commit
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by (label for metrics, message for users)
+    # the same for side records, whose refusal costs no item
+    beside: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)  # by dialect
-    passed: int = 0  # items in which nothing is wrong, and nothing for us
-    parsed: int = 0  # of those that were parsed one by one
+    passed: int = 0  # valid items that hold nothing to store
+    parsed: int = 0  # of the items that were parsed one by one
     unparsed: int = 0
-    values: int = 0  # in all items together, beside their bytes
-    hint: str = ""  # what was passed over though its sender meant it
-    made: int = 0  # runs that stand in `items` as `Rows`, in the place of each of them
+    values: int = 0  # number of values in all items
+    hint: str = ""  # as in `Codec.hint`
+    made: int = 0  # number of runs that `items` holds in encoded form, as `EncodedRows`
 
     def refuse(self, error: Exception, part: str = "", count: int = 1) -> None:
-        """Count items that cannot be kept, for a reason in a part of them; all but `ItemRefused` is a fault of ours."""
+        """Count refused items with the reason; any error other than `ItemRefused` is a bug and is logged."""
         if not isinstance(error, ItemRefused):
             log_once("the collector failed on an item of a request, which is refused", error)
         refusal = classify_item_error(error)
@@ -192,7 +197,7 @@ class DecodedRequest(Generic[T]):
         counter[refusal.reason, part + str(refusal)] += count
 
     def keep_whole(self, whole: TranslatedSpan) -> None:
-        """Keep an item, and what it says beside; what makes no sense of that is refused alone."""
+        """Add a run and its side records; an invalid side record is refused alone."""
         self.items.append(cast(T, whole.run))
         for said in whole.also:
             if isinstance(said, ValueError):
@@ -201,33 +206,33 @@ class DecodedRequest(Generic[T]):
                 self.also.append(said)
 
     def fault(self, dialect: str, error: Exception) -> None:
-        """Count an item that was read without this dialect, as that failed."""
+        """Count an item that was read without this dialect, because the dialect failed."""
         self.faults[dialect] += 1
         log_dialect_error(dialect, error)
 
     @property
     def count(self) -> int:
-        """How many items can be kept."""
+        """Return the number of items to store."""
         return self.made or len(self.items)
 
     @property
     def refused_count(self) -> int:
-        """How many items were refused."""
+        """Return the number of refused items."""
         return self.refused.total()
 
     @property
     def refused_by_reason(self) -> Counter[str]:
-        """How many items were refused, by the word for counters."""
+        """Return the number of refused items by label."""
         return _count_by_reason(self.refused)
 
     @property
     def beside_by_reason(self) -> Counter[str]:
-        """How much of what is said beside was refused, by the word for counters."""
+        """Return the number of refused side records by label."""
         return _count_by_reason(self.beside)
 
     @property
     def reason(self) -> str:
-        """The reasons for people, the most frequent first, then what else they may want to know."""
+        """Return the reasons as text, the most frequent first, followed by the hint."""
         return "; ".join(filter(None, (_format_reasons(self.refused), _format_reasons(self.beside), self.hint)))
 
 
@@ -246,7 +251,7 @@ def _format_reasons(refused: Counter[tuple[str, str]]) -> str:
 
 
 def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
-    """The parent's id, None if there is none. Raises `ItemRefused` for ids that OpenTelemetry calls invalid."""
+    """Return the parent's id, None if there is none. Raises `ItemRefused` for ids that OpenTelemetry calls invalid."""
     if len(trace_id) != 32 or trace_id in INVALID_IDS:
         raise ItemRefused("ids", f"trace id {trace_id[:64]!r} is not 16 bytes other than all zeros")
     if len(span_id) != 16 or span_id in INVALID_IDS:
@@ -259,12 +264,12 @@ def check_ids(trace_id: str, span_id: str, parent_id: str) -> str | None:
 
 
 def check_groups(count: int) -> None:
-    """Raises `Permanent` if a request has too many groups."""
+    """Raise `PermanentError` if a request has too many groups."""
     if count > MAX_GROUPS:
         raise PermanentError("too_many", f"{count:,} groups in one request, at most {MAX_GROUPS:,}: send less")
 
 
 def check_count(count: int, most: int) -> None:
-    """Raises `Permanent` if a request has too many items."""
+    """Raise `PermanentError` if a request has too many items."""
     if count > most:
         raise PermanentError("too_many", f"{count:,} items in one request, at most {most:,}: send less")

@@ -1,7 +1,7 @@
 """Sink of the pipeline that writes decoded items to the store, within the sender's project.
 
-`asyncio.wrap_future` wakes it once for each, and goes through five callbacks: at small requests both cost more than
-what is waited for.
+The module waits for commits with `CommitWaiter` instead of `asyncio.wrap_future`, which wakes the loop once per
+future and goes through five callbacks. For small requests that costs more than the commit itself.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Refusals = Sequence[ItemRefused]
 
 
 class Sink(Protocol):
-    """Keeps what a request brought, or passes it on (its items, if any, or `request.body` as it came)."""
+    """Destination of decoded requests: stores the items, or forwards them or the original `request.body`."""
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
-        """Return when the items are durable, with the reasons why single ones are not; raise when none is."""
+        """Return the refused items once the others are durable. Raises if none can be kept."""
 
 
 class StoreSink:
-    """Keeps runs, feedback, amendments and what is said beside spans in a store."""
+    """Sink that stores runs, feedback, amendments and side records."""
 
     def __init__(self, store: Store, beside: Offloader) -> None:
         self._store, self._beside, self._settled = store, beside, CommitWaiter()
-        # Stores that write in a thread of their own need no second one to wait for it
+        # Stores with their own writer thread need no second thread that waits for it.
         self._append = store.append_async if isinstance(store, LocalStore) else None
         self._takes_rows = store if isinstance(store, RowStore) else None
         self._sends_on = store if isinstance(store, FeedbackSource) else None
@@ -50,8 +50,10 @@ class StoreSink:
         }
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> Refusals:
-        """What came beside runs for other runs is kept, then runs are appended, with the feedback beside them. Of logs
-        feedback is added first, then runs are amended, then comes the rest.
+        """Store the items of a request; return the refused ones.
+
+        For traces, amendments of other runs come first, then the runs together with their feedback. For logs,
+        feedback comes first, then amendments, then the rest.
         """
         if not items:
             return ()
@@ -68,14 +70,15 @@ class StoreSink:
         if len(runs) == len(items):
             await self._appended(runs)
             return ()
-        refusals = await asyncio.to_thread(self._amended, items)  # first, so that they wait for what comes with them
+        # first, so that amendments wait for the runs that come with them
+        refusals = await asyncio.to_thread(self._amended, items)
         feedback = [item for item in items if isinstance(item, Feedback)]
         await self._appended(runs, feedback[:BATCH_SIZE])
         await self._added(feedback[BATCH_SIZE:])
         return refusals
 
     async def _written(self, rows: Sequence[EncodedRows], also: Sequence[SideRecord]) -> Refusals:
-        """As runs, of what another process made of them."""
+        """Write runs that a worker has encoded, with their side records."""
         assert self._takes_rows is not None, "rows are made for a store that takes them"
         refusals = await asyncio.to_thread(self._amended, also) if also else ()
         for one in rows[:-1]:
@@ -86,7 +89,7 @@ class StoreSink:
         return refusals
 
     async def _added(self, feedback: Sequence[Feedback]) -> None:
-        """What is too much to be written with the runs that it came with: afterwards, in several transactions."""
+        """Add feedback that is too much for the transaction of its runs, in further transactions."""
         if feedback:
             await asyncio.to_thread(self._store.add_feedback, feedback)
 
@@ -99,9 +102,9 @@ class StoreSink:
     async def _in_slices(
         self, append: Callable[..., Future[None]], runs: Sequence[Run], *feedback: Sequence[Feedback]
     ) -> None:
-        """Append; of many some at a time, so that others have their turn, and not all are encoded at once.
+        """Append runs in batches, so that other requests can run in between and memory for encoding is bounded.
 
-        Feedback goes with the last of them: nothing speaks of a run of this request that is not there.
+        The last batch includes the feedback, so that all runs it refers to are stored.
         """
         while len(runs) >= BATCH_SIZE:
             await self._settled(await self._beside(append, runs[:BATCH_SIZE]))
@@ -110,7 +113,7 @@ class StoreSink:
             await self._settled(append(runs, *feedback))
 
     def _amended(self, items: Sequence[Run | SideRecord]) -> Refusals:
-        """Amend the runs of which something was said beside others; why that could not be."""
+        """Apply amendments that are side records of spans; return the refusals."""
         return [SideRecordRefused(refusal.reason, str(refusal)) for refusal in self._amend(items)]
 
     async def _logs(self, items: Sequence[LogItem]) -> Refusals:
@@ -129,7 +132,10 @@ class StoreSink:
         return refusals
 
     def _but_our_own(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
-        """Without what was sent on from here and has come back: it is here, perhaps said anew since then."""
+        """Return the feedback without rows that this store forwarded, received back and still has.
+
+        The store's own version of such a row may be newer.
+        """
         passed_on = {id(one): via for one in feedback if (via := read_via(one))}
         if not passed_on or self._sends_on is None:
             return feedback
@@ -139,19 +145,19 @@ class StoreSink:
         return [one for one in feedback if not (us in passed_on.get(id(one), ()) and one.id in here)]
 
     def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
-        """Amend runs, those also that are not here yet: what is said of one run at once, so many runs in one commit."""
+        """Apply amendments, also to runs that have not arrived; all amendments of one run go into one commit."""
         given, refusals = _validate_amendments([item for item in items if isinstance(item, Amendment)])
         whole = _group_by_run(given)
-        for start in range(0, len(whole), BATCH_SIZE):  # so that others have their turn between
+        for start in range(0, len(whole), BATCH_SIZE):  # in batches, so that other writes can run in between
             refusals += self._amend_all(whole[start : start + BATCH_SIZE])
         return refusals
 
     def _amend_all(self, runs: Sequence[Sequence[Amendment]]) -> list[ItemRefused]:
-        """All at once; in halves where the store refuses some, down to those."""
+        """Apply amendments in one transaction; if the store refuses it, split it until only refused ones are left."""
         try:
             self._store.add_amendments([amendment for of_run in runs for amendment in of_run])
             return []
-        except Closed:  # no fault of the items': the next server may keep them
+        except Closed:  # not the items' fault: the next server may accept them
             raise
         except Refused as error:
             if len(runs) > 1:
@@ -164,7 +170,7 @@ class StoreSink:
 
 
 def _group_by_run(amendments: Sequence[Amendment]) -> list[list[Amendment]]:
-    """What is said of each run, in the order in which it came."""
+    """Group amendments by run, in order of arrival."""
     runs: dict[tuple[str, str, str | None], list[Amendment]] = {}
     for one in amendments:
         runs.setdefault((one.trace_id, one.span_id, one.response_id), []).append(one)
@@ -172,7 +178,7 @@ def _group_by_run(amendments: Sequence[Amendment]) -> list[list[Amendment]]:
 
 
 def _validate_amendments(amendments: Sequence[Amendment]) -> tuple[list[Amendment], list[ItemRefused]]:
-    """Those that a run can have, and why others are refused."""
+    """Return the valid amendments, and the refusals of the others."""
     given: list[Amendment] = []
     refusals: list[ItemRefused] = []
     for amendment in amendments:
@@ -187,7 +193,7 @@ def _validate_amendments(amendments: Sequence[Amendment]) -> tuple[list[Amendmen
 
 
 def scope_items(store: Store, project: str, items: Sequence[Run | LogItem]) -> tuple[list[Any], list[ItemRefused]]:
-    """The items as the project's own, and why others are refused: theirs, or their trace's, is another project."""
+    """Assign the items to the project; return them and the refusals of items of other projects."""
     mine: list[Any] = []
     refusals: list[ItemRefused] = []
     for one in scope_or_refuse(store, project, items):
@@ -196,11 +202,11 @@ def scope_items(store: Store, project: str, items: Sequence[Run | LogItem]) -> t
 
 
 def scope_or_refuse(store: Store, project: str, items: Sequence[Run | LogItem]) -> list[Any]:
-    """Each item as the project's own, or why it is refused."""
+    """Return each item as assigned to the project, or its refusal."""
     view = ProjectScopedStore(store, project)
     foreign = view.foreign(_trace_id(item) for item in items)
     others = view.foreign_experiments(_experiment_id(item) for item in items)
-    beside = isinstance(items[0], Run) if items else False  # what is no run, then, was said beside one
+    beside = isinstance(items[0], Run) if items else False  # then all other items are side records
     found: list[Any] = []
     for item in items:
         try:
@@ -243,13 +249,16 @@ T = TypeVar("T")
 
 
 class CommitWaiter:
-    """Waits for futures of threads: `await settled(future)`, on one loop at a time."""
+    """Awaitable wait for futures of other threads on one event loop at a time: `await settled(future)`."""
 
     def __init__(self) -> None:
         self._mailbox: _LoopWakeup | None = None
 
     async def __call__(self, future: Future[T]) -> T:
-        """Its result, or what it raises. It is cancelled, unless it is under way, with whoever waits."""
+        """Return the future's result or raise its error.
+
+        If the caller is cancelled, a future that has not started is cancelled too.
+        """
         if not future.done():
             try:
                 await self._here().waiter(future)
@@ -266,24 +275,24 @@ class CommitWaiter:
 
 
 class _LoopWakeup:
-    """Where threads leave word for one loop."""
+    """Queue of finished futures for one event loop, with at most one pending wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._settled: deque[asyncio.Future[None]] = deque()
-        self._called = False  # whether the loop has been told to look, and has not begun to
+        self._called = False  # True while a wake-up is scheduled and has not run
 
     def waiter(self, future: Future[Any]) -> asyncio.Future[None]:
-        """Done, on the loop, after the future is."""
+        """Return a future of the loop that is done after the thread's future."""
         waiter = self.loop.create_future()
         future.add_done_callback(partial(self._leave, waiter))
         return waiter
 
     def _leave(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
-        self._settled.append(waiter)  # before the look at `_called`: whoever finds it set is seen by that call
+        self._settled.append(waiter)  # before `_called` is read, so that a scheduled wake-up sees it
         if not self._called:
             self._called = True
-            with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: nothing waits any more
                 self.loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:

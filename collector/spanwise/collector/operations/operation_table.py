@@ -1,7 +1,7 @@
 """Table of the store operations: method, path and required permission of each.
 
-Where two paths fit one address the row above answers, so that the longer one comes first. A name may hold slashes
-(`:path`). What the API has beside the verbs of the stores is in `spanwise.collector.api.routes`.
+If two paths match a URL, the first row of the table answers, so longer paths come first. A name may hold slashes
+(`:path`). The module `spanwise.collector.api.routes` adds the endpoints that are not store operations.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from spanwise.collector.operations.request_mapping import REQUIRED, define_chang
 from spanwise.collector.records import DatasetKind, Example, Feedback
 from spanwise.collector.stores import ControlStore, TraceStore
 
-# Of one request: far below what the server takes, so that no batch is refused for its size alone
+# items of one request: far below the server's limit, so that no batch is refused for its size alone
 MAX_BATCH_ITEMS, MAX_BATCH_IDS = 1000, 500
 
 
 class TraceOperations:
-    """The verbs of `TraceStore`, but for `close`, `feedback`, which is `add_feedback` of one, and `each`, which is many
-    `traces`.
-    """
+    """Operations of `TraceStore` except `close`, `feedback` (one `add_feedback`) and `each` (several `traces`)."""
 
     append = store_operation(
         TraceStore.append,
@@ -99,7 +97,7 @@ class TraceOperations:
 
 
 class ControlOperations:
-    """The verbs of `ControlStore`, but for `close`."""
+    """Operations of `ControlStore` except `close`."""
 
     datasets = store_operation(ControlStore.datasets, "GET /api/datasets", tag="datasets")
     versions = store_operation(ControlStore.versions, "GET /api/datasets/{name:path}/versions", tag="datasets")

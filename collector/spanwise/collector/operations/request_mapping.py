@@ -1,13 +1,14 @@
 """Mapping of a function signature to an HTTP request: path, query, body and response.
 
-The function takes the store first: a verb of a Protocol, or a handler of the API. Its other arguments travel
+The function takes the store first: it is a method of a store protocol, or a handler of the API. Its other arguments
+are sent
 
 - in the path, if the path names them;
-- of a GET or DELETE in the query string: a record as JSON, a list by repeating the name, None by leaving it out (or by
-  an empty text, if the default is not None); a `Filter` and its `**conditions` as the conditions of a query string;
-- of a POST or PATCH in the body: a record, a list or a mapping that is the only argument is the body, others are fields
-  of it by name. `*records` is one record or a list of them, `**fields` are the changes that the returned record allows:
-  these are the body, and what else there is goes in the query string.
+- for GET and DELETE in the query string: a record as JSON, a list by repeating the name, None by leaving it out (or as
+  an empty text, if the default is not None); a `Filter` and its `**conditions` as conditions of the query string;
+- for POST and PATCH in the body: a record, a list or a mapping that is the only argument is the body itself, others are
+  its fields by name. `*records` is one record or a list of them. `**fields` are the changeable fields of the returned
+  record: they form the body, and all other arguments go into the query string.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ REQUIRED: Any = msgspec.NODEFAULT
 
 
 class RecordChanges(msgspec.Struct):
-    """Some fields of a record; those that are left out are `UNSET`."""
+    """Changes of a record's fields; fields that are left out are `UNSET`."""
 
 
 def define_body(name: str, fields: Iterable[tuple[str, Any, Any]]) -> type[msgspec.Struct]:
-    """A body with fields of (name, type, default); fields that it does not know are passed over."""
+    """Define a body type from (name, type, default); it ignores unknown fields."""
     return msgspec.defstruct(name, list(fields), kw_only=True, module=__name__)
 
 
 @cache
 def define_changes(record: type) -> type[RecordChanges]:
-    """A body with some of the `CHANGEABLE` fields of a record; another field is refused."""
+    """Define a body type with the `CHANGEABLE_FIELDS` of a record, all optional; it refuses other fields."""
     kinds, unset = get_type_hints(record), msgspec.UNSET
     made = msgspec.defstruct(
         f"{record.__name__}Change",
@@ -66,74 +67,74 @@ def define_changes(record: type) -> type[RecordChanges]:
 
 
 def _changeable_type(kind: Any) -> Any:
-    """What a field may be changed by: another value, or, where it is a record itself, some fields of it."""
+    """Return the type of a changed field: for a field that is a record, a mapping of some of its fields."""
     return dict[str, Any] if is_dataclass(kind) else kind
 
 
 def get_changed_fields(change: RecordChanges) -> dict[str, Any]:
-    """The fields that a body named, out of all that may change."""
+    """Return the fields that a body contains."""
     return {name: value for name, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
 
 
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 RequiredPermission = Literal["open", "read", "write", "ingest", "feedback", "admin"]
 ArgumentPlace = Literal["path", "query", "filter", "conditions", "field", "body"]
-MAX_PAGE_SIZE, MAX_LIST_SIZE = 1000, 10_000  # items of one page, and of a list that has no pages
+MAX_PAGE_SIZE, MAX_LIST_SIZE = 1000, 10_000  # items of one page, and of a list without pages
 PATH_PLACEHOLDER = re.compile(r"{(\w+)(?::path)?}")
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument as it travels: `kind` is its type there, `alias` its name in a query string."""
+    """One argument of an operation: `kind` is its type in the request, `alias` its name in a query string."""
 
     name: str
     place: ArgumentPlace
     kind: Any
     default: Any
     alias: str
-    many: bool = False  # *records: one of them or a list
+    many: bool = False  # `*records`: one record or a list
 
     @cached_property
     def record(self) -> Any:
-        """The type of the record that it is, None given apart; None if it is none."""
+        """Return the argument's record type, without None; None if it is not a record."""
         return next((kind for kind in get_union_members(self.kind) if is_dataclass(kind)), None)
 
     @cached_property
     def is_list(self) -> bool:
-        """Whether it is a sequence of anything but characters."""
+        """Return whether the argument is a sequence other than a string."""
         return get_origin(self.kind) is Sequence
 
     @cached_property
     def empty_is_none(self) -> bool:
-        """Whether None has to be said, because leaving the argument out says something else."""
+        """Return whether None must be sent explicitly, because leaving the argument out selects another default."""
         return self.default not in (None, REQUIRED) and NoneType in get_union_members(self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A request. `signature` is the function's without the store."""
+    """HTTP request of a store method or API handler. `signature` is the function's without the store."""
 
     function: Callable[..., Any]
     signature: inspect.Signature
     method: Method
     path: str
     tag: str
-    needs: RequiredPermission  # what a key must allow
-    says: str  # to readers of the API
+    needs: RequiredPermission  # permission that a key needs
+    says: str  # description in the API reference
     sent: tuple[Argument, ...]
-    returns: Any  # the function's, None if it returns nothing
-    count: str  # the name under which a number, or whether there was one, is answered; "" if what is returned is
-    batch: int  # so many items in one request, of a list that is the only argument
-    patient: bool  # may take as long as it takes
+    returns: Any  # the function's return type; None if it returns nothing
+    count: str  # response field for a number or boolean result; "" to return the result itself
+    batch: int  # maximum number of items per request, for a list that is the only argument
+    patient: bool  # without a time limit
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """Return the function's name."""
         return self.function.__name__
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Of all arguments; those that are spread bear a star, as no name that is given does."""
+        """Return the names of all arguments; a variadic one starts with "*", which no keyword argument can."""
         parameters = self.signature.parameters.values()
         return frozenset(
             f"*{parameter.name}" if parameter.kind in _VARIADIC_KINDS else parameter.name for parameter in parameters
@@ -141,13 +142,13 @@ class Operation:
 
     @cached_property
     def positional(self) -> tuple[str, ...]:
-        """Of the arguments that can be given by position."""
+        """Return the names of arguments that can be given by position."""
         parameters = self.signature.parameters.values()
         return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """Of the arguments that can be left out."""
+        """Return the defaults of arguments that can be left out."""
         parameters = self.signature.parameters.values()
         return {
             parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
@@ -155,32 +156,32 @@ class Operation:
 
     @cached_property
     def listed(self) -> Argument | None:
-        """The list that is the only argument, so that it can be sent in batches."""
+        """Return the list that is the only argument, and can therefore be sent in batches; None otherwise."""
         return self.sent[0] if len(self.sent) == 1 and self.sent[0].is_list else None
 
     @cached_property
     def paged(self) -> bool:
-        """Whether it answers a `Page`, after which another one comes."""
+        """Return whether the operation returns a `Page`."""
         return get_origin(self.returns) is Page
 
     @property
     def most(self) -> int:
-        """The highest `limit` of one request."""
+        """Return the highest `limit` of one request."""
         return MAX_PAGE_SIZE if self.paged else MAX_LIST_SIZE
 
     @cached_property
     def whole(self) -> Argument | None:
-        """The argument that is the body, if one is."""
+        """Return the argument that is the body; None if there is none."""
         return next((sent for sent in self.sent if sent.place == "body"), None)
 
     @cached_property
     def fields(self) -> tuple[Argument, ...]:
-        """The arguments that are fields of the body."""
+        """Return the arguments that are fields of the body."""
         return tuple(sent for sent in self.sent if sent.place == "field")
 
     @cached_property
     def takes(self) -> Any:
-        """The type of the body; None if there is none."""
+        """Return the type of the body; None if there is none."""
         if self.whole:
             return self.whole.kind
         fields = [(field.name, field.kind, field.default) for field in self.fields]
@@ -188,19 +189,22 @@ class Operation:
 
     @cached_property
     def answers(self) -> Any:
-        """The type of the answer: what is returned, or a count, or what was sent if nothing is returned."""
+        """Return the type of the response: the return type or a count; the body type if nothing is returned."""
         if self.count or (self.returns is None and self.listed):
             return dict[str, int]
         return self.takes if self.returns is None else self.returns
 
 
 class OperationOptions(TypedDict, total=False):
-    """What a request says beside method and path.
+    """Options of an operation in addition to method and path.
 
-    `wire` is {argument: (type, default)} where they travel narrower or wider than they are called, `alias` their names
-    in a query string. `needs`: if it is not said, a GET needs a key that may read, others one that may write. `says`:
-    else the first paragraph of the docstring, without what it raises. `count`: else a DELETE answers how many were
-    "deleted", and others what is returned. `batch` and `patient`: see `Call`.
+    - `wire` is {argument: (type, default)} for arguments whose type or default in the request differs from the
+      function's.
+    - `alias` is {argument: name in a query string}.
+    - `needs` is the required permission; by default read for GET, write for other methods.
+    - `says` is the description; by default the first paragraph of the docstring without its "Raises" part.
+    - `count` is as in `Operation`; by default "deleted" for DELETE, "" for other methods.
+    - `batch` and `patient` are as in `Operation`.
     """
 
     tag: Required[str]
@@ -214,7 +218,7 @@ class OperationOptions(TypedDict, total=False):
 
 
 def describe_operation(function: Callable[..., Any], request: str, **how: Unpack[OperationOptions]) -> Operation:
-    """The request of a function. `request` is a method and a path: `"GET /api/things/{name:path}"`."""
+    """Return the operation of a function. `request` is method and path, such as `"GET /api/things/{name:path}"`."""
     method, path = cast(tuple[Method, str], request.split())
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = list(signature.parameters.values())[1:]
@@ -240,7 +244,7 @@ def _docstring_summary(function: Callable[..., Any]) -> str:
 
 
 def get_union_members(kind: Any) -> tuple[Any, ...]:
-    """The types of a union; of any other type itself."""
+    """Return the member types of a union; for any other type, the type itself."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
@@ -296,20 +300,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class OperationSender(Protocol):
-    """What a class needs so that the verbs of a table work as its methods."""
+    """Protocol of classes whose methods are created by `store_operation`."""
 
     def _ask(self, call: Operation, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        """Send a request with the arguments of the verb; what its answer says the verb returns."""
+        """Send a request with the method's arguments, and return the result from the response."""
 
 
 def store_operation(method: F, request: str, **how: Unpack[OperationOptions]) -> F:
-    """A verb of a Protocol, by a request: `dataset = verb(ControlStore.dataset, "GET /api/datasets/{name:path}", …)`.
+    """Create a client method from a protocol's method: `dataset = store_operation(ControlStore.dataset, "GET …", …)`.
 
-    `how` is what `call_of` takes. To type checkers the method is the Protocol's.
+    The options `how` are those of `describe_operation`. For type checkers the method has the protocol's type.
     """
-    row = cache(
-        partial(describe_operation, method, request, **how)
-    )  # read when first needed, so that the import stays cheap
+    row = cache(partial(describe_operation, method, request, **how))  # evaluated on first use, to keep imports fast
 
     @wraps(method)
     def asked(self: OperationSender, *args: Any, **given: Any) -> Any:
@@ -320,5 +322,5 @@ def store_operation(method: F, request: str, **how: Unpack[OperationOptions]) ->
 
 
 def list_operations(table: type) -> Iterator[Operation]:
-    """The requests of a table's verbs, in their order."""
+    """Yield the operations of a table, in order."""
     return (member.row() for member in vars(table).values() if hasattr(member, "row"))

@@ -33,12 +33,12 @@ _EXAMPLES_PER_PAGE = 50
 
 
 def datasets(store: Store, request: Request) -> Response:
-    """`GET /datasets`."""
+    """Render the dataset list: `GET /datasets`."""
     return rendering.render_page(request, "datasets.html", datasets=store.datasets())
 
 
 def dataset(store: Store, request: Request) -> Response:
-    """`GET /datasets/{name}?version=&offset=`."""
+    """Render one dataset: `GET /datasets/{name}?version=&offset=`."""
     name = request.path_params["name"]
     version, offset = read_integer(request, "version"), read_integer(request, "offset") or 0
     asked = store.dataset(name, version)
@@ -57,13 +57,13 @@ def dataset(store: Store, request: Request) -> Response:
 
 
 ROWS_PER_PAGE = 50
-MAX_SORTED_TRACES = 5_000  # traces of one experiment that a page sorts
+MAX_SORTED_TRACES = 5_000  # traces of one experiment that the page loads and sorts
 _MAX_LISTED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentRow:
-    """One run of the task over one example. `example` is None if the dataset is no longer there."""
+    """One run of the task on one example. `example` is None if the dataset no longer exists."""
 
     trace: TraceSummary
     example: Example | None
@@ -71,7 +71,7 @@ class ExperimentRow:
 
 
 def experiments(store: Store, request: Request) -> Response:
-    """`GET /experiments?dataset=`."""
+    """Render the experiment list: `GET /experiments?dataset=`."""
     dataset = request.query_params.get("dataset") or None
     listed = store.experiments(dataset=dataset, limit=_MAX_LISTED)
     results = aggregate_experiments(store, listed)
@@ -90,7 +90,7 @@ def experiments(store: Store, request: Request) -> Response:
 
 
 def _dataset_names(store: Store, listed: Sequence[Experiment]) -> list[str]:
-    """Names to choose from: of all datasets, or of those that are listed where the reader may not see them all."""
+    """Return the names of all datasets; those of the listed experiments if the reader may not list datasets."""
     try:
         return [known.name for known in store.datasets()]
     except Forbidden:
@@ -98,7 +98,7 @@ def _dataset_names(store: Store, listed: Sequence[Experiment]) -> list[str]:
 
 
 def aggregate_experiments(store: Store, experiments: Sequence[Experiment]) -> dict[str, Bucket]:
-    """Counts, latency and feedback per experiment, in one query."""
+    """Return counts, latency and feedback per experiment, in one query."""
     if not experiments:
         return {}
     ids = tuple(experiment.id for experiment in experiments)
@@ -107,7 +107,7 @@ def aggregate_experiments(store: Store, experiments: Sequence[Experiment]) -> di
 
 
 def experiment(store: Store, request: Request) -> Response:
-    """`GET /experiments/{id or name}?sort=&feedback_key=…&offset=`."""
+    """Render one experiment: `GET /experiments/{id or name}?sort=&feedback_key=…&offset=`."""
     asked = store.experiment(request.path_params["experiment_id"])
     query = filter_form.read_query(
         [*request.query_params.multi_items(), ("experiment", asked.id)], others=("sort", "offset")
@@ -141,7 +141,7 @@ def experiment(store: Store, request: Request) -> Response:
 
 
 def get_judge_totals(experiment: Experiment) -> dict[str, float]:
-    """What judges were asked and what that cost, as `evaluate()` has recorded it; {} where none was."""
+    """Return the number and cost of judge calls that `evaluate()` recorded; {} if there were none."""
     totals = experiment.metadata.get("totals")
     named = totals.items() if isinstance(totals, Mapping) else ()
     told = {name.removeprefix("judge_"): value for name, value in named if name.startswith("judge_")}
@@ -149,7 +149,7 @@ def get_judge_totals(experiment: Experiment) -> dict[str, float]:
 
 
 def load_rows(store: Store, experiment: Experiment, filter: Filter) -> list[ExperimentRow]:
-    """The traces of an experiment that pass, at most `MOST`, in the dataset's order."""
+    """Return the traces of an experiment that pass the filter, at most `MAX_SORTED_TRACES`, in the dataset's order."""
     traces = islice(iterate_pages(partial(store.traces, filter, limit=1000)), MAX_SORTED_TRACES)
     examples = index_examples(store, experiment)
     rows = [ExperimentRow(trace, *examples.get(trace.example_id or "", (None, MAX_SORTED_TRACES))) for trace in traces]
@@ -157,14 +157,15 @@ def load_rows(store: Store, experiment: Experiment, filter: Filter) -> list[Expe
 
 
 def label_experiments(experiments: Sequence[Experiment]) -> dict[str, str]:
-    """What tells experiments apart, by id: a name, with the beginning of the id where another has the same."""
+    """Return unique labels of experiments by id: the name, with the beginning of the id if names repeat."""
     names = Counter(experiment.name for experiment in experiments)
     return {one.id: f"{one.name} ({one.id[:8]})" if names[one.name] > 1 else one.name for one in experiments}
 
 
 def index_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[Example, int]]:
-    """The dataset's examples at the experiment's version with their places, by id; none if it is gone, or not for this
-    reader.
+    """Return the examples of the experiment's dataset version and their positions, by id.
+
+    The result is empty if the dataset no longer exists, or if the reader may not see it.
     """
     try:
         examples = store.examples(experiment.dataset, experiment.dataset_version)
@@ -174,7 +175,10 @@ def index_examples(store: Store, experiment: Experiment) -> Mapping[str, tuple[E
 
 
 def sort_rows(rows: list[ExperimentRow], sort: str) -> list[ExperimentRow]:
-    """Rows by `latency`, `cost`, `tokens` or a feedback key, descending after a "-"; rows without a value come last."""
+    """Sort rows by `latency`, `cost`, `tokens` or a feedback key, descending after a "-".
+
+    Rows without a value come last.
+    """
     name = sort.removeprefix("-")
     if not name:
         return rows
@@ -185,7 +189,7 @@ def sort_rows(rows: list[ExperimentRow], sort: str) -> list[ExperimentRow]:
 
 
 def _sort_value(trace: TraceSummary, name: str) -> tuple[float, str] | None:
-    """A value that sorts, scores before labels; None if the trace has none."""
+    """Return a sortable value, scores before labels; None if the trace has none."""
     figures: dict[str, float | None] = {
         "latency": trace.duration_ns,
         "tokens": trace.input_tokens + trace.output_tokens,
@@ -202,7 +206,7 @@ _MAX_SIDES, _MAX_SHOWN = 5, 50
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSide:
-    """One of the experiments: its results, the first run of each example (trace ids), scores by example and key."""
+    """One compared experiment: its results, trace ids of the first run by example, and scores by example and key."""
 
     experiment: Experiment
     result: Bucket | None
@@ -210,7 +214,7 @@ class ComparisonSide:
     scores: statistics.Scores
 
     def stats(self, key: str) -> FeedbackStats | None:
-        """This side's aggregate of one key; of `task_ok` the share of runs whose task ended without error."""
+        """Return this side's statistics of one key; for `task_ok`, the share of runs whose task ended without error."""
         if self.result is None:
             return None
         if key == statistics.TASK_OK:
@@ -220,16 +224,22 @@ class ComparisonSide:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One example on which the sides differ by `size` (a share of each key's range, summed over the keys)."""
+    """One example on which the sides differ by `size`.
+
+    The size is the sum over the keys of the difference as a share of the key's range.
+    """
 
     example_id: str
     size: float
-    changed: Mapping[str, float]  # per key: last side minus first
+    changed: Mapping[str, float]  # by key: last side minus first side
 
 
 @dataclass(frozen=True, slots=True)
 class ShownDifference:
-    """A difference with what it shows: the example, unless its dataset is gone, and per side its first repetition."""
+    """A difference with its example, and per side the trace of its first repetition.
+
+    The example is None if its dataset no longer exists.
+    """
 
     example: Example | None
     traces: Sequence[TraceSummary | None]
@@ -237,7 +247,7 @@ class ShownDifference:
 
 
 def compare(store: Store, request: Request) -> Response:
-    """`GET /compare?ids=a,b&key=`: the first is what the others are measured against."""
+    """Render a comparison: `GET /compare?ids=a,b&key=`. The first experiment is the baseline."""
     sides = load_sides(store, request.query_params.getlist("ids"))
     keys, others = list_keys(sides), len(sides) - 1
     known = feedback_display.get_metric_info(side.experiment for side in sides)
@@ -271,7 +281,7 @@ def compare(store: Store, request: Request) -> Response:
 
 
 def load_sides(store: Store, asked: Sequence[str]) -> list[ComparisonSide]:
-    """The experiments named (by id, beginning of an id, or name), with results and traces. Raises `Refused`."""
+    """Load the named experiments (by id, prefix of an id, or name) with results and traces. Raises `Refused`."""
     names = [name.strip() for part in asked for name in part.split(",") if name.strip()]
     if len(names) > _MAX_SIDES:
         raise Refused(f"at most {_MAX_SIDES} experiments fit side by side, not {len(names)}")
@@ -282,7 +292,10 @@ def load_sides(store: Store, asked: Sequence[str]) -> list[ComparisonSide]:
 
 
 def list_keys(sides: Sequence[ComparisonSide]) -> list[str]:
-    """All keys by name; before them `task_ok`, where a task has failed: scores of the rest are not the whole story."""
+    """Return all keys by name. If a task failed, `task_ok` comes first.
+
+    In that case the other scores are incomplete, because failed tasks have none.
+    """
     known = {stats.key for side in sides if side.result for stats in side.result.feedback}
     failing = any(side.result and side.result.errors for side in sides)
     return [statistics.TASK_OK] * failing + sorted(known - {statistics.TASK_OK} if failing else known)
@@ -299,7 +312,7 @@ def _load_side(store: Store, experiment: Experiment, result: Bucket | None, *, t
 
 
 def find_differing_settings(sides: Sequence[ComparisonSide]) -> dict[str, list[JSON]]:
-    """The plain settings in the experiments' metadata that are not the same everywhere, one value per side."""
+    """Return the scalar settings in the experiments' metadata that differ, one value per side."""
     names = dict.fromkeys(name for side in sides for name in side.experiment.metadata)
     values = {name: [side.experiment.metadata.get(name) for side in sides] for name in names}
     plain = {name: row for name, row in values.items() if not any(isinstance(value, dict | list) for value in row)}
@@ -309,7 +322,7 @@ def find_differing_settings(sides: Sequence[ComparisonSide]) -> dict[str, list[J
 def find_differences(
     sides: Sequence[ComparisonSide], contrasts: Mapping[str, statistics.Contrast], keys: Sequence[str]
 ) -> list[Difference]:
-    """The examples whose scores differ between the first and the last side, most different first."""
+    """Return the examples whose scores differ between the first and the last side, sorted by size."""
     changed: dict[str, dict[str, float]] = defaultdict(dict)
     for key in keys:
         if key in contrasts:
@@ -324,7 +337,7 @@ def find_differences(
 def load_shown_differences(
     store: Store, sides: Sequence[ComparisonSide], rows: Sequence[Difference]
 ) -> list[ShownDifference]:
-    """What is shown of differences: their examples, and their runs on each side."""
+    """Load the examples of differences, and their runs on each side."""
     if not rows:
         return []
     ids = [side.runs.get(row.example_id, "") for row in rows for side in sides]

@@ -1,7 +1,7 @@
 """Page routes: views, form submissions and their CSRF checks, error pages.
 
-Bounded, from our own pages only, read, acted upon, and answered by sending the reader on (303), so that a reload
-sends nothing again.
+A form submission is limited in size and accepted only from Spanwise's own pages. After its action it is answered with
+a redirect (303), so that a reload does not repeat it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from spanwise.collector.security.authorization import get_access, get_request_st
 from spanwise.collector.security.browser_sessions import is_form_token
 from spanwise.collector.stores import Store
 
-TOKEN_FIELD = "token"  # the field in which a form brings back what says that we made it
-MAX_FORM_BYTES = 64 * 1024  # bytes, unless a form says more
-MAX_FORM_FIELDS = 20  # that are sent; those that a form does not name are left out
-# Does what the fields ask and returns the address to go on to. Raises `Refused`, which the reader sees.
+TOKEN_FIELD = "token"  # form field of the CSRF token
+MAX_FORM_BYTES = 64 * 1024  # default limit of a form in bytes
+MAX_FORM_FIELDS = 20  # of a submission; fields that the form does not declare are dropped
+# Carries out a form and returns the URL to redirect to. Raises `Refused`, whose message the page shows.
 Action: TypeAlias = Callable[[Store, Request, Mapping[str, str]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Where a form is sent, the fields that its action gets, and how large it may be."""
+    """Form of a page: its path, the fields that its action gets, and its maximum size."""
 
     path: str
     fields: tuple[str, ...]
     action: Action
-    scope: str = "write"  # what an API key must allow
+    scope: str = "write"  # permission that the API key needs
     largest: int = MAX_FORM_BYTES
 
 
@@ -51,7 +51,7 @@ FORMS: tuple[Form, ...] = (
 
 
 async def handle_form(form: Form, request: Request) -> Response:
-    """Do what a form that was sent asks. Raises `Refused`."""
+    """Check a form submission, and run its action. Raises `Refused`."""
     fields = await read_declared_form(form, request)
     check_token(fields.pop(TOKEN_FIELD, ""), get_access(request.scope).bond)
     address = await run_in_threadpool(form.action, get_request_store(request), request, fields)
@@ -59,13 +59,17 @@ async def handle_form(form: Form, request: Request) -> Response:
 
 
 async def read_declared_form(form: Form, request: Request) -> dict[str, str]:
-    """The fields of a form sent by one of our own pages. Raises `Refused` for any other, and one that is too large."""
+    """Return the fields of a form from an own page.
+
+    Raises `Refused` for other origins, and for a form that is too large.
+    """
     return await _read_fields(request, form.fields, form.largest)
 
 
 async def read_form(request: Request, names: Collection[str], *, bond: bytes) -> dict[str, str]:
-    """The fields of a form beside the table, sent by one of our own pages that was made for who has this bond. Raises
-    `Refused`.
+    """Return the fields of a form outside of `FORMS`, from an own page rendered for the session with this bond.
+
+    Raises `Refused`.
     """
     fields = await _read_fields(request, names, MAX_FORM_BYTES)
     check_token(fields.pop(TOKEN_FIELD, ""), bond)
@@ -73,7 +77,7 @@ async def read_form(request: Request, names: Collection[str], *, bond: bytes) ->
 
 
 def check_token(given: str, bond: bytes) -> None:
-    """Raises `Refused` unless this is the token of a page that this server made for who sends it."""
+    """Raise `Refused` unless the CSRF token is from a page that this server rendered for the sender."""
     if not is_form_token(given, bond):
         raise Refused("this form was not made for you by this server as it runs now: load its page again, then send it")
 
@@ -94,7 +98,10 @@ async def _read_fields(request: Request, names: Collection[str], largest: int) -
 
 
 def is_from_own_page(request: Request) -> bool:
-    """Whether the browser says that one of our pages sent this; programs that say nothing about it may pass."""
+    """Return whether a Spanwise page sent this request, as the browser reports it.
+
+    Programs other than browsers send no such headers and pass.
+    """
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin, host = request.headers.get("origin"), request.headers.get("host")
@@ -103,7 +110,7 @@ def is_from_own_page(request: Request) -> bool:
 
 View: TypeAlias = Callable[[Store, Request], Response]
 
-# path, view, what an API key must allow; the first path that fits answers
+# path, view, permission that the API key needs; the first matching path answers
 VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/", traces.traces, "read"),
     ("/charts", traces.charts, "read"),
@@ -121,9 +128,9 @@ VIEWS: tuple[tuple[str, View, str], ...] = (
     ("/static/{name}", rendering.serve_static, "open"),
 )
 
-SCAN_VIEWS = (traces.charts, experiment_pages.compare)  # also without a condition
+SCAN_VIEWS = (traces.charts, experiment_pages.compare)  # these scan many traces even without a filter
 
-# Every address of the pages: path, what an API key must allow, methods
+# all routes of the pages: path, permission that the API key needs, methods
 PAGE_ROUTES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     *((path, scope, ("GET",)) for path, _, scope in VIEWS),
     *((form.path, form.scope, ("POST",)) for form in FORMS),
@@ -131,7 +138,7 @@ PAGE_ROUTES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def create_router() -> APIRouter:
-    """The pages, to be included in an application that has the store as `app.state.store`."""
+    """Return the routes of the pages, for an application with the store as `app.state.store`."""
     routes = APIRouter()
     for path, view, _ in VIEWS:
         routes.add_route(path, _view_handler(view), methods=["GET"], include_in_schema=False)
@@ -153,7 +160,7 @@ def _view_handler(view: View) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _is_scan(view: View, request: Request) -> bool:
-    """Whether it may look at many traces: it sums up, or looks for those that pass."""
+    """Return whether a view may read many traces: it aggregates or filters."""
     return view in SCAN_VIEWS or (not request.path_params and bool(request.scope["query_string"]))
 
 
@@ -182,7 +189,7 @@ _TITLES = {400: "That cannot work", 401: "Signed out", 403: "Not with this key"}
 
 
 def render_refusal(request: Request, status: int, message: str) -> Response:
-    """The page that says why a request was not let in."""
+    """Render the page that says why a request was refused."""
     title = _TITLES.get(status, "Not now")
     return rendering.render_page(
         request, "error.html", status=status, title=title, message=message, sign_in=status == 401
@@ -192,7 +199,7 @@ def render_refusal(request: Request, status: int, message: str) -> Response:
 def render_sign_in(
     request: Request, onward: str, *, refused: str = "", status: int = 200, after: float | None = None
 ) -> Response:
-    """The page on which a reader gives a key, and why the last one was refused."""
+    """Render the sign-in page, with the reason if the last key was refused."""
     response = rendering.render_page(request, "sign_in.html", status=status, onward=onward, refused=refused)
     if after is not None:
         response.headers["Retry-After"] = str(max(1, round(after)))
@@ -200,7 +207,7 @@ def render_sign_in(
 
 
 def render_failure(request: Request, error: StoreError) -> Response:
-    """The page that says what the store could not do."""
+    """Render the page for an error of the store."""
     status, title = next((code, words) for kind, code, words in _STATUSES if isinstance(error, kind))
     response = rendering.render_page(
         request, "error.html", status=status, title=title, message=str(error), sign_in=False
@@ -211,5 +218,5 @@ def render_failure(request: Request, error: StoreError) -> Response:
 
 
 def render_not_found(request: Request) -> Response:
-    """The page for an address that nothing answers."""
+    """Render the page for an unknown URL."""
     return render_failure(request, NotFound(f"there is no page {request.url.path!r}"))

@@ -17,13 +17,14 @@ from spanwise.collector.records import Rule, RuleStatus
 from spanwise.collector.rule_policy import build_rule_filter
 from spanwise.collector.stores import Store, summarize_rule
 
-MAX_OUTCOMES, MIN_OUTCOMES = 4_000, 100  # that are read for the means of all rules, newest first, and of each at least
+# newest outcomes to read for the means: in total, and at least this many per rule
+MAX_OUTCOMES, MIN_OUTCOMES = 4_000, 100
 _DECISIONS_PER_PAGE = 50
 ACTIONS = ("pause", "resume", "remove")
 
 
 def rules(store: Store, request: Request) -> Response:
-    """`GET /rules?project=`."""
+    """Render the rule list: `GET /rules?project=`."""
     project = request.query_params.get("project") or None
     found = store.status(project=project)
     most = max(MIN_OUTCOMES, MAX_OUTCOMES // max(1, len(found)))
@@ -45,7 +46,7 @@ def rules(store: Store, request: Request) -> Response:
 
 
 def rule(store: Store, request: Request) -> Response:
-    """`GET /rules/{name}?project=&verdict=&cursor=`: a rule's stored decisions, newest first."""
+    """Render a rule's stored decisions, newest first: `GET /rules/{name}?project=&verdict=&cursor=`."""
     name, asked = request.path_params["name"], request.query_params
     project, verdict = asked.get("project") or "default", asked.get("verdict") or None
     if verdict is not None and verdict not in rule_report.STORED:
@@ -70,7 +71,10 @@ def rule(store: Store, request: Request) -> Response:
 
 
 def change_rule(store: Store, request: Request, fields: Mapping[str, str]) -> str:
-    """`POST /rules/{name}`: pause, resume or remove a rule, then show it, or the other rules. Raises `Refused`."""
+    """Pause, resume or remove a rule: `POST /rules/{name}`.
+
+    Returns the URL of the rule, or of the list after a removal. Raises `Refused`.
+    """
     name, project, action = request.path_params["name"], fields.get("project") or "default", fields.get("action", "")
     if action not in ACTIONS:
         raise Refused(f"unknown action {action!r}; expected one of: {', '.join(ACTIONS)}")
@@ -83,7 +87,7 @@ def change_rule(store: Store, request: Request, fields: Mapping[str, str]) -> st
 
 
 def build_traces_url(rule: Rule, matching: bool = True) -> str:
-    """The address of the list of traces that pass a rule's filter, or of all that it looks at."""
+    """Return the URL of the traces that pass a rule's filter, or of all traces in its scope."""
     scope = [("traffic", "all")] if rule.scope != "live" else []
     conditions = filters.filter_to_items(build_rule_filter(rule.filter)) if matching else []
     given = [("project", rule.project), *scope, *(pair for pair in conditions if pair[0] != "project")]

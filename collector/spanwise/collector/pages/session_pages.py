@@ -15,7 +15,7 @@ _MAX_TURNS = 20
 
 
 def sessions(store: Store, request: Request) -> Response:
-    """`GET /sessions`."""
+    """Render the session list: `GET /sessions`."""
     query = filter_form.read_query(request.query_params.multi_items(), live=False)
     return rendering.render_page(
         request,
@@ -29,7 +29,10 @@ def sessions(store: Store, request: Request) -> Response:
 
 
 def session(store: Store, request: Request) -> Response:
-    """`GET /sessions/{session_id}`: its turns, oldest first, the newest twenty unless older ones are asked for."""
+    """Render one session as a conversation, oldest turn first: `GET /sessions/{session_id}`.
+
+    A page shows the newest twenty turns; its cursor leads to older ones.
+    """
     session_id = request.path_params["session_id"]
     cursor = request.query_params.get("cursor")
     page = store.traces(session=session_id, limit=_MAX_TURNS, cursor=cursor)

@@ -15,7 +15,7 @@ from spanwise.collector.records.trace_records import Feedback, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """An API key as it is kept: never the secret, only its SHA-256."""
+    """API key as stored: never the secret, only its SHA-256."""
 
     id: str
     name: str
@@ -28,25 +28,26 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvent:
-    """Something that was deleted, or a key that was made or revoked. `action` is the verb of the store.
+    """Audit event: a deletion, or the creation or revocation of a key.
 
-    Who: the id and the name of a key; without one the user of the process that holds the store, or nobody who is known.
-    From where: a network address, or "process" and its number.
+    `action` is the name of the store's operation. `key` and `name` are the id and name of the caller's key. Without a
+    key, `name` is the user of the process that holds the store, or empty if unknown. `address` is a network address,
+    or "process" and its number.
     """
 
     action: str
-    about: str = "{}"  # what was asked for, as JSON; a long one is cut off
-    count: int = 0  # how many it took
+    about: str = "{}"  # arguments of the operation as JSON; long ones are truncated
+    count: int = 0  # number of affected records
     key: str = ""
     name: str = ""
     address: str = ""
     at_ns: int = field(default_factory=time.time_ns)
-    id: str = ""  # the store's, rising
+    id: str = ""  # assigned by the store, increasing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueItem:
-    """A target that waits in an annotation queue for a person's feedback."""
+    """Target that waits in an annotation queue for human feedback."""
 
     queue: str
     target: Target
@@ -59,7 +60,7 @@ class QueueItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long, and up to which size on disk, the traces of a project are kept (None: of every project, together)."""
+    """Limits of age and size on disk for the traces of a project. None means all projects together."""
 
     project: str | None = None
     max_age_ns: int | None = None
@@ -67,27 +68,30 @@ class Retention:
 
     def __post_init__(self) -> None:
         for name in ("max_age_ns", "max_bytes"):
-            if (value := getattr(self, name)) is not None and value < 0:  # would give up what is yet to come
+            if (value := getattr(self, name)) is not None and value < 0:  # would delete future traces
                 raise ValueError(f"{name} of a retention is {value!r}; it cannot be below 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlet:
-    """Where feedback is sent on to, and how far that is. `cursor` numbers the last that was sent or given up."""
+    """Destination to which feedback is forwarded, and its state.
+
+    `cursor` is the number of the last record sent or given up.
+    """
 
     name: str
     url: str
     cursor: int
     sent: int = 0
-    dropped: int = 0  # refused there, for good
+    dropped: int = 0  # permanently refused by the destination
     waiting: int = 0
-    error: str | None = None  # of the last try; None: it went well
+    error: str | None = None  # of the last attempt; None: it succeeded
     updated_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stratum:
-    """Traces that pass a filter (in the store's grammar) and that are sampled at a rate of their own."""
+    """Traces that pass a filter (in the store's grammar) and have their own sample rate."""
 
     filter: Mapping[str, JSON]
     rate: float
@@ -95,48 +99,50 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSettings:
-    """How often, how fast and at what cost a rule runs. Changes of these make no version; they are kept as a history.
+    """Frequency, speed and cost limits of a rule. A change creates no new version of the rule; the history is kept.
 
-    The rate of a target is that of the first stratum whose filter it passes, else `sample_rate`. `paced`, where it is
-    set, is a factor in (0, 1] on every rate, which makes a day's money last the day.
+    The rate of a target is that of the first stratum whose filter it passes, or else `sample_rate`. `paced`, if set,
+    is a factor in (0, 1] on every rate that spreads a day's budget over the day.
     """
 
     sample_rate: float = 1.0
     strata: tuple[Stratum, ...] = ()
-    budget: Mapping[str, float] = field(default_factory=dict)  # usd_per_day, calls_per_day, *_per_minute: limits
-    pace: bool = True  # whether money is paced over the day
+    budget: Mapping[str, float] = field(default_factory=dict)  # limits: usd_per_day, calls_per_day, *_per_minute
+    pace: bool = True  # True: the budget in US dollars is spread over the day
     paced: float | None = None
     concurrency: int = 8
     timeout_s: float = 60.0
     retries: int = 3
     priority: float = 1.0  # weight among rules
-    quiet_s: float = 10.0  # of traces whose counts tell nothing
+    quiet_s: float = 10.0  # seconds without changes, for traces whose counts do not show completion
     max_wait_s: float = 600.0
     session_quiet_s: float = 600.0
-    max_bytes: int = 10_000_000  # of a target
+    max_bytes: int = 10_000_000  # limit for a target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a monitor evaluates: which evaluators, on which targets, how often, at what cost.
+    """Monitoring rule: the evaluators to run, their targets, and how often and at what cost they run.
 
-    Belongs to a project and has one name there. `version` hashes what is scored and with what (filter, target, kind,
-    scope, evaluators); `settings` are the rest. `owner` is who may change it: a rules file, or "api".
+    A rule belongs to a project, and its name is unique there. `version` hashes the selection and the evaluators
+    (filter, target, kind, scope, evaluators); all other options are in `settings`. `owner` is the source that may
+    change the rule: a rules file, or "api".
     """
 
     name: str
     version: str
-    evaluators: tuple[Mapping[str, JSON], ...]  # {"id", "parameters"} of registry ids, {"function", "source"} of others
+    # {"id", "parameters"} for registry ids, {"function", "source"} for others
+    evaluators: tuple[Mapping[str, JSON], ...]
     project: str = "default"
     filter: Mapping[str, JSON] = field(default_factory=dict)
     target: RuleTarget = "trace"
-    kind: str | None = None  # of the spans that are targets
+    kind: str | None = None  # kind of the target spans
     scope: Scope = "live"
     settings: RuleSettings = field(default_factory=RuleSettings)
     owner: str = "api"
-    shadow_of: str | None = None  # name of the rule beside which it is tried
-    since_ns: int | None = None  # also traces that began since then; None: what changes after the activation
-    active_from: int = 0  # the change after which it takes what comes; given by the store when it is put in force
+    shadow_of: str | None = None  # name of the rule of which it is a trial version
+    since_ns: int | None = None  # also traces that began since then; None: only changes after the activation
+    active_from: int = 0  # last change before the activation, set by the store: the rule processes later ones
     enabled: bool = True
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     created_ns: int = field(default_factory=time.time_ns)
@@ -144,7 +150,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsVersion:
-    """A rule's settings, in force for what was decided from a change on."""
+    """Settings of a rule that apply to decisions from a given change on."""
 
     version: str
     from_change: int
@@ -154,13 +160,15 @@ class SettingsVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a rule did with a target, and why. One per (project, rule, version, target): later ones go into its place.
+    """Decision of a rule about a target, with the reason. A later decision replaces an earlier one.
 
-    `probability` is the inclusion probability, head × rule or stratum; None where the head's is unknown. `states` says
-    of each evaluator `{"state": "waiting" | "scored" | "skipped" | "failed", "error": …, "attempts": …}`.
-    `change` is the change of the trace that was decided on, `runs_change` that in which its runs last changed,
-    `read_change` that whose runs were evaluated. Each time that it is taken to be run `claim` rises, to a number that
-    is given out once only.
+    There is one per (project, rule, version, target). `probability` is the inclusion probability, head × rule or
+    stratum, and None if that of the head is unknown. `states` has for each evaluator `{"state": "waiting" | "scored"
+    | "skipped" | "failed", "error": …, "attempts": …}`.
+
+    `change` is the trace's change that was decided on, `runs_change` the last change of its runs, and `read_change`
+    the change whose runs were evaluated. `claim` is the lease number: it increases each time that a worker takes the
+    target, and each number is used only once.
     """
 
     project: str = "default"
@@ -170,10 +178,10 @@ class Decision:
     verdict: Verdict
     reason: str = ""
     probability: float | None = None
-    u: float | None = None  # where the target lies in [0, 1): taken if below the rate
+    u: float | None = None  # the target's uniform number in [0, 1): sampled if it is below the rate
     rate: float | None = None
-    stratum: int | None = None  # position in the settings in force
-    incomplete: bool = False  # taken after the longest wait, or known to lack something
+    stratum: int | None = None  # position in the settings that apply
+    incomplete: bool = False  # evaluated after the longest wait, or known to be incomplete
     change: int = 0
     runs_change: int = 0
     read_change: int = 0
@@ -181,9 +189,9 @@ class Decision:
     holder: str | None = None
     until_ns: int | None = None
     attempts: int = 0
-    deaths: int = 0  # workers that ended while they ran it
+    deaths: int = 0  # workers that died while they ran it
     reopened: int = 0
-    next_ns: int | None = None  # when it is tried next
+    next_ns: int | None = None  # time of the next attempt
     states: Mapping[str, JSON] = field(default_factory=dict)
     inputs_hash: str | None = None
     cost: float | None = None
@@ -193,26 +201,26 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionBatch:
-    """What was decided about all that changed between two positions of the feed, for one version of a rule.
+    """Decisions of one version of a rule about all traces that changed between two positions of the change feed.
 
-    Rows are those with a verdict that is stored. `outcomes` are those of all traces, by id: the number of the trace
-    (`Head.number`) and "filtered", "sampled_out" or "taken". The store counts each trace under its latest outcome, so
-    both may lie beyond `upto`, and be repeated.
+    `rows` are the decisions whose outcome is stored. `outcomes` are those of all traces, by id: the number of the
+    trace (`TraceHead.number`) and "filtered", "sampled_out" or "taken". The store counts each trace under its latest
+    outcome. Both may therefore contain traces beyond `upto`, and may be repeated.
     """
 
     project: str
     rule: str
     version: str
-    after: str | None  # the rule's cursor, as it is now
+    after: str | None  # the rule's current cursor
     upto: str
     rows: tuple[Decision, ...] = ()
     outcomes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    token: int = 0  # of the lease on deciding
+    token: int = 0  # token of the lease on the rule's feed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The right to finish a target, as `claim` gave it: nobody has it any more who holds a lower number."""
+    """Lease on a target, as the operation `claim` returned it. A lease with a lower number is no longer valid."""
 
     project: str
     rule: str
@@ -223,27 +231,28 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimResult:
-    """What came of a claim. `feedback` is, for each evaluator in `reported`, its whole set on this target.
+    """Outcome of a leased target.
 
-    A verdict of waiting or throttled gives the claim back, to be taken again after `again_s` seconds.
+    `feedback` is the complete feedback on this target of each evaluator in `reported`. The outcomes waiting and
+    throttled return the lease, and the target is taken again after `again_s` seconds.
     """
 
     claim: Claim
     verdict: Verdict
     reason: str = ""
     states: Mapping[str, JSON] = field(default_factory=dict)
-    reported: tuple[str, ...] = ()  # keys of `states`
+    reported: tuple[str, ...] = ()  # evaluators, as in the keys of `states`
     feedback: tuple[Feedback, ...] = ()
     inputs_hash: str | None = None
     read_change: int = 0
-    attempts: int = 0  # used up by this claim
+    attempts: int = 0  # attempts made under this lease
     again_s: float | None = None
     cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A named right to do something, held by one process until `expires_ns`; a later holder has a higher token."""
+    """Named exclusive right of one process until `expires_ns`. A later holder has a higher token."""
 
     name: str
     holder: str
@@ -253,7 +262,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booking:
-    """An amount to be reserved on a budget, below its limit, in the period that is now by the store's clock (UTC)."""
+    """Amount to be reserved on a budget, within its limit, in the current period of the store's clock (UTC)."""
 
     id: str
     budget: str
@@ -264,59 +273,62 @@ class Booking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUsage:
-    """What a budget has seen in one period. Its limit holds for the sum of the three amounts."""
+    """Usage of a budget in one period. The limit applies to the sum of the three amounts."""
 
     budget: str
     period_start_ns: int
     settled: float = 0.0
     reserved: float = 0.0  # by calls of the last minute
-    unknown: float = 0.0  # booked for calls whose cost is unknown: nobody has settled them within a minute
+    unknown: float = 0.0  # booked for calls of unknown cost, which were not settled within a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHead:
-    """What the feed says of a trace that changed. Reading after `cursor` gives what comes after it.
+    """Change feed entry of a trace. Reading after `cursor` returns the later entries.
 
-    `settled`: True when all started spans have arrived or were reported dropped and nothing is open, None where counts
-    do not tell (another's spans, calls sent out whose remote half is missing). `probability` is that of the local root
-    under head sampling, None where it is unknown. `passes` answers the filters that were asked, in their order; None
-    where it cannot be told yet (text that is not indexed).
+    - `settled` is True if all started spans have arrived or were reported dropped and none is open. It is None if
+      counts are not sufficient: spans of other SDKs, or outgoing calls whose remote part is missing.
+    - `probability` is that of the local root under head sampling, and None if it is unknown.
+    - `passes` has the results of the requested filters, in their order. None: not known yet (text that is not indexed).
     """
 
     trace_id: str
     cursor: str
     change: int
     runs_change: int
-    changed_ns: int  # when, by the store's clock
+    changed_ns: int  # time of the change by the store's clock
     start_ns: int
     settled: bool | None
     whole: bool  # nothing was dropped
-    rooted: bool  # a span without parent is here
+    rooted: bool  # a span without parent has arrived
     size: int  # bytes of its payloads
     span_count: int
     probability: float | None
-    partial: bool  # kept by the head for its error alone
-    judgement: bool  # an evaluator's own, by mark: no rule's
+    partial: bool  # not sampled, and kept only because of an error
+    judgement: bool  # marked as an evaluator's own trace: no rule applies
     project: str
     environment: str
     experiment_id: str | None
     session_id: str | None
     passes: tuple[bool | None, ...] = ()
-    number: int = 0  # of the trace, in the order in which traces first arrived; never used twice
+    number: int = 0  # number of the trace in order of first arrival; never reused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePage:
-    """A slice of the feed; `cursor` is where the next one begins, also when there is nothing new."""
+    """Slice of the change feed. `cursor` is the position of the next slice, even if there are no changes."""
 
     heads: tuple[TraceHead, ...]
     cursor: str
-    now_ns: int  # the store's clock, which never falls
+    now_ns: int  # the store's clock, which never goes back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionResult:
-    """One condition of a filter on one trace: what it wants, what was seen, if that passes (None: not yet told)."""
+    """Result of one condition of a filter on one trace: the wanted and the actual value.
+
+    `passes` None: not known yet.
+    """
 
     name: str
     wanted: JSON
@@ -326,60 +338,65 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionExplanation:
-    """Why a rule did (not) evaluate a trace: the stored decision, or what follows from rule, settings and trace."""
+    """Explanation why a rule did or did not evaluate a trace.
+
+    It is the stored decision, or follows from rule, settings and trace.
+    """
 
     rule: Rule
     verdict: Verdict
-    reason: str  # one sentence for people, with the values seen
+    reason: str  # one sentence for users, with the actual values
     conditions: tuple[ConditionResult, ...] = ()
     u: float | None = None
     rate: float | None = None
     stratum: int | None = None
-    decisions: tuple[Decision, ...] = ()  # stored ones: several where spans, documents or a session are the targets
+    decisions: tuple[Decision, ...] = ()  # stored decisions: several if spans, documents or a session are the targets
     budget: tuple[BudgetUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a monitor's worker says of itself for one project that it serves, the newest of each holder and project.
+    """Report of a monitor's worker about one project that it serves.
 
-    `data` has, as far as it is known: `finished_per_s` and `decided_per_s` of all rules; and by a rule's name
-    `evaluators`, which are by key `{"looked": …, "failed": …, "p95_s": …}`, `idle`, why it does nothing for it, and
-    `paused`, why it does not ask some evaluators, by key.
+    The store keeps the newest per holder and project. `data` contains, as far as known, `finished_per_s` and
+    `decided_per_s` of all rules. By the name of a rule it also contains: `evaluators`, by key `{"looked": …,
+    "failed": …, "p95_s": …}`; `idle`, the reason that nothing runs; and `paused`, by key the reason that an evaluator
+    is not called.
     """
 
     holder: str
     project: str
-    rules: Mapping[str, str]  # name: version that it runs
-    data: Mapping[str, JSON] = field(default_factory=dict)  # throughput, evaluators' errors and p95, what idles and why
+    rules: Mapping[str, str]  # rule name: version that runs
+    # throughput, errors and p95 of evaluators, reasons for idling
+    data: Mapping[str, JSON] = field(default_factory=dict)
     seen_ns: int = field(default_factory=time.time_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStatus:
-    """One rule's funnel: counts of traces by verdict (of sessions, where these are scored), and how far it is behind.
+    """Status of one rule: counts of traces by outcome (of sessions if these are scored), and its lag.
 
-    A trace that was decided on twice counts once; of several targets of a trace the worst verdict counts.
+    A trace with several decisions counts once. Of several targets of a trace, the worst outcome counts.
     """
 
     rule: Rule
     counts: Mapping[str, int]
     cursor: str | None
-    behind: int  # changes that are not decided yet
-    lag_s: float  # age of the oldest of them
-    rate: float  # in force
+    behind: int  # changes without a decision
+    lag_s: float  # seconds since the oldest of them
+    rate: float  # current rate
     booked: tuple[BudgetUsage, ...] = ()
-    errors: tuple[str, ...] = ()  # the last ones, newest first
+    errors: tuple[str, ...] = ()  # last errors, newest first
     workers: tuple[WorkerReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedScore:
-    """An outcome that a rule gave, with the probability of having been looked at (None: unknown; 0: no longer counts).
+    """Score of a rule with its inclusion probability (None: unknown; 0: no longer counts).
 
-    `session_id` is that of the trace, or the session that was scored. `start_ns` is when the trace started, or the
-    first trace of the session. `score` is None for errors and skips, which are counted beside a mean, and for a label
-    without a score.
+    `session_id` is that of the trace, or the session that was scored. `start_ns` is the start of the trace, or of the
+    session's first trace. `score` is None for errors and skips, which are counted in addition to a mean, and for a
+    label without a score.
     """
 
     trace_id: str | None
@@ -402,7 +419,10 @@ CHANGEABLE_FIELDS: Mapping[type, tuple[str, ...]] = {
 
 
 def apply_changes(record: R, fields: Mapping[str, JSON]) -> R:
-    """A record with some of its `CHANGEABLE` fields anew. Raises `Refused` for any other field, or a bad value."""
+    """Return a copy of a record with new values of some of its `CHANGEABLE_FIELDS`.
+
+    Raises `Refused` for any other field or an invalid value.
+    """
     allowed, kind = CHANGEABLE_FIELDS[type(record)], type(record).__name__.lower()
     if fixed := sorted(set(fields) - set(allowed)):
         raise Refused(f"{fixed[0]!r} of a {kind} cannot change, only {', '.join(allowed)}; save another {kind}")

@@ -13,10 +13,10 @@ from spanwise.collector.records.trace_records import Document, Run, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One row of a dataset. An `id` left empty is derived from what is asked (see `example_id`).
+    """Row of a dataset. An empty `id` is derived from the inputs and history (see `derive_example_id`).
 
-    `outputs` and `documents` are what some application has answered and retrieved already: `evaluate()` without a task
-    scores them as they are.
+    `outputs` and `documents` are existing answers and retrieved documents of some application. `evaluate()` without a
+    task scores them unchanged.
     """
 
     inputs: JSON
@@ -26,7 +26,7 @@ class Example:
     guidelines: JSON = None
     categories: tuple[str, ...] = ()
     history: JSON = None
-    base_id: str | None = None  # the example that this one is a perturbation of
+    base_id: str | None = None  # the example of which this one is a perturbation
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     split: str | None = None
     id: str = ""
@@ -39,13 +39,13 @@ class Example:
 
 
 def derive_example_id(example: Example) -> str:
-    """The id of an example that has none: of its inputs and the history that belongs to them, nothing else."""
+    """Return the id of an example that has none: a hash of its inputs and history only."""
     return hash_inputs(example.inputs, example.history)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """A named, versioned list of examples. Version 1 is the first; every change makes a new one."""
+    """Named, versioned list of examples. Versions begin with 1, and every change creates a new version."""
 
     name: str
     version: int = 1
@@ -59,7 +59,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One execution of a task over a dataset's version. Its runs are traces with `experiment_id == id`."""
+    """Execution of a task on one version of a dataset. Its runs are traces with `experiment_id == id`."""
 
     id: str
     name: str
@@ -67,18 +67,19 @@ class Experiment:
     dataset_version: int | None = None
     project: str = "default"
     status: Literal["running", "finished", "interrupted"] = "running"
-    evaluators: tuple[Mapping[str, JSON], ...] = ()  # {"key", "version", "metrics", …} each
+    evaluators: tuple[Mapping[str, JSON], ...] = ()  # each with "key", "version", "metrics", …
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     started_ns: int = field(default_factory=time.time_ns)
     ended_ns: int | None = None
     example_count: int = 0
-    seen_ns: int | None = None  # when whoever runs it last gave a sign of life
+    seen_ns: int | None = None  # time of the last heartbeat of the process that runs it
 
 
 def number_duplicates(examples: Iterable[Example]) -> list[Example]:
-    """The same examples, each with an id of its own: the second that asks the same is `<id>-2`, the third `<id>-3`.
+    """Return the examples with unique ids. The second with the same id becomes `<id>-2`, the third `<id>-3`.
 
-    Ids that were given come first, wherever they stand; of two that are equal the later one gets a number, too.
+    Explicit ids take precedence over derived ones, in any order. If two explicit ids are equal, the later one is
+    numbered, too.
     """
     listed = list(examples)
     if len({example.id for example in listed}) == len(listed):
@@ -91,14 +92,14 @@ def number_duplicates(examples: Iterable[Example]) -> list[Example]:
 
 
 class ExampleNumbering:
-    """Gives examples ids that are not taken yet, one after the other, beside those that are `taken`."""
+    """Numbering of example ids: gives each example an id that is not taken. `taken` are the ids that exist already."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
-        self._last: dict[str, int] = {}  # only of ids that came more than once
+        self._last: dict[str, int] = {}  # only for ids that occur more than once
 
     def of(self, example: Example) -> Example:
-        """The example, with a number after its id if that is taken."""
+        """Return the example, with a number after its id if the id is taken."""
         id = example.id
         if id not in self._taken:
             self._taken.add(id)
@@ -113,9 +114,9 @@ class ExampleNumbering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What an evaluator's arguments are taken from: one finished run of a task, one live trace, or a session.
+    """Source of an evaluator's arguments: one finished run of a task, one live trace, or a session.
 
-    `spanwise.evaluators.make_case` makes them all, and says what each field holds.
+    `spanwise.evaluators.make_case` creates cases and documents the fields.
     """
 
     example: Example | None = None
@@ -123,7 +124,7 @@ class Case:
     inputs: JSON = None
     outputs: JSON = None
     reference_outputs: JSON = None
-    documents: tuple[Document, ...] | None = None  # (): a retrieval found nothing; None: none ran
+    documents: tuple[Document, ...] | None = None  # (): a retrieval found nothing; None: no retrieval ran
     expected_documents: tuple[Document, ...] | None = None
     conditions: JSON = None
     guidelines: JSON = None
@@ -132,5 +133,5 @@ class Case:
 
     @property
     def run(self) -> Run | None:
-        """The root run of the trace, if there is a trace."""
+        """Return the root run of the trace, or None without a trace."""
         return self.trace.root if self.trace else None

@@ -14,7 +14,7 @@ Status = Literal["unset", "ok", "error", "cancelled"]
 Outcome = Literal["score", "error", "skip"]
 Source = Literal["code", "model", "human"]
 DatasetKind = Literal["kv", "llm", "chat"]
-Verdict = Literal[  # of these the first two are computed, never stored
+Verdict = Literal[  # the first two are computed and never stored
     "filtered",
     "sampled_out",
     "waiting",
@@ -33,25 +33,27 @@ QueueStatus = Literal["waiting", "done", "skipped"]
 
 
 _CANONICAL_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
-_NUMBER_VARIANTS = (b".0", b"e+1")  # in numbers that have another spelling; in texts they do no harm
+_NUMBER_VARIANTS = (b".0", b"e+1")  # occur in numbers that have another spelling; in texts they do no harm
 _MAX_DEPTH = 200
 _ELLIPSIS = "…"
 
 
 def hash_inputs(inputs: JSON, history: JSON = None) -> str:
-    """32 hex digits over what is asked: the inputs, and the turns before them where there are any."""
+    """Return 32 hex digits that identify a question: a hash of the inputs, and of the preceding turns if there are
+    any.
+    """
     asked = [inputs, history] if history else [inputs]
     return hashlib.sha256(canonical_json(asked)).hexdigest()[:32]
 
 
 def canonical_json(value: JSON) -> bytes:
-    """One JSON text for all spellings of a value: keys sorted, 1.0 as 1, texts in NFC, NaN and infinities as null.
+    """Return the canonical JSON text of a value: sorted keys, 1.0 as 1, texts in NFC, NaN and infinities as null.
 
-    Never raises: what JSON cannot hold is text, and what holds itself is cut.
+    Never raises: values that JSON cannot represent become texts, and cycles are cut.
     """
     try:
         text = orjson.dumps(value, option=_CANONICAL_OPTIONS)
-    except (TypeError, ValueError, RecursionError):  # integers beyond 64 bits, lone surrogates, foreign types, circles
+    except (TypeError, ValueError, RecursionError):  # integers beyond 64 bits, lone surrogates, foreign types, cycles
         return orjson.dumps(_canonical_value(value, ()), option=_CANONICAL_OPTIONS)
     if not any(odd in text for odd in _NUMBER_VARIANTS) and (
         text.isascii() or unicodedata.is_normalized("NFC", text.decode())
@@ -61,7 +63,7 @@ def canonical_json(value: JSON) -> bytes:
 
 
 def _canonical_value(value: Any, above: tuple[int, ...]) -> JSON:
-    """The value in JSON's own types and one spelling; `above` are the ids of what it is in."""
+    """Return the value in JSON's own types and canonical form. `above` holds the ids of the enclosing containers."""
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value.encode("utf-8", "replace").decode())
     if value is None or isinstance(value, bool):
@@ -80,18 +82,18 @@ def _canonical_container(value: Any, above: tuple[int, ...]) -> JSON:
         return {str(_canonical_value(str(key), above)): _canonical_value(item, above) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_canonical_value(item, above) for item in value]
-    if isinstance(value, set | frozenset):  # in no order of their own, and in another one in every process
+    if isinstance(value, set | frozenset):  # sets have no order of their own, and a different one in every process
         return sorted((_canonical_value(item, above) for item in value), key=repr)
     try:
-        if callable(getattr(type(value), "tolist", None)):  # numpy's, as a store keeps them
+        if callable(getattr(type(value), "tolist", None)):  # numpy arrays, in the form that stores use
             return _canonical_value(value.tolist(), above)
         return _canonical_value(orjson.loads(orjson.dumps(value, option=_CANONICAL_OPTIONS)), above)
-    except Exception:  # what has no JSON form; somebody else's `tolist`
+    except Exception:  # no JSON form, or a foreign `tolist` that raises
         return _object_text(value)
 
 
 def _object_text(value: object) -> str:
-    """A foreign object as text, without its address in memory, even if its `__repr__` raises."""
+    """Return a foreign object as text without its memory address, even if its `__repr__` raises."""
     kind = type(value)
     if kind.__repr__ is object.__repr__:
         return f"<{kind.__module__}.{kind.__qualname__}>"

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSummary:
-    """One row of a list of traces: the root run's scalars, rolled up over all spans of the trace."""
+    """Trace summary: one row of a list of traces, with the root run's fields and totals over all spans of the trace."""
 
     trace_id: str
     name: str
@@ -32,44 +32,45 @@ class TraceSummary:
     session_id: str | None
     user_id: str | None
     tags: tuple[str, ...]
-    complete: bool  # nothing was dropped, and nothing is on its way, as far as anyone can tell
+    complete: bool  # nothing was dropped or is still to arrive, as far as known
     experiment_id: str | None
     example_id: str | None
     repetition: int = 0
-    dropped: int = 0  # spans that their sender has dropped, as far as it could say so
-    calls_sent: int = 0  # calls that went out with the trace's context in them, answered here or not
-    running: int = 0  # runs that were said to have started and have not ended
-    inputs: str = ""  # the beginning of the root's inputs, for display
+    dropped: int = 0  # spans that their sender dropped, as far as it has reported them
+    calls_sent: int = 0  # outgoing calls with the trace's context, answered or not
+    running: int = 0  # runs that were reported as started and have not ended
+    inputs: str = ""  # beginning of the root's inputs, for display
     outputs: str = ""
-    derived: tuple[str, ...] = ()  # "inputs", "outputs": those of these two that come from runs below the root
+    derived: tuple[str, ...] = ()  # "inputs", "outputs": the fields that come from runs below the root
     feedback: Mapping[str, float | str | None] = field(default_factory=dict)  # newest score (or label) per key
-    failed: tuple[str, ...] = ()  # keys whose newest outcome is an error; a key that is nowhere was never tried
+    # keys whose newest outcome is an error; a key in none of the three fields was never evaluated
+    failed: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
 
     @property
     def latency_ms(self) -> float:
-        """From the first start to the last end, as filters have it."""
+        """Return the time from the first start to the last end, in milliseconds. Filters use this name."""
         return self.duration_ns / 1e6
 
     @property
     def tokens(self) -> int:
-        """Input and output tokens together, as filters have them."""
+        """Return the sum of input and output tokens. Filters use this name."""
         return self.input_tokens + self.output_tokens
 
     @property
     def session(self) -> str | None:
-        """Its session's id, as filters have it."""
+        """Return the session id. Filters use this name."""
         return self.session_id
 
     @property
     def user(self) -> str | None:
-        """Its user's id, as filters have it."""
+        """Return the user id. Filters use this name."""
         return self.user_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeNode:
-    """A run in the tree of its trace, without what it holds. `position` counts from 0, depth-first."""
+    """Run in the tree of its trace, without its content. `position` counts from 0, depth-first."""
 
     span_id: str
     parent_id: str | None
@@ -80,30 +81,31 @@ class TreeNode:
     end_ns: int
     position: int
     depth: int
-    lost_parent: bool  # it has one, which is not here: the run stands as a root
-    feedback: int = 0  # on the run and its documents
-    failed: int = 0  # of them
+    lost_parent: bool  # the parent is not stored, so that the run is displayed as a root
+    feedback: int = 0  # number of feedback records on the run and its documents
+    failed: int = 0  # errors among them
 
     @property
     def duration_ns(self) -> int:
-        """Wall time of the span, never negative."""
+        """Return the wall time of the span, which is never negative."""
         return max(0, self.end_ns - self.start_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunScores:
-    """What came of one run of an experiment, without what it holds: which example, how it ended, newest scores."""
+    """Result of one run of an experiment, without its content: example, status and newest scores."""
 
     trace_id: str
     example_id: str | None
     repetition: int
-    status: Status  # of the root
-    scores: Mapping[str, float | str | None] = field(default_factory=dict)  # (or labels) per key; None: failed, skipped
+    status: Status  # status of the root run
+    # score or label per key; None: failed or skipped
+    scores: Mapping[str, float | str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSummary:
-    """One conversation: the traces that carry the same session id."""
+    """Summary of one conversation: the traces that have the same session id."""
 
     session_id: str
     project: str
@@ -118,24 +120,26 @@ class SessionSummary:
 
     @property
     def session(self) -> str:
-        """Its id, as filters have it."""
+        """Return the session id. Filters use this name."""
         return self.session_id
 
     @property
     def tokens(self) -> int:
-        """Input and output tokens together, as filters have them."""
+        """Return the sum of input and output tokens. Filters use this name."""
         return self.input_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackStats:
-    """Aggregate of one key's newest feedbacks, each of which is in exactly one of n, labelled, failed and skipped.
+    """Aggregate of one key's newest feedback. Each record counts in exactly one of n, labelled, failed and skipped.
 
-    `mean`, `minimum`, `maximum` are over the n scores, None if n is 0; labels, errors and skips are no zeros.
-    `labelled` counts labels without a score, `labels` every label. `passed` is the share of the scores that pass, None
-    where passing is not defined; a store knows no thresholds. Where scores are weighted, `mean` and `passed` are
-    Σwy/Σw, `effective` is of how many equal weights the mean is as sure, and scores of unknown weight, counted in
-    `unweighted`, are left out of all three.
+    `mean`, `minimum` and `maximum` are over the n scores, and None if n is 0. Labels, errors and skips do not count
+    as zeros. `labelled` counts labels without a score, `labels` every label. `passed` is the share of scores that
+    pass, and None if passing is not defined; a store knows no thresholds.
+
+    If scores are weighted, `mean` and `passed` are Σwy/Σw. `effective` is the effective sample size: the number of
+    equal weights for which the mean would be as precise. Scores of unknown weight are counted in `unweighted` and
+    omitted from all three.
     """
 
     key: str
@@ -149,16 +153,19 @@ class FeedbackStats:
     failed: int = 0
     skipped: int = 0
     unweighted: int = 0
-    effective: float | None = None  # None where every weight is 1
+    effective: float | None = None  # None if every weight is 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """Aggregate over the traces that start in [start_ns, start_ns + width_ns).
 
-    Percentiles are the nearest rank (`statistics.percentile`), or within a share `latency_error` of it: of many traces
-    they come from a sketch. Feedback counts once per place (`statistics.newest`). `newest`: of the traces that pass the
-    newest so many alone were counted, in all buckets together, since there are more; None: all of them.
+    Percentiles are the nearest rank (`quantiles.percentile`), or within a share `latency_error` of it: for many
+    traces they come from a sketch. Of the feedback in one slot (`feedback_tally.get_feedback_slot`), the latest
+    record counts.
+
+    `newest` is set if there are too many traces to count. Only that many of the newest matching traces, in all
+    buckets together, were then counted. None means that all of them were.
     """
 
     start_ns: int
@@ -178,7 +185,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[T]):
-    """A slice of a longer list, and where the next one begins (None at the end)."""
+    """Slice of a longer list, and the cursor of the next slice (None at the end)."""
 
     items: tuple[T, ...]
     next: str | None = None
@@ -191,7 +198,7 @@ class Page(Generic[T]):
 
 
 def iterate_pages(ask: Callable[..., Page[T]]) -> Iterator[T]:
-    """All items of a list that comes page by page: `ask` takes the cursor by name, None for the first page."""
+    """Yield all items of a paginated list. `ask` takes the keyword argument `cursor`, None for the first page."""
     cursor: str | None = None
     while True:
         page = ask(cursor=cursor)

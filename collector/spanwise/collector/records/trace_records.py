@@ -16,7 +16,7 @@ from spanwise.collector.records.json_values import JSON, Outcome, Source, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a feedback speaks of: a trace, a span, one document of a span, a session or an experiment."""
+    """Target of feedback: a trace, a span, one document of a span, a session or an experiment."""
 
     trace_id: str | None = None
     span_id: str | None = None
@@ -36,15 +36,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """What an evaluator or a person says of a target under one key: a score, an error or a skip, never two of them.
+    """Score, error or skip of an evaluator or a person on a target, under one key.
 
-    `score` is a float or bool, `label` a string; an outcome of "score" has one of them. An error says what happened in
-    `error`, a skip says what was missing in `comment`. The `id` derives from (target, key, source, author or
-    evaluator + version), so that a repeat overwrites itself and two people's votes do not; that of a rule's feedback
-    from (target, key, source, evaluator, rule). It is derived when it is first asked for.
+    `score` is a float or bool, `label` a string; an outcome of "score" has at least one of them. An error has its
+    message in `error`, and a skip names the missing data in `comment`.
 
-    `claim` numbers the rule's evaluations of this target; of one (rule, target, evaluator) only what the highest claim
-    said stands.
+    The `id` is derived from (target, key, source, author or evaluator + version). A repetition therefore overwrites
+    itself, and labels of two people do not. The id of a rule's feedback is derived from (target, key, source,
+    evaluator, rule). It is derived on first use.
+
+    `claim` numbers the rule's evaluations of this target. For one (rule, target, evaluator), only the feedback of the
+    highest number is valid.
     """
 
     target: Target
@@ -78,15 +80,15 @@ class Feedback:
         if (self.outcome == "error") != (self.error is not None):
             raise ValueError(f"feedback {self.key!r}: outcome {self.outcome!r} with error {self.error!r}")
         if isinstance(self.score, float) and not isfinite(self.score):
-            shown = "NaN" if self.score != self.score else repr(self.score)  # neither has a mean, and JSON has neither
+            shown = "NaN" if self.score != self.score else repr(self.score)  # they have no mean and no JSON form
             raise ValueError(f"feedback {self.key!r}: {shown} is not a score; say outcome='skip' or 'error' instead")
         if not self.id:
             object.__delattr__(self, "id")
 
-    if not TYPE_CHECKING:  # it would make every attribute known
+    if not TYPE_CHECKING:  # type checkers would accept every attribute
 
         def __getattr__(self, name: str) -> str:
-            """The id, of which most feedback that is only looked at needs none."""
+            """Return the id, which is derived on first use because most feedback never needs it."""
             if name != "id":
                 raise AttributeError(f"a feedback has no {name!r}")
             object.__setattr__(self, "id", feedback_id(self))
@@ -105,14 +107,14 @@ def _to_plain_score(key: str, score: Any) -> float | bool:
             return plain
         if not isinstance(plain, str | bytes):
             return float(plain)
-    except (TypeError, ValueError):  # an array of several numbers, or no number at all
+    except (TypeError, ValueError):  # an array of several numbers, or no number
         pass
     way_out = "; give a text as the label" if isinstance(score, str) else ""
     raise ValueError(f"feedback {key!r}: the score must be a number or a bool, not {score!r:.100}{way_out}")
 
 
 class _FeedbackDraft:
-    """A feedback whose fields can still be set: a frozen one sets them at ten times the price."""
+    """Mutable form of `Feedback`. Setting fields of the frozen class takes ten times as long."""
 
     __slots__ = Feedback.__slots__
 
@@ -129,7 +131,10 @@ def make_score(
     version: str,
     metadata: Mapping[str, JSON] | None = None,
 ) -> Feedback:
-    """An evaluator's feedback from values that are known to be right: a key, and a finite score, a label, or both."""
+    """Return an evaluator's feedback from valid values: a key, and a finite score, a label, or both.
+
+    Nothing is checked.
+    """
     made: Any = _FeedbackDraft()
     made.target, made.key, made.score, made.label, made.comment = target, key, score, label, comment
     made.outcome, made.error, made.source, made.author = "score", None, source, None
@@ -159,7 +164,7 @@ def restore_feedback(
     metadata: Mapping[str, JSON],
     created_ns: int,
 ) -> Feedback:
-    """Feedback that was one when it was stored, and is not looked at again: a tenth of the price."""
+    """Return stored feedback without checking it again, which takes a tenth of the time."""
     made: Any = _FeedbackDraft()
     made.target, made.id, made.key, made.score, made.label, made.comment = target, id, key, score, label, comment
     made.outcome, made.error, made.source, made.author = outcome, error, source, author
@@ -170,11 +175,11 @@ def restore_feedback(
 
 
 def normalize_target(target: Target) -> Target:
-    """Return a target with its ids as traces have them: lower-case hex digits, without the dashes of a UUID.
+    """Return a target with normalized ids: lower-case hex digits, without the dashes of a UUID.
 
-    Raises `Refused` for the id of a trace or span that cannot exist.
+    Raises `Refused` for an invalid id of a trace or span.
     """
-    if target.trace_id and target.span_id is None and _TRACE_ID.fullmatch(target.trace_id):  # most are
+    if target.trace_id and target.span_id is None and _TRACE_ID.fullmatch(target.trace_id):  # the usual case
         return target
     trace_id = target.trace_id and _normalize_id("trace_id", target.trace_id, 32)
     span_id = target.span_id and _normalize_id("span_id", target.span_id, 16)
@@ -186,7 +191,10 @@ def normalize_target(target: Target) -> Target:
 
 
 def normalize_feedback(feedback: Feedback) -> Feedback:
-    """Return feedback on a checked target (`checked_target`); an id that derives from the target follows it."""
+    """Return feedback with a normalized target (`normalize_target`).
+
+    An id that is derived from the target is updated.
+    """
     target = normalize_target(feedback.target)
     if target is feedback.target:
         return feedback
@@ -206,7 +214,7 @@ _TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
 
 
 def feedback_id(feedback: Feedback) -> str:
-    """32 hex digits over what makes two feedbacks the same one."""
+    """Return the id of feedback: 32 hex digits over the fields that identify it."""
     target, ruled = feedback.target, feedback.rule is not None
     parts = (
         target.trace_id,
@@ -226,7 +234,7 @@ def feedback_id(feedback: Feedback) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One piece of retrieved context. Where none was given, `id` and `score` are None."""
+    """Retrieved document. `id` and `score` are None if the retriever gave none."""
 
     content: str
     id: str | None = None
@@ -245,7 +253,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A pointer from a span to another span, possibly of another trace."""
+    """Link from a span to another span, possibly of another trace."""
 
     trace_id: str
     span_id: str
@@ -254,7 +262,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one model call. `details` holds finer counts (cache_read, reasoning, …) under OTel GenAI's names."""
+    """Token usage of one model call.
+
+    `details` holds detailed counts (cache_read, reasoning, …) under OTel GenAI's names.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -262,13 +273,13 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Input and output tokens together."""
+        """Return the sum of input and output tokens."""
         return self.input_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A span as people and evaluators see it. `attributes` holds what no other field has taken."""
+    """Run: a span as users and evaluators see it. `attributes` holds the attributes that no other field represents."""
 
     trace_id: str
     span_id: str
@@ -301,15 +312,15 @@ class Run:
 
     @property
     def duration_ns(self) -> int:
-        """Wall time of the span, never negative."""
+        """Return the wall time of the span, which is never negative."""
         return max(0, self.end_ns - self.start_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRun:
-    """A run that was said to have started and of which no end has come: it runs, or ended with its process.
+    """Run that was reported as started and has not ended: it is still running, or ended with its process.
 
-    It is no `Run`: in no count, no sum, no list of runs. Its span takes its place.
+    It is not a `Run` and occurs in no count, total or list of runs. Its span replaces it.
     """
 
     trace_id: str
@@ -318,17 +329,17 @@ class OpenRun:
     parent_id: str | None = None
     kind: str = "chain"
     start_ns: int = 0
-    local_root: str | None = None  # its process's root of the trace
+    local_root: str | None = None  # root of its process's part of the trace
     project: str = "default"
     environment: str = "default"
-    instance: str | None = None  # its process (see `Process`)
+    instance: str | None = None  # instance id of its process (see `Process`)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole trace: its root run, all runs by start time, and all feedback on it or on its spans.
+    """Trace: its root run, all runs by start time, and all feedback on it or on its spans.
 
-    A run whose parent never arrived is a root too; `root` is then the earliest of them.
+    A run whose parent never arrived is a root, too. `root` is then the earliest of them.
     """
 
     root: Run
@@ -337,23 +348,24 @@ class Trace:
     complete: bool = False
     dropped: int = 0  # as in `TraceSummary`
     calls_sent: int = 0
-    running: tuple[OpenRun, ...] = ()  # by start time; none of `runs`
+    running: tuple[OpenRun, ...] = ()  # by start time; not contained in `runs`
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits."""
+        """Return the trace id as 32 hex digits."""
         return self.root.trace_id
 
     def children(self, span_id: str) -> tuple[Run, ...]:
-        """The runs right below a span, by start time."""
+        """Return the direct children of a span, by start time."""
         return tuple(run for run in self.runs if run.parent_id == span_id)
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """The retrieved context: documents of the last reranker, else of all retrievers, else of any run.
+        """Return the retrieved context: documents of the last reranker, else of all retrievers, else of any run.
 
-        A retriever that asks others gives what it has made of theirs: those below it do not count again. Where nobody
-        says who retrieves, steps hand the same documents on: each counts once.
+        The documents of a retriever below another retriever do not count again, because the outer one returns its own
+        selection. If no run is a retriever or reranker, steps may pass on the same documents: each document counts
+        once.
         """
         holders = [run for run in self.runs if run.documents]
         rerankers = [run for run in holders if run.kind == "reranker"]
@@ -372,9 +384,9 @@ def _unique_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
 
 
 def _outermost_runs(holders: Sequence[Run], runs: Sequence[Run]) -> Sequence[Run]:
-    """Those that are below none of the others; all of them if they go round in a circle."""
+    """Return the runs that are below none of the others, or all of them if the parents form a cycle."""
     parents, ids = {run.span_id: run.parent_id for run in runs}, {run.span_id for run in holders}
-    below: dict[str | None, bool] = {None: False}  # spans that hold nothing: whether a holder is above them
+    below: dict[str | None, bool] = {None: False}  # spans without documents: True if a run with documents is above them
     for run in holders:
         path, above = [], run.parent_id
         while above not in below and above not in ids:
@@ -387,10 +399,11 @@ def _outermost_runs(holders: Sequence[Run], runs: Sequence[Run]) -> Sequence[Run
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """Fields of a run whose content came in another message than its span; `TraceStore.amend` says which there are.
+    """Fields of a run whose content arrived in another message than its span; `TraceStore.amend` lists the fields.
 
-    Whoever knows no span names a response of a model instead, by which the run is found that bears its id in the
-    attribute `gen_ai.response.id`; both ids are empty then. With `project` it is for a run of that project alone.
+    If the sender does not know the span, `response_id` names a model response instead. The amended run is then the
+    one with this id in the attribute `gen_ai.response.id`, and both other ids are empty. With `project`, only runs of
+    that project are amended.
     """
 
     trace_id: str
@@ -402,15 +415,15 @@ class Amendment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReport:
-    """What has become of all spans of a process since its start, as it said at `reported_ns`; later ones say more."""
+    """Counts of all spans of a process since its start, as reported at `reported_ns`. A later report replaces it."""
 
-    instance: str  # `service.instance.id`, which no two processes share
+    instance: str  # `service.instance.id`, unique per process
     reported_ns: int
     started: int = 0
     open: int = 0
-    delivered: int = 0  # answered for by a collector
+    delivered: int = 0  # acknowledged by a collector
     spilled: int = 0  # on disk, to be sent later
-    pending: int = 0  # ended, and in memory
+    pending: int = 0  # ended but still in memory
     dropped: Mapping[str, int] = field(default_factory=dict)  # by reason
     pid: int | None = None
     service: str | None = None
@@ -420,11 +433,11 @@ class ProcessReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process as a store knows it. Without a report it ended before its first, or its SDK makes none."""
+    """Process as known to a store. Without a report, it ended before its first one, or its SDK sends none."""
 
     instance: str
-    stored: int  # spans of it that were ever kept here, each once, deleted ones among them
-    seen_ns: int  # when spans or a report of it were kept last
+    stored: int  # spans of the process that were ever stored, each counted once, including deleted ones
+    seen_ns: int  # time at which spans or a report of it were last stored
     service: str | None
     project: str
     environment: str
@@ -437,11 +450,13 @@ R = TypeVar("R")
 
 
 def make_fast_constructor(record: Callable[P, R]) -> Callable[P, R]:
-    """What makes instances of a frozen dataclass with slots, out of the same arguments, at a fifth of the price if all
-    are given in order (also those that the record takes by name alone). The record has no `__post_init__`.
+    """Return a function that creates instances of a frozen dataclass with slots in a fifth of the time.
 
-    A frozen dataclass sets each of its fields through `object.__setattr__`. Here they are set in an object of a class
-    with the same slots that is not frozen, which then becomes one of the record's.
+    It takes the same arguments and is fastest if all are given in order, including those that the record takes by
+    name only. The record must not have a `__post_init__`.
+
+    A frozen dataclass sets each field through `object.__setattr__`. Here, the fields are set on an instance of a
+    mutable class with the same slots. The class of the instance is then changed to that of the record.
     """
 
     def freeze(made: Any) -> None:

@@ -26,16 +26,17 @@ from spanwise.collector.security.authorization import Access, get_permissions
 _CREDENTIAL_NAMES = ("authorization", "x-api-key", "api_key")
 CREDENTIAL_HEADERS = frozenset(
     (*_CREDENTIAL_NAMES, *(name.encode() for name in _CREDENTIAL_NAMES))
-)  # headers of HTTP, metadata of gRPC
-NO_KEY = "none"  # what a client that demands a key is given where the server requires none
+)  # HTTP headers and gRPC metadata
+NO_KEY = "none"  # placeholder for clients that demand a key although the server needs none
 
 
 def extract_key(headers: Collection[tuple[str | bytes, str | bytes]]) -> str | None:
-    """The one key among these headers, whose names are lower-case; None if there is none. Raises `Refused` for two.
+    """Return the API key in these headers, whose names are in lower case; None if there is none.
 
-    It stands in `authorization`, as a bearer token, bare, or as the password of Basic, or in `x-api-key` or `api_key`.
-    The same key may stand in several places. Where two differ neither is taken: whoever reads on behind us, or a proxy
-    before us, might take the other one. What is malformed, empty, `none` or of another scheme is no key.
+    The key is in `authorization` (as a bearer token, bare, or as the password of Basic), `x-api-key` or
+    `api_key`. It may appear in several of them. A value that is malformed, empty, `none` or of another scheme
+    is not a key. Raises `Refused` for two different keys, because proxies or later handlers might use the other
+    one.
     """
     found = {
         secret for name, value in headers if name in CREDENTIAL_HEADERS if (secret := _extract_secret(name, value))
@@ -59,7 +60,7 @@ def _extract_secret(name: str | bytes, value: str | bytes) -> str:
 
 
 def _parse_authorization(text: str) -> str:
-    """The key in `authorization`; "" if there is none."""
+    """Return the key in an `authorization` header; "" if there is none."""
     scheme, divided, value = text.partition(" ")
     match scheme.lower():
         case "bearer":
@@ -73,12 +74,12 @@ def _parse_authorization(text: str) -> str:
 def _parse_basic_password(encoded: str) -> str:
     try:
         return b64decode(encoded.strip()).decode().partition(":")[2]
-    except (binascii.Error, ValueError):  # not base64, not UTF-8 within, or not even ASCII
+    except (binascii.Error, ValueError):  # not base64, not UTF-8 inside, or not ASCII
         return ""
 
 
 def _decode_header(value: str | bytes) -> str:
-    """UTF-8 where it is that, else Latin-1, as HTTP once had it."""
+    """Decode as UTF-8, otherwise as Latin-1, the former encoding of HTTP headers."""
     if isinstance(value, str):
         return value
     try:
@@ -88,21 +89,23 @@ def _decode_header(value: str | bytes) -> str:
 
 
 class KeyStore(Protocol):
-    """What says which keys there are."""
+    """Source of API keys."""
 
     def keys(self) -> Sequence[Key]:
-        """All of them. Raises `StoreError`."""
+        """Return all keys. Raises `StoreError`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyCacheTimes:
-    """Seconds for which the keys of one reading hold, as they were when it began.
+    """Times of the key cache in seconds. The age of cached keys counts from the start of the read that returned them.
 
-    At half of `fresh` the next reading begins, beside the requests; after `fresh` they wait for it, until it has taken
-    `patience` (while no keys hold, as at the start: `grace`). While the store does not answer, the last keys hold for
-    `grace` more; then none does. A store that fails is asked again after `pause`. A key that is unknown waits for a
-    reading that begins after it came, so that a new key opens in its first request; these begin `apart` at least.
+    - `fresh`: requests wait for a new read if the keys are older. A background read starts at half of this age.
+    - `patience`: maximum wait of a request for a read. While no keys are valid, such as at the start, it is `grace`.
+    - `grace`: time after `fresh` for which the last keys stay valid while the store does not answer; then no key is.
+    - `pause`: delay before the next read after a failed one.
+    - `apart`: minimum interval between reads. An unknown key waits for a read that starts after its request, so that a
+      new key works in its first request.
     """
 
     fresh: float = 10.0
@@ -114,7 +117,7 @@ class KeyCacheTimes:
 
 @dataclass(frozen=True, slots=True)
 class _KeySnapshot:
-    """What one reading gave, by SHA-256, and when it began on the monotonic clock."""
+    """Keys of one read by SHA-256, and the monotonic time at which the read started."""
 
     keys: Mapping[str, Key]
     since: float
@@ -126,14 +129,14 @@ class _KeySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class _KeyReading:
-    """A reading under way, or the last one; its result is why it failed."""
+    """A read in progress, or the last one; the result of `done` is its error."""
 
     since: float
     done: Future[Exception | None]
 
 
 class KeyCache:
-    """The keys of a store, for any event loop: none is ever held up by the store."""
+    """Cache of a store's API keys for any event loop; a slow store never blocks a loop."""
 
     def __init__(self, store: KeyStore, ages: KeyCacheTimes | None = None) -> None:
         self.store, self.ages = store, ages or KeyCacheTimes()
@@ -141,18 +144,21 @@ class KeyCache:
         self._reading.done.set_result(None)
 
     async def find(self, sha256: str) -> Key | None:
-        """A key; None if it is unknown, revoked or expired. Raises `Unavailable`: the store is silent."""
+        """Return a key; None if it is unknown, revoked or expired.
+
+        Raises `Unavailable` if the store does not answer.
+        """
         asked = time.monotonic()
         key = (await self._keys()).get(sha256) or (await self._keys_after(asked)).get(sha256)
         return key if key and _is_valid(key) else None
 
     def peek(self, sha256: str) -> Key | None:
-        """A key out of those that are known now, without asking the store."""
+        """Return a key from the cache, without asking the store."""
         key = self._known.keys.get(sha256) if self._hold else None
         return key if key and _is_valid(key) else None
 
     def close(self) -> None:
-        """Let a reading under way come to its end, so that the store can be closed; but no longer than `fresh`."""
+        """Wait up to `fresh` seconds for a read in progress, so that the store can be closed."""
         with suppress(TimeoutError):
             self._reading.done.result(self.ages.fresh)
 
@@ -166,12 +172,12 @@ class KeyCache:
         return self._known.keys
 
     async def _keys_after(self, moment: float) -> Mapping[str, Key]:
-        """The keys of a reading that began after a moment; those that are known if it fails or takes long."""
+        """Return the keys of a read that started after `moment`; the cached keys if it fails or takes long."""
         end = time.monotonic() + self.ages.patience
         while self._known.since < moment and time.monotonic() < end:
             reading = self._reading
             if reading.done.done():
-                if reading.since >= moment:  # it failed
+                if reading.since >= moment:  # the read has failed
                     break
                 await asyncio.sleep(reading.since + self._apart(reading) - time.monotonic())
                 self._read_anew()
@@ -179,12 +185,12 @@ class KeyCache:
         return self._known.keys
 
     def _apart(self, reading: _KeyReading) -> float:
-        """Seconds between the beginning of a reading and that of the next."""
+        """Return the minimum number of seconds between the start of this read and the next one."""
         return self.ages.apart if reading.done.result() is None else self.ages.pause
 
     @property
     def _hold(self) -> bool:
-        """Whether the keys that are known hold still."""
+        """Return whether the cached keys are still valid."""
         return self._known.age <= self.ages.fresh + self.ages.grace
 
     def _read_anew(self) -> None:
@@ -192,7 +198,7 @@ class KeyCache:
         if self._reading.done.done() and now - self._reading.since >= self._apart(self._reading):
             reading = _KeyReading(now, Future())
             threading.Thread(target=self._read, args=(reading,), name="spanwise-keys", daemon=True).start()
-            self._reading = reading  # only now: one whose thread cannot start would never be done
+            self._reading = reading  # assigned last: if the thread cannot start, the read would never be done
 
     def _read(self, reading: _KeyReading) -> None:
         failure = None
@@ -204,7 +210,7 @@ class KeyCache:
         reading.done.set_result(failure)
 
     async def _answer(self) -> None:
-        """Wait for the reading under way, but not for one that takes long; or as for a first one, if no keys hold."""
+        """Wait for the read in progress, up to `patience`; up to `grace` while no keys are valid."""
         patience = self.ages.patience if self._hold else self.ages.grace
         left = self._reading.since + patience - time.monotonic()
         if left > 0 and not self._reading.done.done():
@@ -220,19 +226,19 @@ def _is_valid(key: Key) -> bool:
 
 
 def _index_by_hash(keys: Sequence[Key]) -> dict[str, Key]:
-    """By SHA-256; of two keys with one secret the wider, one of all projects, holds."""
+    """Return valid keys by SHA-256; of two keys with the same secret, the one for all projects wins."""
     return {key.sha256: key for key in sorted(keys, key=lambda key: key.project is None) if _is_valid(key)}
 
 
-ATTEMPT_BURST, ATTEMPT_INTERVAL_S = 10, 1.0  # wrong keys at once, and seconds for each one more
-MAX_TRACKED_ADDRESSES = 10_000  # that are remembered: those that were heard of last
-LOG_INTERVAL_S = 60.0  # seconds between two lines about one address
+ATTEMPT_BURST, ATTEMPT_INTERVAL_S = 10, 1.0  # burst of failed attempts, and seconds until one more is allowed
+MAX_TRACKED_ADDRESSES = 10_000  # addresses to track; the least recently used are dropped
+LOG_INTERVAL_S = 60.0  # seconds between two log lines about one address
 logger = logging.getLogger("spanwise.collector")
 
 
 @dataclass(slots=True)
 class _AddressAttempts:
-    """Of one address: tries that are left as of a time, and wrong keys that no line has told."""
+    """Attempts of one address: the number left as of a time, and failures that were not logged."""
 
     left: float
     at: float
@@ -241,9 +247,9 @@ class _AddressAttempts:
 
 
 class AttemptLimiter:
-    """Counts wrong keys by address. A key that was right from an address goes on from there, whoever tries beside it.
+    """Rate limit of failed attempts per client network. A key that worked from a network is never limited there.
 
-    Behind a proxy all senders share an address: there the proxy has to limit them.
+    Behind a proxy all clients share an address; the proxy must limit them.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -252,7 +258,7 @@ class AttemptLimiter:
         self._good: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
     def wait(self, address: str, key: bytes) -> float:
-        """Seconds until this address may try this key (its hash): 0 for now."""
+        """Return the seconds until this address may try this key (given as its hash); 0 if it may now."""
         name = get_client_network(address)
         tries = self._tries.get(name)
         if tries is None or (name, key) in self._good:
@@ -261,7 +267,7 @@ class AttemptLimiter:
         return 0.0 if left >= 1 else (1 - left) * ATTEMPT_INTERVAL_S
 
     def right(self, address: str, key: bytes) -> None:
-        """Remember that a key was right."""
+        """Record a successful attempt."""
         good = get_client_network(address), key
         self._good[good] = None
         self._good.move_to_end(good)
@@ -269,7 +275,7 @@ class AttemptLimiter:
             self._good.popitem(last=False)
 
     def wrong(self, address: str) -> None:
-        """Count a wrong key, and say so now and then."""
+        """Record a failed attempt, and log failures at intervals."""
         name, now = get_client_network(address), self._now()
         tries = self._tries.setdefault(name, _AddressAttempts(ATTEMPT_BURST, now))
         self._tries.move_to_end(name)
@@ -286,16 +292,16 @@ class AttemptLimiter:
 
 
 Headers = Collection[tuple[str | bytes, str | bytes]]
-GRPC_CODES = {400: 3, 401: 16, 403: 7, 429: 8, 503: 14}  # google.rpc.Code of each status
-PERMISSION_PHRASES = {"admin": "administer", "feedback": "give feedback"}  # other needs are verbs
-MASTER_KEY_ID = "SPANWISE_API_KEY"  # the id of the key that this variable holds
+GRPC_CODES = {400: 3, 401: 16, 403: 7, 429: 8, 503: 14}  # HTTP status → google.rpc.Code
+PERMISSION_PHRASES = {"admin": "administer", "feedback": "give feedback"}  # the other permissions are verbs themselves
+MASTER_KEY_ID = "SPANWISE_API_KEY"  # id of the key in this environment variable
 KEY_REQUIRED_MESSAGE = "an API key is needed: send it as 'Authorization: Bearer …' (SPANWISE_API_KEY for our clients)"
 KEY_UNKNOWN_MESSAGE = "the API key is unknown, expired or revoked"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not passed on. `retry_after` is in seconds, for one that may be sent again."""
+    """Refusal of a request. `retry_after` is in seconds, for requests that may be retried."""
 
     status: int
     message: str
@@ -303,14 +309,15 @@ class Refusal:
 
     @property
     def code(self) -> int:
-        """The same as a google.rpc.Code."""
+        """Return the google.rpc.Code of the status."""
         return GRPC_CODES[self.status]
 
 
 class Authenticator:
-    """Check of API keys: a key that is sent must be one of `keys`, or `api_key`, which opens everything.
+    """Check of API keys: a key that is sent must be one of `keys`, or `api_key`, which has full access.
 
-    Requests without a key are refused if `required`; else they may do everything. Without `keys` nothing is checked.
+    If `required`, requests without a key are refused; otherwise they have full access. Without `keys` there is no
+    check.
     """
 
     def __init__(self, keys: KeyCache | None = None, api_key: str | None = None, *, required: bool = True) -> None:
@@ -320,13 +327,13 @@ class Authenticator:
 
     @property
     def locked(self) -> bool:
-        """Whether a key is needed."""
+        """Return whether a key is required."""
         return self.keys is not None and self._required
 
     async def admit(self, headers: Headers, address: str, needed: Callable[[], str]) -> Access | Refusal:
-        """What whoever sends these headers (or gRPC metadata) from an address may have, if that is what is needed.
+        """Return the access of a request with these headers (or gRPC metadata), or a refusal.
 
-        What is needed is asked only for keys that are right.
+        The callback `needed` returns the required permission. It is called only for valid keys.
         """
         if self.keys is None:
             return Access(address=address)
@@ -340,7 +347,10 @@ class Authenticator:
         return access if isinstance(access, Refusal) else check_permission(access, needed())
 
     async def tried(self, key: bytes, address: str) -> Access | Refusal:
-        """What a key, given as its hash, opens; wrong ones are counted by address, and too many refused."""
+        """Return the access of a key, given as its hash, or a refusal.
+
+        Failed attempts are counted by address; too many are refused.
+        """
         if wait := self.tries.wait(address, key):
             return Refusal(429, "too many wrong API keys came from this address: try again later", wait)
         access = await self.opened(key, address)
@@ -351,7 +361,7 @@ class Authenticator:
         return access
 
     async def opened(self, key: bytes, address: str) -> Access | Refusal:
-        """What a key, given as its hash, opens now."""
+        """Return the current access of a key, given as its hash, or a refusal."""
         if self._is_master(key):
             return Access(key=MASTER_KEY_ID, name=MASTER_KEY_ID, address=address, bond=key)
         try:
@@ -361,7 +371,7 @@ class Authenticator:
         return Refusal(401, KEY_UNKNOWN_MESSAGE) if found is None else _access_of_key(found, key, address)
 
     def knows(self, headers: Headers) -> bool:
-        """Whether these headers bear a key that opens something, as far as can be told without waiting."""
+        """Return whether these headers have a valid key, as far as is known without waiting."""
         try:
             secret = extract_key(headers)
         except Refused:
@@ -376,12 +386,12 @@ class Authenticator:
 
 
 def hash_key(secret: str) -> bytes:
-    """What a key is known by: its SHA-256. A secret of 256 random bits needs no salt, nor a slow hash."""
+    """Return the SHA-256 of a key. A secret of 256 random bits needs neither salt nor a slow hash."""
     return sha256(secret.encode("utf-8", "replace")).digest()
 
 
 def check_permission(access: Access, needed: str) -> Access | Refusal:
-    """The access, or why it does not do, and which scope would."""
+    """Return the access, or a refusal that names the missing scope."""
     if access.may(needed):
         return access
     return Refusal(

@@ -16,51 +16,51 @@ from spanwise.collector.request_context import Actor
 from spanwise.collector.stores import Store
 from spanwise.collector.stores.project_scope import ProjectScopedStore
 
-ACCESS_SCOPE_KEY = "spanwise.access"  # where an ASGI scope holds it
+ACCESS_SCOPE_KEY = "spanwise.access"  # key of the access in an ASGI scope
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the sender of a request may have, and who it is, as far as that is known.
+    """Permissions of a request's sender, and its identity as far as it is known.
 
-    `known`: it has a key, or none is needed. `bond` is what its session or its key is known by; tokens of forms hang
-    on it.
+    The flag `known` is set if the sender has a key, or if none is required. CSRF tokens of forms are derived from
+    `bond`, a hash of the session id or key.
     """
 
-    project: str | None = None  # None: every project
+    project: str | None = None  # None: all projects
     known: bool = True
-    needs: frozenset[str] | None = None  # what it may send requests for; None: for everything
-    key: str = ""  # the key's id; "" where none is needed
-    name: str = ""  # the key's
+    needs: frozenset[str] | None = None  # granted permissions; None: all
+    key: str = ""  # id of the key; "" where none is required
+    name: str = ""  # name of the key
     address: str = ""
     bond: bytes = b""
-    session: str = ""  # the id of the session in a browser; "" without one
+    session: str = ""  # id of the browser session; "" without one
 
     @property
     def actor(self) -> Actor:
-        """Who it is, for what is written down."""
+        """Return the caller for the audit log."""
         return Actor(self.key, self.name, self.address, self.may("write"))
 
     def may(self, needed: str) -> bool:
-        """Whether it may send what needs this."""
+        """Return whether the sender has this permission."""
         return self.needs is None or needed in self.needs
 
 
 def get_access(scope: Mapping[str, Any]) -> Access:
-    """The access of a request; all of it, where nobody guards."""
+    """Return the access of a request; full access without the security middleware."""
     found: Access = scope.get(ACCESS_SCOPE_KEY) or Access()
     return found
 
 
 def get_request_store(request: Request) -> Store:
-    """The store as this request may see it."""
+    """Return the store, restricted to the project of the request's key."""
     store: Store = request.app.state.store
     project = get_access(request.scope).project
     return store if project is None else ProjectScopedStore(store, project)
 
 
 def get_unrestricted_store(request: Request) -> Store:
-    """The store, for what concerns all of it. Raises `Forbidden` for a key of one project."""
+    """Return the unrestricted store. Raises `Forbidden` for a key of one project."""
     project = get_access(request.scope).project
     if project is not None:
         raise Forbidden(f"the API key is of project {project!r}: this tells of all of them")
@@ -69,7 +69,7 @@ def get_unrestricted_store(request: Request) -> Store:
 
 
 READ_METHODS = ("GET", "HEAD", "OPTIONS")
-# What a key's scope opens. To write is to send, too; to administer (keys, retention, deleting in bulk) is its own
+# scope of a key → permissions. Write includes ingest; admin (keys, retention, bulk deletion) is separate.
 SCOPE_PERMISSIONS: dict[str, frozenset[str]] = {
     "read": frozenset(("read",)),
     "write": frozenset(("write", "ingest", "feedback")),
@@ -80,7 +80,7 @@ SCOPE_PERMISSIONS: dict[str, frozenset[str]] = {
 
 
 class RoutePermissions:
-    """What requests need, from rows of (method, path, what it needs). `pages` are the paths that readers open."""
+    """Permissions that requests need, from rows of (method, path, permission). `pages` are the paths of HTML pages."""
 
     def __init__(self, rows: Iterable[tuple[str, str, str]], pages: Iterable[str] = ()) -> None:
         self.rows = tuple(rows)
@@ -95,18 +95,18 @@ class RoutePermissions:
 
     @property
     def has_pages(self) -> bool:
-        """Whether readers come here at all, and find where to sign in."""
+        """Return whether the application has HTML pages, and thus a sign-in page."""
         return bool(self._pages)
 
     def is_open(self, path: str) -> bool:
-        """Whether nothing is needed."""
+        """Return whether a path needs no permission."""
         return path in self._open or path.startswith(self._open_below)
 
     def _is_page(self, path: str) -> bool:
         return any(pattern.match(path) for pattern in self._pages)
 
     def _needed(self, method: str, path: str) -> str:
-        """What a request needs. One that no route answers needs what others of its method do."""
+        """Return the permission that a request needs; for an unknown route, read or write by its method."""
         for pattern, needs in self._patterns.get("GET" if method == "HEAD" else method, ()):
             if pattern.match(path):
                 return needs
@@ -115,10 +115,10 @@ class RoutePermissions:
 
 @lru_cache(64)
 def get_permissions(scopes: tuple[str, ...]) -> frozenset[str]:
-    """All that a key of these scopes opens."""
+    """Return all permissions of a key with these scopes."""
     return frozenset().union(*(SCOPE_PERMISSIONS.get(scope, frozenset()) for scope in scopes))
 
 
 def is_permitted(scopes: Iterable[str], needed: str) -> bool:
-    """Whether a key of these scopes may send a request that needs this."""
+    """Return whether a key with these scopes has the permission."""
     return any(needed in SCOPE_PERMISSIONS.get(scope, ()) for scope in scopes)

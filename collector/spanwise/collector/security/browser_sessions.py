@@ -12,21 +12,21 @@ from typing import NamedTuple
 
 from spanwise.collector.address_parsing import parse_port
 
-SESSION_LIFETIME_S = 12 * 3600  # seconds after which whoever has signed in does so again
-MAX_SESSIONS, MAX_SESSIONS_PER_KEY = 10_000, 100  # sessions, of all keys and of one; the oldest end first
-_SECRET = secrets.token_bytes(32)  # of this process: forms from before it started are sent again
+SESSION_LIFETIME_S = 12 * 3600  # seconds until readers must sign in again
+MAX_SESSIONS, MAX_SESSIONS_PER_KEY = 10_000, 100  # in total, and per key; the oldest are ended first
+_SECRET = secrets.token_bytes(32)  # per process: forms rendered before a restart must be reloaded
 
 
 class _Session(NamedTuple):
     key: bytes  # the key's SHA-256
     until: float
-    secure: bool  # begun over TLS: its cookie goes nowhere else
+    secure: bool  # started over TLS: valid only in the secure cookie
 
 
 class BrowserSessions:
-    """Sessions, in memory: they end with the process. A session has a key's hash, which is looked up at each request.
+    """In-memory sessions, which end with the process. A session holds a key's hash, which is looked up at each request.
 
-    Of its id, which the browser has, nothing but the hash is kept.
+    Only the hash of a session id is kept; the browser has the id.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -34,14 +34,17 @@ class BrowserSessions:
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
 
     def begin(self, key: bytes, *, secure: bool = False) -> str:
-        """A new session of a key; its id, which nobody could have known before."""
+        """Start a session of a key, and return its new random id."""
         self._make_room(key)
         id = secrets.token_urlsafe(32)
         self._sessions[hash_session_id(id)] = _Session(key, self._now() + SESSION_LIFETIME_S, secure)
         return id
 
     def key_of(self, id: str, *, secure: bool = False) -> bytes | None:
-        """The key of a session; None if it has ended, or was begun over TLS and its id comes in another cookie."""
+        """Return the key of a session; None if it has ended.
+
+        The id of a session over TLS is valid only in the secure cookie.
+        """
         session = self._sessions.get(hash_session_id(id))
         if session is None or session.secure > secure:
             return None
@@ -51,7 +54,7 @@ class BrowserSessions:
         return session.key
 
     def end(self, id: str) -> None:
-        """End a session; one that is unknown changes nothing."""
+        """End a session; an unknown id has no effect."""
         self._sessions.pop(hash_session_id(id), None)
 
     def _make_room(self, key: bytes) -> None:
@@ -63,42 +66,45 @@ class BrowserSessions:
 
 
 def hash_session_id(id: str) -> bytes:
-    """What a session's id is kept as, and what tokens of its forms hang on."""
+    """Return the hash under which a session is stored, and from which its CSRF tokens are derived."""
     return sha256(id.encode("utf-8", "replace")).digest()
 
 
 class SessionCookie(NamedTuple):
-    """The session's cookie of a server, as a browser calls that: `localhost:4318` and `localhost:4319` have two.
+    """Session cookie of one server.
 
-    A browser has one jar for all ports of a name, so that the port is part of the cookie's name.
+    Its name includes the port, because browsers share cookies among all ports of a host.
     """
 
     name: str
     secure: bool
 
     def given(self, id: str) -> str:
-        """The header that gives it to a browser."""
+        """Return the header value that sets the cookie."""
         return self._header(f"{id}; Max-Age={SESSION_LIFETIME_S}")
 
     def taken_back(self) -> str:
-        """The header that takes it back."""
+        """Return the header value that deletes the cookie."""
         return self._header("; Max-Age=0")
 
     def _header(self, value: str) -> str:
-        # Lax, not Strict: who follows a link from a chat to a trace shall see it
+        # Lax instead of Strict, so that links to traces from other sites work.
         return f"{self.name}={value}; Path=/; HttpOnly; SameSite=Lax" + ("; Secure" if self.secure else "")
 
 
 def build_session_cookie(host: str, *, secure: bool) -> SessionCookie:
-    """The cookie under this `Host`. Over TLS its name has the prefix that keeps other hosts of the domain from it."""
+    """Return the cookie for this `Host`.
+
+    Over TLS its name has the prefix `__Host-`, so that no other host of the domain can set it.
+    """
     port = parse_port(host)
     return SessionCookie(f"{'__Host-' if secure else ''}spanwise-session{f'-{port}' if port else ''}", secure)
 
 
 def read_session_cookie(headers: Collection[tuple[bytes, bytes]], host: str) -> tuple[str, bool] | None:
-    """The session's id that a browser sends, and whether in the cookie that is for TLS; None if it sends none.
+    """Return the session id that a browser sends, and whether it is in the secure cookie; None without a session.
 
-    Several of one name are none: another host of the domain has put one beside ours, and nobody can tell which.
+    Several cookies of the same name count as none, because another host of the domain may have set one of them.
     """
     lines = [value for name, value in headers if name == b"cookie"]
     if not lines:
@@ -115,10 +121,10 @@ def _cookie_values(lines: Collection[bytes], name: bytes) -> list[bytes]:
 
 
 def make_form_token(bond: bytes) -> str:
-    """What a form on a page has to bring back that was made for whoever has this bond."""
+    """Return the CSRF token of forms that are rendered for the session or key with this bond."""
     return hmac.new(_SECRET, bond, sha256).hexdigest()
 
 
 def is_form_token(given: str, bond: bytes) -> bool:
-    """Whether it is that token."""
+    """Return whether the token is that of this bond."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), make_form_token(bond).encode())

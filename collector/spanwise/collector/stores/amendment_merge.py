@@ -13,15 +13,15 @@ from spanwise.collector import record_encoding
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import JSON, Run
 
-# Messages that come one by one, in any order, each under a key of its own, by which they are put in order: they are
-# what a run that brings none itself has been given, and has given
+# Messages arrive one by one, in any order, each under its own key. Sorted by key, they become the inputs and outputs
+# of a run that has none itself
 MESSAGE_FIELDS = {"input_messages": "inputs", "output_messages": "outputs"}
 MERGED_FIELDS = ("metadata", "attributes", *MESSAGE_FIELDS)
 AMENDABLE_FIELDS = (
     *"inputs outputs documents model usage cost session_id user_id tags metadata attributes".split(),
     *MESSAGE_FIELDS,
 )
-MAX_COUNT = 2**63 - 1  # of what is counted
+MAX_COUNT = 2**63 - 1  # highest count
 _TYPES: dict[str, Any] = {
     **{name: kind for name, kind in get_type_hints(Run).items() if name in AMENDABLE_FIELDS},
     **dict.fromkeys(MESSAGE_FIELDS, dict[str, list[Any]]),
@@ -29,10 +29,10 @@ _TYPES: dict[str, Any] = {
 
 
 def encode_fields(fields: Mapping[str, Any]) -> dict[str, JSON]:
-    """The fields as plain JSON. Raises `Refused` for one that is not of `FIELDS`, or a value that it cannot have."""
+    """Return the fields as plain JSON. Raise `Refused` for a field not in `AMENDABLE_FIELDS` or an invalid value."""
     for name in fields:
         if name not in AMENDABLE_FIELDS:
-            from spanwise.tracer.suggestions import did_you_mean  # loads the tracer, which only a mistake should cost
+            from spanwise.tracer.suggestions import did_you_mean  # imported here, because it loads the tracer
 
             raise Refused(f"{name!r} of a run cannot be amended{did_you_mean(name, AMENDABLE_FIELDS)}")
     plain: dict[str, JSON] = record_encoding.decode(dict[str, Any], record_encoding.encode(fields))
@@ -42,7 +42,9 @@ def encode_fields(fields: Mapping[str, Any]) -> dict[str, JSON]:
 
 
 def _check_counts(fields: Mapping[str, Any]) -> None:
-    """A number of more bits than SQLite's is kept as text, and a run that is given that as a count is refused."""
+    """Raise `Refused` for integers beyond 64 bits. SQLite would store one as text, and reading the run would then
+    fail.
+    """
     usage = fields.get("usage") or {}
     counts = {**usage, **usage.get("details", {}), "cost": fields.get("cost")}
     for name, number in counts.items():
@@ -51,7 +53,7 @@ def _check_counts(fields: Mapping[str, Any]) -> None:
 
 
 def merge_fields(*said: Mapping[str, JSON]) -> dict[str, JSON]:
-    """What was amended earlier and later as one: the later value of a field, `MERGED` ones key by key."""
+    """Merge amendments in their order. The last value of a field wins; `MERGED_FIELDS` are merged key by key."""
     whole: dict[str, JSON] = {}
     for fields in said:
         for name, value in fields.items():
@@ -65,7 +67,9 @@ def merge_fields(*said: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def apply_amendment(run: Run, fields: Mapping[str, JSON], before: Mapping[str, JSON] = MappingProxyType({})) -> Run:
-    """A stored run with fields that came later; `before` are those that came earlier, and are in the run."""
+    """Return a stored run with an amendment applied. `before` holds earlier amendments that the run already
+    contains.
+    """
     values = _convert_fields(fields)
     for name, field in MESSAGE_FIELDS.items():
         earlier, later = before.get(name) or {}, values.pop(name, None)
@@ -76,7 +80,7 @@ def apply_amendment(run: Run, fields: Mapping[str, JSON], before: Mapping[str, J
 
 
 def reapply_amendments(run: Run, fields: Mapping[str, JSON]) -> Run:
-    """A later version of a run with what had been amended before it came, but for what it brings itself."""
+    """Return a new version of a run with earlier amendments, except for fields that the new version sets itself."""
     values = _convert_fields(fields)
     joined = {field: _join_messages(values.pop(name)) for name, field in MESSAGE_FIELDS.items() if name in values}
     missing = {name: value for name, value in (joined | values).items() if getattr(run, name) in (None, ())}
@@ -85,7 +89,7 @@ def reapply_amendments(run: Run, fields: Mapping[str, JSON]) -> Run:
 
 
 def _join_messages(messages: Mapping[str, list[JSON]]) -> list[JSON] | None:
-    """All messages in the order of their keys."""
+    """Return all messages in the order of their keys."""
     return [message for key in sorted(messages) for message in messages[key]] or None
 
 

@@ -15,8 +15,8 @@ import msgspec
 from spanwise.collector.records import AuditEvent, Key
 from spanwise.collector.request_context import get_current_actor
 
-MAX_CHARS = 1000  # characters of what was meant, and of a name
-# Verbs of the halves of a store; `Both` writes down what its own delete
+MAX_CHARS = 1000  # maximum length of the arguments and of a name
+# Audited operations of the backends; the combined store audits its own deletions
 AUDITED_OPERATIONS = frozenset(
     (
         "save_key delete_dataset delete_rule delete_decisions delete_feedback delete_lease delete_budget set_retention"
@@ -26,7 +26,7 @@ log = logging.getLogger("spanwise.audit")
 
 
 def audit_operation(verb: Callable[..., Any], note: Callable[[AuditEvent], None]) -> Callable[..., Any]:
-    """A verb that is written down once it has done something; one that found nothing to do is not."""
+    """Wrap an operation so that it is audited after it has changed something."""
     asked = _get_call_signature(verb)
 
     @wraps(verb)
@@ -41,13 +41,13 @@ def audit_operation(verb: Callable[..., Any], note: Callable[[AuditEvent], None]
 
 
 def _get_call_signature(verb: Callable[..., Any]) -> Signature:
-    """How a verb is called; before the slash stand what it is a method of and its connection."""
+    """Return the signature without positional-only parameters, which are `self` and the connection."""
     whole = signature(verb)
     return whole.replace(parameters=[one for one in whole.parameters.values() if one.kind is not one.POSITIONAL_ONLY])
 
 
 def make_audit_event(action: str, about: Mapping[str, Any], count: int) -> AuditEvent:
-    """What is written down: of arguments those that say something, as JSON; of a key not its hash."""
+    """Return the audit event of an operation, with its significant arguments as JSON. A key's hash is left out."""
     actor = get_current_actor()
     return AuditEvent(
         action=action,
@@ -60,7 +60,9 @@ def make_audit_event(action: str, about: Mapping[str, Any], count: int) -> Audit
 
 
 def log_audit_event(event: AuditEvent) -> None:
-    """One line of JSON in the log, in which nothing that was sent can end the line or speak to a terminal."""
+    """Log the event as one line of JSON. ASCII escapes keep client data from ending the line or controlling a
+    terminal.
+    """
     log.info("%s", json.dumps({"audit": event.action, **msgspec.to_builtins(event)}, ensure_ascii=True))
 
 
@@ -70,7 +72,7 @@ def _to_text(about: Mapping[str, Any]) -> str:
 
 
 def _describe_value(value: Any) -> Any:
-    """Of a record the fields that say something."""
+    """Return the fields of a record that differ from their defaults. Other values are returned unchanged."""
     if isinstance(value, Key):
         return {name: getattr(value, name) for name in ("id", "name", "scopes", "project", "expires_ns")}
     if not is_dataclass(value):

@@ -30,7 +30,9 @@ from spanwise.collector.records import (
 
 
 class DeletedTraces(NamedTuple):
-    """Traces that go, the sessions of which none is left then, and where to look for more, if there may be any."""
+    """Traces to delete, the sessions that lose their last trace, and the position of the next batch, if there may be
+    one.
+    """
 
     traces: Sequence[str]
     sessions: Sequence[str] = ()
@@ -38,10 +40,11 @@ class DeletedTraces(NamedTuple):
 
 
 class TargetFeedback(NamedTuple):
-    """What one claim said of a rule's target: for each of `evaluators`, its whole set of feedback on the target.
+    """Feedback from one lease on a rule's target: for each of `evaluators`, its complete set of feedback.
 
-    Feedback on the spans of a trace, and on the documents of a span, is among that on the target. Claims of a rule and
-    a target rise over all versions of the rule. `anew`: what other evaluators had said of it for the rule goes, too.
+    Feedback on the spans of a trace, and on the documents of a span, counts as feedback on the target. Lease numbers
+    (`claim`) of a rule and target rise over all versions of the rule. If `anew` is set, feedback of the rule's other
+    evaluators on the target is deleted, too.
     """
 
     rule: str
@@ -53,14 +56,14 @@ class TargetFeedback(NamedTuple):
 
 
 class FinishPlan(NamedTuple):
-    """What is to be done with a finish: nothing, where there is an answer already."""
+    """Plan for a finish. If `answer` is set, nothing is left to do."""
 
     answer: str | None
-    whole: bool = True  # whether all feedback of the rule on the target goes, or that of those who report alone
+    whole: bool = True  # True: replace all feedback of the rule on the target; False: only that of reporting evaluators
 
 
 class ScoreQuery(NamedTuple):
-    """Which of a rule's scores: under one key or all, of traces that started in [since_ns, until_ns), one page."""
+    """Query for one page of a rule's scores: one key or all keys, traces that started in [since_ns, until_ns)."""
 
     rule: str
     project: str
@@ -72,9 +75,9 @@ class ScoreQuery(NamedTuple):
 
 
 class RuleScore(NamedTuple):
-    """A rule's outcome, with the session of its trace, if it has one, and the time at which the trace started.
+    """Score, error or skip of a rule, with the session of its trace (if any) and the start time of the trace.
 
-    Of a session as target it is that session, and the start of its first trace.
+    For a session as target, these are that session and the start of its first trace.
     """
 
     feedback: Feedback
@@ -83,7 +86,7 @@ class RuleScore(NamedTuple):
 
 
 class DecisionQuery(NamedTuple):
-    """Which decisions: on a trace and its session (project and id), or on anything; so many after a cursor."""
+    """Query for one page of decisions, about one trace and its session (project and id) or about any target."""
 
     trace_id: str | None = None
     session: tuple[str, str] | None = None
@@ -96,138 +99,143 @@ class DecisionQuery(NamedTuple):
 
 
 class TraceBackend(Protocol):
-    """What `Both` asks of a half that keeps traces, beside the verbs of `TraceStore` but `delete` and `prune`."""
+    """Trace backend: what the combined store needs besides the operations of `TraceStore` other than `delete` and
+    `prune`.
+
+    Methods without a docstring are those of `TraceStore`.
+    """
 
     @property
     def where(self) -> str:
-        """Where it is, in words for people."""
+        """Return the location, for display."""
         ...
 
     def newest(self) -> int:
-        """The number of the latest trace that has come; those that come later have higher ones."""
+        """Return the number of the trace that arrived last. Later traces have higher numbers."""
         ...
 
     def passing(self, filter: Filter, after: str | None = None, upto: int | None = None) -> DeletedTraces | None:
-        """Some of the traces that pass, from where an earlier look ended, up to a number; None if there are none."""
+        """Return a batch of the traces that pass, up to number `upto`; None if there are none.
+
+        `after` is the position at which the previous batch ended.
+        """
 
     def remove(self, gone: Iterable[DeletedTraces]) -> int:
-        """Remove traces with spans, text index and feedback, each lot as it comes; returns how many traces."""
+        """Delete traces with spans, full-text index entries and feedback, batch by batch. Return the number of
+        traces.
+        """
         ...
 
     def expire(self, rule: Retention) -> Sequence[Filter]:
-        """The traces that a rule gives up now, if any; feedback of that age whose trace never came is removed here."""
+        """Return filters for the traces that a retention rule expires now.
 
-    def feedbacks(self, *, limit: int, target: Target) -> Page[Feedback]:
-        """As of `TraceStore`."""
-        ...
+        Also delete feedback of that age whose trace never arrived.
+        """
 
-    def delete_feedback(self, ids: Sequence[str]) -> int:
-        """As of `TraceStore`."""
-        ...
+    def feedbacks(self, *, limit: int, target: Target) -> Page[Feedback]: ...
+
+    def delete_feedback(self, ids: Sequence[str]) -> int: ...
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
-        """As of `TraceStore`; the filters name no dataset."""
+        """Return a page of the change feed, as `TraceStore.changes` does. The filters have no dataset."""
         ...
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
-        """As of `TraceStore`; the filter names no dataset."""
+        """Return the result of each condition, as `TraceStore.explain` does. The filter has no dataset."""
         ...
 
     def put_verdicts(self, verdicts: Sequence[TargetFeedback]) -> list[bool]:
-        """Put what claims said in the place of what earlier ones had said, all in one transaction; whether it stands.
+        """Replace the feedback of earlier leases in one transaction, and return for each entry whether it was stored.
 
-        Feedback is kept as the rule's and of the claim. False, and nothing of it is kept, where feedback of a higher
-        claim is there, or the trace is not. The same again changes nothing. Judgements to which nothing leads then go.
+        - Feedback is stored with the rule and the lease number.
+        - Nothing is stored (False) if feedback of a later lease exists, or the trace does not.
+        - Repeating the call changes nothing.
+        - Evaluators' traces that no feedback refers to any more are deleted.
         """
         ...
 
     def behind(self, after: str | None) -> tuple[int, int | None]:
-        """How many traces stand in the feed after a position, and when the first of them changed (store's clock)."""
+        """Return the number of traces in the feed after a position, and the time of the first change (store's
+        clock).
+        """
         ...
 
     def position(self) -> int:
-        """The highest number of a change so far; as text it is the cursor of all that comes after it."""
+        """Return the highest change number so far. As text, it is the cursor of all later changes."""
         ...
 
     def head(self, trace_id: str, filters: Sequence[Filter] = ()) -> TraceHead:
-        """The head of one trace; the filters name no dataset. Raises `NotFound`."""
+        """Return the head of one trace. The filters have no dataset. Raise `NotFound` for an unknown trace."""
         ...
 
     def is_after(self, change: str, cursor: str | None) -> bool:
-        """Whether a position in the feed comes after another."""
+        """Return whether one position in the feed comes after another."""
         ...
 
     def scored_by(self, asked: ScoreQuery) -> Page[RuleScore]:
-        """The current scores, errors and skips of a rule, those of the traces that started last first; of sessions
-        those of any project.
+        """Return current scores, errors and skips of a rule, ordered by start of the trace, latest first.
+
+        Scores of sessions are included for any project.
         """
         ...
 
     def there(self, trace_ids: Collection[str]) -> set[str]:
-        """Those of the traces that are here, with a run at least."""
+        """Return the traces that are stored with at least one run."""
         ...
 
     def going_on(self, sessions: Collection[str]) -> set[str]:
-        """Those of the sessions of which a trace is here."""
+        """Return the sessions with at least one stored trace."""
         ...
 
     def traces(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
-    ) -> Page[TraceSummary]:
-        """As of `TraceStore`."""
-        ...
+    ) -> Page[TraceSummary]: ...
 
-    def close(self) -> None:
-        """Let go."""
+    def close(self) -> None: ...
 
 
 class ControlBackend(Protocol):
-    """What `Both` asks of a half that keeps control records, beside the verbs of `ControlStore`."""
+    """Control backend: what the combined store needs besides the operations of `ControlStore`.
+
+    Methods without a docstring are those of `ControlStore`.
+    """
 
     @property
     def where(self) -> str:
-        """Where it is, in words for people."""
+        """Return the location, for display."""
         ...
 
-    def keys(self) -> list[Key]:
-        """As of `ControlStore`."""
-        ...
+    def keys(self) -> list[Key]: ...
 
-    def delete_key(self, id: str) -> bool:
-        """As of `ControlStore`."""
-        ...
+    def delete_key(self, id: str) -> bool: ...
 
     def note(self, event: AuditEvent) -> None:
-        """Keep what was done, for `ControlStore.audit`."""
+        """Store an audit event, for `ControlStore.audit`."""
 
     def forget(self, gone: DeletedTraces) -> None:
-        """Remove decisions and items of queues about traces and sessions that go."""
+        """Delete decisions and queue items about deleted traces and sessions."""
 
     def keep_rules(self, rules: Sequence[Rule], owner: str | None, activate: bool, change: int) -> None:
-        """As `ControlStore.save_rule`; `change` is the last that has happened."""
+        """Store rules as `ControlStore.save_rule` does. `change` is the latest change number."""
 
     def alter_rule(self, name: str, project: str, fields: Mapping[str, JSON], change: int) -> Rule:
-        """As `ControlStore.change_rule`; `change` is the last that has happened."""
+        """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number."""
         ...
 
-    def rules(self, *, project: str | None = None) -> list[Rule]:
-        """As of `ControlStore`."""
-        ...
+    def rules(self, *, project: str | None = None) -> list[Rule]: ...
 
     def setting_at(self, rule: Rule, change: int) -> SettingsVersion | None:
-        """The setting of a version in force for a change, the oldest before the first of them; None if it has none."""
+        """Return the settings of a version at a change; before the first of them, the oldest; None if it has none."""
         ...
 
-    def cursor(self, rule: str, version: str, *, project: str) -> str | None:
-        """As of `ControlStore`."""
-        ...
+    def cursor(self, rule: str, version: str, *, project: str) -> str | None: ...
 
     def keep_decided(self, decided: Sequence[DecisionBatch]) -> list[bool]:
-        """As `ControlStore.decide`; all targets are there."""
+        """Record decisions as `ControlStore.decide` does. All targets exist."""
         ...
 
     def decisions_on(self, asked: DecisionQuery) -> Page[Decision]:
-        """As `ControlStore.decisions`."""
+        """Return one page of decisions, as `ControlStore.decisions` does."""
         ...
 
     def take(
@@ -240,50 +248,50 @@ class ControlBackend(Protocol):
         limit: int,
         over_budget: int | None = None,
     ) -> list[Decision]:
-        """As `ControlStore.claim`, but that a row which has ended its third worker is given out, too, alone."""
+        """Lease due decisions as `ControlStore.claim` does.
+
+        Unlike that method, it also hands out, alone, a row whose third worker has died.
+        """
         ...
 
     def examine(self, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
-        """What is to be done with the feedback of finishes, before `conclude`. Raises `Refused` for a bad verdict."""
+        """Return what to do with the feedback of finished leases, before `conclude`. Raise `Refused` for an invalid
+        verdict.
+        """
         ...
 
     def conclude(self, finishes: Sequence[ClaimResult]) -> list[str]:
-        """As `ControlStore.finish`, once the feedback is kept."""
+        """Finish leases as `ControlStore.finish` does, once the feedback is stored."""
         ...
 
     def probabilities(
         self, rule: str, project: str, version: str | None, scores: Sequence[tuple[Target, int]]
     ) -> list[tuple[bool, float | None]]:
-        """Of targets and claims: whether (that version of) the rule decided on it, and with which probability."""
+        """Return, for each target and lease number, whether the rule (or this version) decided on it, and the
+        probability.
+        """
         ...
 
     def funnel(self, rule: Rule) -> Mapping[str, int]:
-        """How many targets of a version have come to each verdict."""
+        """Return the number of traces of a version by verdict."""
         ...
 
     def failed(self, rule: Rule) -> Sequence[Decision]:
-        """The last decisions of a version that failed, newest first."""
+        """Return the latest failed decisions of a version, newest first."""
         ...
 
-    def booked(self, budget: str | None = None) -> list[BudgetUsage]:
-        """As of `ControlStore`."""
-        ...
+    def booked(self, budget: str | None = None) -> list[BudgetUsage]: ...
 
     def workers(self) -> list[WorkerReport]:
-        """What workers said of themselves, the newest of each."""
+        """Return the newest report of each worker."""
         ...
 
-    def experiments(self, *, dataset: str | None, limit: int) -> list[Experiment]:
-        """As of `ControlStore`."""
-        ...
+    def experiments(self, *, dataset: str | None, limit: int) -> list[Experiment]: ...
 
     def delete_experiment(self, id: str) -> bool:
-        """Remove an experiment's record; False if there was none."""
+        """Delete an experiment's record. Return False if there was none."""
         ...
 
-    def retention(self) -> list[Retention]:
-        """As of `ControlStore`."""
-        ...
+    def retention(self) -> list[Retention]: ...
 
-    def close(self) -> None:
-        """Let go."""
+    def close(self) -> None: ...

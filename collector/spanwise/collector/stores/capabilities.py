@@ -12,49 +12,49 @@ from spanwise.collector.records import Feedback, OpenRun, Outlet, Run, Trace
 
 @runtime_checkable
 class LocalStore(Protocol):
-    """A store that is held here. One that is reached through a server holds nothing and is none of these.
-
-    To be asked for with `isinstance(store, Serving)`.
-    """
+    """Store that this process opens itself, not through a server. Test with `isinstance(store, LocalStore)`."""
 
     @property
     def where(self) -> str:
-        """Where the store is, in words for people: its address or its path."""
+        """Return the location, for display: an address or a path."""
         ...
 
     def announce(self, url: str | None) -> None:
-        """Say where this process can be reached, or no more (None); `connect()` in other processes finds it."""
+        """Publish the URL of this process for `connect()` in other processes; None withdraws it."""
 
     def health(self) -> Mapping[str, float]:
-        """Numbers for whoever watches, by name; `writable` is 0 while nothing can be kept."""
+        """Return metrics by name. `writable` is 0 while nothing can be stored."""
         ...
 
     def trouble(self) -> str | None:
-        """Why nothing can be kept now, in words that name no path; None while all is well."""
+        """Return the reason why nothing can be stored now, without paths; None if writing works."""
         ...
 
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
-        """As `append`, without waiting: the future resolves when the runs are durable. Raises `Unavailable`."""
+        """Append without waiting. The future resolves when the runs are durable. Raise `Unavailable` if the queue is
+        full.
+        """
         ...
 
 
 @runtime_checkable
 class RowStore(Protocol):
-    """A store whose rows of runs may be made elsewhere than it is, in another process too."""
+    """Store that accepts runs encoded elsewhere, for example in another process."""
 
     def encoder(self) -> Callable[[Sequence[Run]], Any]:
-        """What makes rows of runs, or of no runs: it needs no store, and pickles. Another one as soon as rows are
-        better made otherwise; those of earlier ones are taken, too.
+        """Return a function that encodes runs to rows. It needs no store, accepts an empty list, and can be pickled.
+
+        The store may return a better encoder later. It still accepts rows of earlier ones.
         """
         ...
 
     def write(self, rows: Any, feedback: Sequence[Feedback] = ()) -> Future[None]:
-        """As `append_async`, of runs as the encoder made rows of them."""
+        """Append rows from the encoder, as `append_async` appends runs."""
         ...
 
 
 class OutgoingFeedback(NamedTuple):
-    """A feedback as it is sent on: its number, and whose its trace is, if that is here."""
+    """Feedback to forward: its number, and the project and environment of its trace, if that is stored."""
 
     number: int
     feedback: Feedback
@@ -64,47 +64,54 @@ class OutgoingFeedback(NamedTuple):
 
 @runtime_checkable
 class DestinationStore(Protocol):
-    """A store that knows which destinations of calls take part in tracing."""
+    """Store that records which destinations of calls take part in tracing."""
 
     def traced_destinations(self, project: str) -> Sequence[str]:
-        """Return the destinations whose spans have continued calls of a project, see `spanwise.tracer.propagation_targets`."""
+        """Return the destinations whose spans have continued calls of a project, see
+        `spanwise.tracer.propagation_targets`.
+        """
         ...
 
 
 @runtime_checkable
 class FeedbackSource(Protocol):
-    """A store from which feedback can be sent on. Numbers of feedback rise, with gaps; what changes gets a new one."""
+    """Store from which feedback can be forwarded.
+
+    Numbers of feedback rise, with gaps. Changed feedback gets a new number.
+    """
 
     def identity(self) -> str:
-        """What tells this store from all others."""
+        """Return the unique id of this store."""
         ...
 
     def open_outlet(self, name: str, url: str) -> Outlet:
-        """Where sending to an address goes on; one that is new begins with what is said from now on."""
+        """Return the state of forwarding to an address. A new outlet begins with feedback from now on."""
         ...
 
     def said_after(self, cursor: int, limit: int) -> Sequence[OutgoingFeedback]:
-        """Feedback that was said, or said anew, after a cursor, in order."""
+        """Return feedback that was added or changed after a cursor, in order."""
         ...
 
     def waiting_after(self, cursor: int) -> int:
-        """How much that is."""
+        """Return the number of feedback rows after a cursor."""
         ...
 
     def move_outlet(self, name: str, cursor: int, sent: int, dropped: int, error: str | None = None) -> None:
-        """Note, durably, up to which number all is sent or given up, how much more that is, and why a try failed."""
+        """Record durably the number up to which all feedback is sent or dropped, the added counts, and the last
+        error.
+        """
 
     def feedback_there(self, ids: Collection[str]) -> set[str]:
-        """Those of the feedbacks that are here, by id."""
+        """Return the ids of feedback that is stored."""
         ...
 
 
-BATCH, BATCH_BYTES = 100, 16 * 1024  # runs that are read together at most, and bytes of them as they are kept
+BATCH, BATCH_BYTES = 100, 16 * 1024  # maximum number of runs in a batch, and of their stored bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LazyTrace:
-    """A trace; its runs are read some at a time, each time anew, without the file. `size` is what it holds in bytes."""
+    """Trace whose runs are decoded in batches, again on each iteration, without access to the file."""
 
     root: Run
     rows: Sequence[Any]
@@ -118,11 +125,11 @@ class LazyTrace:
 
     @property
     def size(self) -> int:
-        """Bytes of all rows."""
+        """Return the bytes of all rows."""
         return sum(self.sizes)
 
     def batches(self) -> Iterator[list[Run]]:
-        """All runs by start time. Raises `StoreError` for one that is damaged."""
+        """Yield all runs by start time, in batches. Raise `StoreError` for a damaged run."""
         batch, size = list[Run](), 0
         for row, bytes_ in zip(self.rows, self.sizes, strict=True):
             batch.append(self.read(row))
@@ -136,8 +143,11 @@ class LazyTrace:
 
 @runtime_checkable
 class StreamingStore(Protocol):
-    """A store that gives large traces so that they can be written out piece by piece."""
+    """Store that returns large traces so that they can be written out in batches."""
 
     def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-        """As `TraceStore.many`: all whole if small. Raises `TooLarge` beyond what an answer holds."""
+        """Return traces as `TraceStore.many` does, all complete if they are small, else all lazy.
+
+        Raise `TooLarge` if they exceed the limit of a response.
+        """
         ...

@@ -53,30 +53,32 @@ from spanwise.collector.stores.backends import (
 from spanwise.collector.stores.decision_explanation import find_blocking_reason, find_load_error
 from spanwise.collector.stores.trace_store import iterate_traces
 
-MAX_WORKER_DEATHS = 3  # workers that a target may end
+MAX_WORKER_DEATHS = 3  # workers that may die on a target
 TARGET_GONE = "refused: its target was deleted, or feedback of a later claim is there"
 
 
 class MonitorOperations(ABC):
-    """The part of `Both` that monitors use; `Both` says in which order what crosses is done."""
+    """Operations of the combined store for monitoring rules. `CombinedStore` documents the order of steps across
+    backends.
+    """
 
     _traces: TraceBackend
     _control: ControlBackend
 
     @abstractmethod
     def _resolved(self, filter: Filter) -> Filter:
-        """The same filter, with its dataset as the experiments over it."""
+        """Return the filter with its dataset replaced by the experiments that ran on it."""
 
     def save_rule(self, *rules: Rule, owner: str | None = None, activate: bool = False) -> None:
-        """Put rules in force: see `ControlStore`."""
+        """Put rules in force. See `ControlStore.save_rule`."""
         self._control.keep_rules(rules, owner, activate, self._traces.position())
 
     def change_rule(self, name: str, *, project: str = "default", **fields: JSON) -> Rule:
-        """Change what decides nothing: see `ControlStore`."""
+        """Change fields that do not affect decisions. See `ControlStore.change_rule`."""
         return self._control.alter_rule(name, project, fields, self._traces.position())
 
     def decide(self, *decided: DecisionBatch) -> list[bool]:
-        """Keep what was decided: see `ControlStore`."""
+        """Record decisions. See `ControlStore.decide`."""
         targets = [row.target for one in decided for row in one.rows]
         traces = {target.trace_id for target in targets if target.trace_id is not None}
         sessions = {target.session_id for target in targets if target.session_id is not None}
@@ -95,13 +97,13 @@ class MonitorOperations(ABC):
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Page[Decision]:
-        """Stored decisions: see `ControlStore`."""
+        """Return stored decisions. See `ControlStore.decisions`."""
         session = None if trace_id is None else self._session(trace_id)
         asked = DecisionQuery(trace_id, session, rule, version, project, verdict, limit, cursor)
         return self._control.decisions_on(asked)
 
     def _session(self, trace_id: str) -> tuple[str, str] | None:
-        """Project and id of a trace's session."""
+        """Return project and id of a trace's session."""
         of = next(iter(self._traces.traces(trace_ids=(trace_id,), limit=1)), None)
         return None if of is None or of.session_id is None else (of.project, of.session_id)
 
@@ -116,16 +118,16 @@ class MonitorOperations(ABC):
         limit: int = 1,
         over_budget: int | None = None,
     ) -> list[Decision]:
-        """Take what is due: see `ControlStore`."""
+        """Lease due decisions. See `ControlStore.claim`."""
         while True:
             taken = self._control.take(rule, version, holder, seconds, project, limit, over_budget)
             if not any(decision.deaths >= MAX_WORKER_DEATHS for decision in taken):
                 return taken
             running = {one.name: one for one in self._control.rules(project=project)}.get(rule)
-            self.finish(*(_fail_target(decision, running) for decision in taken))  # it is alone
+            self.finish(*(_fail_target(decision, running) for decision in taken))  # such a decision is always alone
 
     def finish(self, *finishes: ClaimResult) -> list[str]:
-        """Keep what came of claims: see `ControlStore`."""
+        """Store the results of leases. See `ControlStore.finish`."""
         standings = self._control.examine(finishes)
         pairs = [pair for pair in zip(finishes, standings, strict=True) if pair[1].answer is None]
         kept = self._traces.put_verdicts([_collect_feedback(finish, standing) for finish, standing in pairs])
@@ -136,13 +138,13 @@ class MonitorOperations(ABC):
         return [next(said) if standing.answer is None else standing.answer for standing in standings]
 
     def _forget_deleted(self, finishes: Sequence[ClaimResult]) -> None:
-        """Decisions that were kept while their trace was being deleted."""
+        """Delete decisions that were recorded while their trace was being deleted."""
         ids = {id for finish in finishes if (id := finish.claim.target.trace_id) is not None}
         if gone := ids - self._traces.there(ids) if ids else ids:
             self._control.forget(DeletedTraces(sorted(gone)))
 
     def why(self, trace_id: str) -> list[DecisionExplanation]:
-        """Why each rule did or did not evaluate a trace: see `ControlStore`."""
+        """Explain why each rule did or did not evaluate a trace. See `ControlStore.why`."""
         head = self._traces.head(trace_id)
         booked, now_ns, session = self._control.booked(), self._now_ns(), self._session(trace_id)
         workers = self._control.workers()
@@ -161,7 +163,7 @@ class MonitorOperations(ABC):
         now_ns: int,
         workers: Sequence[WorkerReport],
     ) -> decision_explanation.DecisionContext:
-        """What is known of a rule and a trace."""
+        """Collect the data that explains a rule's decision on a trace."""
         setting = self._control.setting_at(rule, head.change)
         settings = rule.settings if setting is None else setting.settings
         filters = [self._resolved(filter) for filter in build_rule_filters(rule, settings)]
@@ -179,13 +181,13 @@ class MonitorOperations(ABC):
         )
 
     def status(self, *, project: str | None = None) -> list[RuleStatus]:
-        """How each rule is doing: see `ControlStore`."""
+        """Return the progress of each rule. See `ControlStore.status`."""
         booked, workers = self._control.booked(), self._control.workers()
         now_ns = self._now_ns()
         return [self._status(rule, booked, workers, now_ns) for rule in self._control.rules(project=project)]
 
     def _now_ns(self) -> int:
-        """The store's clock."""
+        """Return the time of the store's clock."""
         return self._traces.changes(str(self._traces.position()), limit=1).now_ns
 
     def _status(
@@ -217,7 +219,7 @@ class MonitorOperations(ABC):
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Page[WeightedScore]:
-        """A rule's scores with their probabilities: see `ControlStore`."""
+        """Return a rule's scores with their probabilities. See `ControlStore.weighted`."""
         page = self._traces.scored_by(ScoreQuery(rule, project, key, since_ns, until_ns, limit, cursor))
         asked = [(one.feedback.target, one.feedback.claim or 0) for one in page]
         found = zip(page, self._control.probabilities(rule, project, version, asked), strict=True)
@@ -225,32 +227,32 @@ class MonitorOperations(ABC):
         return Page(items=tuple(scores), next=page.next)
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
-        """The feed: see `TraceStore`."""
+        """Return a page of the change feed. See `TraceStore.changes`."""
         return self._traces.changes(after, limit=limit, filters=[self._resolved(filter) for filter in filters])
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
-        """Why a trace passes a filter or not: see `TraceStore`."""
+        """Explain why a trace does or does not pass a filter. See `TraceStore.explain`."""
         return self._traces.explain(trace_id, self._resolved(filter))
 
 
 def _without_missing_targets(
     traces: Collection[str | None], sessions: Collection[str | None], decided: DecisionBatch
 ) -> DecisionBatch:
-    """The same without rows about what is not there."""
+    """Return the batch without rows about targets that are not stored."""
     rows = tuple(row for row in decided.rows if row.target.trace_id in traces and row.target.session_id in sessions)
     return decided if len(rows) == len(decided.rows) else replace(decided, rows=rows)
 
 
 def _collect_feedback(finish: ClaimResult, standing: FinishPlan) -> TargetFeedback:
-    """The feedback of a finish, as that of all evaluators that it tells of."""
+    """Return the feedback of a finish, for all evaluators that it mentions."""
     names = dict.fromkeys([*finish.reported, *(one.evaluator for one in finish.feedback if one.evaluator is not None)])
     claim = finish.claim
-    anew = standing.whole and bool(names)  # a claim that is given back as it was says nothing of what was there
+    anew = standing.whole and bool(names)  # a lease returned without a result leaves existing feedback
     return TargetFeedback(claim.rule, claim.target, claim.number, tuple(names), finish.feedback, anew)
 
 
 def _fail_target(decision: Decision, rule: Rule | None) -> ClaimResult:
-    """What a claim comes to whose target ends every worker: an error of each evaluator without outcome."""
+    """Return the result for a target on which every worker dies: an error for each evaluator without outcome."""
     said = f"ended the worker {decision.deaths} times"
     keys = [str(entry.get("key") or entry.get("id")) for entry in rule.evaluators] if rule is not None else []
     done = {key for key, state in decision.states.items() if state.get("state") != "waiting"}
@@ -277,12 +279,12 @@ def _fail_target(decision: Decision, rule: Rule | None) -> ClaimResult:
 
 
 def _concerns_rule(worker: WorkerReport, rule: Rule) -> bool:
-    """Whether a report is of a worker that has the rule, or says that its file does not load."""
+    """Return whether a report is from a worker that has the rule, or that failed to load the rule's file."""
     return (worker.project == rule.project and rule.name in worker.rules) or find_load_error(rule, worker) is not None
 
 
 def _newest_bookings(rule: Rule, booked: Sequence[BudgetUsage]) -> tuple[BudgetUsage, ...]:
-    """The newest period of each of a rule's budgets."""
+    """Return the newest period of each of a rule's budgets."""
     own = {one.budget: one for one in reversed(booked) if one.budget.startswith(get_budget_name(rule))}
     return tuple(own[budget] for budget in sorted(own))
 
@@ -302,26 +304,27 @@ def _make_weighted_score(scored: RuleScore, probability: float | None) -> Weight
 
 
 log = logging.getLogger("spanwise.collector")
-FILTERED_OPERATIONS = ("traces", "feedbacks", "sessions", "aggregate")  # verbs that take a filter
-MAX_EXPERIMENTS = 1_000_000  # of one dataset, at most
+FILTERED_OPERATIONS = ("traces", "feedbacks", "sessions", "aggregate")  # operations with a filter
+MAX_EXPERIMENTS = 1_000_000  # maximum number of experiments on a dataset
 
 
 class CombinedStore(MonitorOperations):
-    """A store of two halves: each verb is that of the half that has it, but for those that concern both.
+    """Combined store of a trace backend and a control backend.
 
-    Across its halves a store promises order and idempotence, never one transaction. The order is such that whatever
-    a crash leaves behind is found by doing the same again:
+    Each operation belongs to one backend, except those that concern both. Across backends the store guarantees order
+    and idempotence, not one transaction. Repeating an operation after a crash completes it:
 
-    - Deleting (and pruning): first the control half forgets decisions and queues' items about some traces, then the
-      trace half removes these traces. After a crash in between the traces still pass, and are deleted next time. What
-      passes at the first step goes, even if it is scored before the second.
-    - Deleting an experiment: its traces, then the feedback on it, last its record, by which it is found again. With
-      feedback go the traces of the evaluators that gave it.
-    - Finishing a claim: first its feedback, which bears the claim's number, then the decision. After a crash in between
-      the claim still stands, and the same finish again, or that of the next claim, puts both right.
-    - Deciding: what is about deleted traces is left out before. One that is deleted between leaves a row, which goes
-      when its claim is finished.
-    - A condition on a dataset is looked up first, as the ids of its experiments: what is saved meanwhile is not seen.
+    - Deletion and pruning: the control backend first deletes decisions and queue items about a batch of traces. Then
+      the trace backend deletes the traces. After a crash in between, the traces still pass, and the next attempt
+      deletes them. Traces that pass in the first step are deleted, even if they are scored before the second.
+    - Deletion of an experiment: its traces, then the feedback on it, last its record, through which a retry finds it.
+      The traces of the evaluators that gave the feedback are deleted with it.
+    - Finish of a lease: first its feedback, with the lease number, then the decision. After a crash in between, the
+      lease is still valid, and the same finish again, or that of the next lease, corrects both.
+    - Decisions: those about deleted traces are left out beforehand. A trace that is deleted in between leaves a row,
+      which is deleted when its lease is finished.
+    - A condition on a dataset is first replaced by the ids of its experiments. Experiments saved meanwhile are not
+      seen.
     """
 
     def __init__(self, traces: TraceBackend, control: ControlBackend) -> None:
@@ -329,13 +332,13 @@ class CombinedStore(MonitorOperations):
         for half in (control, traces):
             for name in dir(half):
                 if not name.startswith("_") and not hasattr(type(self), name):
-                    verb = getattr(half, name)  # once, so that a verb costs nothing more
+                    verb = getattr(half, name)  # looked up once, so that calls have no overhead
                     verb = audit_operation(verb, self._note) if name in AUDITED else verb
                     setattr(self, name, self._over_datasets(verb) if name in FILTERED_OPERATIONS else verb)
 
     @property
     def where(self) -> str:
-        """Where the halves are."""
+        """Return the locations of the backends."""
         return " and ".join(dict.fromkeys((self._traces.where, self._control.where)))
 
     def __enter__(self) -> CombinedStore:
@@ -345,18 +348,18 @@ class CombinedStore(MonitorOperations):
         self.close()
 
     def close(self) -> None:
-        """Write what is queued, then let go. Closing twice is harmless."""
+        """Write queued jobs, then close both backends. Repeated calls do nothing."""
         self._traces.close()
         self._control.close()
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
-        """Remove the traces that pass, with all that speaks of them; returns how many traces."""
+        """Delete the traces that pass, with all data about them. Return the number of traces."""
         asked = extend_filter(filter, conditions)
         wanted = self._resolved(validate_deletion_filter(asked))
         return self._removed("delete", {"filter": asked}, wanted)
 
     def _removed(self, action: str, about: Mapping[str, Any], filter: Filter) -> int:
-        """Remove what passes, and write down that this was done: also where it ended halfway."""
+        """Delete the traces that pass, and audit the deletion even if it ended halfway."""
         going: list[int] = []
         try:
             return self._traces.remove(self._forgotten(filter, going))
@@ -365,7 +368,7 @@ class CombinedStore(MonitorOperations):
                 self._note(make_audit_event(action, about, sum(going)))
 
     def _note(self, event: AuditEvent) -> None:
-        """Write down what was done. It has been done: that this cannot be kept undoes nothing, and is said."""
+        """Store and log an audit event. If storing fails, the operation is still done, and the failure is logged."""
         log_audit_event(event)
         try:
             self._control.note(event)
@@ -373,15 +376,15 @@ class CombinedStore(MonitorOperations):
             log.error("what was done is in the log alone, for it could not be kept: %s", error)
 
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
-        """All traces that pass, page by page: see `TraceStore`."""
+        """Yield all traces that pass, page by page. See `TraceStore.each`."""
         return iterate_traces(self._traces.traces, self._resolved(validate_filter(extend_filter(filter, conditions))))
 
     def _forgotten(self, filter: Filter, going: list[int]) -> Iterator[DeletedTraces]:
-        """What passes, lot by lot, each forgotten by the control half before it is given out to be removed. `going`
-        takes how many traces each lot is that has been forgotten.
+        """Yield the traces that pass in batches, each after the control backend has deleted its data about them.
 
-        Each lot is looked for where the one before ended, and once all are through, from the beginning again, until
-        nothing passes: some may have begun to behind the look. What comes meanwhile stays, or it might never end.
+        `going` collects the sizes of these batches. Each search starts at the end of the previous batch. At the end
+        it starts over until nothing passes, because traces may have begun to pass behind the position. Traces that
+        arrive meanwhile are not deleted, so that the loop ends.
         """
         upto = self._traces.newest()
         while gone := self._traces.passing(filter, upto=upto):
@@ -392,11 +395,13 @@ class CombinedStore(MonitorOperations):
                 gone = self._traces.passing(filter, gone.next, upto) if gone.next is not None else None
 
     def prune(self, rule: Retention) -> int:
-        """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
+        """Delete traces that are older, or take more space, than a retention rule allows. Return the number of
+        traces.
+        """
         return sum(self._removed("prune", {"rule": rule}, expired) for expired in self._traces.expire(rule))
 
     def prune_by_rules(self) -> None:
-        """Do what the rules say that are kept."""
+        """Prune by all stored retention rules."""
         before = CURRENT_ACTOR.set(Actor("", "retention", f"process {os.getpid()}"))
         try:
             for rule in self._control.retention():
@@ -405,8 +410,8 @@ class CombinedStore(MonitorOperations):
             CURRENT_ACTOR.reset(before)
 
     def delete_experiment(self, id: str) -> bool:
-        """Remove an experiment with its traces and the feedback on it; False if there was none."""
-        if not id:  # as a condition it would mean all traces that belong to none
+        """Delete an experiment with its traces and the feedback on it. Return False if there was none."""
+        if not id:  # in a filter, "" matches traces without an experiment
             raise Refused("an experiment is deleted by its id, and an id is not empty")
         self.delete(experiment=id)
         while page := self._traces.feedbacks(target=Target(experiment_id=id), limit=1000):
@@ -420,7 +425,7 @@ class CombinedStore(MonitorOperations):
         return deleted
 
     def delete_key(self, id: str) -> bool:
-        """Revoke a key; its name is written down, which nobody could look up any more."""
+        """Revoke a key. The audit event includes its name, which cannot be looked up afterwards."""
         keys = self._control.keys()
         named = {key.id: key.name for key in keys}
         deleted = self._control.delete_key(id)
@@ -429,7 +434,7 @@ class CombinedStore(MonitorOperations):
         return deleted
 
     def _over_datasets(self, verb: Callable[..., Any]) -> Callable[..., Any]:
-        """A verb over the traces that pass, which may also be asked for those of a dataset."""
+        """Wrap an operation with a filter, so that the filter may name a dataset."""
         others = [name for name, one in signature(verb).parameters.items() if one.kind is one.KEYWORD_ONLY]
 
         @wraps(verb)
@@ -440,7 +445,6 @@ class CombinedStore(MonitorOperations):
         return over
 
     def _resolved(self, filter: Filter) -> Filter:
-        """The same filter, with its dataset as the experiments over it."""
         if filter.dataset is None:
             return filter
         ids = tuple(

@@ -33,11 +33,14 @@ from spanwise.collector.stores.trace_store import TraceStore
 
 
 class ControlStore(Protocol):
-    """Datasets, experiments, rules, decisions, leases, budgets, keys and annotation queues: small and transactional."""
+    """Store of datasets, experiments, rules, decisions, leases, budgets, keys and annotation queues.
+
+    Its data is small, and all operations are transactional.
+    """
 
     @property
     def where(self) -> str:
-        """Where the store is, in words for people: its address or its path."""
+        """Return the location, for display: an address or a path."""
         ...
 
     def save_examples(
@@ -52,20 +55,21 @@ class ControlStore(Protocol):
         description: str | None = None,
         metadata: Mapping[str, JSON] | None = None,
     ) -> Dataset:
-        """Add or overwrite examples (by id), take out `remove`, or put them all in place of what is there (`replace`).
+        """Add or overwrite examples by id, and delete those in `remove`. `replace` also deletes all that are not given.
 
-        Of examples with one id in the same call each is kept, the second as `<id>-2` and so on (see `distinct`).
-        Makes a new version if anything changed, else returns the current one. Creates the dataset if it is new.
+        Creates the dataset if it is new. Makes a new version if anything changed, else returns the current one.
+        Examples with the same id in one call are all kept: the second gets the id `<id>-2`, and so on (see
+        `number_duplicates`).
         """
 
     def dataset(self, name: str, version: int | None = None) -> Dataset:
-        """One dataset at a version (None: the newest). Raises `NotFound`, naming the closest names."""
+        """Return a dataset at a version (None: the newest). Raise `NotFound`, with the closest names."""
 
     def datasets(self) -> list[Dataset]:
-        """All datasets at their newest version, by name."""
+        """Return all datasets at their newest version, by name."""
 
     def versions(self, name: str) -> list[Dataset]:
-        """Every version of a dataset, newest first."""
+        """Return every version of a dataset, newest first."""
 
     def examples(
         self,
@@ -76,71 +80,83 @@ class ControlStore(Protocol):
         limit: int | None = None,
         offset: int = 0,
     ) -> list[Example]:
-        """Examples of a version in their order; of a split those that have it as `split`, or among several in their
-        metadata's "dataset_split".
+        """Return the examples of a version in their order.
+
+        `split` selects examples with this `split`, or with it in the list `dataset_split` of their metadata.
         """
 
     def delete_dataset(self, name: str) -> bool:
-        """Remove a dataset with all its versions; False if there was none. Experiments over it stay."""
+        """Delete a dataset with all its versions. Return False if there was none. Experiments on it remain."""
 
     def save_experiment(self, *experiments: Experiment) -> None:
-        """Create or overwrite, by id; all of them or none."""
+        """Create or overwrite experiments by id, all of them or none."""
 
     def experiment(self, id_or_name: str) -> Experiment:
-        """One experiment by id, by the beginning of its id, or the newest of that name. Raises `NotFound`."""
+        """Return the experiment with this id or id prefix, or the newest with this name. Raise `NotFound` if there is
+        none.
+        """
 
     def experiments(
         self, *, dataset: str | None = None, project: str | None = None, limit: int = 100
     ) -> list[Experiment]:
-        """Experiments, newest first."""
+        """Return experiments, newest first."""
 
     def change_experiment(self, id: str, **fields: JSON) -> Experiment:
-        """Change name, status, metadata, ended_ns, example_count or seen_ns; other writers' fields stay.
+        """Change name, status, metadata, ended_ns, example_count or seen_ns. Other fields keep their values.
 
-        Raises `NotFound`.
+        Raise `NotFound` for an unknown experiment.
         """
 
     def delete_experiment(self, id: str) -> bool:
-        """Remove an experiment with its traces and feedback."""
+        """Delete an experiment with its traces and feedback."""
 
     def save_rule(self, *rules: Rule, owner: str | None = None, activate: bool = False) -> None:
         """Create or change rules, by project and name, all of them or none.
 
-        A new version takes the place of the one before, from the present change on (`active_from`); its waiting
-        decisions become superseded. The same version with other settings keeps its decisions, and the settings go into
-        the history. With `owner` (a rules file) all rules of that owner that are not among these are removed. Raises
-        `Refused` for a rule of another owner, for a filter that is relative to now, and for a version that was
-        superseded before, unless `activate`.
+        - A new version replaces the previous one from the present change on (`active_from`). Waiting decisions of the
+          previous version become superseded.
+        - The same version with other settings keeps its decisions, and the settings are added to the history.
+        - With `owner` (a rules file), all other rules of that owner are removed.
+
+        Raise `Refused` for a rule of another owner, for a filter relative to the present time, and for a version that
+        was superseded before, unless `activate` is set.
         """
 
     def rules(self, *, project: str | None = None, all_versions: bool = False) -> list[Rule]:
-        """Rules by project and name, as they are in force."""
+        """Return the rules in force, by project and name. `all_versions` includes the other versions."""
 
     def settings(self, name: str, *, project: str = "default") -> list[SettingsVersion]:
-        """What a rule's settings have been, newest first; the present ones are in force for what is decided now."""
+        """Return the history of a rule's settings, newest first. The newest settings apply to decisions made now."""
 
     def change_rule(self, name: str, *, project: str = "default", **fields: JSON) -> Rule:
-        """Change `enabled`, `settings` (all, or some by name) or `metadata` of a rule; what decides is a new version's.
+        """Change `enabled`, `settings` (all or some, by name) or `metadata` of a rule.
 
-        A rule that is paused so (`enabled=False`) stays paused, whatever its file says, until it is resumed so. Raises
-        `NotFound`.
+        Other fields affect decisions and need a new version. A rule paused with `enabled=False` stays paused,
+        whatever its file contains, until it is resumed in the same way. Raise `NotFound` for an unknown rule.
         """
 
     def delete_rule(self, name: str, *, project: str = "default") -> bool:
-        """Remove a rule; its feedback and decisions stay."""
+        """Delete a rule. Its feedback and decisions remain."""
 
     def cursor(self, rule: str, version: str, *, project: str = "default") -> str | None:
-        """Up to where a version of a rule has decided; None before its first decision (see `Rule.active_from`)."""
+        """Return the position up to which a version of a rule has decided; None before its first decision.
+
+        A version starts at `Rule.active_from`.
+        """
 
     def decide(self, *decided: DecisionBatch) -> list[bool]:
-        """Keep what was decided, each in one transaction with the rule's cursor; whether it was kept.
+        """Record decisions, each batch in one transaction with the rule's cursor. Return for each batch whether it is
+        recorded.
 
-        False, and nothing changed, where the cursor is neither `after` nor `upto`, the version is not in force, or
-        somebody with a higher token has decided. With the cursor at `upto` it was kept before: True, nothing changed.
-        Of a row that is there already u, rate, stratum, probability and change are rewritten; its verdict goes back to
-        waiting if its runs changed since they were read and it was not reopened before (while it runs: `finish` does
-        that). With a verdict of sampled_out or filtered a row that is there gets the probability 0 and keeps what it
-        says; a row that waits goes. Rows of targets that were deleted are left out.
+        - A batch is not recorded, and changes nothing, if the cursor is neither `after` nor `upto`. The same applies
+          if the version is not in force, or a worker with a higher token has decided.
+        - With the cursor at `upto`, the batch was recorded before: the result is True, and nothing changes.
+        - In an existing row u, rate, stratum, probability and change are overwritten. Its verdict returns to waiting
+          if its runs changed since they were read and it was not reopened before. For a running row, `finish` does
+          that.
+        - With the verdict sampled_out or filtered, an existing row gets the probability 0 and keeps its other values.
+          A waiting row is deleted.
+        - Rows of deleted targets are left out.
         """
 
     def decisions(
@@ -154,13 +170,14 @@ class ControlStore(Protocol):
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Page[Decision]:
-        """Stored decisions, newest first. Of one trace those of its spans, documents and session are among them."""
+        """Return stored decisions, newest first. Those of a trace include its spans, documents and session."""
 
     def delete_decisions(
         self, *, trace_id: str | None = None, rule: str | None = None, project: str | None = None
     ) -> int:
-        """Remove decisions; returns how many. Neither a trace nor a rule is refused. A rule of which no trace is named
-        begins anew: it decides on all that has changed since it was put in force.
+        """Delete decisions, and return their number. Raise `Refused` without a trace and a rule.
+
+        If only a rule is given, it starts over: it decides on everything that changed since it was put in force.
         """
 
     def claim(
@@ -174,37 +191,49 @@ class ControlStore(Protocol):
         limit: int = 1,
         over_budget: int | None = None,
     ) -> list[Decision]:
-        """Take what is due of a rule, oldest first, to be run within some seconds (see `renew`); durable on return.
+        """Lease due decisions of a rule, oldest first, for some seconds (see `renew`). Durable on return.
 
-        Due are rows that wait or are throttled and whose `next_ns` has come, those whose holder let the time pass, and
-        after them those over budget, newest first, at most `over_budget` of them. Of what its holder let go `deaths`
-        rises, and once it is above 0 the row is given out alone, with no other. At three deaths it is failed, "ended
-        the worker", with an error of each evaluator that has no outcome. A paused rule gives out nothing.
-        Raises `Refused` where the version is not in force any more.
+        - Due are waiting and throttled rows whose `next_ns` has passed, and rows whose lease has expired.
+        - After them follow rows over budget, newest first, at most `over_budget` of them.
+        - If a lease expires, `deaths` of the row rises. A row with `deaths` above 0 is leased alone.
+        - At three deaths the row fails with "ended the worker", and each evaluator without outcome gets an error.
+        - A paused rule yields nothing.
+
+        Raise `Refused` if the version is no longer in force.
         """
 
     def renew(self, claims: Sequence[Claim], holder: str, seconds: float) -> list[bool]:
-        """Hold claims some seconds longer; False for those that somebody else has by now, or whose target is gone."""
+        """Extend leases by some seconds. Return False for leases that another worker has now, or whose target is
+        deleted.
+        """
 
     def finish(self, *finishes: ClaimResult) -> list[str]:
-        """Keep what came of claims: feedback first, then the decision. Says of each what became of it:
+        """Store the results of leases: first the feedback, then the decision. Return a status for each:
 
-        "finished"; "waiting" (kept, and to be run again as the trace changed meanwhile); or "refused: …", with nothing
-        kept, where the claim is not the newest, the version not in force, or the target deleted. The same finish again
-        changes nothing. For each evaluator in `reported` its whole set of feedback on (rule, target) is replaced; all
-        feedback of (rule, target) is where the inputs' hash or the version is another than the decision's. Of one
-        (rule, target, evaluator) only the set of the highest claim stands. Of what is over budget the newest 10,000 of
-        a rule are offered again, for 24 hours; what falls out stays over budget for good.
+        - "finished";
+        - "waiting": stored, and to be evaluated again because the trace changed meanwhile;
+        - "refused: …": nothing stored, because the lease is not the newest, the version is not in force, or the
+          target is deleted.
+
+        Finishing the same lease again changes nothing. For each evaluator in `reported`, its complete set of feedback
+        on the target is replaced. All feedback of the rule on the target is replaced if the hash of the inputs or the
+        version differs from the decision's. For one rule, target and evaluator, only the set of the highest lease
+        number counts.
+
+        Of the rows over budget, the newest 10,000 of a rule are offered again, for 24 hours. All others stay over
+        budget.
         """
 
     def why(self, trace_id: str) -> list[DecisionExplanation]:
-        """For each rule of the trace's project why it did or did not evaluate this trace. Raises `NotFound`."""
+        """Explain for each rule of the trace's project why it did or did not evaluate the trace. Raise `NotFound` if
+        unknown.
+        """
 
     def status(self, *, project: str | None = None) -> list[RuleStatus]:
-        """Each rule's funnel, how far it is behind, what it has spent, its last errors and workers."""
+        """Return, for each rule, its counts by outcome, lag, spending, last errors and workers."""
 
     def report(self, worker: WorkerReport) -> None:
-        """What a worker says of itself; the newest of each holder and project is kept for a day."""
+        """Store a worker's report. The newest per holder and project is kept for a day."""
 
     def weighted(
         self,
@@ -218,77 +247,81 @@ class ControlStore(Protocol):
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Page[WeightedScore]:
-        """A rule's scores, errors and skips with the probabilities of its decisions, from which estimates are made.
+        """Return a rule's scores, errors and skips with the probabilities of its decisions, as the input of estimates.
 
-        A score belongs to the time at which its trace started (a session: its first trace), whenever it was given.
-        `since_ns` and `until_ns` select by that time, and the scores of the traces that started last come first.
+        A score belongs to the time at which its trace started (a session: its first trace), not to the time of
+        evaluation. `since_ns` and `until_ns` select by that time, and the scores of the latest traces come first.
         """
 
     def acquire(self, name: str, holder: str, seconds: float) -> Lease | None:
-        """Take or renew a lease; None while another holder has it. Each acquire that is no renewal raises the token,
-        also after a release or a deletion.
+        """Acquire or renew a lease. Return None while another holder has it.
+
+        Each acquisition that is not a renewal gets a higher token, also after a release or a deletion.
         """
 
     def release(self, name: str, holder: str) -> bool:
-        """Give a lease back; False if this holder has it not."""
+        """Release a lease. Return False if this holder does not have it."""
 
     def leases(self) -> list[Lease]:
-        """Leases that are held now, by name."""
+        """Return the leases in force, by name."""
 
     def delete_lease(self, name: str) -> bool:
-        """Take a lease from whoever holds it, as from a process that hangs; False if nobody does."""
+        """Delete a lease from any holder, such as a process that hangs. Return False if there is none."""
 
     def book(self, *bookings: Booking) -> list[bool]:
-        """Reserve amounts, each unless it would pass its limit; whether it is reserved. The same id books once, also
-        when it was settled; for two days.
+        """Reserve amounts, each unless its budget would exceed the limit. Return for each whether it is reserved.
+
+        The same id books only once within two days, even if it was settled.
         """
 
     def settle(self, actual: Mapping[str, float]) -> None:
-        """Put in the place of what was reserved, by id, what it came to; 0 gives it back. Ids that are unknown, or
-        settled, change nothing.
+        """Replace reserved amounts, by id, by the actual amounts. 0 returns the whole amount.
+
+        Unknown ids and ids already settled change nothing.
         """
 
     def booked(self, budget: str | None = None) -> list[BudgetUsage]:
-        """What was settled and reserved, of one budget or all, newest period first."""
+        """Return the settled and reserved amounts of one budget or all, newest period first."""
 
     def delete_budget(self, budget: str, *, before_ns: int | None = None) -> int:
-        """Forget what is booked, in periods that begin before a time or in all; returns how many periods."""
+        """Delete the bookings of all periods, or of those that start before a time. Return the number of periods."""
 
     def save_key(self, key: Key) -> None:
-        """Create or overwrite an API key's record."""
+        """Create or overwrite the record of an API key."""
 
     def keys(self) -> list[Key]:
-        """All API keys' records, newest first."""
+        """Return the records of all API keys, newest first."""
 
     def delete_key(self, id: str) -> bool:
         """Revoke an API key."""
 
     def audit(self, *, limit: int = 100, cursor: str | None = None) -> Page[AuditEvent]:
-        """Who deleted what and who changed which key, newest first: of keys the last 10,000, of all else the last
-        40,000.
+        """Return the log of deletions and key changes with their actors, newest first.
+
+        It holds the last 10,000 events on keys, and the last 40,000 of all others.
         """
 
     def enqueue(self, items: Sequence[QueueItem]) -> None:
-        """Put targets into an annotation queue; one that waits there already is left as it is."""
+        """Add targets to an annotation queue. A target that already waits there is left unchanged."""
 
     def queue(self, name: str, *, status: str | None = "waiting", limit: int = 100) -> list[QueueItem]:
-        """Items of a queue, oldest first."""
+        """Return the items of a queue, oldest first."""
 
     def queues(self) -> Mapping[str, int]:
-        """Names of queues and how many items wait in each."""
+        """Return the number of waiting items by queue name."""
 
     def resolve(self, item_id: str, status: str, assignee: str | None = None) -> bool:
         """Mark an item of a queue as done or skipped."""
 
     def set_retention(self, rule: Retention) -> None:
-        """Keep a project's rule: `prune` is done with it about once an hour. One without limits takes it away."""
+        """Store a project's retention rule, which is applied about once an hour. A rule without limits deletes it."""
 
     def retention(self) -> list[Retention]:
-        """The rules that are kept."""
+        """Return the stored retention rules."""
 
     def close(self) -> None:
-        """Write what is queued, then let go. Closing twice is harmless."""
+        """Write queued data, then close the store. Repeated calls do nothing."""
 
 
 class Store(TraceStore, ControlStore, Protocol):
-    """What `connect()` returns: both contracts in one object."""
+    """Interface of the object that `connect()` returns: trace store and control store in one."""

@@ -22,7 +22,7 @@ from spanwise.collector.rule_policy import find_exclusion_reason, get_sampling_r
 from spanwise.collector.statistics import get_sampling_position
 
 SECOND = 1_000_000_000
-# Of several targets of one trace the first of these tells what became of it
+# If a trace has several targets, the first of these verdicts represents it
 VERDICT_PRIORITY: Sequence[Verdict] = (
     "failed",
     "running",
@@ -37,26 +37,26 @@ _CONDITION_TEXTS = {"latency_ms": "the latency is {} ms", "tokens": "it has {} t
 
 
 class DecisionContext(NamedTuple):
-    """What is known of a rule and a trace. `settings` are those in force at the trace's change."""
+    """Data that explains a rule's decision on a trace. `settings` are those in force at the trace's change."""
 
     rule: Rule
     settings: RuleSettings
-    head: TraceHead  # with what the rule's filter and its strata's say of it
+    head: TraceHead  # with the results of the rule's filter and of its strata
     conditions: Sequence[ConditionResult]
-    decisions: Sequence[Decision]  # stored ones, of any version, newest first
-    behind: int | None  # how many changes wait to be decided, where this is one of them
+    decisions: Sequence[Decision]  # stored decisions of any version, newest first
+    behind: int | None  # number of undecided changes, if this change is one of them
     now_ns: int
-    blocked: str | None  # why no worker runs this rule now
+    blocked: str | None  # reason why no worker runs this rule now
 
 
 def explain_decision(seen: DecisionContext) -> DecisionExplanation:
-    """The answer, in one sentence and with what it was made of."""
+    """Explain a decision in one sentence, with the data that led to it."""
     stored = [one for one in seen.decisions if one.version == seen.rule.version] or list(seen.decisions)
     return explain_stored(seen, stored) if stored else explain_computed(seen)
 
 
 def explain_stored(seen: DecisionContext, stored: Sequence[Decision]) -> DecisionExplanation:
-    """What was decided, of each of its targets."""
+    """Explain the stored decisions on the targets of a trace."""
     verdict = next(word for word in VERDICT_PRIORITY if any(one.verdict == word for one in stored))
     first = next(one for one in stored if one.verdict == verdict)
     said = describe_decision(first, seen.now_ns)
@@ -79,7 +79,7 @@ def explain_stored(seen: DecisionContext, stored: Sequence[Decision]) -> Decisio
 
 
 def describe_decision(decision: Decision, now_ns: int = 0) -> str:
-    """A decision as a sentence: what became of it, why, what went wrong, and when it is tried next."""
+    """Describe a decision in one sentence: outcome, reason, errors, and time of the next attempt."""
     word = _format_verdict(decision.verdict)
     parts = [word if decision.reason in ("", word) else f"{word}: {decision.reason}"]
     if decision.verdict == "running":
@@ -109,14 +109,14 @@ def _describe_lease(decision: Decision, now_ns: int) -> str:
 
 
 def list_errors(states: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What went wrong, by evaluator."""
+    """Return evaluators with their errors."""
     return [
         (key, str(state["error"])) for key, state in states.items() if isinstance(state, dict) and state.get("error")
     ]
 
 
 def explain_computed(seen: DecisionContext) -> DecisionExplanation:
-    """What is not stored, as it follows."""
+    """Explain a decision that is not stored, by computing it."""
     rule, head = seen.rule, seen.head
     made = DecisionExplanation(rule=rule, verdict="filtered", reason="", conditions=tuple(seen.conditions))
     if reason := _find_exclusion(seen):
@@ -162,7 +162,7 @@ def _describe_draw(at: float | None, rate: float) -> str:
 
 
 def _describe_rate(settings: RuleSettings, stratum: int | None) -> str:
-    """Where a rate is from."""
+    """Return the origin of a rate."""
     parts = [] if stratum is None else [f"of stratum {stratum + 1}, {dict(settings.strata[stratum].filter)}"]
     if settings.paced is not None:
         parts.append(f"paced: × {settings.paced:g}")
@@ -170,7 +170,7 @@ def _describe_rate(settings: RuleSettings, stratum: int | None) -> str:
 
 
 def _describe_wait(seen: DecisionContext) -> str:
-    """What a target that is taken waits for, as it has no row yet."""
+    """Return the reason why a selected target has no row yet."""
     head, settings = seen.head, seen.settings
     quiet = settings.session_quiet_s if seen.rule.target == "session" else settings.quiet_s
     age = max(0.0, (seen.now_ns - head.changed_ns) / SECOND)
@@ -195,7 +195,7 @@ def _format_time(time_ns: int | None) -> str:
     return "?" if time_ns is None else datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-WORKER_TIMEOUT_NS = 60_000_000_000  # a worker that has reported nothing for so long is taken for gone
+WORKER_TIMEOUT_NS = 60_000_000_000  # without a report for this long, a worker counts as stopped
 
 
 def find_blocking_reason(rule: Rule, workers: Iterable[WorkerReport], now_ns: int) -> str | None:

@@ -1,6 +1,6 @@
 """Project-scoped store: the operations that an API key of one project may use.
 
-A verb that cannot be held to a project is `Forbidden`, and so is every verb that nobody has thought of here.
+An operation that cannot be restricted to a project raises `Forbidden`, and so does every operation not listed here.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from spanwise.collector.stores.trace_store import TraceStore
 
 log = logging.getLogger("spanwise.collector")
 R = TypeVar("R", bound=Run | OpenRun | ProcessReport | Rule | Experiment)
-DEFAULT_PROJECT = "default"  # the project of records that say nothing
-QUERY_SIZE = 500  # ids in one question
-# Verbs whose filter, or whose argument `project`, is all that holds them to a project
+DEFAULT_PROJECT = "default"  # project of records that name none
+QUERY_SIZE = 500  # ids per query
+# Operations that a filter, or the argument `project`, restricts to a project
 FILTERED_OPERATIONS = frozenset(("traces", "each", "sessions", "aggregate", "delete"))
 PROJECT_ARGUMENT_OPERATIONS = frozenset(
     (
@@ -56,7 +56,11 @@ PROJECT_ARGUMENT_OPERATIONS = frozenset(
 
 
 class ProjectScopedStore:
-    """The verbs of a store for one project."""
+    """Store restricted to one project.
+
+    Methods without a docstring are those of `TraceStore` and `ControlStore`. Data of other projects seems not to
+    exist.
+    """
 
     def __init__(self, store: Any, project: str) -> None:
         self._store, self.project = store, project
@@ -74,7 +78,7 @@ class ProjectScopedStore:
     def _filtered(self, name: str, filter: Filter | None = None, **given: Any) -> Any:
         conditions = {key: given.pop(key) for key in tuple(given) if key in Filter.__dataclass_fields__}
         asked = extend_filter(filter, conditions)
-        if name == "delete":  # the project alone is no condition that anybody has named
+        if name == "delete":  # the caller must give a condition besides the project
             validate_deletion_filter(asked)
         return getattr(self._store, name)(self._within(asked), **given)
 
@@ -90,12 +94,12 @@ class ProjectScopedStore:
         return self.project
 
     def owned(self, record: R) -> R:
-        """The record as one of this project's. Raises `Forbidden` for another's."""
+        """Return the record with this project. Raise `Forbidden` for a record of another project."""
         project = self._mine(record.project)
         return record if record.project == project else replace(record, project=project)
 
     def foreign(self, trace_ids: Iterable[str | None]) -> frozenset[str]:
-        """Which of these traces are stored under other projects."""
+        """Return the traces that are stored under other projects."""
         ids = sorted({trace_id for trace_id in trace_ids if trace_id})
         found = set[str]()
         for start in range(0, len(ids), QUERY_SIZE):
@@ -105,18 +109,18 @@ class ProjectScopedStore:
         return frozenset(found)
 
     def check(self, trace_ids: Iterable[str | None]) -> None:
-        """Raises `Forbidden` for a trace of another project."""
+        """Raise `Forbidden` for a trace of another project."""
         if foreign := self.foreign(trace_ids):
             raise self.not_mine(min(foreign))
 
     def not_mine(self, trace_id: str) -> Forbidden:
-        """The error for a trace of another project."""
+        """Return the error for a trace of another project."""
         return Forbidden(f"the API key is of project {self.project!r}, to which trace {trace_id!r} does not belong")
 
     def elsewhere(self, targets: Iterable[Target]) -> frozenset[str]:
         """Return the ids of traces and experiments among the targets that belong to other projects.
 
-        Raises `Forbidden` for a target that belongs to no project, such as a session.
+        Raise `Forbidden` for a target that belongs to no project, such as a session.
         """
         targets = list(map(normalize_target, targets))
         if any(target.trace_id is None and target.experiment_id is None for target in targets):
@@ -126,10 +130,10 @@ class ProjectScopedStore:
         )
 
     def own_feedback(self, feedback: Sequence[Feedback]) -> list[Feedback]:
-        """Return the feedback that this project may give, and log how much is dropped.
+        """Return the feedback that this project may give, and log the number of dropped rows.
 
-        Feedback on what another project has is accepted as feedback on an unknown id is, and dropped: an error would
-        show that the id exists.
+        Feedback on targets of another project is dropped without an error, as feedback on an unknown id would be
+        accepted. An error would reveal that the id exists.
         """
         rows = list(map(normalize_feedback, feedback))
         elsewhere = self.elsewhere(row.target for row in rows)
@@ -139,11 +143,13 @@ class ProjectScopedStore:
         return list(map(self.spoken, kept))
 
     def no_aim(self) -> Forbidden:
-        """The error for a target that belongs to no project."""
+        """Return the error for a target that belongs to no project."""
         return Forbidden(f"the API key is of project {self.project!r}: it may speak of traces and their spans")
 
     def spoken(self, row: Feedback) -> Feedback:
-        """Feedback under an id that no other project has: one that its sender chose might be another's."""
+        """Return the feedback with an id unique to this project. An id chosen by a client might be in use in another
+        project.
+        """
         if row.id == feedback_id(row):
             return row
         return replace(row, id=sha256(repr((self.project, row.id)).encode()).hexdigest()[:32])
@@ -151,32 +157,30 @@ class ProjectScopedStore:
     # Spans and feedback
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
-        """As of `TraceStore`."""
         mine = [self.owned(run) for run in runs]
         self.check(run.trace_id for run in mine)
         self.check_experiments(run.experiment_id for run in mine)
         self._store.append(mine, self.own_feedback(feedback))
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        """As of `TraceStore`."""
         [here] = self.add_amendments([Amendment(trace_id, span_id, fields)])
         return here
 
     def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
-        """As of `TraceStore`; they are for runs of this project, also of those that come later."""
+        """Amend runs of this project, including those that arrive later."""
         here: list[bool] = self._store.add_amendments(list(map(self.said, amendments)))
         return here
 
     def said(self, amendment: Amendment) -> Amendment:
-        """The amendment as one for runs of this project alone."""
+        """Return the amendment restricted to runs of this project."""
         return replace(amendment, project=self._mine(amendment.project))
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        """As of `TraceStore`; on traces, their spans and experiments, under ids that no other project has."""
+        """Store feedback on traces, their spans and experiments, under ids that no other project has."""
         self._store.add_feedback(self.own_feedback(feedback))
 
     def feedback(self, target: str | Target, key: str, score: float | bool | None = None, **given: Any) -> Feedback:
-        """As of `TraceStore`; on traces, their spans and experiments."""
+        """Store human feedback on traces, their spans and experiments."""
         aim = Target(trace_id=target) if isinstance(target, str) else target
         if self.elsewhere([aim]):
             span_id = given.pop("span_id", None)
@@ -186,7 +190,7 @@ class ProjectScopedStore:
         return made
 
     def feedbacks(self, filter: Filter | None = None, *, target: Target | None = None, **given: Any) -> Page[Feedback]:
-        """As of `TraceStore`; on traces, their spans and experiments."""
+        """Return feedback on traces, their spans and experiments."""
         if target is not None and self.elsewhere([target]):
             return Page(items=(), next=None)
         given = given if target is None else {**given, "target": target}
@@ -194,42 +198,39 @@ class ProjectScopedStore:
         return page
 
     def trace(self, trace_id: str) -> Trace:
-        """As of `TraceStore`: another project's trace is not there."""
         trace: Trace = self._store.trace(trace_id)
         if trace.root.project != self.project:
             raise NotFound(f"there is no trace {trace_id!r} in this store")
         return trace
 
     def tree(self, trace_id: str, **given: Any) -> Page[TreeNode]:
-        """As of `TraceStore`."""
         self.check_there(trace_id)
         page: Page[TreeNode] = self._store.tree(trace_id, **given)
         return page
 
     def runs(self, trace_id: str, **given: Any) -> Page[Run]:
-        """As of `TraceStore`."""
         self.check_there(trace_id)
         page: Page[Run] = self._store.runs(trace_id, **given)
         return page
 
     def run(self, trace_id: str, span_id: str | None = None) -> Run:
-        """As of `TraceStore`."""
         self.check_there(trace_id)
         run: Run = self._store.run(trace_id, span_id)
         return run
 
     def check_there(self, trace_id: str) -> None:
-        """Raises `NotFound` for a trace that is not there, or another project's."""
+        """Raise `NotFound` for a trace that is not stored or belongs to another project."""
         root: Run = self._store.run(trace_id)
         if root.project != self.project:
             raise NotFound(f"there is no trace {trace_id!r} in this store")
 
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
-        """As of `TraceStore`."""
         return [trace for trace in self._store.many(trace_ids) if trace.root.project == self.project]
 
     def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-        """As of `Streams`. Others' traces are neither counted nor told of, however large they are."""
+        """Return traces as `StreamingStore.unread` does. Traces of other projects do not count, however large they
+        are.
+        """
         try:
             found = self._store.unread(trace_ids)
         except TooLarge:
@@ -243,58 +244,52 @@ class ProjectScopedStore:
         return False
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
-        """As of `TraceStore`."""
         self.check_there(trace_id)
         conditions: list[ConditionResult] = self._store.explain(trace_id, filter)
         return conditions
 
     def scores(self, experiment_id: str, **given: Any) -> Page[RunScores]:
-        """As of `TraceStore`."""
         self.experiment(experiment_id)
         page: Page[RunScores] = self._store.scores(experiment_id, **given)
         return page
 
     def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:
-        """As of `TraceStore`."""
         found: list[str] = self._store.values(field, limit=limit, project=self._mine(project))
         return found
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
-        """As of `TraceStore`; pages may hold less than asked, also nothing, before the end."""
+        """Return a page of the change feed. A page may hold fewer heads than `limit`, or none, before the end of the
+        feed.
+        """
         changes: ChangePage = self._store.changes(after, limit=limit, filters=filters)
         return replace(changes, heads=tuple(head for head in changes.heads if head.project == self.project))
 
     def add_running(self, runs: Sequence[OpenRun]) -> None:
-        """As of `TraceStore`."""
         mine = [self.owned(run) for run in runs]
         self.check(run.trace_id for run in mine)
         self._store.add_running(mine)
 
     def add_reports(self, reports: Sequence[ProcessReport]) -> None:
-        """As of `TraceStore`."""
         self._store.add_reports([self.owned(report) for report in reports])
 
     def processes(self, **given: Any) -> list[Process]:
-        """As of `TraceStore`."""
         return [process for process in self._store.processes(**given) if process.project == self.project]
 
     # Experiments and rules
 
     def experiment(self, id_or_name: str) -> Experiment:
-        """As of `ControlStore`: another project's is not there."""
         found: Experiment = self._store.experiment(id_or_name)
         if found.project != self.project:
             raise NotFound(f"there is no experiment {id_or_name!r} in this store; `spanwise experiments` lists them")
         return found
 
     def save_experiment(self, *experiments: Experiment) -> None:
-        """As of `ControlStore`."""
         mine = [self.owned(one) for one in experiments]
         self.check_experiments(one.id for one in mine)
         self._store.save_experiment(*mine)
 
     def foreign_experiments(self, ids: Iterable[str | None]) -> frozenset[str]:
-        """Which of these experiments are stored under other projects; one that is not there yet is nobody's."""
+        """Return the experiments that are stored under other projects. An unknown id belongs to none."""
         return frozenset(id for id in set(ids) if id is not None and self._is_foreign(id))
 
     def _is_foreign(self, id: str) -> bool:
@@ -305,31 +300,28 @@ class ProjectScopedStore:
         return there.id == id and there.project != self.project
 
     def check_experiments(self, ids: Iterable[str | None]) -> None:
-        """Raises `Forbidden` for an experiment of another project."""
+        """Raise `Forbidden` for an experiment of another project."""
         if foreign := self.foreign_experiments(ids):
             raise self.not_my_experiment(min(foreign))
 
     def not_my_experiment(self, id: str) -> Forbidden:
-        """The error for an experiment of another project."""
+        """Return the error for an experiment of another project."""
         return Forbidden(f"experiment {id!r} belongs to another project than {self.project!r}")
 
     def change_experiment(self, id: str, **fields: JSON) -> Experiment:
-        """As of `ControlStore`."""
         changed: Experiment = self._store.change_experiment(self.experiment(id).id, **fields)
         return changed
 
     def delete_experiment(self, id: str) -> bool:
-        """As of `ControlStore`."""
         return bool(self._store.delete_experiment(self.experiment(id).id))
 
     def save_rule(self, *rules: Rule, owner: str | None = None, activate: bool = False) -> None:
-        """As of `ControlStore`, without an owner: a file's rules may be of several projects."""
+        """Put rules in force. An owner is forbidden, because a rules file may contain rules of several projects."""
         if owner is not None:
             raise Forbidden(f"the API key is of project {self.project!r}, and a file of rules may be of several")
         self._store.save_rule(*[self.owned(rule) for rule in rules], activate=activate)
 
     def why(self, trace_id: str) -> list[DecisionExplanation]:
-        """As of `ControlStore`."""
         self.check_there(trace_id)
         found: list[DecisionExplanation] = self._store.why(trace_id)
         return found

@@ -1,7 +1,7 @@
 """Run tree of a trace: depth-first order, and root inputs and outputs derived from the runs below.
 
 Some SDKs (OpenAI Agents, Logfire) record content only on the calls inside a trace. Stores fill in these values when
-they read a root, so that lists, pages, exports and evaluators see the same; what is stored stays as it was sent.
+they read a root, so that lists, pages, exports and evaluators see the same values. The stored data is not changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spanwise.tracer import attribute_names as names
 
 
 class RunNode(NamedTuple):
-    """What of a run is needed to place it."""
+    """Fields of a run that its position in the tree depends on or shows."""
 
     span_id: str
     parent_id: str | None
@@ -31,7 +31,7 @@ class RunNode(NamedTuple):
 def make_branch(
     position: int, depth: int, line: RunNode, known: Container[str], feedback: int = 0, failed: int = 0
 ) -> TreeNode:
-    """The record of a run in its place; `known` are the ids of all runs of the trace."""
+    """Return the tree record of a run. `known` holds the ids of all runs of the trace."""
     return TreeNode(
         **line._asdict(),
         position=position,
@@ -43,7 +43,10 @@ def make_branch(
 
 
 def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
-    """Depths and runs. Without recursion: parents that form a ring do not hide their runs."""
+    """Yield depths and runs in depth-first order.
+
+    The walk is iterative, and runs whose parents form a cycle are included.
+    """
     latest_first = sorted(lines, key=attrgetter("start_ns", "end_ns"), reverse=True)
     children = _group_children(latest_first)
     seen: set[str] = set()
@@ -60,7 +63,7 @@ def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
 
 
 def _group_children(lines: Sequence[RunNode]) -> dict[str | None, list[RunNode]]:
-    """By parent, those whose parent is not there under None."""
+    """Return runs grouped by parent. Runs with a missing parent are grouped under None."""
     known = {line.span_id for line in lines}
     children: dict[str | None, list[RunNode]] = {}
     for line in lines:
@@ -68,15 +71,15 @@ def _group_children(lines: Sequence[RunNode]) -> dict[str | None, list[RunNode]]
     return children
 
 
-DERIVED = "spanwise.derived"  # attribute of a root: the fields that are derived, such as ["inputs", "outputs"]
-AWAITS = "spanwise.awaits"  # attribute: the fields that a dialect expects in other messages
-MAX_RUNS = 1_000  # of a trace; the roots of larger traces keep their fields empty
-MAX_READS = 16  # runs that are read in search of one value
-NON_RESULT_KINDS = frozenset(("evaluator", "guardrail"))  # kinds of runs that check a result and do not make it
+DERIVED = "spanwise.derived"  # attribute of a root: names of derived fields, such as ["inputs", "outputs"]
+AWAITS = "spanwise.awaits"  # attribute: names of fields that a dialect expects in other messages
+MAX_RUNS = 1_000  # in larger traces, missing fields of the root stay empty
+MAX_READS = 16  # runs read in search of one value
+NON_RESULT_KINDS = frozenset(("evaluator", "guardrail"))  # kinds of runs that check a result but do not produce it
 
 
 class DerivationNode(NamedTuple):
-    """A run's place in the tree of its trace."""
+    """Fields of a run that place it in the tree of its trace."""
 
     span_id: str
     parent_id: str | None
@@ -88,9 +91,9 @@ class DerivationNode(NamedTuple):
 def find_derivable(
     inputs: JSON, outputs: JSON, attributes: Mapping[str, JSON], *, documents: object, status: str, runs: int
 ) -> tuple[str, ...]:
-    """Return which of `inputs` and `outputs` a root lacks and may get from the other runs of a trace of so many runs.
+    """Return which of `inputs` and `outputs` a root lacks and may get from other runs. `runs` is their number.
 
-    Documents are outputs, and so is the None that a function returned. A failed or cancelled root ended without any.
+    Documents count as outputs, and so does a returned None. A failed or cancelled root has no outputs to derive.
     """
     if (inputs is not None and outputs is not None) or not 1 < runs <= MAX_RUNS:
         return ()
@@ -103,7 +106,7 @@ def find_derivable(
 
 
 def find_root_derivable(root: Run, runs: int) -> tuple[str, ...]:
-    """Return the same of a root that has been read."""
+    """Return the result of `find_derivable` for a decoded root."""
     documents, status = root.documents, root.status
     return find_derivable(root.inputs, root.outputs, root.attributes, documents=documents, status=status, runs=runs)
 
@@ -113,7 +116,7 @@ def find_derived_values(
 ) -> dict[str, JSON]:
     """Return the wanted fields as far as the runs below a root have them.
 
-    `runs` are all runs of the trace; `read` returns inputs and outputs of the run with a span id.
+    `runs` are all runs of the trace. `read` returns inputs and outputs of the run with a span id.
     """
     found = {}
     for field in wanted:
@@ -126,12 +129,14 @@ def find_derived_values(
 
 
 def apply_derived_values(root: Run, values: Mapping[str, Any]) -> Run:
-    """Return a root with derived values, which its attribute `spanwise.derived` names; the same root without any."""
+    """Return a root with derived values and their names in its attribute `spanwise.derived`. Without values, return
+    `root`.
+    """
     return replace(root, **values, attributes={**root.attributes, DERIVED: list(values)}) if values else root
 
 
 def derived_fields(run: Run) -> tuple[str, ...]:
-    """Return which of a run's fields, `inputs` and `outputs`, are derived."""
+    """Return the names of the derived fields of a run, of `inputs` and `outputs`."""
     fields = run.attributes.get(DERIVED)
     return tuple(field for field in ("inputs", "outputs") if isinstance(fields, list) and field in fields)
 
@@ -147,7 +152,7 @@ def complete_root(root: Run, runs: Sequence[Run]) -> Run:
 
 
 def _iterate_descendants(root_id: str, runs: Sequence[DerivationNode], *, latest: bool) -> Iterator[DerivationNode]:
-    """The runs below a root, each before its children, the first to start or the last to end first."""
+    """Yield the runs below a root, parents before children, ordered by earliest start or by latest end."""
     children: dict[str | None, list[DerivationNode]] = {}
     for run in sorted(runs, key=lambda run: (-run.end_ns, -run.start_ns) if latest else (run.start_ns, run.end_ns)):
         if run.kind not in NON_RESULT_KINDS and run.span_id != root_id:

@@ -11,12 +11,12 @@ from spanwise.collector.statistics import JudgeCheck, SampledMean, check_judge, 
 from spanwise.collector.stores.control_store import ControlStore
 from spanwise.collector.stores.trace_store import TraceStore
 
-MAX_LABELS = 1_000  # votes of a key that are read, newest first
-_TRACES_PER_QUERY = 100  # traces asked for in one question: their ids travel in an address
+MAX_LABELS = 1_000  # human labels read per key, newest first
+_TRACES_PER_QUERY = 100  # traces per query; their ids are part of a URL
 
 
 class JudgeAgreement:
-    """What votes say of judges, each question asked of the store once: made for one request, or one table."""
+    """Agreement of judges with human feedback. Each query is sent once, so create one instance per request or table."""
 
     def __init__(self, store: TraceStore) -> None:
         self._store = store
@@ -24,7 +24,7 @@ class JudgeAgreement:
         self._checked: dict[tuple[str, str | None], JudgeCheck] = {}
 
     def of(self, key: str, version: str | None = None) -> JudgeCheck:
-        """One version of a judge (None: the newest) against people's votes under the same key."""
+        """Compare a version of a judge (None: the newest) with human feedback under the same key."""
         if (key, version) not in self._checked:
             if key not in self._read:
                 votes = list_human_feedback(self._store, key)
@@ -33,19 +33,19 @@ class JudgeAgreement:
         return self._checked[key, version]
 
     def said(self, judges: Mapping[str, str | None]) -> dict[str, str]:
-        """Per key of a judge, at a version, the sentence that stands beside its mean."""
+        """Return a sentence on the agreement for each judge, given by key and version."""
         return {key: str(self.of(key, version).agreement) for key, version in judges.items()}
 
 
 def list_human_feedback(store: TraceStore, key: str, most: int = MAX_LABELS) -> list[Feedback]:
-    """People's feedback under a key, newest first."""
+    """Return human feedback under a key, newest first."""
     return list(islice(iterate_pages(partial(store.feedbacks, key=key, source="human", limit=MAX_LABELS)), most))
 
 
 def list_judge_scores(
     store: TraceStore, key: str, targets: Sequence[Target], source: Source = "model"
 ) -> Iterator[Feedback]:
-    """What models, or code, have said under a key of these targets, or of other parts of the same traces."""
+    """Yield scores of models (or code) under a key on these targets or on other parts of the same traces."""
     traces = list(dict.fromkeys(target.trace_id for target in targets if target.trace_id is not None))
     for place in range(0, len(traces), _TRACES_PER_QUERY):
         ids = tuple(traces[place : place + _TRACES_PER_QUERY])
@@ -54,7 +54,7 @@ def list_judge_scores(
         yield from store.feedbacks(key=key, source=source, target=target, limit=MAX_LABELS)
 
 
-MAX_OUTCOMES = 100_000  # outcomes of a rule that are read, those of the newest traces first
+MAX_OUTCOMES = 100_000  # outcomes read per rule, of the latest traces first
 _PAGE_SIZE = 1_000
 
 
@@ -69,8 +69,8 @@ def summarize_rule(
 ) -> list[SampledMean]:
     """Return per key the weighted mean of a rule's scores, of this version, with its interval.
 
-    `since_ns` and `until_ns` select traces by their start, so that a score that was given late counts for its own day.
-    Of more than `most` outcomes those of the traces that started last are read.
+    `since_ns` and `until_ns` select traces by start time, so a late score counts for the day of its trace. If there are
+    more than `most` outcomes, those of the latest traces are read.
     """
     ask = partial(store.weighted, rule.name, key=key, version=rule.version, project=rule.project)
     pages = partial(ask, since_ns=since_ns, until_ns=until_ns, limit=min(most, _PAGE_SIZE))

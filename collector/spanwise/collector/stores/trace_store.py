@@ -32,46 +32,48 @@ from spanwise.collector.records import (
 
 
 class TraceStore(Protocol):
-    """Spans and feedback. Appending is idempotent on (trace_id, span_id) and on the feedback's id."""
+    """Store of spans and feedback. Appending is idempotent on (trace_id, span_id) and on the feedback's id."""
 
     @property
     def where(self) -> str:
-        """Where the store is, in words for people: its address or its path."""
+        """Return the location, for display: an address or a path."""
         ...
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
-        """Keep runs and feedback; returns only when they are durable. A fuller or later run replaces the same run, a
-        feedback that of its id.
+        """Store runs and feedback, and return when they are durable.
 
-        Of one trace the root and the feedback are kept together or not at all, whatever happens meanwhile. Raises
-        `Unavailable` when the store cannot keep them now; then none of them is acknowledged.
+        A fuller or later version of a run replaces the stored one. Feedback replaces that with the same id. The root
+        of a trace and the feedback on it are stored together or not at all. Raise `Unavailable` if the store cannot
+        write now; then nothing is acknowledged.
         """
 
     def amend(self, trace_id: str, span_id: str, fields: Mapping[str, JSON]) -> bool:
-        """Fill in what is said of a run in another message than its span, as content that a log record brings; whether
-        the run is here. If not, this waits for it.
+        """Fill in fields of a run that arrived outside its span, such as content of a log record.
 
-        `fields` are inputs, outputs, documents, model, usage, cost, session_id, user_id or tags, which are set, and
-        metadata and attributes, which are merged key by key; as records or as JSON. `input_messages` and
-        `output_messages` are lists of messages under keys, merged key by key, too: all of them, in the order of their
-        keys, are the inputs and outputs of a run that has none else. Durable when it returns; roll-up, text index,
-        known values and filters follow. The run sent again as it was does not undo this; a later or fuller one keeps
-        what was amended, but for the fields that it brings itself. Raises `Refused` for any other field, or a value
-        that it cannot have.
+        Return whether the run is stored. If not, the fields wait for it. `fields` are records or JSON:
+
+        - inputs, outputs, documents, model, usage, cost, session_id, user_id and tags are set.
+        - metadata and attributes are merged key by key.
+        - `input_messages` and `output_messages` are lists of messages under keys, merged key by key. All messages, in
+          the order of their keys, become the inputs and outputs of a run that has no others.
+
+        The change is durable on return. Trace summary, full-text index, known values and filters follow. Sending the
+        same run again does not undo it. A later or fuller version of the run keeps amended fields, except those that
+        it sets itself. Raise `Refused` for any other field or an invalid value.
         """
         ...
 
     def add_amendments(self, amendments: Sequence[Amendment]) -> list[bool]:
-        """As `amend`, of many runs at once, in this order; whether each of them is here.
+        """Amend many runs in this order, as `amend` does. Return for each whether its run is stored.
 
-        What is said of a run that is not is kept until its span comes, and is in the run from the same commit on; the
-        run is then as if it had come before. It goes with its trace. Kept is the latest of 10,000 runs, of 64 MiB
-        together, for seven days: what is given up is counted. What a key of one project has said is for no other's.
+        Fields of a missing run are kept until its span arrives, and are part of the run from that commit on. Deleting
+        the trace deletes them. The store keeps those of the latest 10,000 runs, at most 64 MiB in total, for seven
+        days. It counts the dropped ones. Amendments from an API key of one project do not apply to runs of another.
         """
         ...
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
-        """Keep feedback; returns only when it is durable. The same id overwrites. The target need not have arrived."""
+        """Store feedback, and return when it is durable. The same id overwrites. The target need not have arrived."""
 
     def feedback(
         self,
@@ -84,58 +86,59 @@ class TraceStore(Protocol):
         author: str | None = None,
         span_id: str | None = None,
     ) -> Feedback:
-        """Attach a person's feedback to a trace (its id) or any other target, and return what was kept."""
+        """Attach human feedback to a trace (by id) or any other target, and return the stored record."""
 
     def change_feedback(self, changes: Mapping[str, Mapping[str, JSON]]) -> list[Feedback]:
-        """Change score, label, comment or metadata by id, `{id: {"score": 0.5}}`; returns what they are now.
+        """Change score, label, comment or metadata by id, as in `{id: {"score": 0.5}}`. Return the new records.
 
-        A score or label makes the outcome "score". What it is about and whose it is cannot change (`Refused`). All or
-        nothing: an unknown id raises `NotFound`, which names it.
+        A score or label makes the outcome "score". Raise `Refused` for a change of target or author, and `NotFound`,
+        with the id, for an unknown id. Either all changes are made or none.
         """
 
     def delete_feedback(self, ids: Sequence[str]) -> int:
-        """Remove feedback by id; returns how many there were."""
+        """Delete feedback by id, and return the number deleted."""
 
     def traces(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
     ) -> Page[TraceSummary]:
-        """Traces that pass, latest start first.
+        """Return one page of the traces that pass, latest start first.
 
-        `conditions` are `Filter` fields, in the short forms of `filters.combined`: `feedback=("concise", "<", 0.5)`,
-        `latency_ms=">200"`, `since="1h"`. One that no trace can pass is refused.
+        `conditions` are `Filter` fields, in the short forms of `extend_filter`: `feedback=("concise", "<", 0.5)`,
+        `latency_ms=">200"`, `since="1h"`. Raise `Refused` for a condition that no trace can pass.
         """
 
     def each(self, filter: Filter | None = None, **conditions: object) -> Iterator[TraceSummary]:
-        """All traces that pass, latest start first, read page by page as they are asked for.
+        """Yield all traces that pass, latest start first, reading pages on demand.
 
-        Each trace that is there from beginning to end, and passes all the while, comes once; what is deleted, or begins
-        to pass, meanwhile may come or not. Nothing that starts after the first of them comes. A trace to which an
-        earlier start arrives meanwhile may come again.
+        A trace that exists and passes during the whole iteration is yielded once. A trace that is deleted, or begins
+        to pass, meanwhile may or may not be yielded. Traces that start after the first one are not. A trace may be
+        yielded again if an earlier start arrives for it meanwhile.
         """
         ...
 
     def trace(self, trace_id: str) -> Trace:
-        """One trace with all its runs and feedback. Raises `NotFound`."""
+        """Return one trace with all its runs and feedback. Raise `NotFound` if it is unknown."""
 
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
-        """Several traces at once, in the order asked; those that are not there are left out."""
+        """Return several traces in the order requested, without those that are not stored."""
 
     def tree(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[TreeNode]:
-        """The runs of a trace without what they hold, children below their parents, page by page.
+        """Return one page of the runs of a trace without their content, in depth-first order.
 
-        A cursor is a run's id: its page is the one of those of `limit` runs that holds it. Raises `NotFound`.
+        A cursor is the id of a run, and selects the page of `limit` runs that contains it. Raise `NotFound` if it is
+        unknown.
         """
         ...
 
     def runs(self, trace_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[Run]:
-        """The runs of a trace by start time, page by page: what `trace` gives whole.
+        """Return one page of the runs of a trace by start time; `trace` returns all of them at once.
 
-        A cursor is the id of the run that comes next. Raises `NotFound`.
+        A cursor is the id of the next run. Raise `NotFound` if it is unknown.
         """
         ...
 
     def run(self, trace_id: str, span_id: str | None = None) -> Run:
-        """One run of a trace, its root if no other is named. Raises `NotFound`."""
+        """Return one run of a trace, by default the root. Raise `NotFound` if it is unknown."""
         ...
 
     def feedbacks(
@@ -149,19 +152,21 @@ class TraceStore(Protocol):
         target: Target | None = None,
         **conditions: object,
     ) -> Page[Feedback]:
-        """Feedback on traces that pass (or on one target), newest first; of people, models or code alone (`source`)."""
+        """Return feedback on the traces that pass (or on one target), newest first. `source` selects people, models or
+        code.
+        """
 
     def scores(self, experiment_id: str, *, limit: int = 1000, cursor: str | None = None) -> Page[RunScores]:
-        """The runs of an experiment with their newest scores and nothing else, first start first: what compares them.
+        """Return one page of an experiment's runs with only their newest scores, earliest start first, for comparisons.
 
-        An experiment that there is not has none.
+        An unknown experiment has none.
         """
         ...
 
     def sessions(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
     ) -> Page[SessionSummary]:
-        """Sessions of the traces that pass, latest first."""
+        """Return one page of the sessions of the traces that pass, latest first."""
 
     def aggregate(
         self,
@@ -172,46 +177,50 @@ class TraceStore(Protocol):
         newest: int | Literal["all"] | None = None,
         **conditions: object,
     ) -> list[Bucket]:
-        """Counts, error rate, latency, tokens, cost and feedback over time; one bucket in all if `bucket_ns` is None.
+        """Return counts, error rate, latency, tokens, cost and feedback over time. Without `bucket_ns` there is one
+        bucket.
 
-        `group_by` is one of project, environment, name, model, user, session, experiment, error (the first line of the
-        root's error, without addresses and task numbers; None for traces without one). What the store keeps no sums of
-        is counted trace by trace: of the newest 10,000 alone, or as many as `newest` says, and each `Bucket` tells;
-        "all" counts all of them. Raises `Refused` for more than 10,000 buckets.
+        `group_by` is one of project, environment, name, model, user, session, experiment, error. An error is the
+        first line of the root's error, without addresses and task numbers; None for traces without one. Queries that
+        the rollups do not cover scan traces: the newest 10,000, or `newest` of them ("all": every trace). Each
+        `Bucket` tells if it is partial. Raise `Refused` for more than 10,000 buckets.
         """
 
     def values(self, field: str, *, limit: int = 100, project: str | None = None) -> list[str]:
         """Return known values of project, environment, name, kind, model, tag, session, user or feedback (keys).
 
-        With `project`, the values are those of the project's newest traces (1,000). Raises `Refused`.
+        With `project`, the values are those of the project's newest traces (1,000). Raise `Refused` for another
+        field.
         """
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
-        """The feed: heads of all traces that changed after a position, in the order of their changes.
+        """Return a page of the change feed: heads of traces that changed after a position, in the order of their
+        changes.
 
-        New or replaced runs, amendments, runs that have started, and feedback without a rule are changes; the same run
-        or feedback sent again and a rule's feedback are none. A trace stands where it last changed. Every change is
-        seen at least once by whoever reads on from `cursor`, across restarts and beside any number of writers; None
-        begins with the first trace. Numbers of changes rise, with gaps. `filters` are answered in `Head.passes` as
-        rules read them: conditions on feedback see only what no rule gave. A filter whose answer changes with time
-        alone is refused.
+        New or replaced runs, amendments, started runs, and feedback without a rule are changes. A run or feedback
+        sent again unchanged, and a rule's feedback, are not. A trace appears at its last change. A reader that
+        continues from `cursor` sees every change at least once, across restarts and with any number of writers. None
+        starts at the first trace. Change numbers rise, with gaps.
+
+        `TraceHead.passes` has the results of `filters`, as rules read them: conditions on feedback ignore feedback of
+        rules. Raise `Refused` for a filter whose result changes with time alone.
         """
         ...
 
     def explain(self, trace_id: str, filter: Filter) -> list[ConditionResult]:
-        """Condition by condition with the value seen, why a trace passes a filter or not, as `changes` reads filters.
+        """Return the result of each condition of a filter, with the value seen, as `changes` reads filters.
 
-        Raises `NotFound`.
+        Raise `NotFound` for an unknown trace.
         """
         ...
 
     def count(self) -> Mapping[str, int]:
-        """How many spans, traces and feedbacks are stored and visible; evaluators' own traces among them."""
+        """Return the numbers of spans, traces and feedback rows, including evaluators' own traces."""
 
     def add_running(self, runs: Sequence[OpenRun]) -> None:
-        """Keep that runs have started: each until its span arrives, or its trace says that it was dropped.
+        """Record started runs. Each is kept until its span arrives, or its trace reports that the span was dropped.
 
-        One whose span is here changes nothing, nor does one said twice. Kept are the latest 10,000, for seven days.
+        A run that is stored or recorded already changes nothing. The latest 10,000 are kept, for seven days.
         """
 
     def running(
@@ -222,58 +231,62 @@ class TraceStore(Protocol):
         environment: str | None = None,
         limit: int = 1000,
     ) -> list[OpenRun]:
-        """Runs that have started and not ended, latest start first."""
+        """Return runs that have started and not ended, latest start first."""
 
     def add_reports(self, reports: Sequence[ProcessReport]) -> None:
-        """Keep what processes say of all their spans: the newest report of each of the latest 10,000."""
+        """Store reports of processes on all their spans: the newest report of each of the latest 10,000 processes."""
 
     def processes(self, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
-        """Processes of which something has come (since a time), the latest first."""
+        """Return processes from which data has arrived (since a time), latest first."""
 
     def outlets(self) -> list[Outlet]:
-        """Where feedback is sent on to, by name, how far that is, how much waits, and why the last try failed."""
+        """Return the destinations of forwarded feedback by name, with their position, waiting feedback and last
+        error.
+        """
         ...
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
-        """Remove the traces that pass, with their spans, text index, feedback and decisions; returns how many traces.
-        What comes after this was asked for stays.
+        """Delete the traces that pass, with spans, full-text index entries, feedback and decisions. Return the
+        number of traces.
 
-        For eight days nothing brings them back: what is appended of them, or said about them, is acknowledged, counted
-        and not kept.
+        Traces that arrive after the call are not deleted. For eight days, runs and feedback of deleted traces are
+        acknowledged and counted, but not stored.
 
-        Evaluators' own traces pass as others do, and those that feedback leads to which goes are removed with it
-        (uncounted). An empty filter is refused, and so is a text without a word.
+        Evaluators' own traces pass like others. Those that deleted feedback refers to are deleted with it, and not
+        counted. Raise `Refused` for an empty filter, or a text without words.
         """
 
     def prune(self, rule: Retention) -> int:
-        """Delete what is older, or takes more room, than a rule allows; returns how many traces that was."""
+        """Delete traces that are older, or take more space, than a retention rule allows. Return the number of
+        traces.
+        """
 
     def vacuum(self) -> int:
-        """Give the space of what was deleted back to the disk; returns how many bytes. Writing waits meanwhile."""
+        """Return the space of deleted data to the disk. Return the number of bytes. Writes wait meanwhile."""
 
     def close(self) -> None:
-        """Write what is queued, then let go. Closing twice is harmless."""
+        """Write queued data, then close the store. Repeated calls do nothing."""
 
 
-PAGE_SIZE = 500  # summaries in memory at once
+PAGE_SIZE = 500  # summaries per page, and so in memory
 
 
 def iterate_traces(traces: Callable[..., Page[TraceSummary]], filter: Filter) -> Iterator[TraceSummary]:
-    """The traces that pass, with one filter for all pages: `since="1h"` was an hour before the first of them."""
+    """Yield the traces that pass. All pages use one filter, so `since="1h"` refers to the time of the first page."""
     return iterate_pages(lambda cursor: traces(filter, limit=PAGE_SIZE, cursor=cursor))
 
 
 _SUPPORTED_CONDITIONS = ("project", "environment", "since_ns", "until_ns", "name", "kind", "experiment")
 _UNSUPPORTED_CONDITIONS = tuple(name for name in CONDITIONS if name not in _SUPPORTED_CONDITIONS)
 _EMPTY_FILTER = Filter()
-MAX_OPEN_RUNS = 1_000  # open runs that are read, latest first
+MAX_OPEN_RUNS = 1_000  # open runs read, latest first
 
 
 def list_open_traces(store: TraceStore, filter: Filter) -> list[OpenRun]:
-    """The root of each trace whose root is open, latest first; evaluators' own left out.
+    """Return the root of each trace whose root is still running, latest first, without evaluators' own traces.
 
-    None where the filter asks for what only a run that has ended can tell. Runs further down may have ended, so that
-    the trace is listed, under the name of one of them.
+    Return nothing if the filter has conditions that only ended runs can meet. If runs below have ended, a trace is
+    also listed in the trace list, under the name of one of them.
     """
     if filter.experiment or any(
         getattr(filter, name) != getattr(_EMPTY_FILTER, name) for name in _UNSUPPORTED_CONDITIONS

@@ -23,8 +23,8 @@ from spanwise.tracer import attribute_names as names
 from spanwise.tracer.suggestions import did_you_mean
 
 MatchMode = Literal["strict", "unordered", "subset", "superset", "ordered"]
-MadeCall: TypeAlias = tuple[str, list[Any]]  # a tool's name, and what its arguments may be
-ExpectedCall: TypeAlias = tuple[str, Any]  # its name and arguments, None for any
+MadeCall: TypeAlias = tuple[str, list[Any]]  # tool name and possible arguments
+ExpectedCall: TypeAlias = tuple[str, Any]  # tool name and arguments; None matches any
 CallComparison: TypeAlias = Callable[[Any, Any], bool]
 NO_CALLS = "the trace has neither spans of tools nor messages of models, so that its tool calls are unknown"
 MATCH_MODES = ("strict", "unordered", "subset", "superset", "ordered")
@@ -44,17 +44,23 @@ MATCH_MODES = ("strict", "unordered", "subset", "superset", "ordered")
 )
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
-    """Whether the agent called the expected tools.
+    """True if the agent called the expected tools, with precision and recall of the calls.
 
     Calls are read from spans of kind "tool" and from the replies of model runs (OpenAI, Anthropic, Gemini, GenAI,
-    LangChain); a call that has both counts once. Calls are in the order of their spans' start; without a span, of the
-    end of the model run. A trace with neither tool spans nor recorded replies is skipped.
+    LangChain). A call that has both counts once. Calls are ordered by the start of their spans; without a span, by
+    the end of the model run. A trace with neither tool spans nor recorded replies is skipped.
 
-    Expected calls come from `expected` or the reference (a list, or its field "tool_calls"), each a name or
-    `{"name": …, "arguments": {…}}`. `match`: "strict" (the same calls in the same order), "unordered" (the same calls),
-    "ordered" (the expected ones in their order, others in between; none if none is expected), "superset" (all expected
-    ones, maybe more), "subset" (none but expected ones). Arguments are compared where they are given; an argument that
-    is not named may have any value unless `all_arguments`. Precision and recall count calls, each once.
+    Expected calls come from `expected` or the reference (a list, or its field "tool_calls"). Each is a name or
+    `{"name": …, "arguments": {…}}`. `match` is one of:
+
+    - "strict": the same calls in the same order
+    - "unordered": the same calls in any order
+    - "ordered": the expected calls in their order, with others in between; if none is expected, no calls
+    - "superset": all expected calls, and possibly more
+    - "subset": only expected calls
+
+    Arguments are compared if they are given. Other arguments may have any value unless `all_arguments`. Precision and
+    recall count each call once.
     """
 
     expected: Sequence[Any] | None = None
@@ -81,8 +87,9 @@ class ToolCalls:
         ]
 
     def _hits(self, made: list[MadeCall], wanted: list[ExpectedCall]) -> int:
-        """How many expected calls were made; of one tool, those with arguments choose first, the others take what is
-        left.
+        """Return the number of expected calls that were made.
+
+        Expected calls with arguments are matched first, those without take the remaining calls of the tool.
         """
         hits = 0
         for name in {name for name, _ in wanted}:
@@ -113,12 +120,12 @@ class ToolCalls:
 )
 @dataclass(frozen=True, slots=True)
 class TrajectoryMatch:
-    """Whether the steps of the trace, the names of its spans by start time, are the expected ones.
+    """True if the steps of the trace, the names of its spans by start time, are the expected ones.
 
     Expected steps come from `expected` or the reference (a list, or its field "trajectory"). `kinds` restricts the
-    steps to spans of these kinds; the root is no step. Steps of kind "tool" are the tool calls that `tool_calls` reads,
-    by the tools' names. `match` as in `tool_calls`. With `kinds=["tool"]` a trace whose tool calls are unknown is
-    skipped.
+    steps to spans of these kinds. The root is not a step. Steps of kind "tool" are the tool calls that `tool_calls`
+    reads, by the tools' names. `match` works as in `tool_calls`. With `kinds=["tool"]` a trace whose tool calls are
+    unknown is skipped.
     """
 
     expected: Sequence[str] | None = None
@@ -149,10 +156,10 @@ class TrajectoryMatch:
 )
 @dataclass(frozen=True, slots=True)
 class HasSpan:
-    """Whether the trace has a span that matches all that is given; `at_least` and `at_most` count the matching spans.
+    """True if the trace has spans that match all given criteria; `at_least` and `at_most` bound their number.
 
-    `name` and `kind` are compared as they are, `attributes` and `inputs` field by field, `status` is "ok", "error",
-    "cancelled" or "unset", `max_seconds` and `min_seconds` bound the duration.
+    The values of `name` and `kind` must be equal, those of `attributes` and `inputs` field by field. `status` is
+    "ok", "error", "cancelled" or "unset". `max_seconds` and `min_seconds` bound the duration.
     """
 
     name: str | None = None
@@ -199,7 +206,7 @@ class HasSpan:
 )
 @dataclass(frozen=True, slots=True)
 class StepLimit:
-    """Whether the run took at most `limit` steps: spans below the root, of the given `kinds` (None: all).
+    """True if the run took at most `limit` steps: spans below the root, of the given `kinds` (None: all).
 
     Steps of kind "tool" are the tool calls that `tool_calls` reads.
     """
@@ -228,17 +235,23 @@ class StepLimit:
 )
 @dataclass(frozen=True, slots=True)
 class AgentSanity:
-    """The share of an agent's artifacts that are sound; 0 when it left none.
+    """Share of an agent's artifacts that pass all checks; 0 if it left none.
 
-    Artifacts are the outputs' field "artifacts" (or the outputs, when they are a list): dicts with "path" and
-    "content", a dict of contents by path, or paths alone; and, with `directory`, all files below it. Each must not be
-    empty, and `.json` and `.jsonl` must be JSON. `expectations`, by path, add to that: "kind" ("file" or "dir"),
-    "min_bytes", "contains" (a list of texts), "fields" (name or dotted path: value, of JSON), "entries" (names in a
-    directory), "pages" (a PDF's least number of pages). An expected artifact that is missing counts as a failed one.
+    Artifacts are the outputs' field "artifacts" (or the outputs, if they are a list): dicts with "path" and
+    "content", a dict of contents by path, or paths alone. With `directory`, all files below it are artifacts too.
+    Each must not be empty, and `.json` and `.jsonl` must be JSON. An expected artifact that is missing counts as
+    failed. `expectations` adds checks by path:
 
-    Nothing is opened but regular files and folders below `directory`, wherever names and links lead; where an answer
-    names files and there is no `directory`, the case is skipped. More than `max_artifacts` entries, or more than
-    `max_bytes` of all artifacts of a case together, are an error.
+    - "kind": "file" or "dir"
+    - "min_bytes": minimum size
+    - "contains": a list of texts
+    - "fields": name or dotted path: value, of JSON
+    - "entries": names in a directory
+    - "pages": minimum number of pages of a PDF
+
+    Only regular files and folders below `directory` are opened, wherever names and links lead. If an answer names
+    files and there is no `directory`, the case is skipped. More than `max_artifacts` entries, or more than
+    `max_bytes` in all artifacts of a case together, are an error.
     """
 
     expectations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -269,7 +282,7 @@ class AgentSanity:
         return {"score": 1 - len(failed) / len(artifacts), "comment": shown[:1000] or None, "metadata": told}
 
     def _artifacts(self, outputs: Any, below: ArtifactDirectory) -> list[Artifact]:
-        """What the answer names, what stands below the directory, and what is expected."""
+        """Return the artifacts that the answer names, those in the directory, and the expected ones."""
         named = find_artifacts(outputs)
         if len(named) > self.max_artifacts:
             raise ValueError(f"the answer names {len(named):,} artifacts: give a larger max_artifacts")
@@ -306,7 +319,7 @@ def _expected_items(parameter: Sequence[Any] | None, reference: Any, name: str) 
 def _parse_call(call: Any) -> tuple[str, Any]:
     if isinstance(call, str):
         return call, None
-    if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):  # as OpenAI writes tool calls
+    if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):  # OpenAI's format of tool calls
         call = call["function"]
     if isinstance(call, Mapping) and isinstance(call.get("name"), str):
         return call["name"], parse_arguments(call.get("arguments", call.get("args")))
@@ -314,7 +327,7 @@ def _parse_call(call: Any) -> tuple[str, Any]:
 
 
 def _maximum_matching(made: Sequence[Any], wanted: Sequence[Any], same: CallComparison) -> int:
-    """How many of the wanted ones can be given a made one of their own: a maximum matching, by augmenting paths."""
+    """Return the size of a maximum matching between expected and made calls, computed with augmenting paths."""
     taken: dict[int, int] = {}  # made → wanted
     given: dict[int, int] = {}  # wanted → made
     for start in range(len(wanted)):
@@ -331,7 +344,10 @@ def _maximum_matching(made: Sequence[Any], wanted: Sequence[Any], same: CallComp
 def _augmenting_path(
     start: int, made: Sequence[Any], wanted: Sequence[Any], same: CallComparison, taken: Mapping[int, int]
 ) -> dict[int, int]:
-    """For each made one that is reached, the wanted one that asks for it; the last is free. Empty if none is."""
+    """Return an augmenting path from made calls to expected ones; {} if there is none.
+
+    Its last made call is free.
+    """
     path: dict[int, int] = {}
     waiting = [start]
     while waiting:
@@ -349,10 +365,10 @@ def _augmenting_path(
 def _sequences_match(
     made: Sequence[Any], wanted: Sequence[Any], match: MatchMode, same: CallComparison, hits: int
 ) -> bool:
-    """Whether the steps match; `hits` of the wanted ones have a made one of their own."""
+    """Return whether the steps match; `hits` is the size of the matching of made and expected steps."""
     if match == "strict":
         return len(made) == len(wanted) and all(map(same, made, wanted))
-    if match == "ordered" and not wanted:  # the empty list says that nothing is to be called
+    if match == "ordered" and not wanted:  # an empty list means that no call is expected
         return not made
     if match == "ordered":
         rest = iter(made)
@@ -372,7 +388,7 @@ def _check_match(match: str, expected: Sequence[Any] | None) -> None:
 
 
 def _check_kinds(kinds: Sequence[str] | None) -> None:
-    """Raises `ValueError` for what no span can be of: a misspelt kind would find nothing, and so pass."""
+    """Raise `ValueError` for an unknown kind of spans: a misspelt kind would match nothing, and so pass."""
     if kinds is not None and not kinds:
         raise ValueError("kinds are None for all, or at least one of " + ", ".join(map(repr, names.KINDS)))
     for kind in kinds or ():

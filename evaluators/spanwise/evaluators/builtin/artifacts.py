@@ -1,8 +1,9 @@
 """Artifacts of an agent: expectations, and file access confined to a directory.
 
-Links are resolved first, and what they lead to must lie below the directory. Then every step of that path is opened
-from the one before it, following no link: whatever is exchanged in the meantime cannot lead out. What was opened is
-looked at before it is read, so that a FIFO, a device or a socket is never read from.
+Links are resolved first, and their target must be below the directory. Each component of the resolved path is then
+opened relative to the previous one without following links. Files that are exchanged in the meantime therefore cannot
+lead out of the directory. The type of an opened file is checked before reading, so that a FIFO, a device or a socket
+is never read.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ from typing import Any
 
 from spanwise.evaluators.builtin.json import InvalidJSON, load_strict_json
 
-MAX_PATH_LENGTH = 4096  # characters: longer paths are opened by no system
-MAX_PROBLEMS = 20  # told of one artifact: a file of lines may have a million
+MAX_PATH_LENGTH = 4096  # characters; no system opens longer paths
+MAX_PROBLEMS = 20  # problems reported per artifact; a JSONL file may have millions
 _PDF_PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A name, and the content that was handed over with it; None: it is on the disk, if anywhere."""
+    """Path and content of an artifact. A content of None means that it may be on disk."""
 
     path: str
     content: bytes | None = None
 
 
 def find_artifacts(outputs: Any) -> list[Artifact]:
-    """What outputs name or hold: a list of artifacts, one alone, or contents by name. Raises `ValueError`."""
+    """Return the artifacts in outputs: a list of artifacts, a single one, or contents by name.
+
+    Raises `ValueError`.
+    """
     named = outputs.get("artifacts") if isinstance(outputs, Mapping) else outputs
     if named is None or (named is outputs and not isinstance(named, list | tuple)):
         return []
@@ -45,9 +49,9 @@ def find_artifacts(outputs: Any) -> list[Artifact]:
 
 
 def check_artifact(artifact: Artifact, expected: Mapping[str, Any], below: ArtifactDirectory) -> list[str]:
-    """What is wrong with an artifact, in words, the first of it; empty when it is sound.
+    """Return the problems of an artifact, at most `MAX_PROBLEMS`; [] if it passes all checks.
 
-    Raises `ValueError` for more than may be read.
+    Raises `ValueError` if the limits for reading are exceeded.
     """
     try:
         held = below.read(artifact.path) if artifact.content is None else artifact.content
@@ -67,7 +71,7 @@ def check_artifact(artifact: Artifact, expected: Mapping[str, Any], below: Artif
 
 
 def check_expectations(expectations: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for an expectation that does not exist, or that nothing could meet."""
+    """Raise `ValueError` for an unknown expectation, or one that no artifact could meet."""
     for path, expected in expectations.items():
         if not isinstance(expected, Mapping):
             raise ValueError(
@@ -179,7 +183,7 @@ def _make_artifact(item: Any) -> Artifact:
 
 
 def _content_bytes(content: Any) -> bytes:
-    """Content that was handed over, as it would be in a file: texts as they are, values as JSON."""
+    """Return content as it would be in a file: texts unchanged, other values as JSON."""
     if isinstance(content, bytes):
         return content
     try:
@@ -190,21 +194,22 @@ def _content_bytes(content: Any) -> bytes:
 
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC  # a FIFO would wait for a writer
+# without O_NONBLOCK, opening a FIFO would wait for a writer
+_FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
 class ArtifactDirectory:
-    """A directory if there is one, how many of its entries are looked at, and how many bytes may still be read."""
+    """Directory of artifacts (None: no directory), with limits for the number of entries and of bytes to read."""
 
     directory: str | None
     most: int
     left: int
 
     def files(self) -> list[str]:
-        """Names of all files and links below the directory, sorted, and of folders that cannot be listed.
+        """Return the sorted names of all files and links below the directory, and of folders that cannot be listed.
 
-        Raises `ValueError` when there are more than `most` entries, or no such directory.
+        Raises `ValueError` if there are more than `most` entries, or no such directory.
         """
         names: list[str] = []
         waiting, seen = [""] if self.directory is not None else [], 0
@@ -221,12 +226,15 @@ class ArtifactDirectory:
         return sorted(names)
 
     def normal(self, name: str) -> str:
-        """One name for what may be named in several ways: relative to the directory, without `./`."""
+        """Return the normalized name: relative to the directory, without `./`."""
         whole = os.path.abspath(os.path.join(self.directory or ".", name))
         return os.path.relpath(whole, os.path.abspath(self.directory or "."))
 
     def read(self, name: str) -> bytes | frozenset[str]:
-        """The bytes of a file, or the names in a folder. Raises `OSError`, or `ValueError` for too much."""
+        """Return the bytes of a file, or the names in a folder.
+
+        Raises `OSError`, or `ValueError` if the limits are exceeded.
+        """
         if self.directory is None:
             raise _permission_error("it is not handed over, and there is no directory to look in")
         with _open_inside(self.directory, name) as (descriptor, found):
@@ -238,7 +246,7 @@ class ArtifactDirectory:
             return _read_bytes(descriptor, found.st_size)
 
     def take(self, size: int, name: str) -> None:
-        """Counts bytes that are to be looked at. Raises `ValueError` when they are more than may be read."""
+        """Subtract bytes from the limit. Raises `ValueError` if the limit is exceeded."""
         if size > self.left:
             raise ValueError(
                 f"artifact {name!r:.200} has {size:,} bytes, and of all artifacts together no more than max_bytes are "
@@ -274,7 +282,7 @@ def _permission_error(why: str) -> PermissionError:
 
 @contextmanager
 def _open_inside(directory: str, name: str) -> Iterator[tuple[int, os.stat_result]]:
-    """A descriptor of what stands at a name below a directory, and what it is. Raises `OSError`."""
+    """Open a name below a directory, and yield its descriptor and `stat` result. Raises `OSError`."""
     root = os.path.realpath(directory)
     *steps, last = os.path.relpath(_resolve_path(directory, root, name), root).split(os.sep)
     descriptor = os.open(root, _FOLDER_FLAGS)
@@ -288,14 +296,17 @@ def _open_inside(directory: str, name: str) -> Iterator[tuple[int, os.stat_resul
 
 
 def _open_step(descriptor: int, step: str, flags: int) -> int:
-    """The descriptor one step further on, in place of the one before it."""
+    """Return the descriptor of the next path component, and close the previous one."""
     further = os.open(step, flags, dir_fd=descriptor)
     os.close(descriptor)
     return further
 
 
 def _resolve_path(directory: str, root: str, name: str) -> str:
-    """The path at which a name ends. One that leads out in so many words is not even looked for on the disk."""
+    """Return the resolved path of a name.
+
+    A name that is lexically outside of the directory is rejected without disk access.
+    """
     if "\0" in name:
         raise _permission_error("no file can have a NUL in its name")
     whole = os.path.abspath(os.path.join(directory, name))
@@ -315,7 +326,7 @@ def _is_inside(path: str, directory: str) -> bool:
 
 
 def _read_bytes(descriptor: int, size: int) -> bytes:
-    """As many bytes as the file had when it was opened: one that grows is not followed."""
+    """Return at most as many bytes as the file had when it was opened, even if it grows."""
     chunks = []
     while size and (chunk := os.read(descriptor, min(size, 1 << 20))):
         chunks.append(chunk)

@@ -1,8 +1,8 @@
 """Boolean metric families: pass, failure, retrieval, generation and parse failure of one case.
 
-Passes + failures + parse failures = 1. A retrieval failure is a context that fails by itself; a generation failure is
-an answer that fails although the context is fine. What could not be parsed is neither a pass nor a failure: both are
-then False, and the parse failure is True, so that every mean is a rate over all cases. The label says which it is.
+Passes + failures + parse failures = 1. A retrieval failure is a context that fails by itself. A generation failure is
+an answer that fails although the context passes. If the judge's reply cannot be parsed, pass and failure are both
+False and the parse failure is True, so that every mean is a rate over all cases. The label marks such a case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FAMILY_SUFFIXES = ("", "_fail", "_retrieval_fail", "_generation_fail", "_parse_f
 
 
 def family_metrics(id: str, *, parse: bool = True) -> tuple[Metric, ...]:
-    """The metrics of a boolean family; `parse=False` leaves out the parse failures."""
+    """Return the metrics of a boolean family; `parse=False` leaves out the parse failures."""
     suffixes = FAMILY_SUFFIXES if parse else FAMILY_SUFFIXES[:-1]
     return tuple(
         Metric(id + suffix, higher_is_better=not suffix, threshold=0.5, primary=not suffix) for suffix in suffixes
@@ -33,8 +33,9 @@ def family_rows(
     counted: bool = True,
     metadata: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """The family's values for one case. `context` None: no context was judged. `counted` False: it cannot fail the
-    case.
+    """Return the family's values for one case.
+
+    With `context` None no context was scored. With `counted` False the context cannot fail the case.
     """
     passed = answer and (context is not False or not counted)
     values: list[bool | None] = [
@@ -53,7 +54,7 @@ def family_rows(
 
 
 def unparsed_rows(id: str, why: str, *, metadata: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The family's values for a case that could not be judged because what the judge said could not be parsed."""
+    """Return the family's values for a case whose judge gave a reply that cannot be parsed."""
     told = {"label": UNPARSED, "comment": f"{UNPARSED}: {why}"}
     rows: list[dict[str, Any]] = [{"key": id + suffix, "score": False, **told} for suffix in FAMILY_SUFFIXES[:4]]
     rows[2] = {"key": rows[2]["key"], "score": None, "comment": f"no context was judged: {UNPARSED}"}

@@ -20,11 +20,10 @@ QUESTION_FIELDS = ("question", "query", "request", "prompt", "input", "text", "c
 
 
 def extract_text(value: Any, fields: tuple[str, ...] = ANSWER_FIELDS) -> str:
-    """The text of outputs or of a reference.
+    """Return the text of outputs or of a reference.
 
-    A dict is its only field, or its first field with a usual name; a list of chat messages is its last message; None,
-    which a task has returned, says nothing: "".
-    Raises `ValueError` when there is no one text.
+    For a dict it is its only field, or the first field with a usual name. For a list of chat messages it is the last
+    message. None, which a task has returned, gives "". Raises `ValueError` if there is not exactly one text.
     """
     if isinstance(value, str):
         return value
@@ -46,9 +45,9 @@ def extract_text(value: Any, fields: tuple[str, ...] = ANSWER_FIELDS) -> str:
 
 
 def extract_all_text(value: Any) -> str:
-    """Every text and number in a value, one per line with the name of its field: for what must stand in none.
+    """Return every text and number in a value, one per line with the name of its field.
 
-    Of a list of chat messages it is the last one alone, for those before it are no answer.
+    For a list of chat messages it is the last one only, because earlier ones are not the answer.
     """
     if isinstance(value, str):
         return value
@@ -67,7 +66,7 @@ def extract_all_text(value: Any) -> str:
 
 
 def extract_question(inputs: Any) -> str:
-    """The text of inputs: as `text_of`, with the usual names of questions."""
+    """Return the text of inputs, as `extract_text` does, with the usual names of questions."""
     return extract_text(inputs, QUESTION_FIELDS)
 
 
@@ -77,7 +76,7 @@ def _extract_from_mapping(value: Mapping[str, Any], fields: tuple[str, ...]) -> 
             return extract_text(value[name], fields)
     if isinstance(value.get("messages"), list):
         return extract_text(value["messages"], fields)
-    if isinstance(value.get("choices"), list) and value["choices"]:  # a chat completion as the model gave it
+    if isinstance(value.get("choices"), list) and value["choices"]:  # raw chat completion
         return extract_text(value["choices"][0].get("message", {}), fields)
     if len(value) == 1:
         return extract_text(next(iter(value.values())), fields)

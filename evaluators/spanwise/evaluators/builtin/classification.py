@@ -13,16 +13,18 @@ from spanwise.evaluators.interface.evaluator_spec import OUTCOMES, SOUNDNESS, VA
 
 Average = Literal["macro", "micro", "weighted", "binary"]
 AVERAGES = ("macro", "micro", "weighted", "binary")
-MAX_LABELS = 50  # labels in a confusion matrix: free texts taken for labels would make it quadratic in the cases
-MAX_LABEL_LENGTH = 200  # characters of a label as it is shown
+MAX_LABELS = 50  # labels in a confusion matrix; with free texts as labels it would be quadratic in the cases
+MAX_LABEL_LENGTH = 200  # displayed characters of a label
 
 
 @dataclass(frozen=True, slots=True)
 class ClassificationReport:
-    """Numbers of one classification. `confusion[i][j]` counts cases of `labels[i]` that were called `labels[j]`.
+    """Results of a classification.
 
-    Of more than `MOST` labels, `labels` are those that occur most often, in alphabetical order; `left_out` counts the
-    others. The numbers are over all.
+    `confusion[i][j]` counts cases of `labels[i]` that were predicted as `labels[j]`.
+
+    With more than `MAX_LABELS` labels, `labels` holds the most frequent ones in alphabetical order, and `left_out`
+    counts the others. The other numbers include all labels.
     """
 
     labels: tuple[str, ...]
@@ -37,11 +39,15 @@ class ClassificationReport:
 def classification_report(
     predicted: Sequence[str], expected: Sequence[str], *, average: Average = "macro", positive: str | None = None
 ) -> ClassificationReport:
-    """Confusion matrix, accuracy, precision, recall, F1; a ratio with nothing below the line is 0, as in scikit-learn.
+    """Return confusion matrix, accuracy, precision, recall and F1.
+
+    A ratio with denominator 0 is 0, as in scikit-learn.
 
     Every label that occurs on either side is a class. "macro" is the mean over classes, "weighted" weights them by
-    their expected cases, "micro" counts all decisions alike, "binary" speaks of the class `positive` alone. Raises
-    `ValueError` for no cases, different lengths, or "binary" without its positive label or one that is none of several.
+    their expected cases, "micro" counts all decisions alike, "binary" evaluates only the class `positive`.
+
+    Raises `ValueError` for no cases, different lengths, "binary" without its positive label, or a positive label that
+    is not among several labels.
     """
     if len(predicted) != len(expected) or not expected:
         raise ValueError(f"{len(predicted)} predictions for {len(expected)} expected labels")
@@ -74,10 +80,10 @@ def classification_report(
 class Classification:
     """Accuracy, precision, recall and F1 of the answers as labels, over all cases, with the confusion matrix.
 
-    `average` says how classes come together: "macro" (default), "micro", "weighted", or "binary" with the `positive`
-    label. A label that only the model uses is a class of its own, and so is an answer that is no one text, such as a
-    dict of several. `normalize` strips white space and folds case first. The matrix, in the metadata of the accuracy,
-    has the 50 most frequent labels; `labels_left_out` counts the others.
+    `average` combines the classes: "macro" (default), "micro", "weighted", or "binary" with the `positive`
+    label. A label that only the model uses is a separate class. So is an answer without exactly one text, such
+    as a dict of several. `normalize` strips white space and folds case first. The matrix, in the metadata of
+    the accuracy, has the 50 most frequent labels; `labels_left_out` counts the others.
     """
 
     average: Average = "macro"
@@ -109,7 +115,7 @@ class Classification:
 
 
 def _answer_label(answer: Any) -> str:
-    """One answer that is no text must not keep all others from being counted."""
+    """Return the label of an answer; its `repr` if it has no single text, so that other answers still count."""
     try:
         return extract_text(answer)
     except ValueError:
@@ -124,7 +130,7 @@ def _confusion_metadata(numbers: ClassificationReport) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _LabelCounts:
-    """How often each label was expected, was predicted, and was both in one case."""
+    """Counts per label: expected, predicted, and both in one case."""
 
     support: Counter[str]
     called: Counter[str]
@@ -158,7 +164,7 @@ def _average_ratios(sides: _LabelCounts, average: Average, positive: str | None)
 def _positive_ratios(sides: _LabelCounts, positive: str | None) -> tuple[float, float, float]:
     if positive is None:
         raise ValueError("average='binary' needs the positive label")
-    if positive not in sides.labels and len(sides.labels) > 1:  # as in scikit-learn: a misspelt one must not score 0
+    if positive not in sides.labels and len(sides.labels) > 1:  # as in scikit-learn: a misspelt label must not score 0
         raise ValueError(
             f"no case has the positive label {positive!r}; labels are {', '.join(sides.most_frequent())[:200]}"
         )

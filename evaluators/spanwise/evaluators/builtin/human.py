@@ -22,10 +22,11 @@ from spanwise.evaluators.interface.evaluator_spec import MONITORING, OUTCOMES
 )
 @dataclass(frozen=True, slots=True)
 class HumanFeedback:
-    """The mean of what people said under one key: each author's newest vote counts, and every vote without an author.
+    """Mean of the human feedback under one key: each author's newest label counts, and every label without an author.
 
-    `of` is the key ("thumbs_up", …). What has an author and no evaluator is a person's, whatever its source. Labels
-    are the label that most people chose. Without a vote the case is skipped. The metadata hold each author's vote.
+    `of` is the key ("thumbs_up", …). Feedback with an author and no evaluator is human feedback, whatever its
+    source. For text labels the result is the most frequent label. Without any feedback the case is skipped. The
+    metadata holds each author's label.
     """
 
     of: str

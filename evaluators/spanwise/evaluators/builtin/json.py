@@ -1,7 +1,7 @@
 """JSON evaluators: strict JSON and JSON Schema validation with bounded keywords.
 
-The schema is the author's, what it is held against is not: a pattern may backtrack without end, alternatives multiply,
-and jsonschema compares the items of a list that is to be unique one with another.
+The schema is trusted, the validated value is not. Without bounds a pattern may backtrack endlessly, alternatives
+multiply, and jsonschema compares all pairs of items for `uniqueItems`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LANGUAGE = re.compile(r"[\w-]*\s*")
 
 
 class InvalidJSON(SpanwiseError, ValueError):
-    """A text that is no JSON, or not the JSON that the schema asks for."""
+    """Raised for a text that is not JSON, or does not match the schema."""
 
 
 def load_strict_json(text: str, *, lenient: bool = False) -> Any:
-    """Strict JSON (RFC 8259): no NaN or Infinity, no repeated keys, no byte order mark, nothing around it.
+    """Parse strict JSON (RFC 8259): no NaN or Infinity, no repeated keys, no byte order mark, nothing around it.
 
-    `lenient` takes off a byte order mark and a Markdown code fence first. Raises `InvalidJSON`.
+    With `lenient`, a byte order mark and a Markdown code fence are removed first. Raises `InvalidJSON`.
     """
     if lenient:
         text = strip_code_fence(text.removeprefix("\ufeff"))
@@ -50,7 +50,7 @@ def load_strict_json(text: str, *, lenient: bool = False) -> Any:
 
 
 def strip_code_fence(text: str) -> str:
-    """A text without the Markdown code fence around it, if it is all in one."""
+    """Return a text without the Markdown code fence around it; other texts unchanged."""
     inner = text.strip()
     if not (inner.startswith("```") and inner.endswith("```")):
         return text
@@ -59,7 +59,7 @@ def strip_code_fence(text: str) -> str:
 
 
 def is_json(text: str, *, lenient: bool = False) -> bool:
-    """Whether a text is strict JSON."""
+    """Return whether a text is strict JSON."""
     try:
         load_strict_json(text, lenient=lenient)
     except InvalidJSON:
@@ -77,10 +77,10 @@ def is_json(text: str, *, lenient: bool = False) -> bool:
 )
 @dataclass(frozen=True, slots=True)
 class IsJSON:
-    """Whether the answer is JSON: strictly (no NaN, no repeated keys, nothing around it).
+    """True if the answer is strict JSON (no NaN, no repeated keys, nothing around it).
 
-    `lenient` first takes off a byte order mark and a Markdown code fence. Outputs that are no text already are values;
-    of these only numbers that JSON cannot write (nan, inf) are none.
+    With `lenient`, a byte order mark and a Markdown code fence are removed first. Outputs that are not a text are
+    values already. Of these, only numbers that JSON cannot represent (nan, inf) fail.
     """
 
     lenient: bool = False
@@ -100,15 +100,17 @@ class IsJSON:
 )
 @dataclass(frozen=True, slots=True)
 class JSONSchema:
-    """Whether the answer is JSON and meets a JSON Schema (draft 2020-12 unless `$schema` says otherwise).
+    """True if the answer is JSON and matches a JSON Schema (draft 2020-12 unless `$schema` names another).
 
-    `json_schema` is the schema as a dict or as JSON; empty, the answer must only be JSON. A schema that is none is
-    refused when the evaluator is made, and so is one that refers to what it does not hold: nothing is fetched. Where
-    documents were retrieved, those that begin like a JSON object or array are checked in the same way: they count as
-    retrieval failures, and do not fail the case. `lenient` takes off a byte order mark and a code fence first.
+    `json_schema` is the schema as a dict or as JSON. With an empty schema the answer must only be JSON. An
+    invalid schema is rejected when the evaluator is made, and so is one with external references: nothing is
+    fetched.
 
-    A check that takes longer than `seconds` (of the clock) is an error of that case, and so is a pattern that takes
-    more than 1 s of CPU time.
+    Retrieved documents that begin like a JSON object or array are checked in the same way. They count as retrieval
+    failures, and do not fail the case. With `lenient`, a byte order mark and a code fence are removed first.
+
+    A check that takes longer than `seconds` (wall-clock time) is an error of that case, and so is a pattern that
+    takes more than 1 s of CPU time.
     """
 
     json_schema: Mapping[str, Any] | str | bool = field(default_factory=dict)
@@ -147,13 +149,13 @@ class JSONSchema:
 
 
 def make_validator(schema: Mapping[str, Any] | str | bool) -> Any:
-    """A validator of jsonschema, or None for an empty schema. Raises `ValueError` for what is no schema."""
+    """Return a jsonschema validator, or None for an empty schema. Raises `ValueError` for an invalid schema."""
     if isinstance(schema, str):
         try:
             schema = load_strict_json(schema) if schema.strip() else {}
         except InvalidJSON as error:
             raise ValueError(f"json_schema is no JSON: {error}") from error
-    if isinstance(schema, bool):  # JSON Schema knows these two: anything, and nothing
+    if isinstance(schema, bool):  # boolean schemas: true accepts everything, false nothing
         schema = {} if schema else {"not": {}}
     if not isinstance(schema, Mapping):
         raise ValueError(f"json_schema is a dict, or JSON of one, not {schema!r:.200}")
@@ -172,11 +174,11 @@ def make_validator(schema: Mapping[str, Any] | str | bool) -> Any:
     _check_references(dict(schema), kind.META_SCHEMA["$schema"])
     return _check_termination(
         bound_keywords(kind)(dict(schema), registry=REGISTRY)
-    )  # it holds JSON Schema's own schemas; nothing is fetched
+    )  # the registry contains the meta-schemas; nothing is fetched
 
 
 def _check_references(schema: Mapping[str, Any], dialect: str) -> None:
-    """Raises `ValueError` for a reference that leads nowhere: every case would fail on it."""
+    """Raise `ValueError` for an unresolvable reference, on which every case would fail."""
     from jsonschema_specifications import REGISTRY
     from referencing import Resource, exceptions, jsonschema
 
@@ -196,7 +198,7 @@ def _check_references(schema: Mapping[str, Any], dialect: str) -> None:
 
 
 def _check_termination(validator: Any) -> Any:
-    """The validator, unless it would follow its references for ever. Raises `ValueError`."""
+    """Return the validator. Raises `ValueError` if its references form an endless loop."""
     try:
         next(iter(validator.iter_errors(None)), None)
     except RecursionError:
@@ -205,7 +207,7 @@ def _check_termination(validator: Any) -> Any:
 
 
 def _find_problem(value: Any, validator: Any, lenient: bool, seconds: float = math.inf) -> str | None:
-    """What is wrong with an answer as JSON; None if nothing is. Values that are no text are taken as they are."""
+    """Return the problem of an answer as JSON, or None. Values that are not a text are checked as they are."""
     try:
         parsed = load_strict_json(value, lenient=lenient) if isinstance(value, str) else value
     except InvalidJSON as error:
@@ -230,7 +232,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _parse_long_integer(digits: str) -> int | float:
-    """Python refuses to read very long integers, JSON does not."""
+    """Parse an integer. Python rejects very long ones, which JSON allows, so they become floats."""
     return int(digits) if len(digits) < 4000 else float(digits)
 
 
@@ -249,17 +251,20 @@ _STRICT_DECODER = json.JSONDecoder(
 
 
 Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Iterable[Any] | None]
-# Keywords through which the steps of a check may multiply: all others take as long as the answer is.
+# Keywords through which the steps of a check can multiply. The time of all others is linear in the answer.
 BRANCHING_KEYWORDS = frozenset("$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if contains".split())
-MAX_UNEVALUATED = 5000  # members of a list or object, for keywords whose price grows with their square
+MAX_UNEVALUATED = 5000  # maximum members of a list or object for keywords of quadratic cost
 
 _check_deadline: ContextVar[tuple[float, float]] = ContextVar(
     "limit", default=(float("inf"), 0.0)
-)  # until when, seconds
+)  # (deadline, limit in seconds)
 
 
 def first_error(validator: Any, value: Any, seconds: float) -> Any:
-    """The first error of a value, or None. Raises `TimeoutError` when bounded keywords take longer than `seconds`."""
+    """Return the first error of a value, or None.
+
+    Raises `TimeoutError` if bounded keywords take longer than `seconds`.
+    """
     token = _check_deadline.set((monotonic() + seconds, seconds))
     try:
         return next(iter(validator.iter_errors(value)), None)
@@ -268,7 +273,7 @@ def first_error(validator: Any, value: Any, seconds: float) -> Any:
 
 
 def bound_keywords(kind: Any) -> Any:
-    """A validator class of jsonschema with bounded keywords."""
+    """Return a jsonschema validator class with bounded keywords."""
     import jsonschema
 
     theirs = dict(kind.VALIDATORS)
@@ -312,7 +317,7 @@ def _with_size_limit(name: str, keyword: Keyword) -> Keyword:
 
 
 def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-    """As in jsonschema, but with a time limit: the answer decides how long a pattern may backtrack."""
+    """Check `pattern` with a time limit, because the answer determines how long a pattern backtracks."""
     import jsonschema
 
     if isinstance(instance, str) and search_pattern(pattern, instance) is None:
@@ -329,7 +334,7 @@ def _check_pattern_properties(validator: Any, patterns: Mapping[str, Any], insta
 
 
 def _check_additional_properties(theirs: Keyword) -> Keyword:
-    """Theirs, of the names that none of the patterns match: those are looked for by us, in time."""
+    """Wrap jsonschema's keyword: names that match a pattern are excluded here, with a time limit."""
 
     def additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
         patterns = schema.get("patternProperties", {})
@@ -358,7 +363,7 @@ def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any)
 
 
 def _hashable(value: Any) -> Any:
-    """What is equal for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return a hashable that is equal for values that are equal in JSON: 1 equals 1.0, but not true."""
     if isinstance(value, Mapping):
         return frozenset((name, _hashable(inner)) for name, inner in value.items())
     if isinstance(value, list | tuple):

@@ -18,21 +18,21 @@ Detector = Callable[[str], str | None]
 
 _NO_LANGUAGE = re.compile(
     r"```.*?(?:```|\Z)|`[^`\n]*`|(?<!\S)\S*(?:[/\\_@]|\d\.)\S*", re.DOTALL
-)  # code, addresses, names
-_MAX_CHARACTERS = 4000  # characters looked at: more do not change the verdict
-# Letters of an alphabet needed to tell languages apart, and how sure py3langid must be. Of 12 to 20 letters of running
-# text it is sure of 6 in 10 and wrong about 2 in 1000; names alone ("Barack Obama") it is seldom sure of.
+)  # code, addresses, file names
+_MAX_CHARACTERS = 4000  # characters that are read; more do not change the result
+# Minimum letters of an alphabet, and the minimum certainty of py3langid. For 12 to 20 letters of running text it is
+# certain of 6 in 10 and wrong about 2 in 1000. It is seldom certain of names alone ("Barack Obama").
 _MIN_LETTERS, _FEW_LETTERS = 12, 20
 _MIN_CERTAINTY, _MIN_CERTAINTY_OF_FEW = 0.6, 0.7
-# Of a pair: how likely one language must be, and how unlikely, to be decided; and how likely one language of each side
-# must be for two to be found different, since names alone are in any language.
+# For a pair: the probabilities of one shared language above and below which the result is decided. To be different,
+# each side must also have a likely language, because names alone fit any language.
 _SAME_FROM, _DIFFERENT_BELOW, _MIN_CERTAINTY_EACH = 0.95, 0.3, 0.55
-_LANGUAGE_COUNT = 97  # that py3langid tells
-# Written standards of one language, between which a sentence or two does not decide.
+_LANGUAGE_COUNT = 97  # languages that py3langid knows
+# Written standards of one language, which one or two sentences cannot distinguish.
 _MERGED_CODES = {"nb": "no", "nn": "no", "bs": "hr"}
-# Scripts that (nearly) one language writes: few letters are enough, and the script decides.
-_EAST_ASIAN_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA")  # Japanese mixes them, and some texts of it have only one
-_MIN_LETTERS_OF_SCRIPT = {"latin": 30, "han": 2, "hangul": 2}  # letters that show a script; of others 4
+# Scripts of (nearly) one language: few letters are enough, and the script decides.
+_EAST_ASIAN_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA")  # Japanese mixes these, and some Japanese texts use only one
+_MIN_LETTERS_OF_SCRIPT = {"latin": 30, "han": 2, "hangul": 2}  # minimum letters of a script; 4 for all others
 _NAME_PARTICLES = frozenset(
     "de del della der den di da do dos das du la le van von zu zum zur el al bin ibn ben y e".split()
 )
@@ -61,8 +61,9 @@ _LANGUAGE_BY_SCRIPT = {
 
 
 def detect_language(text: str) -> str | None:
-    """The ISO 639-1 code of a text's language; None when it cannot be told: too few letters, code, numbers, a
-    mixture.
+    """Return the ISO 639-1 code of a text's language, or None if it is uncertain.
+
+    It is uncertain for too few letters, code, numbers, or a mixture.
     """
     told = estimate_language(text)
     sure = 0.0 if told.by_script else _MIN_CERTAINTY if told.letters >= _FEW_LETTERS else _MIN_CERTAINTY_OF_FEW
@@ -74,7 +75,7 @@ def _strip_code(text: str) -> str:
 
 
 def _find_letters(prose: str) -> list[str]:
-    """Its letters, with the vowel signs of scripts that have them: half of what Indic scripts write."""
+    """Return the letters and vowel signs of a text. Vowel signs are half of the characters in Indic scripts."""
     return [character for character in prose if character.isalpha() or _is_vowel_sign(character)]
 
 
@@ -86,12 +87,15 @@ def _is_vowel_sign(character: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LanguageEstimate:
-    """What is known of a text's language: how likely each is, None where it is too short, and its letters."""
+    """Estimate of a text's language.
+
+    It holds the probability of each language (None for too short texts) and the number of letters.
+    """
 
     likely: Mapping[str, float] | None
     letters: int
     by_script: bool = False
-    script: str = ""  # that of nearly all letters, "" where they are too few or mixed
+    script: str = ""  # script of nearly all letters, "" if they are too few or mixed
 
     @property
     def best(self) -> str:
@@ -103,7 +107,7 @@ class LanguageEstimate:
 
 
 def estimate_language(text: str) -> LanguageEstimate:
-    """The languages that a text may be in."""
+    """Return the estimated languages of a text."""
     prose = _strip_code(text)
     letters = _find_letters(prose)
     script = _detect_script(prose, letters)
@@ -119,12 +123,12 @@ def estimate_language(text: str) -> LanguageEstimate:
 
 
 def is_same_language(first: LanguageEstimate, second: LanguageEstimate) -> bool | None:
-    """Whether two texts are in the same language; None where it cannot be told.
+    """Return whether two texts are in the same language, or None if it is uncertain.
 
-    A question and its answer are as likely in one language as in two (of all that there are, each as likely as the
-    others), before their letters are looked at. Two scripts are two languages, but for those that are written in both.
-    Else a text of which little is known is taken for the language of the
-    other one where its letters allow that, and for another where they hardly do.
+    The prior probability that question and answer share a language is 1/2, with all languages equally likely.
+    Different scripts mean different languages, except for languages that are written in both. Otherwise a short text
+    is taken for the language of the other one if its letters allow that, and for a different language if they hardly
+    do.
     """
     if first.script and second.script and first.script != second.script:
         return first.best != "" and first.best == second.best and first.best in _IN_TWO_SCRIPTS
@@ -140,9 +144,9 @@ def is_same_language(first: LanguageEstimate, second: LanguageEstimate) -> bool 
 
 @dataclass(frozen=True, slots=True)
 class LanguageComparison:
-    """Compares the languages of question and answer, by their letters: what `language_mismatch` does without a judge.
+    """Comparison of the languages of question and answer by their letters: `language_mismatch` without a judge.
 
-    `detect` puts another detector in place: a function from a text to a language code, or None.
+    The parameter `detect` replaces the detector by a function from a text to a language code or None.
     """
 
     evaluate_retrieved_context: bool = False
@@ -179,9 +183,10 @@ class LanguageComparison:
 
 
 def _detect_script(prose: str, letters: list[str]) -> str:
-    """Return the script of nearly all letters in lower case, "" where they are mixed or too few to show it.
+    """Return the script of nearly all letters in lower case, "" if they are mixed or too few.
 
-    Names and terms stand in Latin letters in texts of any language: it takes words in lower case, or many letters.
+    Names and terms in Latin letters occur in texts of any language. Latin therefore needs words in lower case, or
+    many letters.
     """
     names = [unicodedata.name(letter, "").partition(" ")[0] for letter in letters]
     scripts = ["han" if name in _EAST_ASIAN_SCRIPTS else name.lower() for name in names]
@@ -195,14 +200,17 @@ def _detect_script(prose: str, letters: list[str]) -> str:
 
 
 def _common_language(first: LanguageEstimate, second: LanguageEstimate) -> tuple[str, str]:
-    """The language that both are most likely in, twice."""
+    """Return the language that both texts are most likely in, twice."""
     likely, other = first.likely or {}, second.likely or {}
     code = max(likely, key=lambda code: likely[code] * other.get(code, 0.0))
     return code, code
 
 
 def _language_of_script(letters: list[str]) -> str | None:
-    """The language of a text in a script of its own; Chinese characters are Chinese where no kana is among them."""
+    """Return the language of a text whose script belongs to one language.
+
+    Chinese characters without kana are Chinese.
+    """
     if not letters:
         return None
     names = [unicodedata.name(letter, "").partition(" ")[0] for letter in letters]

@@ -1,14 +1,14 @@
 """Detectors of personal data and secrets: patterns, checksums, telephone numbers, normalization.
 
-And back: from places in what is seen of a text to places in the text as it was written.
+Detection runs on normalized text; `PositionMap` maps its positions back to the original text.
 
-Patterns that are linear in the text find what looks like one; phonenumbers then says whether it is valid in some
-country's plan. With a + (or 00) that is enough. Without, the country is a guess, so that digits count when they are
-written in a way that little else is, (212) 555-0123 or 020 7946 0958, or when they are named: "call 2125550123".
-Whoever says the region gets every number that is valid there.
+Telephone numbers are found by patterns and checked by phonenumbers against the numbering plans of countries. A number
+with + (or 00) needs no more. Without it the country is a guess, so that digits count only in a typical national
+format, (212) 555-0123 or 020 7946 0958, or after a word such as "call": "call 2125550123". With a region, every
+number that is valid there is found.
 
-Every pattern is linear in the text, and what it finds is checked (Luhn, area numbers, IBAN's remainder, the numbering
-plans of telephones), so that an order number is no credit card.
+All patterns are linear in the length of the text. Their matches are checked (Luhn, area numbers, IBAN's remainder,
+numbering plans of telephones), so that an order number is not reported as a credit card.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-# Unicode's Default_Ignorable_Code_Point: characters that are not shown, and only hide what stands beside them.
+# Unicode's Default_Ignorable_Code_Point: characters that are not displayed, and can hide a match.
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
     "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
 )
-# Spaces, hyphens, full-width letters and digits as typographers and East Asian keyboards write them, one for one.
+# Typographic and East Asian forms of spaces, hyphens, letters and digits, replaced one for one.
 _ASCII_FORMS = str.maketrans(
     {
         **dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " "),
@@ -36,38 +36,41 @@ _ASCII_FORMS = str.maketrans(
 )
 _TYPOGRAPHIC = re.compile("[\u00a0\u2007\u2009\u202f\u3000\u2010-\u2013\u2212\uff01-\uff5e]")
 _OTHER_DIGIT = re.compile(r"[^\D0-9]")  # Arabic-Indic, Devanagari, …
-# Scripts that put no spaces between words put none between a word and a number either.
+# Scripts without spaces between words have none between a word and a number either.
 _SPACELESS = "[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 _SCRIPT_BOUNDARY = re.compile(rf"{_SPACELESS}(?=[0-9A-Za-z])|(?<=[0-9A-Za-z]){_SPACELESS}")
 
 
 def remove_invisible(text: str) -> str:
-    """What is seen of a text: without characters that are not shown."""
+    """Return the visible text, without characters that are not displayed."""
     return text if text.isascii() else _INVISIBLE.sub("", text)
 
 
 def normalize_text(text: str) -> str:
-    """What is seen of a text, in ASCII where other letters, digits, spaces and hyphens stand for it, one for one."""
+    """Return the visible text, with other forms of letters, digits, spaces and hyphens replaced by ASCII.
+
+    Each character is replaced by one.
+    """
     if text.isascii():
         return text
     text = remove_invisible(text)
-    if _TYPOGRAPHIC.search(text):  # what most texts have none of is found faster than it is replaced
+    if _TYPOGRAPHIC.search(text):  # searching is faster than replacing, and most texts have no such characters
         text = text.translate(_ASCII_FORMS)
     text = _OTHER_DIGIT.sub(lambda match: str(unicodedata.decimal(match.group())), text)
     return _SCRIPT_BOUNDARY.sub(" ", text)
 
 
 class PositionMap:
-    """From places in what is seen of a text to places in the text itself."""
+    """Map from positions in the visible text to positions in the original text."""
 
     def __init__(self, text: str) -> None:
-        self._gaps, self._taken = [-1], [0]  # where something was taken out, and how much up to there
+        self._gaps, self._taken = [-1], [0]  # visible positions of removed characters, and the number removed so far
         for match in () if text.isascii() else _INVISIBLE.finditer(text):
             self._gaps.append(match.start() - self._taken[-1])
             self._taken.append(self._taken[-1] + len(match.group()))
 
     def __call__(self, start: int, end: int) -> tuple[int, int]:
-        """Where what is seen from `start` to `end` begins and ends in the text."""
+        """Return the start and end in the original text of a visible range."""
         return self._of(start), self._of(end - 1) + 1
 
     def _of(self, place: int) -> int:
@@ -81,7 +84,7 @@ _LEFT_BOUNDARY, _RIGHT_BOUNDARY = r"(?<![\w,+#$€£%.-])(?<!\d[ :/])", r"(?![\w
 _LOOSE_DIGITS = r"\d(?:[ ().\-/]{0,2}\d)"
 _SEVEN_DIGITS = re.compile(r"\d(?:[^\d\n]{0,4}\d){6}")
 _INTERNATIONAL = re.compile(rf"(?:\+|(?<![\w.,:+-])00(?=[ ]?[1-9]))[ (]{{0,2}}{_LOOSE_DIGITS}{{6,16}}")
-# How numbers are written at home, and where.
+# National formats of numbers, and their regions.
 _NATIONAL = [
     (re.compile(_LEFT_BOUNDARY + r"(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}" + _RIGHT_BOUNDARY), ("US",)),
     (re.compile(_LEFT_BOUNDARY + r"\(\d\d\) ?9?\d{4}-\d{4}" + _RIGHT_BOUNDARY), ("BR",)),
@@ -101,7 +104,10 @@ _LABELLED_REGIONS = ("US", "GB", "DE", "FR", "ES", "IT", "IN", "AU", "BR", "JP")
 
 
 def find_phones(text: str, region: Regions = None) -> Iterator[Span]:
-    """Where telephone numbers stand. `region`: "US", or several; () looks for numbers with + or 00 alone."""
+    """Yield the spans of telephone numbers.
+
+    `region` is "US", or several regions; () finds only numbers with + or 00.
+    """
     if not _SEVEN_DIGITS.search(text):
         return
     for match in _INTERNATIONAL.finditer(text):
@@ -113,7 +119,7 @@ def find_phones(text: str, region: Regions = None) -> Iterator[Span]:
 
 
 def check_regions(region: Regions) -> None:
-    """Raises `ValueError` for a region that phonenumbers does not know."""
+    """Raise `ValueError` for a region that phonenumbers does not know."""
     import phonenumbers
 
     for country in (region,) if isinstance(region, str) else region or ():
@@ -131,7 +137,7 @@ def _find_national(text: str) -> Iterator[Span]:
 
 @lru_cache(maxsize=1024)
 def _is_national_format(text: str, regions: tuple[str, ...]) -> bool:
-    """Whether it is valid in one of the regions, and grouped as there."""
+    """Return whether a number is valid in one of the regions and grouped as usual there."""
     if not _GROUPED.search(text):
         return False
     return any(_is_valid_number(text, region) and _match_numbers(text, region, grouped=True) for region in regions)
@@ -139,7 +145,10 @@ def _is_national_format(text: str, regions: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _number_length(text: str) -> int:
-    """How much of what follows a name is a number: all, or without up to two groups that may be something else."""
+    """Return the length of the number in a match after a label.
+
+    Up to two trailing groups may be something else.
+    """
     ends = [match.end() for match in re.finditer(r"\d+", text)]
     for end in reversed(ends[-3:]):
         if any(_is_valid_number(text[:end], region) for region in _LABELLED_REGIONS):
@@ -148,7 +157,10 @@ def _number_length(text: str) -> int:
 
 
 def _is_valid_number(text: str, region: str) -> bool:
-    """What most candidates fail, and a tenth of the price of the grouping."""
+    """Return whether a number is valid.
+
+    Most candidates fail this check, which takes a tenth of the time of the grouping.
+    """
     import phonenumbers
 
     try:
@@ -158,7 +170,7 @@ def _is_valid_number(text: str, region: str) -> bool:
 
 
 def _match_numbers(text: str, region: str, *, grouped: bool = False) -> list[Span]:
-    """Valid numbers in a text; `region` "": of any country, with +."""
+    """Return the spans of valid numbers; with `region` "" those of any country, with +."""
     from phonenumbers import Leniency, PhoneNumberMatcher
 
     leniency = Leniency.STRICT_GROUPING if grouped else Leniency.VALID
@@ -171,7 +183,7 @@ def _shift_spans(by: int, spans: Iterable[Span]) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something found: its kind, and where it stands. What it is stays out, so that a report leaks nothing."""
+    """Kind and position of a finding. The text itself is left out, so that a report leaks nothing."""
 
     kind: str
     start: int
@@ -190,7 +202,7 @@ _SSN_NAMED = re.compile(
 _EMAIL = re.compile(
     r"(?<![\w.+%'-])[\w+%'-]{1,64}(?:\.[\w+%'-]{1,64}){0,8}@(?:[^\W_](?:[^\W_]|-){0,62}\.){1,8}(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,59})(?![\w-])"
 )
-# Looked for ahead, so that "AB12 DE89 3704 …" does not hide the number that begins inside.
+# A lookahead, so that "AB12 DE89 3704 …" does not hide the number that begins inside.
 _IBAN = re.compile(r"(?<!\w)(?=([A-Z]{2}\d{2}(?:[ .-]?[A-Z0-9]{4}){2,7}(?:[ .-]?[A-Z0-9]{1,3})?)(?!\w))", re.IGNORECASE)
 _IBAN_LENGTHS = {
     "AD": 24,
@@ -266,7 +278,7 @@ _IBAN_LENGTHS = {
     "VG": 24,
     "XK": 20,
 }
-# First digits and lengths of the card networks (ISO/IEC 7812), so that 13 to 19 digits by chance are seldom one.
+# First digits and lengths of the card networks (ISO/IEC 7812): few random numbers of 13 to 19 digits match.
 _NETWORKS = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}"
     r"|3(?:0[0-5]|[68]\d)\d{11,16}|6(?:011|5\d\d|4[4-9]\d)\d{12,15}|(?:352[89]|35[3-8]\d)\d{12,15}|62\d{14,17}"
@@ -274,7 +286,7 @@ _NETWORKS = re.compile(
 
 
 def passes_luhn(digits: str) -> bool:
-    """Whether a string of digits passes the Luhn check (ISO/IEC 7812-1, annex B)."""
+    """Return whether a string of digits passes the Luhn check (ISO/IEC 7812-1, annex B)."""
     total = 0
     for place, digit in enumerate(reversed(digits)):
         value = int(digit) * (1 + place % 2)
@@ -283,7 +295,10 @@ def passes_luhn(digits: str) -> bool:
 
 
 def find_cards(text: str) -> Iterator[tuple[int, int]]:
-    """Credit cards: a known network, the right length, the Luhn check, not one digit all over."""
+    """Yield the spans of credit card numbers.
+
+    They have a known network, the right length, a valid Luhn check, and not a single repeated digit.
+    """
     for match in _CARD.finditer(text):
         digits = re.sub(r"\D", "", match.group())
         if _NETWORKS.fullmatch(digits) and passes_luhn(digits) and len(set(digits)) > 1:
@@ -291,7 +306,10 @@ def find_cards(text: str) -> Iterator[tuple[int, int]]:
 
 
 def find_social_security_numbers(text: str) -> Iterator[tuple[int, int]]:
-    """US social security numbers: area not 000, 666 or 9xx, group not 00, serial not 0000 (the rules of the SSA)."""
+    """Yield the spans of US social security numbers.
+
+    The rules of the SSA are: area not 000, 666 or 9xx, group not 00, serial not 0000.
+    """
     for match in (*_SSN.finditer(text), *_SSN_NAMED.finditer(text)):
         area, group, serial = match.group(1), match.group(3), match.group(4)
         if area not in ("000", "666") and area[0] != "9" and group != "00" and serial != "0000":
@@ -299,22 +317,22 @@ def find_social_security_numbers(text: str) -> Iterator[tuple[int, int]]:
 
 
 def find_emails(text: str) -> Iterator[tuple[int, int]]:
-    """E-mail addresses."""
+    """Yield the spans of e-mail addresses."""
     if "@" in text:
         for match in _EMAIL.finditer(text):
             yield match.span()
 
 
 def find_ibans(text: str) -> Iterator[tuple[int, int]]:
-    """International bank account numbers: length of the country and remainder 1 modulo 97 (ISO 13616)."""
+    """Yield the spans of IBANs: length of the country and remainder 1 modulo 97 (ISO 13616)."""
     for match in _IBAN.finditer(text):
         length = _iban_length(match.group(1).upper())
         if length and not text[match.start() + length : match.start() + length + 1].isalnum():
-            yield match.start(), match.start() + length  # else it is the middle of something longer
+            yield match.start(), match.start() + length  # otherwise the match is part of a longer word
 
 
 def _iban_length(text: str) -> int:
-    """How much of what was found is the number, for a word may follow; 0 if none is there."""
+    """Return the length of the IBAN at the start of a match, because a word may follow; 0 if there is none."""
     wanted = _IBAN_LENGTHS.get(text[:2], 0)
     taken = [place for place, character in enumerate(text) if character.isalnum()][:wanted]
     if not wanted or len(taken) < wanted:
@@ -332,7 +350,7 @@ PII_DETECTORS: dict[str, Finder] = {
     "phone": find_phones,
 }
 
-# What a text must hold, in lower case, before a pattern is worth a search; and the pattern.
+# Substrings in lower case, one of which must occur before the pattern is searched; and the pattern.
 SECRET_PATTERNS: dict[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     "pem": (
         ("begin ",),
@@ -405,7 +423,7 @@ SECRET_PATTERNS: dict[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
         ),
     ),
     "jwt": (("eyj",), re.compile(r"(?<![\w-])eyJ[\w-]{10,2000}\.eyJ[\w-]{10,8000}\.[\w-]{20,2000}(?![\w-])")),
-    # After "password:" a word is only what it seems when it is quoted or has a digit: "password: required" is prose.
+    # A word after "password:" must be quoted or have a digit: "password: required" is prose.
     "password": (
         ("pass", "pwd"),
         re.compile(
@@ -417,7 +435,7 @@ SECRET_PATTERNS: dict[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
 
 
 def find_pii(text: str, kinds: str | Sequence[str] | None = None, *, region: Regions = None) -> list[Finding]:
-    """Personal data in a text, by place. Raises `ValueError` for an unknown kind or region."""
+    """Return the personal data in a text, by position. Raises `ValueError` for an unknown kind or region."""
     findings = []
     plain = normalize_text(text)
     for kind in check_kinds(kinds, PII_DETECTORS):
@@ -428,7 +446,7 @@ def find_pii(text: str, kinds: str | Sequence[str] | None = None, *, region: Reg
 
 
 def find_secrets(text: str, kinds: str | Sequence[str] | None = None) -> list[Finding]:
-    """Secrets in a text, by place. Raises `ValueError` for an unknown kind."""
+    """Return the secrets in a text, by position. Raises `ValueError` for an unknown kind."""
     findings = []
     plain = remove_invisible(text)
     lower = plain.lower()
@@ -440,13 +458,13 @@ def find_secrets(text: str, kinds: str | Sequence[str] | None = None) -> list[Fi
 
 
 def _restore_positions(findings: list[Finding], text: str) -> list[Finding]:
-    """The same, where they stand in the text as it was written."""
+    """Return the findings with positions in the original text."""
     places = PositionMap(text if findings else "")
     return [Finding(finding.kind, *places(finding.start, finding.end)) for finding in findings]
 
 
 def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) -> list[str]:
-    """The kinds to look for; all when None. Raises `ValueError` for an unknown one."""
+    """Return the kinds to search for; all for None. Raises `ValueError` for an unknown one."""
     if isinstance(kinds, str):
         kinds = [kinds]
     if kinds is not None and not kinds:
@@ -460,8 +478,8 @@ def check_kinds(kinds: str | Sequence[str] | None, known: Mapping[str, object]) 
 
 
 def _remove_overlaps(findings: list[Finding]) -> list[Finding]:
-    """A card's digits may read as a telephone number: what was found first, in the order of kinds, stays."""
-    kept: list[Finding] = []  # by place, so that thousands in a text are no thousands squared
+    """Remove findings that overlap an earlier one in the order of kinds, such as a phone number in a card number."""
+    kept: list[Finding] = []  # sorted by position, to avoid quadratic time
     for finding in findings:
         place = bisect_left(kept, finding.end, key=lambda earlier: earlier.start)
         if place == 0 or kept[place - 1].end <= finding.start:

@@ -1,9 +1,9 @@
 """Looping evaluator: unique sentences, longest repeated substring, compression ratio.
 
-Windows of one length get the same name when they are equal (Karp, Miller, Rosenberg 1972): names of length 2l come from
-pairs of names of length l, names of any length from two overlapping powers of two. A length is possible when some name
-has two windows that do not overlap, and whatever is possible for a length is so for all shorter ones; so the length is
-found by doubling, then by binary steps down. Windows whose name cannot repeat any more get 0 and drop out.
+Equal windows of one length get the same name, an integer (Karp, Miller, Rosenberg 1972). Names of length 2l come from
+pairs of names of length l, those of any length from two overlapping powers of two. A length is possible if some name
+has two windows that do not overlap. All shorter lengths are then possible too, so the longest length is found by
+doubling and then by binary search. Windows whose name can no longer repeat get 0 and are dropped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from spanwise.evaluators.builtin.text_segmentation import split_sentences
 from spanwise.evaluators.interface import Metric, Skip, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import SECURE, VALID
 
-MIN_SENTENCE_LENGTH = 10  # characters of a sentence that counts
+MIN_SENTENCE_LENGTH = 10  # minimum characters of a counted sentence
 
 
 def unique_sentences(text: str, *, shortest: int = MIN_SENTENCE_LENGTH) -> float:
-    """Distinct over all sentences, of those with at least `shortest` characters. Raises `Skip` without any."""
+    """Return distinct over all sentences, of those with at least `shortest` characters.
+
+    Raises `Skip` without any.
+    """
     counted = [sentence for sentence in split_sentences(text) if len(sentence) >= shortest]
     if not counted:
         raise Skip(f"no sentence has {shortest} characters or more")
@@ -29,7 +32,10 @@ def unique_sentences(text: str, *, shortest: int = MIN_SENTENCE_LENGTH) -> float
 
 
 def repeated_share(text: str) -> float:
-    """Length × count of the longest part that comes at least twice without overlaps, over the length of the text."""
+    """Return length × count of the longest part with at least two occurrences, over the length of the text.
+
+    Occurrences do not overlap. Raises `Skip` for an empty text.
+    """
     if not text:
         raise Skip("the text is empty")
     repeat = find_longest_repeat(text)
@@ -37,7 +43,7 @@ def repeated_share(text: str) -> float:
 
 
 def compression_ratio(text: str) -> float:
-    """Bytes after zlib at level 9 over bytes before (UTF-8); above 1 for short texts."""
+    """Return bytes after zlib at level 9 over bytes before (UTF-8); above 1 for short texts."""
     raw = text.encode("utf-8", "surrogatepass")
     if not raw:
         raise Skip("the text is empty")
@@ -60,10 +66,11 @@ def compression_ratio(text: str) -> float:
 class Looping:
     """Three signs of a loop in the answer.
 
-    Unique sentences: distinct over all sentences, leaving out those shorter than `shortest` characters in both. Longest
-    repeat: length × count of the longest part that comes at least twice, over the length of the text; occurrences do
-    not overlap, so that it lies in [0, 1] and is near 1 for a loop; among equally long parts the most frequent counts.
-    Compression: bytes after zlib (level 9) over bytes before; short texts give more than 1.
+    - Unique sentences: distinct over all sentences, leaving out those shorter than `shortest` characters in both.
+    - Longest repeat: length × count of the longest part that occurs at least twice, over the length of the text.
+      Occurrences do not overlap, so that it is in [0, 1] and near 1 for a loop. Among equally long parts the most
+      frequent counts.
+    - Compression: bytes after zlib (level 9) over bytes before; short texts give more than 1.
     """
 
     shortest: int = MIN_SENTENCE_LENGTH
@@ -100,14 +107,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The longest repeated part, and how often it comes without overlaps (of several, one of the most frequent)."""
+    """Longest repeated part, and its number of occurrences without overlaps (of several, one of the most frequent)."""
 
     text: str = ""
     count: int = 0
 
 
 def find_longest_repeat(text: str) -> Repeat:
-    """The longest substring with at least two occurrences that do not overlap; `Repeat()` if nothing comes twice."""
+    """Return the longest substring with at least two occurrences that do not overlap; `Repeat()` if nothing repeats."""
     import numpy as np
 
     if len(text) < 2:
@@ -126,7 +133,7 @@ def find_longest_repeat(text: str) -> Repeat:
 
 
 def _longest_names(powers: list[WindowNames]) -> tuple[WindowNames, int]:
-    """Names at the greatest possible length: from the highest power of two down, each smaller power added if it can."""
+    """Return the names at the greatest possible length, found by adding smaller powers of two to the highest one."""
     names, length = powers[-1], 2 ** (len(powers) - 1)
     for power in range(len(powers) - 2, -1, -1):
         longer = _join_names(names, powers[power], length, length + 2**power)
@@ -136,7 +143,7 @@ def _longest_names(powers: list[WindowNames]) -> tuple[WindowNames, int]:
 
 
 def _join_names(first: WindowNames, second: WindowNames, by: int, length: int) -> WindowNames:
-    """New names for windows of `length`, which are those of `first` and, `by` further on, of `second`."""
+    """Return new names for windows of `length`, made of those of `first` and, `by` characters later, of `second`."""
     import numpy as np
 
     alive = np.flatnonzero(first[: max(0, len(first) - by)])
@@ -146,7 +153,7 @@ def _join_names(first: WindowNames, second: WindowNames, by: int, length: int) -
 
 
 def _rename_windows(alive: WindowNames, pairs: WindowNames, length: int, size: int) -> WindowNames:
-    """New names, from 1, of the windows at `alive`; 0 for one that can have no second one of its kind clear of it."""
+    """Return new names, from 1, of the windows at `alive`; 0 for windows without an equal, disjoint one."""
     import numpy as np
 
     names = np.zeros(size, dtype=np.int64)
@@ -161,18 +168,18 @@ def _rename_windows(alive: WindowNames, pairs: WindowNames, length: int, size: i
 
 
 def _sort_windows(pairs: WindowNames, positions: WindowNames, bits: int) -> tuple[WindowNames, WindowNames]:
-    """By pair, then in the order of the text."""
+    """Sort windows by pair, then by position."""
     import numpy as np
 
-    if 3 * bits > 63:  # above two million characters
+    if 3 * bits > 63:  # for texts above two million characters
         order = np.argsort(pairs, kind="stable")
         return pairs[order], positions[order]
-    keys = np.sort((pairs << bits) | positions)  # one number each: many times faster than an order
+    keys = np.sort((pairs << bits) | positions)  # sorting single integers is many times faster than argsort
     return keys >> bits, keys & ((1 << bits) - 1)
 
 
 def _name_bits(names: WindowNames) -> int:
-    """How many hold a position in the text, and a name: there are at most half as many."""
+    """Return the bits for a position in the text, and for a name: there are at most half as many."""
     return max(21, len(names).bit_length())
 
 

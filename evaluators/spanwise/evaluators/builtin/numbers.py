@@ -19,11 +19,13 @@ DecimalMark = Literal[".", ","]
 Number: TypeAlias = float | decimals.Decimal
 TokenKind = Literal["input", "output", "total"]
 UNBOUNDED = (0.0, float("inf"))
-_EXACT_BELOW = 2**53  # above, floats have no place for every whole number
-_MAX_BITS = 64_000  # of a whole number that was no text: what more take grows with their square
+_EXACT_BELOW = 2**53  # floats do not represent every larger integer
+# maximum bits of an integer that is not given as text; the conversion of larger ones takes quadratic time
+_MAX_BITS = 64_000
 
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:[%s\u00a0\u202f' ]\d{3})+|\d+)(?:\%s\d+)?(?:[eE][-+]?\d+)?|[-+−]?\%s\d+(?:[eE][-+]?\d+)?"
-# Units that are glued to numbers. Letters that may be a magnitude (10k, 5m, 2B) are none: 10 would be a wrong number.
+# Units that may follow a number directly. Letters that may mean a magnitude (10k, 5m, 2B) are excluded: 10 would be a
+# wrong number.
 _UNITS = (
     "km cm mm µm μm nm mi ft yd ha kg mg µg μg g lb lbs oz ms µs μs ns s sec min h hr hrs d l ml cl L mL W kW MW GW"
     " Wh kWh MWh V mV kV A mA Ah mAh Hz kHz MHz GHz N J kJ cal kcal Pa hPa kPa MPa bar mbar C F eV dB dBm KB kB MB GB"
@@ -44,42 +46,49 @@ _IN_TEXT = {
 
 
 def find_numbers(text: str, *, decimal: DecimalMark = ".") -> list[Number]:
-    """The numbers in a text, as `15,969.50` or, with `decimal=","`, `15.969,50`, without percent signs and units.
+    """Return the numbers in a text, without percent signs and units.
 
-    A unit may be glued to its number ("10km", "2.5GB"); a number with another word glued to it ("v2", "10k") is none.
-    Whole numbers that no float holds, and all above 1.8e308, are exact. Raises `OverflowError` for an absurd exponent.
+    They are written as `15,969.50` or, with `decimal=","`, as `15.969,50`. A unit may follow its number directly
+    ("10km", "2.5GB"). A number next to another word ("v2", "10k") is ignored. Integers that a float cannot represent,
+    and all above 1.8e308, are exact. Raises `OverflowError` for an absurd exponent.
     """
     return [_parse_number(digits, decimal) for digits in _IN_TEXT[decimal].findall(text)]
 
 
 def is_close(value: Number, expected: Number, *, absolute: float = 0.0, relative: float = 0.0) -> bool:
-    """|value − expected| ≤ max(absolute, relative × |expected|): the tolerances of `pytest.approx`."""
+    """Return |value − expected| ≤ max(absolute, relative × |expected|): the tolerances of `pytest.approx`."""
     if isinstance(value, decimals.Decimal) and isinstance(expected, decimals.Decimal):
         return _is_close_exact(value, expected, decimals.Decimal(absolute), decimals.Decimal(relative))
     value, expected = float(value), float(expected)
     if value == expected:
         return True
     if not math.isfinite(expected):
-        return False  # any number is within a share of infinity
+        return False  # any number is within a relative tolerance of infinity
     return abs(value - expected) <= max(absolute, relative * abs(expected))
 
 
 def _is_close_exact(
     value: decimals.Decimal, expected: decimals.Decimal, absolute: decimals.Decimal, relative: decimals.Decimal
 ) -> bool:
-    """The same of whole numbers that no float holds: in time that grows with their digits, not with their size."""
+    """Return `is_close` for integers beyond float precision.
+
+    The time grows with their digits, not with their size.
+    """
     exact = _decimal_context(value, expected)
     apart = exact.subtract(value, expected)
     return bool(exact.abs(apart) <= exact.max(absolute, exact.multiply(relative, exact.abs(expected))))
 
 
 def _decimal_context(*values: decimals.Decimal) -> decimals.Context:
-    digits = sum(len(str(value)) for value in values) + 60  # a float's own digits beside theirs
+    digits = sum(len(str(value)) for value in values) + 60  # plus the digits of a float
     return decimals.Context(prec=digits, Emax=decimals.MAX_EMAX, Emin=decimals.MIN_EMIN, traps=[])
 
 
 def extract_number(value: Any, *, decimal: DecimalMark = ".") -> Number:
-    """The one number in a value. Raises `ValueError` when there is none or several, `OverflowError` for a huge one."""
+    """Return the only number in a value.
+
+    Raises `ValueError` for none or several, `OverflowError` for a huge one.
+    """
     if isinstance(value, Real | decimals.Decimal) and not isinstance(value, bool):
         if value != value:
             raise ValueError("nan is no number")
@@ -101,11 +110,11 @@ def extract_number(value: Any, *, decimal: DecimalMark = ".") -> Number:
 )
 @dataclass(frozen=True, slots=True)
 class Numeric:
-    """Whether the number in the answer is within `absolute`, or `relative` × |reference|, of the reference's.
+    """True if the number in the answer is within `absolute`, or `relative` × |reference|, of the reference's.
 
-    The larger tolerance counts. Numbers are found in texts ("about 15,969 km", "15969km"); an answer without exactly
-    one number fails, and 10k or 5m, which may be thousands and millions, are none. `decimal=","` reads 15.969,5. Whole
-    numbers are compared digit by digit, however long they are.
+    The larger tolerance counts. Numbers are found in texts ("about 15,969 km", "15969km"). An answer without exactly
+    one number fails. 10k or 5m, which may be thousands and millions, are not read as numbers. `decimal=","` reads
+    15.969,5. Integers are compared exactly, whatever their length.
     """
 
     absolute: float = 0.0
@@ -160,7 +169,7 @@ class Latency:
 class Tokens:
     """Tokens of all model calls of the trace; `count` is "total" (default), "input" or "output".
 
-    A span that sums up the calls below it is not counted again. Without any count the case is skipped.
+    A span with the sum of the calls below it is not counted again. Without any token count the case is skipped.
     """
 
     count: TokenKind = "total"
@@ -186,9 +195,9 @@ class Tokens:
 )
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """US dollars of all model calls of the trace, as their spans tell them.
+    """US dollars of all model calls of the trace, as recorded in their spans.
 
-    A span that sums up the calls below it is not counted again. Without any cost the case is skipped.
+    A span with the sum of the calls below it is not counted again. Without any cost the case is skipped.
     """
 
     def __call__(self, trace: Trace) -> float:
@@ -199,7 +208,7 @@ class Cost:
 
 
 def _innermost_runs(trace: Trace, holders: Sequence[Run]) -> Iterable[Run]:
-    """Of the runs that hold a value those with no other holder below them: the others sum these up."""
+    """Return those runs with a value that have no such run below them: the others contain sums of these."""
     parents = {run.span_id: run.parent_id for run in trace.runs}
     above: set[str] = set()
     for run in holders:
@@ -223,7 +232,10 @@ def _parse_number(digits: str, decimal: DecimalMark) -> Number:
 
 
 def _normalize_number(value: Any) -> Number:
-    """Floats as they are, whole numbers that no float holds exactly. Raises `OverflowError` for too many bits."""
+    """Return a float, or an exact decimal for an integer beyond float precision.
+
+    Raises `OverflowError` for too many bits.
+    """
     if isinstance(value, decimals.Decimal):
         return value if value.is_finite() and abs(value) >= _EXACT_BELOW else float(value)
     if not isinstance(value, Integral):

@@ -1,11 +1,13 @@
 """Pipeline evaluator: score returned by a callable, parsed from its free-form or JSON reply.
 
-A reply is JSON, alone, in a code fence or among words, or it is words. JSON may be as models write it: with curly or
-single quotes, bare keys, Python's True and None, a comma too many, raw newlines, and without its first brace where the
-prompt ended with one. What begins like an object and cannot be read to its end is an error: nothing in it is guessed.
+A reply is JSON (alone, in a code fence or inside prose) or prose. JSON may have the mistakes of models: curly or
+single quotes, bare keys, Python's True and None, trailing commas, raw newlines, or a missing first brace if the
+prompt ended with one. A text that begins like an object and cannot be parsed to its end is an error; nothing is
+guessed.
 
-The comparison ignores whitespace, quotes, braces, escapes, Markdown, letter case and compatibility forms, so that a
-quotation in inline code, in a fence, inside another string or in another layout is still recognised.
+The comparison with judged texts ignores whitespace, quotes, braces, escapes, Markdown, letter case and compatibility
+forms. A quotation in inline code, in a fence, inside another string or in another layout is therefore still
+recognised.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ from spanwise.evaluators.interface.evaluator_spec import VALID
 
 
 def parse_number(answer: Any, judged: Iterable[str] = ()) -> float:
-    """The number in what a judge said, as `number_in` reads it. Raises `ValueError`, which shows what it said."""
+    """Return the number in a judge's reply, as `parse_reply_number` reads it.
+
+    Raises `ValueError` that contains the reply.
+    """
     try:
         return parse_reply_number(answer, judged)
     except ValueError as error:
@@ -46,18 +51,20 @@ def parse_number(answer: Any, judged: Iterable[str] = ()) -> float:
 )
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The number that another callable gives to the outputs.
+    """Number that another callable gives to the outputs.
 
-    `function` (sync or async) is called with those of the outputs that have the names of its parameters: outputs that
-    it does not ask for are left out (`**kwargs` asks for all), and one that it asks for and that is not there is an
-    error that names it. Where outputs are no dict, and for the names of a case's fields (`inputs`, `documents`,
-    `reference_outputs`, …), the case gives the value. The range is the function's own; `minimum` and `maximum` make
-    what lies outside an error.
+    `function` (sync or async) is called with the outputs that have the names of its parameters. Other outputs
+    are left out (`**kwargs` receives all). A missing required one is an error that names it. If outputs are not
+    a dict, and for the names of a case's fields (`inputs`, `documents`, `reference_outputs`, …), the case
+    provides the value. The range depends on the function; a number below `minimum` or above `maximum` is an
+    error.
 
-    What it returns must be a number, a text that is one, an object, or words with "score: 4". JSON (also in a code
-    fence or among words) is read before words are searched, so that a number that it only quotes never counts. The
-    number of an object is its "score", "rating", "value" or "grade". None, several that differ, JSON that is cut off,
-    and an object among words whose number stands in what the function was given are errors that show the reply.
+    It must return a number, a text that is one, an object, or prose with "score: 4". JSON (also in a code fence or
+    inside prose) is read before prose is searched, so that a number that it only quotes never counts. The number of
+    an object is its "score", "rating", "value" or "grade".
+
+    Errors that contain the reply are: no number, several different numbers, truncated JSON, and an object inside
+    prose whose number also occurs in the function's arguments.
     """
 
     function: Callable[..., Any]
@@ -79,7 +86,7 @@ class Pipeline:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The range is what was declared."""
+        """Return the metric, with the range of `minimum` and `maximum` if both are given."""
         declared = math.isfinite(self.minimum) and math.isfinite(self.maximum)
         return (Metric("pipeline", (self.minimum, self.maximum) if declared else None, primary=True),)
 
@@ -115,14 +122,14 @@ def _list_parameters(function: Callable[..., Any]) -> tuple[tuple[str, bool], ..
     return tuple((parameter.name, parameter.default is parameter.empty) for parameter in named)
 
 
-NUMBER_KEYS = ("score", "rating", "value", "grade")  # what an object may call its number, in letters of any case
+NUMBER_KEYS = ("score", "rating", "value", "grade")  # member names of an object's number, in any letter case
 
 _QUOTE = r"[\"'“”„‘’]"
 _OBJECT_START = re.compile(rf"\{{\s*(?:{_QUOTE}|\}}|\Z|\w+\s*:)|\[\s*{_QUOTE}")
 _MISSING_BRACE = re.compile(rf"\s*{_QUOTE}\w+{_QUOTE}\s*:")
 _MARK = re.compile(r"[\"'“”„‘’{}\[\]]")
 _CURLY = re.compile(r"[^”]*+”")
-# From an opening quote on, to the one that closes it.
+# From an opening quote to the matching closing quote.
 _QUOTE_END = {
     '"': re.compile(r'(?:[^"\\]|\\.)*+"', re.DOTALL),
     "'": re.compile(r"(?:[^'\\]|\\.)*+'", re.DOTALL),
@@ -145,11 +152,11 @@ _QUOTED = re.compile(r'"[^"]*+"|“[^“”]*+”|„[^„“”]*+[“”]|‘[
 
 
 def parse_reply_number(reply: Any, judged: Iterable[str] = ()) -> float:
-    """The one number that a reply gives: a number, a text that is one, an object with one, or words with "score: 4".
+    """Return the one number of a reply: a number, a text that is one, an object with one, or prose with "score: 4".
 
-    In an object it is the value of `NUMBERS`, a number or a text that is one; the others may be words. Raises
-    `ValueError` when there is none, when several differ, for JSON that cannot be read, and for an object among words
-    whose number one of the `judged` texts states, too: it may be a quotation.
+    In an object it is the value of one of `NUMBER_KEYS`, a number or a text that is one; other members are ignored.
+    Raises `ValueError` for no number, several different ones, JSON that cannot be parsed, or an object inside prose
+    whose number also occurs in one of the `judged` texts, because it may be a quotation.
     """
     if isinstance(reply, bool | int | float):
         return _to_float(reply)
@@ -169,7 +176,7 @@ def parse_reply_number(reply: Any, judged: Iterable[str] = ()) -> float:
 
 
 def parse_reply_objects(text: str) -> tuple[list[Any], str]:
-    """The JSON objects and lists of texts in a reply, and the words around them. Raises `InvalidJSON`."""
+    """Return the JSON objects and lists of texts in a reply, and the prose around them. Raises `InvalidJSON`."""
     if _MISSING_BRACE.match(text):
         text = "{" + text + ("" if text.rstrip().endswith("}") else "}")
     objects, words, end = [], [], 0
@@ -181,7 +188,7 @@ def parse_reply_objects(text: str) -> tuple[list[Any], str]:
 
 
 def _rewrite_strict(text: str, start: int) -> tuple[str, int]:
-    """What begins at `start` in strict JSON, which it may be already, and where it ends."""
+    """Return the value that begins at `start` as strict JSON, and the position of its end."""
     parts, place, depth = [], start, 0
     while mark := _MARK.search(text, place):
         sign, between = mark.group(), text[place : mark.start()]
@@ -210,7 +217,7 @@ def _quote_word(word: re.Match[str]) -> str:
 
 
 def _straighten_quotes(quote: str, inner: str) -> str:
-    """A string as strict JSON has it."""
+    """Return a string as strict JSON."""
     if quote == '"':
         known = _ESCAPED.sub(lambda escaped: ("" if escaped[1] in _JSON_ESCAPES else "\\") + escaped[0], inner)
         return '"' + _CONTROL.sub(lambda raw: json.dumps(raw.group())[1:-1], known) + '"'
@@ -218,7 +225,10 @@ def _straighten_quotes(quote: str, inner: str) -> str:
 
 
 def _object_numbers(value: Any) -> Iterator[float]:
-    """The numbers that an object gives. Raises `ValueError` when what should be its number is none."""
+    """Yield the numbers of an object.
+
+    Raises `ValueError` if the members named in `NUMBER_KEYS` are not numbers.
+    """
     named = [member for name, member in value.items() if _is_number_key(name)] if isinstance(value, Mapping) else []
     numbers = [number for member in named for number in _member_numbers(member)]
     if named and not numbers:
@@ -227,7 +237,7 @@ def _object_numbers(value: Any) -> Iterator[float]:
 
 
 def _number_members(value: Any) -> Any:
-    """The members of an object that give its number."""
+    """Return the members of an object named in `NUMBER_KEYS`."""
     return (
         {name: member for name, member in value.items() if _is_number_key(name)} if isinstance(value, Mapping) else {}
     )
@@ -254,7 +264,7 @@ def _to_float(number: float) -> float:
 
 
 def _drop_quotation(quotation: re.Match[str]) -> str:
-    """Words in quotes are what somebody else said, unless it is a name or a number that is in quotes."""
+    """Return "" for quoted prose, which may be someone else's, but keep a quoted name or number."""
     return "" if re.search("[:=]", quotation.group()) else quotation.group()
 
 
@@ -264,18 +274,18 @@ _IGNORED = re.compile(r"[^\w:]|_")
 
 
 def find_ratings(value: Any, schema: Any) -> list[tuple[str, Any]]:
-    """Return (name, value) of the members that rate: all but free text, nested ones included.
+    """Return (name, value) of the members that are ratings: all except free text, nested ones included.
 
-    A list of scalars is one member. Where all members are free text, all are returned.
+    A list of scalars is one member. If all members are free text, all are returned.
     """
     members = list(_walk_members(value, schema))
     return [(name, member) for name, member, is_free in members if not is_free] or [pair[:2] for pair in members]
 
 
 def is_quoted(value: Any, schema: Any, texts: Iterable[str]) -> bool:
-    """Return whether one of `texts` states every rating of `value`, a decoded JSON object or array.
+    """Return whether one of `texts` contains every rating of `value`, a decoded JSON object or array.
 
-    The reasons around a rating are not compared: a quotation often shortens them.
+    The reasons around a rating are not compared, because a quotation often shortens them.
     """
     pairs = [_normalize_pair(name, member) for name, member in find_ratings(value, schema)]
     return bool(pairs) and any(all(pair in text for pair in pairs) for text in map(_normalize_quotation, texts))
@@ -311,7 +321,7 @@ def _format_scalar(value: Any) -> str:
 
 
 def _normalize_quotation(text: str) -> str:
-    """Return a text without all that may change when it is quoted."""
+    """Return a text without everything that may change when it is quoted."""
     text = unquote(html.unescape(_ESCAPED_CODE.sub(lambda code: chr(int(code[1], 16)), text)))
     text = unicodedata.normalize("NFKC", _ESCAPED_SPACE.sub(" ", text)).casefold()
     return _IGNORED.sub("", text.replace("=", ":"))

@@ -1,17 +1,16 @@
 """Retrieval evaluators: recall, MAP, MRR, nDCG, precision and hits at k; matching of documents.
 
-Documents are the same by `by`: "id", "content", "doc_uri" or a field of the metadata ("metadata.source"). "auto", the
-default, compares ids where both have one and contents where not; a document without an id also matches one whose id is
-its text, so that either side may be written as a plain list of ids. An id of 64 hex digits is taken for a SHA-256 that
-was made from the content (Haystack's ids are, from content and metadata): where it differs, the contents decide.
+Documents are compared by `by`: "id", "content", "doc_uri" or a field of the metadata ("metadata.source"). "auto", the
+default, compares ids if both have one and contents otherwise. A document without an id also matches one whose id is
+its text, so that either side may be a plain list of ids. An id of 64 hex digits is treated as a SHA-256 of the
+content (Haystack makes ids of content and metadata). If such ids differ, the contents decide.
 
-A document that is retrieved twice counts once, at its first rank; an empty one matches nothing and keeps its rank.
-The functions raise `Skip` where nothing is defined: nothing is expected; or something was retrieved, but an expected
-document that was not found has nothing by which it could have been, such as an id where the retrieved documents have
-contents alone. A retrieved document that cannot be compared with any expected one counts as one that is not expected.
+A document that is retrieved twice counts once, at its first rank. An empty one matches nothing and keeps its rank.
 
-Nobody may have sent ids on one side, or contents on the other: then nothing is found, and a score of 0 would blame the
-retriever for what the trace does not say. Such a case is undefined.
+The functions raise `Skip` if nothing is expected. They also raise it if documents were retrieved, but an expected
+document that was not found has no field in common with them, such as an id where the retrieved documents have
+contents only. A score of 0 would then blame the retriever for data missing from the trace. A retrieved document that
+cannot be compared with any expected one counts as not expected.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def recall(
     k: int | None = None,
     by: str = "auto",
 ) -> float:
-    """The share of the distinct expected documents that were retrieved; "single_hit": 1.0 if any was."""
+    """Return the share of the distinct expected documents that were retrieved; "single_hit": 1.0 if any was."""
     if mode not in ("single_hit", "multi_hit"):
         raise ValueError(f"mode is 'single_hit' or 'multi_hit', not {mode!r}")
     hits, total = _find_hits(documents, expected, by, k)
@@ -50,7 +49,10 @@ def recall(
 def average_precision(
     documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto"
 ) -> float:
-    """The mean over all expected documents of the precision at their rank; those not retrieved add 0 (trec_eval)."""
+    """Return the mean over all expected documents of the precision at their rank.
+
+    Documents that were not retrieved add 0 (trec_eval).
+    """
     hits, total = _find_hits(documents, expected, by, k)
     return sum([(hits_before + 1) / (rank + 1) for hits_before, (rank, _) in enumerate(hits)]) / total
 
@@ -58,16 +60,16 @@ def average_precision(
 def reciprocal_rank(
     documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto"
 ) -> float:
-    """1 / rank of the first expected document; 0 if none was retrieved."""
+    """Return 1 / rank of the first expected document; 0 if none was retrieved."""
     hits, _ = _find_hits(documents, expected, by, k)
     return 1 / (hits[0][0] + 1) if hits else 0.0
 
 
 def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
-    """Discounted cumulative gain over that of the best ranking: gains are the expected documents' scores (else 1).
+    """Return the discounted cumulative gain over that of the best ranking.
 
-    Gains are linear, discounted by log2(rank + 1); one below 0 counts as 0 (trec_eval). Raises `ValueError` when only
-    some expected documents have scores.
+    Gains are the expected documents' scores (else 1). They are linear, discounted by log2(rank + 1); one below 0
+    counts as 0 (trec_eval). Raises `ValueError` if only some expected documents have scores.
     """
     wanted = to_documents(expected)
     known = make_matcher(wanted, by)
@@ -80,7 +82,7 @@ def ndcg(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = N
 def discounted_gain(
     documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto"
 ) -> float:
-    """Discounted cumulative gain of the retrieved documents."""
+    """Return the discounted cumulative gain of the retrieved documents."""
     wanted = to_documents(expected)
     known = make_matcher(wanted, by)
     gains = _document_gains(wanted, known)
@@ -88,20 +90,23 @@ def discounted_gain(
 
 
 def ideal_discounted_gain(expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
-    """Discounted cumulative gain of the best ranking of the expected documents."""
+    """Return the discounted cumulative gain of the best ranking of the expected documents."""
     wanted = to_documents(expected)
     return _discount_gains(enumerate(sorted(_document_gains(wanted, make_matcher(wanted, by)), reverse=True)[:k]))
 
 
 def precision(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> float:
-    """Expected documents among the first k, over k, also when fewer were retrieved; without k over all retrieved."""
+    """Return the expected documents among the first k, over k, even if fewer were retrieved.
+
+    Without k the divisor is the number retrieved.
+    """
     retrieved = to_documents(documents)
     hits, _ = _find_hits(retrieved, expected, by, k)
     return len(hits) / (k or len(retrieved) or 1)
 
 
 def has_hit(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None = None, by: str = "auto") -> bool:
-    """Whether any expected document is among the first k."""
+    """Return whether any expected document is among the first k."""
     return bool(_find_hits(documents, expected, by, k)[0])
 
 
@@ -116,16 +121,17 @@ def has_hit(documents: Iterable[Any], expected: Iterable[Any], *, k: int | None 
 )
 @dataclass(frozen=True, slots=True)
 class DocumentRecall:
-    """The share of the expected documents that were retrieved, each counted once.
+    """Share of the expected documents that were retrieved, each counted once.
 
-    `mode="single_hit"` gives 1 if any of them was, else 0. `k` looks at the first k retrieved only. `by` says what
-    makes two documents the same: "auto", "id", "content", "doc_uri" or "metadata.<field>". "auto" compares ids where
-    both have one and contents where not; of ids that were made from contents (64 hex digits, as Haystack's) and differ,
-    the contents decide. A plain list of texts may be one of ids.
+    `mode="single_hit"` gives 1 if any of them was, else 0. `k` restricts the score to the first k retrieved
+    documents. `by` is the field that documents are compared by: "auto", "id", "content", "doc_uri" or
+    "metadata.<field>". "auto" compares ids if both have one and contents otherwise. If ids that were made from
+    contents (64 hex digits, as Haystack's) differ, the contents decide. A plain list of texts may be one of
+    ids.
 
-    Where something was retrieved, but an expected document that is not among it could not have been found by anything
-    that it has (its id is known, and of the retrieved ones only contents), the case is skipped. An empty chunk matches
-    nothing and keeps its rank.
+    The case is skipped if documents were retrieved, but an expected document that is not among them has no field to
+    compare (such as an id, if the retrieved ones have only contents). An empty chunk matches nothing and keeps its
+    rank.
     """
 
     mode: HitMode = "multi_hit"
@@ -206,9 +212,9 @@ class ReciprocalRank:
 )
 @dataclass(frozen=True, slots=True)
 class NDCG:
-    """Normalised discounted cumulative gain: what the ranking gains over what the best ranking would.
+    """Normalised discounted cumulative gain: the gain of the ranking over the gain of the best ranking.
 
-    The gain of an expected document is its score (1 when none has a score), discounted by log2(rank + 1). Documents are
+    The gain of an expected document is its score (1 if none has a score), discounted by log2(rank + 1). Documents are
     compared, and cases skipped, as in `document_recall`.
     """
 
@@ -233,9 +239,10 @@ class NDCG:
 )
 @dataclass(frozen=True, slots=True)
 class PrecisionAtK:
-    """Expected documents among the first k retrieved, over k (also when fewer than k were retrieved).
+    """Expected documents among the first k retrieved, over k (even if fewer than k were retrieved).
 
-    `k=None` divides by the number retrieved. Documents are compared, and cases skipped, as in `document_recall`.
+    `k=None` divides by the number retrieved. Documents are compared, and cases skipped, as in
+    `document_recall`.
     """
 
     k: int | None = 5
@@ -259,7 +266,7 @@ class PrecisionAtK:
 )
 @dataclass(frozen=True, slots=True)
 class HitAtK:
-    """Whether any expected document is among the first k retrieved.
+    """True if any expected document is among the first k retrieved.
 
     Documents are compared, and cases skipped, as in `document_recall`.
     """
@@ -275,7 +282,7 @@ class HitAtK:
 
 
 def _find_hits(documents: Iterable[Any], expected: Iterable[Any], by: str, k: int | None) -> tuple[Hits, int]:
-    """First appearances of expected documents, by rank, and how many distinct documents are expected."""
+    """Return the first occurrences of expected documents by rank, and the number of distinct expected documents."""
     known = make_matcher(to_documents(expected), by)
     return _rank_hits(documents, known, k), known.total
 
@@ -296,7 +303,7 @@ def _discount_gains(gains: Iterable[tuple[int, float]]) -> float:
 
 
 def _document_gains(expected: Sequence[Document], known: DocumentMatcher) -> list[float]:
-    """One gain per distinct expected document, the highest where it is given more than once."""
+    """Return one gain per distinct expected document, the highest if it is given more than once."""
     scored = [document.score is not None for document in expected]
     if True not in scored:
         return [1.0] * known.total
@@ -319,30 +326,30 @@ def _check_parameters(k: int | None, by: str) -> None:
 
 
 _SPACE = re.compile(r"\s")
-_DERIVED_ID = re.compile(r"[0-9a-f]{64}")  # SHA-256 in hex: Haystack makes ids of contents and metadata
+_DERIVED_ID = re.compile(r"[0-9a-f]{64}")  # SHA-256 in hex: Haystack derives ids from contents and metadata
 
 
 class DocumentMatcher(Protocol):
-    """What is expected, for documents to be found in.
+    """Index of the expected documents, in which retrieved documents are looked up.
 
-    - `total`: how many distinct documents are expected.
-    - `positions`: the place among them of each document as it was given; None for one that nothing tells.
+    - `total`: number of distinct expected documents.
+    - `positions`: position among them of each document as it was given; None for one that cannot be identified.
     """
 
     total: int
     positions: list[int | None]
 
     def find(self, document: Document) -> int | None:
-        """The place among the distinct expected documents; None for a document that is none of them."""
+        """Return the position among the distinct expected documents, or None."""
         ...
 
     def check(self, retrieved: Sequence[Document], found: frozenset[int]) -> None:
-        """Raises `Skip` where an expected document was not found because nothing retrieved can be compared with it."""
+        """Raise `Skip` if an expected document was not found because no retrieved one can be compared with it."""
         ...
 
 
 def make_matcher(expected: Sequence[Document], by: str) -> DocumentMatcher:
-    """How documents are the same by `by`. Raises `Skip` where nothing is expected, `ValueError` for an unknown `by`."""
+    """Return the matcher for `by`. Raises `Skip` if nothing is expected, `ValueError` for an unknown `by`."""
     made: DocumentMatcher = IdOrContentMatcher(expected) if by == "auto" else FieldMatcher(expected, by)
     if not made.total:
         named = "" if by == "auto" else f" by {by!r}"
@@ -351,7 +358,10 @@ def make_matcher(expected: Sequence[Document], by: str) -> DocumentMatcher:
 
 
 class FieldMatcher:
-    """By one field, as `value_of` names them. An expected document without it is left out, as in Haystack."""
+    """Matcher by one field (see `make_field_reader`).
+
+    Expected documents without it are left out, as in Haystack.
+    """
 
     def __init__(self, expected: Sequence[Document], by: str) -> None:
         self._by, self._value = by, make_field_reader(by)
@@ -375,13 +385,13 @@ class FieldMatcher:
 
 
 class IdOrContentMatcher:
-    """By ids where both have one, by contents where not. `find` says in which order."""
+    """Matcher by ids if both documents have one, else by contents. `find` defines the order."""
 
     def __init__(self, expected: Sequence[Document]) -> None:
         self._expected = expected
         self._ids: dict[str, int] = {}
-        self._contents: dict[str, int] = {}  # of all, for retrieved documents without an id of their own
-        self._texts: dict[str, int] = {}  # of expected documents without an id of their own
+        self._contents: dict[str, int] = {}  # contents of all documents, for retrieved ones without an explicit id
+        self._texts: dict[str, int] = {}  # contents of expected documents without an explicit id
         known: dict[tuple[str, str], int] = {}
         self.positions: list[int | None] = [self._add(document, known) for document in expected]
         self.total = len(known)
@@ -401,12 +411,15 @@ class IdOrContentMatcher:
         return position
 
     def find(self, document: Document) -> int | None:
-        """By its id, the `doc_uri` of its metadata, its content; either side's ids may stand where contents do."""
+        """Return the position by id, by the `doc_uri` of the metadata, then by content.
+
+        Either side may give ids as contents.
+        """
         if document.id and (position := self._ids.get(document.id)) is not None:
             return position
         own, content = _explicit_id(document), document.content
         position = self._texts.get(own) if own else None
-        if position is None and document.metadata:  # Databricks' doc_uri beside an id of its own
+        if position is None and document.metadata:  # Databricks' `doc_uri` in addition to an id
             position = self._ids.get(str(document.metadata.get("doc_uri") or ""))
         if position is not None or not content:
             return position
@@ -427,13 +440,13 @@ class IdOrContentMatcher:
 
 
 class _RetrievedDocuments:
-    """What the retrieved documents can be compared by, looked up when it is asked for."""
+    """Fields by which the retrieved documents can be compared, computed on demand."""
 
     def __init__(self, documents: Sequence[Document], ids: Collection[str]) -> None:
         self._documents, self._expected_ids = documents, ids
 
     def compares(self, expected: Document) -> bool:
-        """Whether any of them can be told to be, or not to be, the expected one."""
+        """Return whether any of the documents can be compared with the expected one."""
         id, content = _explicit_id(expected), expected.content
         if (id and self._ids) or (_has_derived_id(expected) and self._derived):
             return True
@@ -457,7 +470,7 @@ class _RetrievedDocuments:
 
     @cached_property
     def _unnamed(self) -> list[str]:
-        """The contents of those without an id of their own; "" is a content, that of an empty document."""
+        """Return the contents of documents without an explicit id; "" is the content of an empty document."""
         return [document.content for document in self._documents if not _explicit_id(document)]
 
     @cached_property
@@ -475,7 +488,10 @@ class _RetrievedDocuments:
 
 
 def make_field_reader(by: str) -> Callable[[Document], Hashable | None]:
-    """What `by` names of a document: "id", "content", "doc_uri" or "metadata.<field>". Raises `ValueError`."""
+    """Return a function that reads a field of a document: "id", "content", "doc_uri" or "metadata.<field>".
+
+    Raises `ValueError`.
+    """
     if by == "id":
         return lambda document: document.id
     if by == "content":
@@ -500,7 +516,10 @@ def _hashable(value: Any) -> Hashable | None:
 
 
 def _explicit_id(document: Document) -> str | None:
-    """The id, unless it is made from the content: that one says no more than the content, and changes with metadata."""
+    """Return the id, unless it is made from the content.
+
+    Such an id identifies no more than the content, and changes with metadata.
+    """
     id = document.id
     return None if not id or (len(id) == 64 and _DERIVED_ID.fullmatch(id)) else id
 
@@ -510,7 +529,7 @@ def _has_derived_id(document: Document) -> bool:
 
 
 def _looks_like_id(text: str) -> bool:
-    """Whether a text is written as ids mostly are: ASCII without white space."""
+    """Return whether a text has the usual form of ids: ASCII without white space."""
     return text.isascii() and _SPACE.search(text, 0, 1000) is None
 
 

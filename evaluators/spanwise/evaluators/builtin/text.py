@@ -1,6 +1,6 @@
 """Text evaluators: exact, contains, regex, length, not_empty, BLEU, ROUGE and edit distances.
 
-The arithmetic is our own because BLEU and ROUGE run per case on live traffic; the tests hold it to the numbers of NLTK,
+BLEU and ROUGE are implemented here because they run per case on live traffic. The tests compare them with NLTK,
 sacrebleu, rouge-score and rapidfuzz.
 """
 
@@ -46,9 +46,9 @@ LengthUnit = Literal["characters", "words"]
 
 
 def exact(outputs: Any, reference_outputs: Any) -> float:
-    """1.0 if the two are identical: no stripping, no change of case, no Unicode normalisation.
+    """Return 1.0 if the two are identical: no stripping, no change of case, no Unicode normalisation.
 
-    A difference of types alone is none: a text is compared with a dict, list or number as JSON has it.
+    A difference of types alone does not count: a text is compared with the JSON of a dict, list or number.
     """
     if isinstance(outputs, str) and isinstance(reference_outputs, str):
         return float(outputs == reference_outputs)
@@ -58,14 +58,17 @@ def exact(outputs: Any, reference_outputs: Any) -> float:
     if numbers or type(outputs) is type(reference_outputs):
         return float(bool(outputs == reference_outputs))
     if outputs is None:
-        return 0.0  # nothing is no text, not even an empty one
+        return 0.0  # None is not equal to an empty text
     if _is_json_of(outputs, reference_outputs) or _is_json_of(reference_outputs, outputs):
         return 1.0
     return float(extract_text(outputs) == extract_text(reference_outputs))
 
 
 def _is_json_of(text: Any, value: Any) -> bool:
-    """Whether a text is the JSON of a dict, a list or a number; 4.0 is 4, as columns of numbers with gaps have it."""
+    """Return whether a text is the JSON of a dict, a list or a number.
+
+    A number 4.0 equals the text 4, as in columns of numbers with gaps.
+    """
     if not isinstance(text, str) or isinstance(value, str | bool) or value is None:
         return False
     if isinstance(value, int | float):
@@ -77,7 +80,7 @@ def _is_json_of(text: Any, value: Any) -> bool:
 
 
 def contains(text: str, part: str, *, ignore_case: bool = False) -> bool:
-    """Whether `part` is somewhere in `text`."""
+    """Return whether `part` occurs in `text`."""
     return part.casefold() in text.casefold() if ignore_case else part in text
 
 
@@ -94,7 +97,7 @@ def contains(text: str, part: str, *, ignore_case: bool = False) -> bool:
 class Exact:
     """1 if the answer is the reference, character by character, else 0.
 
-    Nothing is stripped, folded or normalised. Where both are dicts or lists these are compared as values.
+    Nothing is stripped, folded or normalised. If both are dicts or lists, they are compared as values.
     """
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> float:
@@ -111,9 +114,9 @@ class Exact:
 )
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """Whether the answer contains `text`, or, where none is given, the reference.
+    """True if the answer contains `text`, or by default the reference.
 
-    A list is satisfied by each of its members (`all`, the default) or by one (`match="any"`).
+    For a list, each of its members must occur (`all`, the default), or one of them (`match="any"`).
     """
 
     text: str | tuple[str, ...] | None = None
@@ -154,9 +157,9 @@ class Contains:
 class Regex:
     r"""1 if the pattern is found anywhere in the answer, else 0; `^` and `$` anchor it.
 
-    `flags` are letters as in `(?i)`. A search that takes longer than `seconds` (a pattern that backtracks without end)
-    is an error of that case; they are seconds of the process's CPU time, so that a busy machine makes no search fail.
-    A pattern that is none is refused when the evaluator is made.
+    `flags` are letters as in `(?i)`. A search that takes longer than `seconds` (a pattern that backtracks
+    endlessly) is an error of that case. The limit is CPU time of the process, so that a busy machine does not
+    make a search fail. An invalid pattern is rejected when the evaluator is made.
     """
 
     pattern: str
@@ -183,7 +186,7 @@ class Regex:
 )
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The length of the answer in characters (code points) or words; with `min` or `max`, whether it is within them."""
+    """Length of the answer in characters (code points) or words; with `min` or `max`, true if it is within them."""
 
     min: int | None = None
     max: int | None = None
@@ -200,7 +203,7 @@ class Length:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """A bounded length is a boolean, an unbounded one a number."""
+        """Return the metric: a boolean for a bounded length, a number for an unbounded one."""
         bounded = self.min is not None or self.max is not None
         return (Metric("length", (0.0, 1.0) if bounded else (0.0, float("inf")), primary=True),)
 
@@ -224,10 +227,10 @@ class Length:
 )
 @dataclass(frozen=True, slots=True)
 class NotEmpty:
-    """Whether the answer holds anything but white space.
+    """True if the answer contains anything except white space.
 
-    None is empty, and so is a list or dict of nothing but empty values. If an answer has one text, as `length`, `exact`
-    and `contains` find it, that text counts: `{"answer": ""}` is empty. A run that failed has no answer: it is skipped.
+    None is empty, and so is a list or dict of only empty values. If an answer has one text, as `length`, `exact` and
+    `contains` find it, that text counts: `{"answer": ""}` is empty. A failed run has no answer: it is skipped.
     """
 
     def __call__(self, outputs: Any = None, run: Any = None) -> bool:
@@ -237,12 +240,12 @@ class NotEmpty:
             return True
         try:
             return bool(extract_text(outputs).strip())
-        except ValueError:  # there is no one text in it
+        except ValueError:  # it has no single text
             return not _is_empty(outputs)
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a value holds nothing: no text but white space, in no list and no field."""
+    """Return whether a value contains only white space, empty lists and empty fields."""
     if isinstance(value, str):
         return not value.strip()
     if isinstance(value, Mapping):
@@ -251,21 +254,21 @@ def _is_empty(value: Any) -> bool:
 
 
 RougeScores = tuple[float, float, float]  # precision, recall, F1
-# Length × length of two sequences whose edits are counted: some 2 s, in C, where no timeout ends it.
+# Maximum product of the lengths of two compared sequences: about 2 s, in C code that no timeout can interrupt.
 MAX_CELLS = 4e10
 
 
 def bleu(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: str = "nltk") -> float:
-    """Cumulative BLEU-n of one text, in [0, 1]: uniform weights, brevity penalty, no smoothing.
+    """Return the cumulative BLEU-n of one text, in [0, 1]: uniform weights, brevity penalty, no smoothing.
 
-    The numbers are those of NLTK's `sentence_bleu`, except that a score that it gives as about 1e-80 because some
-    order of n-grams has no match is 0 here.
+    The results equal those of NLTK's `sentence_bleu`, with one exception: if some order of n-grams has no match, NLTK
+    gives about 1e-80 and this function 0.
     """
     return bleus(text, reference, n=n, tokenizer=tokenizer)[-1]
 
 
 def bleus(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: str = "nltk") -> list[float]:
-    """BLEU-1 to BLEU-n at once. Raises `Skip` when there is no reference, `ValueError` for n below 1."""
+    """Return BLEU-1 to BLEU-n. Raises `Skip` without a reference, `ValueError` for n below 1."""
     if n < 1:
         raise ValueError(f"n is 1 or more, not {n!r}")
     tokens_of = tokenizer_of(tokenizer)
@@ -280,30 +283,30 @@ def bleus(text: str, reference: str | Sequence[str], *, n: int = 4, tokenizer: s
 
 
 def rouge(text: str, reference: str, *, kind: str = "L", tokenizer: str = "rouge", stemmer: bool = False) -> float:
-    """F1 of ROUGE-1, ROUGE-2 or ROUGE-L (`kind` "1", "2", …, "L"), as rouge-score gives it, in [0, 1]."""
+    """Return the F1 of ROUGE-1, ROUGE-2 or ROUGE-L (`kind` "1", "2", …, "L"), as rouge-score does, in [0, 1]."""
     return rouge_parts(text, reference, kind=kind, tokenizer=tokenizer, stemmer=stemmer)[2]
 
 
 def rouge_parts(
     text: str, reference: str, *, kind: str = "L", tokenizer: str = "rouge", stemmer: bool = False
 ) -> RougeScores:
-    """Precision, recall and F1 of one kind of ROUGE."""
+    """Return precision, recall and F1 of one kind of ROUGE."""
     return _rouge_scores(_stem_tokens(text, tokenizer, stemmer), _stem_tokens(reference, tokenizer, stemmer), kind)
 
 
 def levenshtein(text: str, reference: str) -> float:
-    """1 − edits / length of the longer text, in [0, 1]; two empty texts are the same.
+    """Return 1 − edits / length of the longer text, in [0, 1]; two empty texts are the same.
 
-    Raises `ValueError` for texts that it would take minutes to compare.
+    Raises `ValueError` for texts whose comparison would take minutes.
     """
     _check_size(text, reference)
     return float(_load_similarity("Levenshtein")(text, reference))
 
 
 def fuzzy(text: str, reference: str) -> float:
-    """2 × matches / sum of the lengths (insertions and deletions only), in [0, 1]: rapidfuzz's `ratio` over 100.
+    """Return 2 × matches / sum of the lengths (insertions and deletions only), in [0, 1]: rapidfuzz's `ratio` over 100.
 
-    Raises `ValueError` for texts that it would take minutes to compare.
+    Raises `ValueError` for texts whose comparison would take minutes.
     """
     _check_size(text, reference)
     return float(_load_similarity("Indel")(text, reference))
@@ -322,8 +325,8 @@ class Bleu:
     """BLEU-1 to BLEU-4 of the answer against the reference, or against a list of them.
 
     BLEU-n is the geometric mean of the precisions of 1- to n-grams, each clipped by the references, times the brevity
-    penalty (cumulative, as NLTK gives it; not the precision of n-grams alone). Without smoothing: an order without a
-    match makes the score 0. `tokenizer`: "nltk" (default), "13a" (sacrebleu's), "unicode" or "characters".
+    penalty. It is cumulative, as in NLTK; not the precision of n-grams alone. There is no smoothing: an order without
+    a match makes the score 0. `tokenizer`: "nltk" (default), "13a" (sacrebleu's), "unicode" or "characters".
     """
 
     tokenizer: str = "nltk"
@@ -352,9 +355,9 @@ class Bleu:
 class RougeF1:
     """F1 of the words (ROUGE-1), pairs of words (ROUGE-2) and longest subsequence (ROUGE-L) shared with the reference.
 
-    `tokenizer="rouge"` keeps a–z and 0–9 only, as rouge-score does: texts in other scripts then score 0. "unicode"
-    keeps words of every script. `stemmer=True` cuts English words to their stems (Porter). Of several references the
-    one with the best F1 counts.
+    `tokenizer="rouge"` keeps a–z and 0–9 only, as rouge-score does: texts in other scripts then score 0.
+    "unicode" keeps words of every script. `stemmer=True` reduces English words to their stems (Porter). Of
+    several references the one with the best F1 counts.
     """
 
     tokenizer: str = "rouge"
@@ -408,7 +411,7 @@ class LevenshteinSimilarity:
 )
 @dataclass(frozen=True, slots=True)
 class FuzzyRatio:
-    """Twice what the two texts have in common over their lengths together (insertions and deletions only).
+    """Twice the common characters of the two texts over the sum of their lengths (insertions and deletions only).
 
     `ignore_case` folds case first. Of several references the closest counts.
     """
@@ -420,7 +423,7 @@ class FuzzyRatio:
 
 
 def extract_references(value: Any) -> list[str]:
-    """The texts of a reference: one, or a list of them. Raises `Skip` for an empty list."""
+    """Return the texts of a reference: one, or a list of them. Raises `Skip` for an empty list."""
     if isinstance(value, list | tuple) and not (value and isinstance(value[0], dict)):
         if not value:
             raise Skip("the list of references is empty")
@@ -433,7 +436,7 @@ def _ngrams(tokens: list[str], order: int) -> Counter[tuple[str, ...]]:
 
 
 def _clipped_precision(candidate: list[str], references: list[list[str]], order: int) -> tuple[int, int]:
-    """Clipped matches of n-grams and their number (at least 1, as NLTK has it)."""
+    """Return the clipped matches of n-grams and the number of n-grams (at least 1, as in NLTK)."""
     counts = _ngrams(candidate, order)
     limits: Counter[tuple[str, ...]] = Counter()
     for reference in references:
@@ -468,7 +471,7 @@ def _rouge_scores(candidate: list[str], reference: list[str], kind: str) -> Roug
 
 @cache
 def _load_similarity(distance: str) -> Callable[[str, str], float]:
-    """Of rapidfuzz; once, since an import within a call takes as long as a short comparison."""
+    """Import a similarity of rapidfuzz once; an import within a call takes as long as a short comparison."""
     from rapidfuzz import distance as distances
 
     return cast(Callable[[str, str], float], getattr(distances, distance).normalized_similarity)
@@ -501,11 +504,11 @@ def _stem_tokens(text: str, tokenizer: str, stemmer: bool) -> list[str]:
     from nltk.stem.porter import PorterStemmer
 
     stem = PorterStemmer().stem
-    return [stem(token) if len(token) > 3 else token for token in tokens]  # short words as they are: rouge-score's way
+    return [stem(token) if len(token) > 3 else token for token in tokens]  # as rouge-score, keep short words unchanged
 
 
 def _best_similarity(similarity: Callable[[str, str], float], outputs: Any, reference: Any, ignore_case: bool) -> float:
-    """How similar the answer is to the nearest of the references."""
+    """Return the similarity of the answer to the closest reference."""
     fold = str.casefold if ignore_case else str
     answer = fold(extract_text(outputs))
     return max(similarity(answer, fold(text)) for text in extract_references(reference))

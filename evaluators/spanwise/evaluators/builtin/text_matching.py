@@ -1,8 +1,8 @@
 r"""Text matching: condition language with AND, OR, NOT and regular expressions under a time limit.
 
-Operands are strings in double quotes (found anywhere in the text) and regexp("…") (searched for). NOT binds before AND,
-AND before OR. In a string `\"` is a quote and `\\` a backslash; in a pattern only `\"` is replaced, all else is the
-pattern's own.
+Operands are strings in double quotes (found anywhere in the text) and regexp("…") (searched for). NOT binds before
+AND, AND before OR. In a string `\"` is a quote and `\\` a backslash. In a pattern only `\"` is replaced; everything
+else is part of the pattern.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from spanwise.evaluators.interface.evaluator_spec import VALID
 
 
 def search_pattern(pattern: str, text: str, *, flags: str = "", seconds: float = 1.0) -> str | None:
-    """The first match of a regular expression, or None. `flags` are letters as in "(?i)".
+    """Return the first match of a regular expression, or None. `flags` are letters as in "(?i)".
 
-    `seconds` is CPU time of the whole process, which is what the `regex` library counts: a busy machine does not make
-    a search fail, other threads that are busy count. Raises `TimeoutError` when it takes longer, `ValueError` for a
-    pattern that is none.
+    The limit `seconds` is CPU time of the whole process, as measured by the `regex` library: other processes do not
+    make a search fail, but busy threads of this one count. Raises `TimeoutError` if it takes longer, `ValueError` for
+    an invalid pattern.
     """
     try:
         match = compile_pattern(pattern, flags).search(text, timeout=seconds)
@@ -36,14 +36,17 @@ def search_pattern(pattern: str, text: str, *, flags: str = "", seconds: float =
 
 
 def check_time_limit(seconds: float) -> None:
-    """Raises `ValueError` for a time limit that no search could keep."""
+    """Raise `ValueError` for a time limit that is not positive."""
     if not seconds > 0:
         raise ValueError(f"seconds is a time limit, more than 0, not {seconds!r}")
 
 
 @lru_cache(maxsize=1024)
 def compile_pattern(pattern: str, flags: str = "") -> Any:
-    """A compiled pattern of the `regex` library, whose searches take a time limit. Raises `ValueError`."""
+    """Return a compiled pattern of the `regex` library, whose searches accept a time limit.
+
+    Raises `ValueError`.
+    """
     import regex
 
     try:
@@ -63,18 +66,21 @@ _PRECEDENCE = {"OR": 1, "AND": 2, "NOT": 3}
 
 
 class ConditionError(SpanwiseError, ValueError):
-    """A malformed condition; the message points at the column, counted from 1."""
+    """Raised for a malformed condition; the message gives the column, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A parsed condition, as steps of a stack machine (so that deep nesting costs no recursion)."""
+    """Parsed condition in postfix form, evaluated on a stack, so that deep nesting needs no recursion."""
 
     text: str
     steps: tuple[ConditionStep, ...]
 
     def holds(self, text: str, *, seconds: float = 1.0) -> bool:
-        """Whether the condition holds for a text. Raises `TimeoutError` when a pattern takes longer than `seconds`."""
+        """Return whether the condition holds for a text.
+
+        Raises `TimeoutError` if a pattern takes longer than `seconds`.
+        """
         stack: list[bool] = []
         for kind, value in self.steps:
             if kind == "string":
@@ -91,7 +97,7 @@ class Condition:
 
 @lru_cache(maxsize=1024)
 def parse_condition(text: str) -> Condition:
-    """A condition from its text. Raises `ConditionError`."""
+    """Parse a condition. Raises `ConditionError`."""
     steps: list[ConditionStep] = []
     waiting: list[tuple[str, int]] = []  # operators and open parentheses, with their columns
     operand_next = True
@@ -182,9 +188,9 @@ def _condition_error(text: str, column: int, what: str) -> ConditionError:
 
 
 def matches_condition(condition: str, text: str, *, seconds: float = 1.0) -> bool:
-    """Whether a condition such as `"15,969" AND regexp("[Mm]illion")` holds for a text.
+    """Return whether a condition such as `"15,969" AND regexp("[Mm]illion")` holds for a text.
 
-    Raises `ValueError` for a malformed condition, pointing at the column; `TimeoutError` for an endless pattern.
+    Raises `ValueError` with the column for a malformed condition, `TimeoutError` for an endless pattern.
     """
     return parse_condition(condition).holds(text, seconds=seconds)
 
@@ -200,13 +206,14 @@ def matches_condition(condition: str, text: str, *, seconds: float = 1.0) -> boo
 )
 @dataclass(frozen=True, slots=True)
 class TextMatching:
-    """Whether the answer, and the retrieved context as a whole, meet the condition.
+    """True if the answer, and the retrieved context as a whole, meet the condition.
 
-    A condition joins strings in double quotes and `regexp("…")` by AND, OR and NOT; NOT binds before AND before OR, and
-    parentheses group. It comes from the case's `conditions` (a list: all must hold) or from the parameter `condition`.
-    The context is all chunks together, one per line; `evaluate_retrieved_context=False` looks at the answer only. Where
-    no chunk was retrieved there is no context that could fail: the answer alone decides, and no retrieval is counted.
-    `seconds` bound each pattern.
+    A condition joins strings in double quotes and `regexp("…")` by AND, OR and NOT. NOT binds before AND before OR,
+    and parentheses group. It comes from the case's `conditions` (a list: all must hold) or from the parameter
+    `condition`.
+
+    The context is all chunks together, one per line; `evaluate_retrieved_context=False` checks the answer only. If no
+    chunk was retrieved, the answer alone decides, and no retrieval failure is counted. `seconds` limits each pattern.
     """
 
     condition: str | None = None
@@ -232,7 +239,10 @@ class TextMatching:
 
 
 def parse_conditions(parameter: str | None, conditions: Any) -> list[Condition]:
-    """The parsed conditions of a case. Raises `Skip` when there are none, `ValueError` for what is no condition."""
+    """Return the parsed conditions of a case.
+
+    Raises `Skip` if there are none, `ValueError` for an invalid condition.
+    """
     if parameter is not None:
         conditions = parameter
     if conditions is None or (isinstance(conditions, str | list | tuple) and not conditions):

@@ -1,11 +1,12 @@
 """Text segmentation: sentences, steps of a procedure, Treebank words and other tokenizers.
 
-A split too few is better than one too many for the metrics that use it: a mark ends a sentence only when what follows
-can begin one. A text without marks is one sentence per paragraph or entry of a list: so is Thai, which has none.
+For the metrics that use it, a missing split is better than a wrong one: a mark ends a sentence only if the next word
+can begin one. A text without marks, such as Thai, is one sentence per paragraph or list entry.
 
-The patterns are those of NLTK 3.10 (`nltk/tokenize/destructive.py`, Copyright (C) 2001-2026 NLTK Project, Apache
-License 2.0; authors Liling Tan and Tom Aarsen, contractions after Robert MacIntyre). They stand here because importing
-NLTK takes seconds: it imports scipy and scikit-learn where they are installed. The tests hold them to NLTK's.
+The word patterns are those of NLTK 3.10 (`nltk/tokenize/destructive.py`, Copyright (C) 2001-2026 NLTK Project, Apache
+License 2.0; authors Liling Tan and Tom Aarsen, contractions after Robert MacIntyre). They are copied because
+importing NLTK takes seconds: it imports scipy and scikit-learn if they are installed. The tests compare them with
+NLTK's.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any, Literal, TypeAlias, cast
 Splitter: TypeAlias = Callable[[str], Sequence[str]]
 """What tells the parts of a text apart in the place of our rules."""
 
-# Marks that end a sentence wherever they stand: Chinese and Japanese, Arabic, Urdu, Devanagari, Armenian, Ethiopic,
+# Marks that end a sentence at any position: Chinese and Japanese, Arabic, Urdu, Devanagari, Armenian, Ethiopic,
 # Burmese, Khmer, Mongolian.
 _FULL_WIDTH_MARKS = "。！？｡؟۔।॥‼⁇⁈⁉։።፧။។᠃"
 _CLOSING_MARKS = "\"'”’»)]}」』）】〉》"
-_QUOTED = re.escape(_CLOSING_MARKS + "“‘«")  # a quotation may end as others begin: „…“ and »…«
+_QUOTED = re.escape(_CLOSING_MARKS + "“‘«")  # closing quotes of one language open in another: „…“ and »…«
 _CJK = "\u3040-\u30ff\u3400-\u9fff"
-# A run of marks is looked at once, from its first mark on and without backtracking: a megabyte of periods takes no
+# A run of marks is matched once, from its first mark on and without backtracking: a megabyte of periods takes no
 # longer than a megabyte of words.
 _END = re.compile(
     rf"(?<![.!?…])[.!?…]++(?:[{_QUOTED}]|[ \xa0\u202f]»(?=\s)|\[\d{{1,3}}\])*+(?=\s)"
@@ -39,7 +40,7 @@ _IN_LINE = re.compile(r"`(?! )[^`\n]+(?<! )`")
 _NEXT = re.compile(r"\s*[\"'“‘«„(\[¿¡*_-]*(\S)(\S*)")
 _ROMAN = re.compile(r"[IVX]{1,5}")
 
-# Words that a period follows without ending the sentence: before a name, and wherever they stand.
+# Abbreviations whose period never ends a sentence.
 _NEVER_ENDS = frozenset(
     "mr mrs ms dr prof st rev hon gen col capt lt sgt maj gov sen rep pres mt ft m mm mme mlle herr hr fr fa "
     "sr sra srta sres dra ud uds dott sig dhr mevr डॉ प्रो "
@@ -49,7 +50,7 @@ _NEVER_ENDS = frozenset(
     "p.ej ej pág núm art avda aprox p.ex c.-à-d env bd réf bijv d.w.z o.a np tzn "
     "т.е ул им стр рис см тыс млн млрд проф акад просп".split()
 )
-# Those that may end one: they do where what follows begins with a capital.
+# Abbreviations whose period ends a sentence if the next word begins with a capital.
 _MAY_END = frozenset(
     "etc a.m p.m u.s u.k u.n ph.d inc ltd co corp jr al usw u.s.w ecc enz itd itp b.c a.d т.д т.п др руб".split()
 )
@@ -64,7 +65,7 @@ _ORDINAL = re.compile(  # "am 3. Oktober", "im 19. Jahrhundert"
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, stripped, none empty; a block of program code counts as one."""
+    """Return the sentences of a text, stripped, none empty; a block of program code is one sentence."""
     parts, start = [], 0
     for block in _CODE.finditer(text):
         parts += [*_split_prose(text[start : block.start()]), block.group().strip()]
@@ -73,8 +74,9 @@ def split_sentences(text: str) -> list[str]:
 
 
 def split_text(text: str, splitter: Splitter | None) -> list[str]:
-    """The parts of a text by a splitter, else its sentences; none blank. Raises `ValueError` for what is no list of
-    texts.
+    """Return the parts of a text by a splitter, else its sentences; none blank.
+
+    Raises `ValueError` if the splitter does not return texts.
     """
     found = list(split_sentences(text) if splitter is None else splitter(text))
     if not all(isinstance(one, str) for one in found):
@@ -99,11 +101,11 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     mark = match.group()
     if mark[0] in "\n\u2028\u2029":
         return True
-    if mark[0] in _FULL_WIDTH_MARKS:  # in Japanese と goes on after what was quoted
+    if mark[0] in _FULL_WIDTH_MARKS:  # in Japanese と continues the sentence after a quotation
         return not (mark[-1] in _CLOSING_MARKS and text.startswith(("と", "って"), match.end()))
     following = _NEXT.match(text, match.end())
     if following is None:
-        return False  # the end of the text: the last sentence is taken anyway
+        return False  # end of the text: the last sentence is added anyway
     begins, rest = following.groups()
     small = begins.islower() and not rest[:1].isupper()  # iPhone
     if mark[0] == "." and not mark.startswith(".."):
@@ -122,13 +124,13 @@ def _period_ends_sentence(before: str, following: str) -> bool:
         moment = lower in ("a.m", "p.m") and following.rstrip(",.;:!?").lower() in _OF_TIME
         return following[0].isupper() and not moment
     if len(word) == 1 and word.isalpha() and word != "I":
-        return word.islower() and earlier[-1:].isdigit()  # an initial; but "10 g" is none
+        return word.islower() and earlier[-1:].isdigit()  # an initial, unlike the unit in "10 g"
     if before.strip() == word and ((word.isdigit() and len(word) <= 2) or _ROMAN.fullmatch(word)):
-        return False  # the number of a list's entry
+        return False  # number of a list entry
     return not (word.isdigit() and len(word) <= 2 and _ORDINAL.match(following))
 
 
-_MARKDOWN_PREFIX = r"[ \t]*+(?:[#>]++[ \t]*+)?[*_]{0,3}"  # of Markdown: headings, quotes, bold
+_MARKDOWN_PREFIX = r"[ \t]*+(?:[#>]++[ \t]*+)?[*_]{0,3}"  # Markdown headings, quotes, bold
 _NUMBER = re.compile(
     rf"{_MARKDOWN_PREFIX}(?:"
     r"(?:step|schritt|[ée]tape|paso|passo|passaggio|stap|steg|krok|шаг|خطوة|الخطوة|चरण|단계)"
@@ -153,7 +155,7 @@ _SEQUENCE = re.compile(
 
 
 def extract_steps(text: str) -> list[str]:
-    """The steps in their order, without their numbers; none empty, and none where nothing is enumerated."""
+    """Return the steps in their order, without their numbers, none empty; [] if nothing is enumerated."""
     lines = text.splitlines()
     found = (
         list(_listed_steps(lines, _NUMBER))
@@ -165,9 +167,9 @@ def extract_steps(text: str) -> list[str]:
 
 
 def _listed_steps(lines: list[str], marker: re.Pattern[str]) -> Iterator[str]:
-    """Entries of lists: a line that begins with a marker, and what follows it up to the next or the end of the list.
+    """Yield entries of lists: a line with a marker, and the lines up to the next marker or the end of the list.
 
-    After a blank line only what is indented belongs to the entry; program code does, whatever its lines begin with.
+    After a blank line only indented lines belong to the entry. Program code always does.
     """
     entry: list[str] | None = None
     fenced = blank = False
@@ -186,7 +188,7 @@ def _listed_steps(lines: list[str], marker: re.Pattern[str]) -> Iterator[str]:
 
 
 def _inline_steps(text: str) -> list[str]:
-    """What stands behind 1, 2, 3, … in running text, from two on."""
+    """Return the texts after 1, 2, 3, … in running text, if there are at least two."""
     cuts: list[tuple[int, int]] = []
     for found in _INLINE.finditer(text):
         if int(found.group(1)) == len(cuts) + 1:
@@ -196,7 +198,7 @@ def _inline_steps(text: str) -> list[str]:
 
 
 def _sequence_steps(text: str) -> list[str]:
-    """Sentences from one word of sequence to the next, where there are two of these or more."""
+    """Return the sentences from one sequence word to the next, if there are at least two such words."""
     found: list[list[str]] = []
     for sentence in split_sentences(text):
         word = _SEQUENCE.match(sentence)
@@ -252,12 +254,12 @@ CONTRACTIONS3 = (r"(?i) ('t)(?#X)(is)\b", r"(?i) ('t)(?#X)(was)\b")
 
 _FIRST_RULES = STARTING_QUOTES + PUNCTUATION + PARENS_BRACKETS + DOUBLE_DASHES
 _LAST_RULES = ENDING_QUOTES + tuple((pattern, r" \1 \2 ") for pattern in CONTRACTIONS2 + CONTRACTIONS3)
-# White space to `re`, and none to `regex`, which NLTK takes for all but the contractions.
+# White space for `re` but not for `regex`, which NLTK uses for everything except the contractions.
 _DIFFERING_SPACE = re.compile(r"[\x1c-\x1f]")
 
 
 def split_treebank_words(text: str) -> list[str]:
-    """The words of a text, which is not split into sentences first."""
+    """Return the words of a text, without splitting it into sentences first."""
     first, then = _compile_rules(_DIFFERING_SPACE.search(text) is not None)
     for sub, by in first:
         text = sub(by, text)
@@ -269,7 +271,10 @@ def split_treebank_words(text: str) -> list[str]:
 
 @cache
 def _compile_rules(as_nltk: bool) -> tuple[list[tuple[Callable[..., str], str]], ...]:
-    """The steps before and after the text gets a space at either end; `re` is the faster engine, `regex` NLTK's."""
+    """Return the replacements before and after the text is padded with spaces.
+
+    NLTK uses the engine `regex`; `re` is faster.
+    """
     engine: Any = re
     if as_nltk:
         import regex as engine
@@ -286,14 +291,14 @@ Tokenizer: TypeAlias = Callable[[str], list[str]]
 TokenizerName = Literal["nltk", "13a", "rouge", "unicode", "characters"]
 
 _NOT_ASCII_WORD = re.compile(r"[^a-z0-9]+")
-# Scripts without spaces between words: each character stands for itself. Marks (vowel signs, accents) belong to the
-# character before them; the `re` of Python would split words at them.
+# Scripts without spaces between words: each character is a token. Marks (vowel signs, accents) belong to the
+# character before them; Python's `re` would split words at them.
 _IDEOGRAPHS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _WORD_OR_IDEOGRAPH = rf"[{_IDEOGRAPHS}--\P{{L}}]\p{{M}}*|[\w--[{_IDEOGRAPHS}]][\w\p{{M}}--[{_IDEOGRAPHS}--\p{{M}}]]*"
 _ASCII_WORD = re.compile(r"\w+")
-# What NLTK's Treebank patterns may take apart, beside what `_easy` does.
+# Texts that need NLTK's Treebank patterns; `_split_simple` handles all others.
 _TREEBANK_ONLY = re.compile(
     r"[«“‘„`\"'()\[\]{}<>;:@#$%&*»”’\u2012-\u2015\x1c-\x1f\x85]|--|\.\.|,(?![\s\d]|$)"
     r"|(?i:cannot|gimme|gonna|gotta|lemme|wanna)"
@@ -310,11 +315,13 @@ _13A = [
 
 @cache
 def get_tokenizer(name: str) -> Tokenizer:
-    """A tokenizer by name.
+    """Return a tokenizer by name. Raises `ValueError` for an unknown name.
 
-    "nltk": NLTK's Treebank words, without sentence splitting. "13a": mteval-v13a as sacrebleu has it. "rouge":
-    lower-case ASCII letters and digits, as rouge-score. "unicode": lower-case words of any script, ideographs one by
-    one. "characters": every character but white space. Raises `ValueError` for another name.
+    - "nltk": NLTK's Treebank words, without sentence splitting
+    - "13a": mteval-v13a as in sacrebleu
+    - "rouge": lower-case ASCII letters and digits, as in rouge-score
+    - "unicode": lower-case words of any script, ideographs one by one
+    - "characters": every character except white space
     """
     known: dict[str, Callable[[], Tokenizer]] = {
         "nltk": lambda: _split_nltk,
@@ -333,7 +340,10 @@ def _split_nltk(text: str) -> list[str]:
 
 
 def _split_simple(text: str) -> list[str]:
-    """NLTK's words of a text of which only commas, the last period, ? and ! are split off, without its 25 patterns."""
+    """Return NLTK's words of a text in which only commas, the last period, ? and ! are split off.
+
+    It does not need NLTK's 25 patterns.
+    """
     text = text.rstrip()
     if text.endswith("."):
         text = f"{text[:-1]} ."
@@ -341,7 +351,7 @@ def _split_simple(text: str) -> list[str]:
 
 
 def _make_13a() -> Tokenizer:
-    """What sacrebleu's does, without its cache of 65,536 texts."""
+    """Return sacrebleu's tokenizer without its cache of 65,536 texts."""
     return lambda text: _13a_split(text.replace("<skipped>", "").replace("-\n", "").replace("\n", " "))
 
 

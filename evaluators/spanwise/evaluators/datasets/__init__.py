@@ -3,11 +3,14 @@
 Modules, in the order in which data flows:
 
 - `column_mapping`: Column mapping: names and layouts of other products to the fields of an example; splits.
-- `file_formats`: File formats of datasets: reading and writing JSON Lines, JSON, CSV, YAML; reading Parquet, Excel.
+- `file_formats`: File formats of datasets: reading and writing JSON Lines, JSON, CSV, YAML; reading
+  Parquet, Excel.
 - `yaml_format`: YAML 1.2 scalars for PyYAML: only true and false are booleans, dates stay texts.
 - `example_reader`: Reader of examples: files, DataFrames, objects of other products, stored traces.
-- `stored_datasets`: Datasets in a store: saving versions, kinds, JSON Schemas, matching by inputs, differences.
-- `example_generation`: Generation of examples by a model: questions about documents, variations of examples.
+- `stored_datasets`: Datasets in a store: saving versions, kinds, JSON Schemas, matching by inputs,
+  differences.
+- `example_generation`: Generation of examples by a model: questions about documents, variations of
+  examples.
 """
 
 from spanwise.evaluators.datasets.column_mapping import BadRow, has_splits, in_split, to_example

@@ -1,16 +1,20 @@
 """Column mapping: names and layouts of other products to the fields of an example; splits.
 
-That is where LangSmith keeps them, which lets an example be in several; `split` is the first of them but "base", in
-which LangSmith has all.
+- Databricks: request, response, expected_response, retrieved_context, expected_retrieved_context,
+  guidelines, also below MLflow's expectations.
+- LangSmith: inputs, outputs (the reference). Langfuse: input, expectedOutput. Phoenix: input, output (the
+  reference).
+- MLflow: expectations, and the results of a trace search with assessments.
+- DeepEval: context holds the expected documents, retrieval_context the retrieved ones; conversations have
+  turns.
+- OpenAI's chat lines: messages, the last of which is the reference.
+- Phoenix: input_question and so on in CSV; spans with attributes.input.value.
 
-MLflow: expectations, a search's traces with assessments. DeepEval: context is what should have been retrieved,
-retrieval_context what was; turns of a conversation. OpenAI's chat lines: messages, the last of which is the reference.
-Phoenix: input_question and so on in CSV; spans with attributes.input.value.
+`normalize_layout` handles layouts that column names alone do not identify. A column that is no field
+becomes an input. If there is a column `inputs`, it becomes metadata instead, unless it is empty.
 
-Databricks: request, response, expected_response, retrieved_context, expected_retrieved_context, guidelines, also under
-MLflow's expectations. LangSmith: inputs, outputs (the reference). Langfuse: input, expectedOutput. Phoenix: input,
-output (the reference). What names alone do not tell is in `_layouts`. Everything that is no field becomes an input,
-unless there is a column `inputs`: then what has a value becomes metadata.
+An example may be in several splits. `metadata["dataset_split"]` holds all of them, as in LangSmith. `split` is the
+first of them other than "base", which is LangSmith's split of all examples.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ SPLITS_KEY = "dataset_split"
 
 
 def in_split(example: Example, split: Split) -> bool:
-    """Whether an example is in a split, or in one of several; None is all."""
+    """Return whether an example is in a split, or in one of several. None matches every example."""
     if split is None:
         return True
     wanted = {split} if isinstance(split, str) else set(split)
@@ -40,14 +44,16 @@ def in_split(example: Example, split: Split) -> bool:
 
 
 def has_splits(source: Any) -> bool:
-    """Whether a source is several datasets by name, as Hugging Face's `DatasetDict` and `IterableDatasetDict` are."""
+    """Return whether the source maps names to datasets, as Hugging Face's `DatasetDict` and `IterableDatasetDict` do."""
     return (
         isinstance(source, Mapping) and bool(source) and all(hasattr(part, "column_names") for part in source.values())
     )
 
 
 def read_split_rows(source: Mapping[str, Any], split: Split) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Rows of the splits that are asked for, each with its name. Raises `ValueError`, which names those there are."""
+    """Yield the rows of the requested splits, each with its split's name. Raises `ValueError`, which lists the available
+    splits.
+    """
     for name in _choose_splits(source, split):
         for number, row in enumerate(source[name], 1):
             own = {"metadata.split" if column == "split" else column: value for column, value in row.items()}
@@ -73,25 +79,25 @@ def _describe_size(part: Any) -> str:
 
 Columns: TypeAlias = dict[str, JSON]
 
-# Empty columns that are kept nevertheless where a row is read, as it is they that tell the layout.
+# Columns that are kept even if empty, because their presence identifies the layout.
 MARKER_COLUMNS = frozenset({"retrieval_context", "additional_metadata"})
 _PHOENIX_PREFIXES = {"input": "inputs", "output": "reference_outputs", "metadata": "metadata"}
 _DEEPEVAL_COLUMNS = frozenset({"context", *MARKER_COLUMNS})
 _MLFLOW_TRACE_COLUMNS = frozenset({"trace_id", "request", "response", "assessments"})
 _MLFLOW_COLUMNS = frozenset({"expectations", "dataset_record_id"})
-_SPAN_PREFIX = "attributes."  # begins most columns of a DataFrame of Phoenix's spans
+_SPAN_PREFIX = "attributes."  # prefix of most columns in a DataFrame of Phoenix spans
 _SPAN_INPUTS = "attributes.input.value"
 
 
 def normalize_layout(row: Columns) -> Columns:
-    """The row, in columns whose names say what they are."""
+    """Return the row with the columns of its product's layout renamed to known names."""
     if row.keys() >= _MLFLOW_TRACE_COLUMNS:
         row = _from_mlflow_trace(row)
     if isinstance(expected := row.get("expectations"), Mapping):
         row = {name: value for name, value in row.items() if name != "expectations"} | dict(expected)
         row = {
             name: value for name, value in row.items() if name != "outputs" or value != {}
-        }  # what MLflow has of none
+        }  # MLflow writes {} for missing outputs
     if "retrieval_context" in row and "context" in row:
         row = _from_deepeval(row)
     if _SPAN_INPUTS in row:
@@ -105,7 +111,7 @@ def normalize_layout(row: Columns) -> Columns:
 
 
 def _from_mlflow_trace(row: Columns) -> Columns:
-    """A row of `mlflow.search_traces()`: what was asked and answered, and what people expected."""
+    """Return request, response and expectations of a row of `mlflow.search_traces()`."""
     assessments = row["assessments"] if isinstance(row["assessments"], list) else []
     said = [one for one in assessments if isinstance(one, Mapping) and "expectation" in one]
     expected = {str(one.get("assessment_name")): _expectation_value(one["expectation"]) for one in said}
@@ -118,7 +124,7 @@ def _expectation_value(expectation: JSON) -> JSON:
 
 
 def _from_deepeval(row: Columns) -> Columns:
-    """Its saved goldens join the texts of a context by bars."""
+    """Rename the context columns, and split contexts at bars, with which DeepEval's saved goldens join texts."""
     named = {"expected_documents" if name == "context" else name: value for name, value in row.items()}
     for name in ("expected_documents", "retrieval_context") if row.keys() >= _DEEPEVAL_COLUMNS else ():
         if isinstance(joined := named[name], str):
@@ -127,7 +133,7 @@ def _from_deepeval(row: Columns) -> Columns:
 
 
 def _from_turns(row: Columns) -> Columns:
-    """A conversation of DeepEval: what the assistant says last is what was answered; without turns, a scenario."""
+    """Convert a conversation of DeepEval: the assistant's last turn is the output. A row without turns is a scenario."""
     turns = row.get("turns")
     rest = {"reference_outputs" if name == "expected_outcome" else name: value for name, value in row.items()}
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, Mapping) for turn in turns):
@@ -140,7 +146,7 @@ def _from_turns(row: Columns) -> Columns:
 
 
 def _from_span(row: Columns) -> Columns:
-    """A span of Phoenix's or Arize's, whose attributes are OpenInference's."""
+    """Convert a span of Phoenix or Arize with OpenInference attributes."""
     retrieved = row.get("attributes.retrieval.documents")
     named: Columns = {"inputs": _parse_mime_value(row, "input"), "outputs": _parse_mime_value(row, "output")}
     if isinstance(retrieved, list):
@@ -164,7 +170,9 @@ def _parse_mime_value(row: Columns, side: str) -> JSON:
 
 
 def _from_messages(row: Columns) -> Columns:
-    """A line for fine-tuning: what the assistant says last is the reference, everything before is what it is given."""
+    """Convert a fine-tuning line: the assistant's last message is the reference, the messages before it are the
+    input.
+    """
     turns = row["messages"]
     if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
         return row
@@ -175,7 +183,7 @@ def _from_messages(row: Columns) -> Columns:
 
 
 def _from_prefixes(row: Columns) -> Columns:
-    """Phoenix's CSV, where every other column says by its beginning what it is."""
+    """Convert a row of Phoenix's CSV, in which the prefix of a column names its field."""
     split = {name: name.partition("_") for name in row if name != "example_id"}
     if not split or not {head for head, _, part in split.values() if part} <= _PHOENIX_PREFIXES.keys():
         return row
@@ -215,29 +223,31 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "id": ("id", "example_id", "request_id", "dataset_record_id"),
 }
 _FIELD_OF = {name: field for field, names in FIELDS.items() for name in names}
-_REFERENCE_IS_OUTPUT = frozenset({"dataset_id", "source_run_id", "datasetId"})  # columns that only such exports have
+# columns of exports whose outputs are references
+_REFERENCE_IS_OUTPUT = frozenset({"dataset_id", "source_run_id", "datasetId"})
 _WITH_PARTS = ("inputs", "outputs", "reference_outputs", "metadata")
 _SCALARS = ("base_id", "split", "id")
 _PLAIN_FIELDS = ("reference_outputs", "outputs", "conditions", "guidelines", "history", "metadata")
 _UNCONVERTED_FIELDS = frozenset(
     {"inputs", "documents", "expected_documents"}
-)  # what a task takes; what `documents_of` reads
-_MISSING_TYPES = frozenset({"NAType", "NaTType"})  # pandas' words for it
+)  # tasks get inputs unchanged; `to_documents` converts documents
+_MISSING_TYPES = frozenset({"NAType", "NaTType"})  # types of pandas' missing values
 
 
 class BadRow(SpanwiseError, ValueError):
-    """A row of a dataset that cannot become an example; says which, what, and the way out."""
+    """Row of a dataset that cannot become an example. The message names the row, the problem and the remedy."""
 
 
 def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | None = None) -> Example:
-    """The example in a row. `columns` renames columns first: {"gold": "reference_outputs", "q": "inputs.question"}.
+    """Return the example in a row. `columns` renames columns first: {"gold": "reference_outputs", "q":
+    "inputs.question"}.
 
-    What is missing (NaN, `pandas.NA`) is left out. All but the inputs, which a task may want as they are, becomes plain
-    values: evaluators see what a store would keep. Raises `BadRow`.
+    Missing values (NaN, `pandas.NA`) are left out. All fields become plain values, as a store would keep them. Only
+    inputs stay as they are, as a task may need the original objects. Raises `BadRow`.
     """
     row = {name: value for name, value in row.items() if not _is_missing(value) or name in MARKER_COLUMNS}
     if not columns and "inputs" in row and row.keys() <= FIELDS.keys():
-        return _build_example(row, where)  # our own names throughout: nothing has to be told
+        return _build_example(row, where)  # all names are field names, so no mapping is needed
     draft, rest = _split_fields(normalize_layout(_rename_columns(row, columns or {})))
     _assign_references(draft, rest, row)
     if "inputs" in draft:
@@ -251,7 +261,9 @@ def to_example(row: Row, *, where: str = "row", columns: Mapping[str, str] | Non
 
 
 def normalize_example(example: Example) -> Example:
-    """An example made by hand with its reference and so on as plain values; the same one where they are."""
+    """Convert the fields of a hand-made example to plain values, but not its inputs and documents. An example with plain
+    values is returned unchanged.
+    """
     values = ((name, getattr(example, name)) for name in _PLAIN_FIELDS)
     changed = {name: seen for name, value in values if not _is_empty(value) and (seen := to_plain(value)) is not value}
     return replace(example, **changed) if changed else example
@@ -266,13 +278,13 @@ def _rename_columns(row: Row, columns: Mapping[str, str]) -> dict[str, JSON]:
 
 
 def _split_fields(row: Row) -> tuple[dict[str, JSON], dict[str, JSON]]:
-    """The fields of an example that a row has, and its other columns; `inputs.question` is a part of a field.
+    """Split a row into the fields of an example and its other columns. `inputs.question` is a part of a field.
 
-    Of two columns for one field the first counts, the other stays a column of its own: nothing is lost.
+    If two columns map to one field, the first wins. The other remains a separate column, so no data is lost.
     """
     draft: dict[str, JSON] = {}
     rest: dict[str, JSON] = {}
-    for name, value in sorted(row.items(), key=_is_part):  # a field before its parts
+    for name, value in sorted(row.items(), key=_is_part):  # fields precede their parts
         head, _, part = name.partition(".")
         field = _FIELD_OF.get(head, "")
         if part and field in _WITH_PARTS and isinstance(draft.get(field) or {}, Mapping):
@@ -290,7 +302,7 @@ def _is_part(column: tuple[str, JSON]) -> bool:
 
 
 def _assign_references(draft: dict[str, JSON], rest: dict[str, JSON], row: Row) -> None:
-    """Move outputs to where they belong, when an export calls the reference "outputs"."""
+    """Move outputs to the reference if the export calls the reference "outputs", and assign a column `answer`."""
     if draft.get("reference_outputs") is None and _outputs_are_references(row):
         draft["reference_outputs"] = draft.pop("outputs", None)
     elif "answer" in rest and "inputs" not in draft:
@@ -300,7 +312,7 @@ def _assign_references(draft: dict[str, JSON], rest: dict[str, JSON], row: Row) 
 
 def _outputs_are_references(row: Row) -> bool:
     both_spread = isinstance(row.get("input"), Mapping) and isinstance(row.get("output"), Mapping)
-    of_phoenix = "node_id" in row and row["node_id"] == row.get("id")  # in its CSV, with input.question and so on
+    of_phoenix = "node_id" in row and row["node_id"] == row.get("id")  # Phoenix's CSV, with input.question and so on
     return both_spread or of_phoenix or any(name in row for name in _REFERENCE_IS_OUTPUT)
 
 
@@ -328,13 +340,13 @@ def _is_missing(value: Any) -> bool:
 
 
 def _scalar_text(value: JSON) -> str:
-    """As text that a store can hold; 7.0 as "7", for a column of whole numbers with gaps comes as floats."""
+    """Return the value as text that a store can hold. 7.0 becomes "7": an integer column with gaps arrives as floats."""
     text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _assign_split(known: dict[str, Any]) -> None:
-    """An example in several splits has them all in its metadata (see `_splits`), and one of them as its split."""
+    """Keep all splits of an example in its metadata (see `SPLITS_KEY`), and set one of them as its split."""
     split, metadata = known.get("split"), known.get("metadata", {})
     if isinstance(split, list | tuple):
         known["metadata"] = metadata = {SPLITS_KEY: list(split), **metadata}

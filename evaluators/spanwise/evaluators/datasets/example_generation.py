@@ -39,7 +39,7 @@ Reference: {reference}
 
 
 class ModelSaid(SpanwiseError, ValueError):
-    """A model's reply that holds no examples; shows the reply."""
+    """Reply of a model that holds no examples. The message contains the reply."""
 
 
 def generate(
@@ -50,15 +50,19 @@ def generate(
     per_source: int = 3,
     on_error: Callable[[ModelSaid], None] | None = None,
 ) -> list[Example]:
-    """Examples that a model writes about documents or after seed examples.
+    """Generate examples with a model, about documents or as variations of seed examples.
 
-    `source` holds documents (texts, dicts, `Document`) or `Example`s. `model` is whatever a judge may be: a function
-    from a prompt to a reply, a `Judge`, or the name of a model behind an OpenAI-compatible endpoint: that of `client`
-    (an `openai.OpenAI`), else where a judge of that name would be. A name is asked without temperature and seed, and
-    anew each time. A question about a document has it as its `expected_documents`; a variation of an example has its
-    id as `base_id`. `metadata["generated"]` is True in all of them, `metadata["model"]` the name.
-    A reply that cannot be read, a refusal and an empty one raise `ModelSaid`, or are handed to `on_error` and left out;
-    where nobody answers, `Unjudged` is raised, and what a function or `client` raises.
+    `source` holds documents (texts, dicts, `Document`) or `Example`s. `model` is anything that `make_judge`
+    accepts: a function from a prompt to a reply, a `Judge`, or a model's name. A name is looked up at the
+    endpoint of `client` (an `openai.OpenAI`), else at the endpoint of a judge with that name. It is called
+    without temperature, seed and cache.
+
+    A question about a document has the document as `expected_documents`. A variation has the id of its seed as
+    `base_id`. `metadata["generated"]` is True in all of them, and `metadata["model"]` is the model's name.
+
+    An unreadable reply, a refusal and an empty reply raise `ModelSaid`. With `on_error`, the error is passed to it
+    and the source is left out. Raises `Unjudged` if the endpoint gives no reply, and any error of the function or
+    `client`.
     """
     judge, named = _choose_judge(model, client)
     examples: list[Example] = []
@@ -74,7 +78,7 @@ def generate(
 
 
 def _choose_judge(model: Any, client: Any) -> tuple[Judge, str | None]:
-    """Who is asked, and the name that examples bear."""
+    """Return the judge to call, and the model name for the metadata of examples."""
     from spanwise.evaluators.judges import Judge, make_judge
 
     if isinstance(model, str) and client is not None:
@@ -86,7 +90,7 @@ def _choose_judge(model: Any, client: Any) -> tuple[Judge, str | None]:
 
 
 def _ask_model(judge: Judge, prompt: str) -> str:
-    """Raises `ModelSaid` where no reply was to be had from a model that was reached."""
+    """Return the model's reply. Raises `ModelSaid` if the model was reached but gave no usable reply."""
     from spanwise.evaluators.judges import Ask, CutOff, Declined
 
     try:
@@ -110,7 +114,7 @@ def _generate_from(seed: Any, judge: Judge, n: int) -> Iterator[Example]:
 
 
 def _parse_reply_rows(reply: str) -> list[Mapping[str, JSON]]:
-    """The list of objects in a reply, whatever stands around it."""
+    """Return the list of objects in a reply, ignoring any text around it."""
     block = _JSON_LIST.search(reply)
     try:
         rows = orjson.loads(block.group()) if block else None

@@ -22,17 +22,17 @@ from spanwise.evaluators.datasets.column_mapping import (
 from spanwise.evaluators.datasets.file_formats import READABLE_SUFFIXES, read_file_rows, read_frame
 from spanwise.evaluators.interface import StoreLocation, open_store_location
 
-_FRAME_METHODS = ("to_df", "to_dataframe")  # of MLflow's EvaluationDataset, of Phoenix's Dataset
+_FRAME_METHODS = ("to_df", "to_dataframe")  # methods of MLflow's EvaluationDataset and of Phoenix's Dataset
 _LIST_ATTRIBUTES = (
     "goldens",
     "test_cases",
     "items",
     "examples",
-)  # of DeepEval's EvaluationDataset (the first two), of Langfuse's
+)  # attributes of DeepEval's EvaluationDataset (the first two) and of Langfuse's dataset
 
 
 def unwrap_dataset(source: Any) -> Any:
-    """What a product's dataset holds: a list of rows, or a DataFrame; anything else as it is."""
+    """Return the list of rows or the DataFrame in a product's dataset object, and any other source unchanged."""
     if isinstance(source, Iterable) and not hasattr(source, "to_df"):
         return source
     lists = [getattr(source, name, None) for name in _LIST_ATTRIBUTES]
@@ -43,7 +43,9 @@ def unwrap_dataset(source: Any) -> Any:
 
 
 def object_fields(item: Any, where: str) -> Mapping[str, Any]:
-    """A row that is an object: a pydantic model, a dataclass, or what turns itself into a dict. Raises `BadRow`."""
+    """Return the fields of a pydantic model, a dataclass, or an object with a method that makes a dict. Raises
+    `BadRow`.
+    """
     for name in ("model_dump", "to_dict", "dict"):
         dump = getattr(item, name, None)
         if callable(dump) and not isinstance(item, type):
@@ -56,7 +58,7 @@ def object_fields(item: Any, where: str) -> Mapping[str, Any]:
 
 
 def _dump_plain(dump: Any) -> Any:
-    """JSON's own types where all has one: ids, times and enumerations are texts then, as in files."""
+    """Dump in pydantic's JSON mode if possible: ids, times and enumerations then become texts, as in files."""
     try:
         return dump(mode="json")
     except (TypeError, ValueError):
@@ -76,13 +78,13 @@ def from_traces(
     filter: Filter | None = None,
     **conditions: object,
 ) -> list[Example]:
-    """Examples from stored traces: those named, or those that pass a filter, latest first.
+    """Return examples made from stored traces: the named ones, or those that match a filter, latest first.
 
-    `corrections` maps trace ids to reference outputs; with `outputs_are_references` what was answered is the reference
-    of the others. What was answered and retrieved is kept as the example's given outputs and documents. Traces with
-    equal inputs become one example: that of the corrected trace, or of the first.
+    `corrections` maps trace ids to reference outputs. With `outputs_are_references`, the outputs of all other
+    traces are their references. Outputs and retrieved documents are also kept as the example's `outputs` and
+    `documents`. Traces with equal inputs become one example: that of the corrected trace, or of the first.
 
-    `store` may be a path or URL. Raises `ValueError` for a correction of a trace that was not picked.
+    `store` may be a path or URL. Raises `ValueError` for a correction of a trace that was not selected.
     """
     left = dict(corrections or {})
     with open_store_location(cast(StoreLocation, store)) as found:
@@ -100,9 +102,9 @@ def from_traces(
 
 
 def deduplicate_inputs(examples: Iterable[Example], corrected: Container[str] = ()) -> list[Example]:
-    """Return one example for each of the inputs: the first, or those whose trace ids are among the corrected ones.
+    """Return one example for each of the inputs: the first, or the one whose trace id is among the corrected ones.
 
-    Corrections that contradict each other stay: one is wrong, and only a person knows which.
+    Contradictory corrections are all kept: one is wrong, and only a person can decide which.
     """
     kept: dict[bytes, list[Example]] = {}
     for example in examples:
@@ -124,7 +126,7 @@ def read_traces(
     filter: Filter | None = None,
     **conditions: object,
 ) -> Iterator[Trace]:
-    """Whole traces, a page at a time: those named, in that order, or those that pass, latest first."""
+    """Yield complete traces, one page at a time: the named ones in that order, or those that match, latest first."""
     if trace_ids is not None:
         named = list(trace_ids)
         for start in range(0, len(named), PAGE_TRACES):
@@ -140,7 +142,7 @@ def read_traces(
 
 
 def make_trace_example(trace: Trace, correction: JSON = None, outputs_are_references: bool = False) -> Example:
-    """The example that a trace is; its id is the trace's."""
+    """Return the example of a trace, with the trace's id."""
     root = trace.root
     reference = root.outputs if correction is None and outputs_are_references else correction
     details: dict[str, Any] = {"trace_id": trace.trace_id, "name": root.name, "project": root.project}
@@ -162,14 +164,15 @@ def read(
     encoding: str | None = None,
     outputs_are_references: bool = False,
 ) -> list[Example]:
-    """All examples of a file (by its ending), a DataFrame, another product's dataset, or a list of rows.
+    """Return all examples of a file (by its suffix), a DataFrame, another product's dataset, or a list of rows.
 
     A row is a dict, an `Example`, a trace, or an object of another product. `columns` renames columns first, as in
-    {"gold": "reference_outputs", "q": "inputs.question"}. `split` takes the examples of one split or several, and is
-    needed where a source has several, such as a Hugging Face `DatasetDict`. `encoding` is that of a text file, where
-    neither UTF-8 nor a mark at its beginning tells it. With `outputs_are_references` the outputs of a row that
-    has no reference are its reference, as in LangSmith's rows. Ids: see `distinct`. Raises
-    `BadRow`, which names file and line.
+    {"gold": "reference_outputs", "q": "inputs.question"}. `split` selects one split or several. It is required for a
+    source with several splits, such as a Hugging Face `DatasetDict`.
+
+    `encoding` is that of a text file which is neither UTF-8 nor has a byte order mark. With
+    `outputs_are_references`, the outputs of a row without a reference are its reference, as in LangSmith's
+    rows. Duplicate ids get numbers (see `number_duplicates`). Raises `BadRow`, which names file and line.
     """
     return number_duplicates(_read_examples(source, columns, split, encoding, outputs_are_references))
 
@@ -182,9 +185,9 @@ def iterate(
     encoding: str | None = None,
     outputs_are_references: bool = False,
 ) -> Iterator[Example]:
-    """The same, one by one: JSON lines, CSV, Parquet and generators are never held as a whole.
+    """Yield the examples one by one. JSON lines, CSV, Parquet and generators are never loaded as a whole.
 
-    An id that is given further down than a row without one whose inputs make the same id gets a number.
+    Rows without an id get one derived from their inputs. A later row whose given id equals it gets a number.
     """
     numbering = ExampleNumbering()
     examples = _read_examples(source, columns, split, encoding, outputs_are_references)
@@ -192,7 +195,9 @@ def iterate(
 
 
 def is_file(source: Any) -> bool:
-    """Whether a dataset is named by a path: a `Path`, a text that ends like a file of examples, or names a file."""
+    """Return whether the source is a path: a `Path`, a text with the suffix of an example file, or the name of a
+    file.
+    """
     if not isinstance(source, str):
         return isinstance(source, Path)
     return source.lower().endswith(READABLE_SUFFIXES) or (
@@ -221,7 +226,7 @@ def _source_rows(source: Any, split: Split, encoding: str | None) -> Iterable[tu
     source = unwrap_dataset(source)
     if hasattr(source, "itertuples") and hasattr(source, "columns"):
         return read_frame(source)
-    if hasattr(source, "iter_rows") and hasattr(source, "columns"):  # polars
+    if hasattr(source, "iter_rows") and hasattr(source, "columns"):  # a polars DataFrame
         source = source.iter_rows(named=True)
     if isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
         return ((f"example {number}", row) for number, row in enumerate(source, 1))

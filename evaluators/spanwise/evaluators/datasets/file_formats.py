@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 _PYTHON_CONSTANT = re.compile(r"NaN|Infinity")
-_LONG_INTEGER = re.compile(r"\d{19}")  # perhaps an integer beyond 64 bits, of which orjson makes a float
+_LONG_INTEGER = re.compile(r"\d{19}")  # possibly an integer beyond 64 bits, which orjson would read as a float
 _LONG_INTEGER_BYTES = re.compile(_LONG_INTEGER.pattern.encode())
 
 
 class _IntegerTooLarge(ValueError):
-    """An integer that 64 bits do not hold."""
+    """Integer that does not fit into 64 bits."""
 
 
 def load_json(text: bytes | str, where: str) -> JSON:
-    """The value of a JSON text; NaN, Infinity and -Infinity, which Python writes, are null, as a store keeps them.
+    """Return the value of a JSON text. NaN, Infinity and -Infinity, which Python writes, become null, as in a store.
 
-    Raises `BadRow` for what is no JSON, and for an integer beyond 64 bits; `UnicodeDecodeError` for what is not UTF-8.
+    Raises `BadRow` for invalid JSON and for an integer beyond 64 bits, and `UnicodeDecodeError` for invalid UTF-8.
     """
     try:
         value = orjson.loads(text)
@@ -67,17 +67,19 @@ def _parse_integer(digits: str) -> int:
     return value
 
 
-_BYTE_ORDER_MARKS = (  # the longer first: UTF-32's begins with UTF-16's
+_BYTE_ORDER_MARKS = (  # longer marks first: that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-UTF_8 = "utf-8-sig"  # with or without its mark
+UTF_8 = "utf-8-sig"  # accepts a byte order mark, but does not require one
 
 
 def detect_encoding(path: Path, said: str | None) -> str:
-    """What to read a file with: what is said, else what its mark says, else UTF-8. Raises `ValueError`, `BadRow`."""
+    """Return the encoding of a file: the given one, else that of its byte order mark, else UTF-8. Raises
+    `ValueError` for an unknown encoding and `BadRow` for UTF-16 without a mark.
+    """
     if said is not None:
         return _check_encoding(said)
     with path.open("rb") as file:
@@ -90,7 +92,7 @@ def detect_encoding(path: Path, said: str | None) -> str:
 
 @contextmanager
 def open_text(path: Path, encoding: str, newline: str | None = None) -> Iterator[TextIO]:
-    """An open text file. What is not of its encoding raises `BadRow`, which says what to say instead."""
+    """Open a text file. Text in another encoding raises `BadRow`, which suggests encodings."""
     try:
         with path.open(encoding=encoding, newline=newline) as text:
             yield text
@@ -99,7 +101,7 @@ def open_text(path: Path, encoding: str, newline: str | None = None) -> Iterator
 
 
 def encoding_error(where: str, encoding: str, error: UnicodeError) -> BadRow:
-    """That a file is of another encoding than it was read with, and the way out."""
+    """Return the error for a file in another encoding than expected, with encodings to try."""
     name = "UTF-8" if encoding == UTF_8 else encoding
     bad = f" (byte {error.object[error.start]:#04x})" if isinstance(error, UnicodeDecodeError) else ""
     others = " or ".join(repr(other) for other in ("cp1252", "latin-1", "utf-16") if other != encoding)
@@ -117,11 +119,11 @@ def _check_encoding(said: str) -> str:
     return UTF_8 if name == "utf-8" else name
 
 
-PARQUET_BATCH_ROWS = 1000  # rows of a Parquet file in memory at once
+PARQUET_BATCH_ROWS = 1000  # maximum number of rows of a Parquet file in memory
 
 
 def read_frame(table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of a pandas DataFrame; an index that is named like an id is one."""
+    """Yield the rows of a pandas DataFrame. An index named like an id column supplies the ids."""
     names = [str(name) for name in table.columns]
     check_distinct_names(names, "the DataFrame")
     named = str(table.index.name)
@@ -135,7 +137,7 @@ def read_frame(table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
-    """Rows of a Parquet file, a batch at a time."""
+    """Yield the rows of a Parquet file, reading one batch at a time."""
     with require_extra("files", f"reading {path.name!r}"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -152,12 +154,14 @@ def read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, JSON]]]:
 
 
 def read_xlsx(path: Path, cell: Callable[[str], JSON]) -> Iterator[tuple[str, Mapping[str, JSON]]]:
-    """Rows of the first sheet of an Excel file, whose first row names the columns; texts are read as those of CSV."""
+    """Yield the rows of the first sheet of an Excel file. Its first row holds the column names. Texts are parsed as in
+    CSV.
+    """
     with require_extra("files", f"reading {path.name!r}"):
         from openpyxl import load_workbook
     try:
         book = load_workbook(path, read_only=True, data_only=True)
-    except Exception as error:  # of a broken archive: zipfile's, zlib's, XML's, KeyError
+    except Exception as error:  # a broken archive raises errors of zipfile, zlib, XML, or KeyError
         raise BadRow(f"{path.name} is not an Excel file: {error!r:.200}") from None
     try:
         rows = iter(book.worksheets[0].iter_rows(values_only=True))
@@ -174,21 +178,24 @@ def read_xlsx(path: Path, cell: Callable[[str], JSON]) -> Iterator[tuple[str, Ma
 
 
 def to_python_value(value: Any) -> Any:
-    """Python's own types for numpy's; missing values (NaN, NaT, NA) are None."""
+    """Convert numpy types to Python's. Missing values (NaN, NaT, NA) become None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple | dict | str):
         return value
-    if callable(to_dict := getattr(value, "to_dict", None)) and not isinstance(value, type):  # a product's object
+    # an object of another product
+    if callable(to_dict := getattr(value, "to_dict", None)) and not isinstance(value, type):
         return to_dict()
     try:
         return None if value != value else value
-    except TypeError:  # pandas.NA refuses to be true or false
+    except TypeError:  # pandas.NA has no truth value
         return None
 
 
 def _holds_integers(column: Any) -> bool:
-    """Whether a column of floats has whole numbers and gaps alone: pandas made floats of them for the gaps."""
+    """Return whether a float column holds only integers and gaps: pandas converts integers to floats if there are
+    gaps.
+    """
     if getattr(column.dtype, "kind", "") != "f":
         return False
     there = column.dropna()
@@ -200,7 +207,7 @@ def _to_integer(cell: Any) -> Any:
 
 
 def _table_row(names: Any, cells: Any) -> dict[str, Any]:
-    """What a row has."""
+    """Return the non-empty cells by column name, and empty marker columns."""
     values = zip(names, map(to_python_value, cells), strict=False)
     return {name: value for name, value in values if value is not None or name in MARKER_COLUMNS}
 
@@ -220,18 +227,20 @@ def _excel_value(value: Any, cell: Callable[[str], JSON]) -> JSON:
 
 
 def check_distinct_names(names: Sequence[str], where: str) -> None:
-    """Raise `BadRow` for two columns of one name, of which one would be lost."""
+    """Raise `BadRow` for two columns with the same name, as one of them would be lost."""
     double = next((name for name, count in Counter(names).items() if count > 1), None)
     if double is not None:
         raise BadRow(f"{where} has two columns named {double!r}")
 
 
 Rows: TypeAlias = Iterator[tuple[str, Mapping[str, JSON]]]
-_LIST_KEYS = ("examples", "items", "rows", "data")  # keys under which exports keep their rows
+_LIST_KEYS = ("examples", "items", "rows", "data")  # keys of the list of rows in exports
 
 
 def read_file_rows(path: Path, encoding: str | None = None) -> Rows:
-    """(where, row) pairs of a file. Raises `BadRow` with file and line, `ValueError` for an unknown kind of file."""
+    """Yield (location, row) pairs of a file. Raises `BadRow` with file and line, and `ValueError` for an unknown
+    suffix.
+    """
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}{_suggest_file(path)}")
     suffix = path.suffix.lower()
@@ -245,13 +254,13 @@ def read_file_rows(path: Path, encoding: str | None = None) -> Rows:
 
 
 def _suggest_file(path: Path) -> str:
-    """A hint at a file beside it that is called alike, with its folder: so that it can be copied."""
+    """Return a hint at a file with a similar name in the same folder, with its full path."""
     beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     return "".join(f"; did you mean {str(path.with_name(name))!r}?" for name in find_nearest(path.name, beside))
 
 
 def _read_json_lines(path: Path, encoding: str) -> Rows:
-    if encoding == UTF_8:  # read as bytes, which is faster
+    if encoding == UTF_8:  # reading bytes is faster
         with path.open("rb") as lines:
             yield from _parse_lines(path.name, (line.removeprefix(b"\xef\xbb\xbf") for line in lines))
     else:
@@ -267,7 +276,7 @@ def _parse_lines(name: str, lines: Iterable[bytes | str]) -> Rows:
 
 
 def _read_csv(path: Path, encoding: str, delimiter: str = ",") -> Rows:
-    csv.field_size_limit(2**31 - 1)  # documents in cells pass the module's 128 KiB
+    csv.field_size_limit(2**31 - 1)  # documents in cells exceed the csv module's limit of 128 KiB
     with path.open(newline="", encoding=encoding) as lines:
         reader = csv.reader(lines, delimiter=_detect_delimiter(lines, delimiter), strict=True)
         try:
@@ -300,17 +309,17 @@ def _read_tsv(path: Path, encoding: str) -> Rows:
 
 
 def _detect_delimiter(lines: TextIO, usual: str) -> str:
-    """The usual one, unless the header has none of it: spreadsheets of some countries write semicolons."""
+    """Return the usual delimiter, unless the header lacks it: spreadsheets in some locales write semicolons."""
     try:
         head = lines.readline()
-    except UnicodeDecodeError:  # told when the rows are read
+    except UnicodeDecodeError:  # reading the rows reports it
         head = ""
     lines.seek(0)
     return next((mark for mark in (usual, ";", "\t") if mark in head), usual)
 
 
 def parse_cell(text: str) -> JSON:
-    """JSON objects, lists and quoted texts in a cell are read; everything else is the text that it is."""
+    """Parse JSON objects, lists and quoted texts in a cell. Return any other text unchanged."""
     if text[:1] not in ("{", "[", '"'):
         return text
     try:
@@ -339,7 +348,7 @@ def _read_yaml(path: Path, encoding: str) -> Rows:
         raise BadRow(f"{path.name}{line} is not YAML: {error.problem or error.context}") from None
     except BadRow:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
+    except (yaml.YAMLError, ValueError) as error:  # ValueError for an invalid date
         raise BadRow(f"{path.name} is not YAML: {' '.join(str(error).split())}") from None
 
 
@@ -402,10 +411,11 @@ _OPTIONAL_FIELDS = ("categories", "metadata")
 
 
 def write(examples: Iterable[Example], path: str | Path, *, format: ExampleFormat = "spanwise") -> int:
-    """Write examples to a file by its ending (JSONL, JSON, CSV, TSV, YAML); returns how many there were.
+    """Write examples to a file in the format of its suffix (JSONL, JSON, CSV, TSV, YAML), and return their number.
 
-    `format="openai"` is chat JSONL for fine-tuning, `format="databricks"` uses the columns of its evaluation sets.
-    CSV keeps texts: numbers and truth values come back as texts, lists and objects as they were.
+    `format="openai"` is chat JSONL for fine-tuning, and `format="databricks"` uses the columns of Databricks
+    evaluation sets. CSV keeps only texts: numbers and booleans are read back as texts, lists and objects are
+    restored.
     """
     path = Path(path)
     if format not in ROW_FORMATS:
@@ -414,7 +424,9 @@ def write(examples: Iterable[Example], path: str | Path, *, format: ExampleForma
 
 
 def write_rows(rows: list[dict[str, JSON]], path: Path) -> int:
-    """Write plain dicts to a file by its ending; in CSV what is no text is JSON. Returns how many there were."""
+    """Write plain dicts to a file in the format of its suffix, and return their number. In CSV, values other than texts
+    are JSON.
+    """
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
         raise ValueError(f"cannot write {path.name!r}: known are {', '.join(_WRITERS)}")
@@ -423,7 +435,7 @@ def write_rows(rows: list[dict[str, JSON]], path: Path) -> int:
 
 
 def to_row(example: Example) -> dict[str, JSON]:
-    """An example as one plain dict without what it has not; `read` understands it."""
+    """Return an example as a plain dict without its empty fields. `read` accepts the result."""
     filled = {
         name: getattr(example, name) for name in _FIELD_ORDER if name not in _OPTIONAL_FIELDS or getattr(example, name)
     }
@@ -431,9 +443,10 @@ def to_row(example: Example) -> dict[str, JSON]:
 
 
 def to_openai(example: Example) -> dict[str, JSON]:
-    """One line of OpenAI's chat fine-tuning format: the conversation, then the reference as the assistant's turn.
+    """Return one line of OpenAI's chat fine-tuning format: the conversation, then the reference as the assistant's
+    message.
 
-    Raises `ValueError` when there is no reference, or inputs are neither a text nor messages.
+    Raises `ValueError` if there is no reference, or if inputs are neither a text nor messages.
     """
     if example.reference_outputs is None:
         raise ValueError(f"example {example.id[:12]} has no reference outputs to train on")
@@ -441,7 +454,7 @@ def to_openai(example: Example) -> dict[str, JSON]:
 
 
 def to_databricks(example: Example) -> dict[str, JSON]:
-    """One row of a Databricks evaluation set."""
+    """Return one row of a Databricks evaluation set."""
     row = {
         "request_id": example.id,
         "request": example.inputs,
@@ -455,7 +468,7 @@ def to_databricks(example: Example) -> dict[str, JSON]:
 
 
 def to_pandas(examples: Iterable[Example]) -> pandas.DataFrame:
-    """One row per example, dicts and lists in their cells."""
+    """Return a DataFrame with one row per example. Cells may hold dicts and lists."""
     import pandas
 
     return pandas.DataFrame([to_row(example) for example in examples])
@@ -528,7 +541,7 @@ def _encode_csv(rows: list[dict[str, JSON]], delimiter: str = ",") -> bytes:
 
 
 def _encode_cell(value: JSON) -> str:
-    """Texts as they are, unless reading them would take them for JSON; nothing is an empty cell."""
+    """Return a text unchanged unless the reader would parse it as JSON. None becomes an empty cell."""
     if value is None:
         return ""
     if isinstance(value, str) and value[:1] not in ("{", "[", '"') and value:

@@ -1,11 +1,14 @@
 """Datasets in a store: saving versions, kinds, JSON Schemas, matching by inputs, differences.
 
-kv: any inputs and outputs. llm: {"input": prompt} → {"output": response}. chat: {"input": messages} →
-{"output": messages}. Of an llm or chat example evaluators get the texts: the prompt and the response, or the last
-turn of the conversation, with the turns before it as `history`.
+A dataset has one of three kinds:
 
-Ids in a store are never changed. They may be of another making than `example_id` (given ones, those of earlier
-versions), so examples without an id of their own are matched by what they ask, the first with the first and so on.
+- kv: any inputs and outputs.
+- llm: {"input": prompt} → {"output": response}. Evaluators get the two texts.
+- chat: {"input": messages} → {"output": messages}. Evaluators get the text of the last message, and the
+  messages before it as `history`.
+
+Stored ids never change. They may differ from `derive_example_id`, such as ids that users assigned or that earlier
+versions derived. Examples without a given id are therefore matched with stored ones by their inputs, in order.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from spanwise.evaluators.interface import StoreLocation, open_store_location, to
 
 
 def infer_kind(examples: Iterable[Example]) -> DatasetKind:
-    """The kind of a list of examples, by what its first has."""
+    """Return the kind of a list of examples, judged by the inputs of the first."""
     first = next(iter(examples), None)
     if first is None or not isinstance(first.inputs, Mapping) or set(first.inputs) != {"input"}:
         return "kv"
@@ -55,7 +58,7 @@ def check_kind(examples: Iterable[Example], kind: DatasetKind) -> None:
 
 
 def view_example(example: Example, kind: str) -> dict[str, JSON]:
-    """The fields of a `Case` that evaluators see of an example: `inputs`, `reference_outputs`, `history`."""
+    """Return the fields of a `Case` that an example supplies: `inputs`, `reference_outputs`, `history`."""
     fields = {"inputs": example.inputs, "reference_outputs": example.reference_outputs, "history": example.history}
     if kind == "kv":
         return fields
@@ -69,7 +72,7 @@ def view_example(example: Example, kind: str) -> dict[str, JSON]:
 
 
 def view_outputs(outputs: JSON, kind: str) -> JSON:
-    """What evaluators see of a task's outputs."""
+    """Return a task's outputs as evaluators see them."""
     if kind == "kv":
         return outputs
     turns = to_messages(unwrap_single_value(outputs)) if kind == "chat" else []
@@ -92,11 +95,13 @@ Schema = Mapping[str, JSON]
 
 
 class SchemaError(SpanwiseError, ValueError):
-    """An example that does not follow its dataset's schema, named with the field; or a schema that is none."""
+    """Example that violates its dataset's schema, with the field in the message; or an invalid schema."""
 
 
 def infer_schema(examples: Iterable[Example]) -> dict[str, JSON]:
-    """The narrowest schema that all examples follow: the types of every field, and which of them are always there."""
+    """Infer the narrowest schema that all examples follow: the types of every field, and the fields that are always
+    present.
+    """
     rows = list(examples)
     references = [row.reference_outputs for row in rows if row.reference_outputs is not None]
     parts = {"inputs": [row.inputs for row in rows], "reference_outputs": references}
@@ -108,7 +113,7 @@ def infer_schema(examples: Iterable[Example]) -> dict[str, JSON]:
 
 
 def check_schema(examples: Iterable[Example], schema: Schema) -> None:
-    """Raise `SchemaError` for the first example that does not follow the schema, or for a schema that is none."""
+    """Raise `SchemaError` for the first example that violates the schema, and for an invalid schema."""
     from jsonschema import Draft202012Validator
 
     _validate_schema(schema)
@@ -162,7 +167,7 @@ def _scalar_type(value: JSON) -> str:
 
 
 def _join_schemas(schemas: list[dict[str, Any]]) -> dict[str, Any]:
-    """One schema for values of several: types together, a field is required when every object has it."""
+    """Join schemas: the union of their types. A field is required if every object has it."""
     types = {name for schema in schemas for name in schema["type"]}
     joined: dict[str, Any] = {"type": sorted(types - {"integer"} if "number" in types else types)}
     objects = [schema for schema in schemas if "properties" in schema]
@@ -178,7 +183,7 @@ def _join_schemas(schemas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _simplify_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """A single type without its list."""
+    """Replace type lists of one member by that member."""
     tidy = {**schema, "type": schema["type"][0] if len(schema["type"]) == 1 else schema["type"]}
     if "properties" in tidy:
         tidy["properties"] = {name: _simplify_schema(part) for name, part in tidy["properties"].items()}
@@ -191,13 +196,13 @@ PAGE_EXAMPLES = 5000
 
 
 def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> list[Example]:
-    """The examples, those without a given id under the id of the stored example that asks the same.
+    """Return the examples, each with the id of the stored example that has the same inputs, unless its id was given.
 
-    Of several that ask the same those that are equal throughout find each other first, then those of one split, by
-    their ids and then in order, then others likewise. What is left over gets an id that no stored example has.
+    Among examples with the same inputs, equal examples are paired first. Next come those of the same split, by id and
+    then in order, and then the others likewise. Every remaining example gets an id that no stored example has.
     """
     keys = [derive_example_id(example) for example in examples]
-    asking: dict[str, list[int]] = defaultdict(list)  # what is asked without a given id, and where
+    asking: dict[str, list[int]] = defaultdict(list)  # keys of examples without a given id, with their places
     for place, (example, key) in enumerate(zip(examples, keys, strict=True)):
         if is_derived_id(example.id, key):
             asking[key].append(place)
@@ -221,14 +226,16 @@ def align_examples(examples: Sequence[Example], stored: Iterable[Example]) -> li
 
 
 def is_derived_id(id: str, key: str) -> bool:
-    """Whether an id is made of its example's inputs: the key itself, or with the number of its occurrence."""
+    """Return whether an id is derived from its example's inputs: the key, or the key with the number of its
+    occurrence.
+    """
     return id == key or (id.startswith(f"{key}-") and id[len(key) + 1 :].isdecimal())
 
 
 def stored_examples(
     store: ControlStore, name: str, version: int | None, *, split: str | None = None, page: int = PAGE_EXAMPLES
 ) -> Iterator[Example]:
-    """The examples of a version, or of a split of it, `page` of them in memory at once."""
+    """Yield the examples of a version, or of one split of it, with at most `page` of them in memory."""
     offset = 0
     while examples := store.examples(name, version, split=split, limit=page, offset=offset):
         yield from examples
@@ -236,7 +243,7 @@ def stored_examples(
 
 
 def _find_same_inputs(stored: Iterable[Example], asking: Container[str]) -> tuple[set[str], dict[str, list[Example]]]:
-    """All ids of a dataset, and those of its examples that ask what some new one asks, by what it is."""
+    """Return all ids of a dataset, and by key those of its examples whose inputs equal those of a new example."""
     taken: set[str] = set()
     known: dict[str, list[Example]] = defaultdict(list)
     for example in stored:
@@ -247,8 +254,8 @@ def _find_same_inputs(stored: Iterable[Example], asking: Container[str]) -> tupl
 
 
 def _pair_examples(new: dict[int, Example], old: dict[str, Example]) -> Mapping[int, str]:
-    """The id for each place, of those that belong together. In time proportional to how many there are, even if all
-    ask the same.
+    """Return the stored id for each place in the new examples. The time is linear in the number of examples, even if all
+    have the same inputs.
     """
     if len(new) == len(old) == 1:
         return dict(zip(new, old, strict=True))
@@ -293,7 +300,7 @@ _MATCH_LEVELS = (_id_and_content, _content, _id_and_split, _split_only, _id_only
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What changed from one list of examples to another, by id; `changed` maps an id to the names of its fields."""
+    """Differences between two lists of examples, by id. `changed` maps an id to the names of its changed fields."""
 
     added: tuple[Example, ...]
     removed: tuple[Example, ...]
@@ -315,12 +322,11 @@ def save(
     metadata: Mapping[str, JSON] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Dataset:
-    """Put examples into a stored dataset (see `read` for sources); a new version if anything changed.
+    """Save examples to a stored dataset (see `read` for sources). Any change creates a new version.
 
-    An example without an id of its own is the stored one that asks the same, if there is one: with another reference
-    it changes that one. All examples must follow the schema: the one given, one inferred from them, or the one that
-    the dataset has already (else `SchemaError`). `replace` takes out what is not in the source. `store`
-    may be a path or URL.
+    An example without a given id replaces the stored example with the same inputs, for instance to change its
+    reference. All examples must follow the schema: the given one, one inferred from them, or that of the dataset
+    (else `SchemaError`). `replace` removes stored examples that the source lacks. `store` may be a path or URL.
     """
     examples = read(source, columns=columns)
     with open_store_location(cast(StoreLocation, store)) as found:
@@ -347,7 +353,7 @@ def store_examples(
     description: str | None = None,
     metadata: Mapping[str, JSON] | None = None,
 ) -> tuple[Dataset, list[Example]]:
-    """`save`, which also gives the examples back under the ids that they have in the store."""
+    """Save examples like `save`, and also return them with their ids in the store."""
     known = _find_dataset(store, name)
     if known and not _is_unchanged(examples, store, known):
         examples = align_examples(examples, stored_examples(store, name, known.version))
@@ -363,7 +369,7 @@ def store_examples(
 
 
 def diff(before: Iterable[Example], after: Iterable[Example]) -> Diff:
-    """What changed between two lists of examples, such as two versions of a dataset."""
+    """Return the differences between two lists of examples, such as two versions of a dataset."""
     old = {example.id: example for example in before}
     new = {example.id: example for example in after}
     changes = {id: _changed_fields(old[id], new[id]) for id in new if id in old}
@@ -375,7 +381,7 @@ def diff(before: Iterable[Example], after: Iterable[Example]) -> Diff:
 
 
 def deduplicate(examples: Iterable[Example]) -> list[Example]:
-    """The first of those whose inputs are the same; case and white space of texts do not count."""
+    """Return the first example for each of the inputs. Case and white space of texts are ignored."""
     seen: dict[str, Example] = {}
     for example in examples:
         seen.setdefault(_input_fingerprint(example.inputs), example)
@@ -390,12 +396,14 @@ def _find_dataset(store: ControlStore, name: str) -> Dataset | None:
 
 
 def _is_unchanged(examples: Sequence[Example], store: ControlStore, known: Dataset) -> bool:
-    """Whether a dataset consists of these very examples, as when an experiment is done again: soon told."""
+    """Return whether the dataset consists of exactly these examples, as when an experiment is repeated. This skips the
+    costlier matching.
+    """
     try:
         return known.example_count == len(examples) and all(
             map(eq, examples, stored_examples(store, known.name, known.version))
         )
-    except (TypeError, ValueError):  # an array among the inputs is neither equal nor unequal, nor is `pandas.NA`
+    except (TypeError, ValueError):  # arrays and `pandas.NA` among the inputs cannot be compared to a truth value
         return False
 
 

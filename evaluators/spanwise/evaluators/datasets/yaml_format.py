@@ -23,11 +23,11 @@ _SCALARS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader with the scalars of YAML 1.2's JSON schema."""
+    """Safe loader with the scalars of YAML 1.2's JSON schema."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """A safe dumper that quotes texts which YAML 1.1 or 1.2 would read as another type."""
+    """Safe dumper that quotes texts which YAML 1.1 or 1.2 would read as another type."""
 
 
 _Loader.yaml_implicit_resolvers = {}

@@ -20,15 +20,17 @@ from spanwise.evaluators.interface import AwaitFunction
 
 SOURCE_PAGE = 500
 _END = object()
-MIN_ID_PREFIX = 6  # characters of an id that may stand for all of it
+MIN_ID_PREFIX = 6  # minimum length of an id prefix
 MAX_STORED_FILE = 64 * 2**20  # bytes; a larger file is streamed, and not kept as a dataset in the store
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleSource:
-    """Where examples come from. `count` is None when nobody knows before the end; `examples` starts from the front.
+    """Source of the examples of an experiment.
 
-    `listed` holds those that are in memory anyway; `keep` says that nobody else keeps them, so that the runs have to.
+    `count` is None if the number of examples is unknown until the end. Each call of `examples` starts from the
+    first example. `listed` holds the examples if they are in memory. With `keep`, no stored dataset has the
+    examples, so the runs carry them.
     """
 
     name: str
@@ -38,7 +40,7 @@ class ExampleSource:
     examples: Callable[[], Iterable[tuple[Example, Trace | None]]]
     listed: Sequence[Example] | None = None
     keep: bool = False
-    traces: bool = False  # they are traces that are there already
+    traces: bool = False  # the examples are made of existing traces
 
 
 def make_source(
@@ -51,12 +53,14 @@ def make_source(
     keep: bool = True,
     outputs_are_references: bool = False,
 ) -> ExampleSource:
-    """Find out what a dataset is: a name in the store (also `name@3`), a file, a DataFrame, a list, traces, a filter.
+    """Return the source for a dataset argument.
 
-    What fits into memory is kept in the store as a version of a dataset, so that experiments over it can be compared
-    and resumed, unless it is not to `keep` it; generators and very large files are streamed. With `stored` traces are
-    read anew from the store, where they have to be. `outputs_are_references`: see `datasets.read`. Raises `NotFound`,
-    `BadRow`.
+    The argument is a name in the store (also `name@3`), a file, a DataFrame, a list, traces or a filter.
+
+    A dataset that fits into memory is stored as a version of a dataset, so that experiments over it can be compared
+    and resumed. Nothing is stored if `keep` is false. Generators and files larger than `MAX_STORED_FILE` are
+    streamed. With `stored`, traces are read from the store again, and must be there. For `outputs_are_references` see
+    `datasets.read`. Raises `NotFound` or `BadRow`.
     """
     if isinstance(given, Filter):
         return _make_trace_source(default_name, lambda: datasets.read_traces(store, filter=given, limit=10**9))
@@ -81,7 +85,7 @@ def make_source(
 
 
 def iterate_async_rows(rows: AsyncIterable[Any], wait: AwaitFunction) -> Iterator[Any]:
-    """What an async generator gives, for the threads that read examples; `wait` lets the loop get the next one."""
+    """Yield the rows of an async generator on a thread; `wait` lets the event loop fetch the next row."""
     ahead = aiter(rows)
     while (row := wait(_get_next_row(ahead))) is not _END:
         yield row
@@ -99,10 +103,11 @@ def plan_runs(
     seed: int | None = None,
     only: Sequence[str] | None = None,
 ) -> tuple[Iterator[PlannedRun], int | None]:
-    """The runs to do, in order, and how many there are if that is known.
+    """Return the planned runs in order, and their number if it is known.
 
-    `limit` takes the first examples, or with a seed a random sample in the dataset's order; `only` those of them whose
-    id is listed, or begins like one that is. Raises `NotFound` for ids that no example has.
+    `limit` takes the first examples, or with a seed a random sample in the dataset's order. `only` keeps the
+    examples whose id is listed, or begins with a listed prefix of at least 6 characters. Raises `NotFound` for
+    ids that no example has.
     """
     chosen = _select_examples(source, limit, seed)
     if only is not None:
@@ -142,7 +147,7 @@ def _select_examples(
         wanted = set(range(limit))
     else:
         everything = random.Random(seed).sample(range(source.count), source.count)
-        wanted = set(everything[:limit])  # so that a larger limit takes these and more
+        wanted = set(everything[:limit])  # a larger limit with the same seed includes this sample
     for position, pair in enumerate(source.examples()):
         if position in wanted:
             wanted.remove(position)
@@ -165,13 +170,13 @@ def _make_stored_source(store: Store, name: str, version: int | None, splits: Se
 
 
 def _name_by_content(examples: Sequence[Example]) -> str:
-    """A name for examples that have none: the same for the same examples, so that experiments over them meet."""
+    """Return a dataset name derived from the example ids, so that the same examples get the same name."""
     digest = hashlib.sha256("".join(example.id for example in examples).encode())
     return f"examples-{digest.hexdigest()[:8]}"
 
 
 def _make_list_source(dataset: Dataset, examples: Sequence[Example], splits: Sequence[str] | None) -> ExampleSource:
-    """A dataset that is in memory already, so that it need not be read back."""
+    """Return the source of a dataset whose examples are in memory and need not be read back."""
     chosen = [example for example in examples if datasets.in_split(example, splits)]
 
     def pairs() -> Iterator[tuple[Example, Trace | None]]:
@@ -183,7 +188,10 @@ def _make_list_source(dataset: Dataset, examples: Sequence[Example], splits: Seq
 def _iterate_stored_examples(
     store: Store, dataset: Dataset, splits: Sequence[str] | None
 ) -> Iterator[tuple[Example, Trace | None]]:
-    """In the dataset's order. The store knows one split at a time: of several it is asked for all examples."""
+    """Yield stored examples in the dataset's order.
+
+    The store filters by one split; several splits are filtered here.
+    """
     split = splits[0] if splits is not None and len(splits) == 1 else None
     stored = datasets.stored_examples(store, dataset.name, dataset.version, split=split, page=SOURCE_PAGE)
     return ((example, None) for example in stored if split is not None or datasets.in_split(example, splits))
@@ -208,7 +216,7 @@ def _make_trace_source(name: str, traces: Callable[[], Iterable[Trace]], count: 
 
 
 def _is_judgement(given: Trace | TraceSummary) -> bool:
-    """Whether it is an evaluator's own trace (see `Filter`), which nobody evaluates in turn."""
+    """Return whether a trace is an evaluator's own trace (see `Filter`), which is never evaluated itself."""
     root = given.root if isinstance(given, Trace) else given
     return root.kind == EVALUATOR_KIND and root.experiment_id is None
 
@@ -227,7 +235,7 @@ def _load_traces(given: Sequence[Trace | TraceSummary], store: Store, all_stored
 
 
 def _is_trace_list(given: Any, *, none: bool) -> bool:
-    """Whether these are traces; `none` is what is said of an empty list."""
+    """Return whether a dataset argument is a list of traces; `none` is the result for an empty list."""
     if isinstance(given, str | Path | Iterator) or not isinstance(given, Iterable) or hasattr(given, "columns"):
         return False
     for first in given:
@@ -241,13 +249,15 @@ def _parse_dataset_name(given: str) -> tuple[str, int | None]:
 
 
 EXAMPLE_PAGE = 500
-EXAMPLE_ATTRIBUTE = "spanwise.example"  # attribute of a root run: its example, where no dataset in the store has it
+EXAMPLE_ATTRIBUTE = "spanwise.example"  # attribute of a root run: its example, if no stored dataset has it
 
 ExamplePages: TypeAlias = Callable[[], Iterator[Sequence[Example]]]
 
 
 def iterate_example_pages(store: Store, record: Experiment) -> Iterator[Sequence[Example]]:
-    """The dataset that an experiment is pinned to, page by page; nothing if it has none, or it was deleted since."""
+    """Yield the examples of an experiment's dataset version page by page; nothing if the version is unknown or
+    deleted.
+    """
     if record.dataset_version is None:
         return
     offset = 0
@@ -255,12 +265,15 @@ def iterate_example_pages(store: Store, record: Experiment) -> Iterator[Sequence
         while page := store.examples(record.dataset, record.dataset_version, limit=EXAMPLE_PAGE, offset=offset):
             yield page
             offset += len(page)
-    except NotFound:  # experiments stay
+    except NotFound:  # deleting a dataset keeps its experiments
         return
 
 
 class ExampleLookup:
-    """Examples by id, asked for in about their order: pages are read when needed, and what lies behind is let go."""
+    """Lookup of examples by id, for queries in about the dataset's order.
+
+    Pages are read on demand, and earlier examples are dropped from memory.
+    """
 
     def __init__(self, pages: ExamplePages) -> None:
         self._restart = pages
@@ -269,16 +282,17 @@ class ExampleLookup:
         self._forgets = True
 
     def get(self, id: str) -> Example | None:
-        """The example; None if there is none of this id."""
+        """Return the example, or None if no example has this id."""
         example = self._find(id)
-        if example is None and self._forgets:  # perhaps it was let go: from now on nothing is
+        # it may have been dropped: read the pages again and keep everything from now on
+        if example is None and self._forgets:
             self._forgets = False
             self._pages = self._restart()
             example = self._find(id)
         return example
 
     def forget(self, before: str) -> None:
-        """Let go of all examples before this one."""
+        """Drop all examples before this one from memory."""
         if self._forgets and before in self._read:
             while (first := next(iter(self._read))) != before:
                 del self._read[first]
@@ -293,8 +307,10 @@ class ExampleLookup:
 
 
 def make_example_attributes(example: Example, root: Run, inputs: JSON) -> Mapping[str, JSON]:
-    """What a root run has to carry of an example that no dataset in the store has: all but given answers, and inputs
-    where they are the root's. `inputs` are the example's as the tracer lets them leave: redacted, cut, or None.
+    """Return the attributes in which a root run carries an example that no stored dataset has.
+
+    They hold all fields except given outputs and documents, and inputs only if they differ from the root's. `inputs`
+    are the example's as the tracer exports them: redacted, truncated, or None.
     """
     elsewhere = ("id", "inputs", "outputs", "documents")
     row = {name: value for name, value in to_row(example).items() if name not in elsewhere}
@@ -302,13 +318,13 @@ def make_example_attributes(example: Example, root: Run, inputs: JSON) -> Mappin
 
 
 def attach_example(runs: Sequence[Run], root: Run, example: Example, inputs: JSON) -> tuple[tuple[Run, ...], Run]:
-    """The runs of a trace, and their root, which carries the example; `inputs` as in `kept`."""
+    """Return the runs of a trace, and its root with the example attached; `inputs` as in `make_example_attributes`."""
     carrying = replace(root, attributes={**root.attributes, **make_example_attributes(example, root, inputs)})
     return tuple(carrying if run is root else run for run in runs), carrying
 
 
 def read_attached_example(root: Run) -> Example | None:
-    """The example that a root run carries; None if it carries none."""
+    """Return the example that a root run carries, or None."""
     row = root.attributes.get(EXAMPLE_ATTRIBUTE)
     if not isinstance(row, Mapping) or root.example_id is None:
         return None

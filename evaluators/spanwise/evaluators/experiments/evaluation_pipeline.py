@@ -1,7 +1,7 @@
 """Evaluation pipeline: worker threads or event-loop workers take planned runs, run and score them.
 
-A no-op task must not pay a hop between threads per example, so a thread runs the task, reads its spans and calls the
-plain evaluators, and threads are added only while they hardly compute anything.
+A trivial task must not pay for a thread switch per example. One thread therefore runs the task, reads its spans and
+calls the plain evaluators. Threads are added only while the existing ones use little CPU time.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from spanwise.evaluators.experiments.task_run import make_existing_run, run_task
 from spanwise.evaluators.interface import is_task_cancelled, make_loop_waiter
 from spanwise.evaluators.scoring import CaseScorer
 
-YIELD_INTERVAL = 0.05  # seconds after which the loop gets a turn
+YIELD_INTERVAL = 0.05  # seconds between two yields to the event loop
 
 
 async def run_pipeline(
     plan: ExperimentPlan, items: Iterator[PlannedRun], writer: ResultWriter, brake: StopConditions
 ) -> None:
-    """Return when every item is with the writer, or all that had begun when the brake was on.
+    """Process items until every one is with the writer, or until all started runs are after a stop condition was met.
 
-    Raises what the source of items raises, and, with `raise_errors`, what a task has.
+    Raises the errors of the item source, and with `raise_errors` the error of a task.
     """
     line = ItemPipeline(plan, writer, brake)
     try:
@@ -45,7 +45,10 @@ async def run_pipeline(
 
 
 async def _run_loop_workers(plan: ExperimentPlan, line: ItemPipeline, items: Iterator[PlannedRun]) -> None:
-    """No task group: that would wait for ever for a task that does not let itself be interrupted."""
+    """Run async tasks on the event loop.
+
+    A task group would wait forever for a task that ignores its cancellation.
+    """
     ahead, breath = Prefetcher(items), _LoopYielder(line)
     workers = [asyncio.create_task(_pull_on_loop(line, ahead, breath)) for _ in range(plan.settings.concurrency)]
     try:
@@ -56,10 +59,11 @@ async def _run_loop_workers(plan: ExperimentPlan, line: ItemPipeline, items: Ite
         ended = [worker for worker in workers if worker.done() and not worker.cancelled()]
         errors = [
             error for worker in ended if (error := worker.exception()) is not None
-        ]  # asked for, else asyncio logs it
+        ]  # retrieved here, because asyncio logs exceptions that are never retrieved
     if errors:
         raise errors[0]
-    if any(worker.cancelled() for worker in workers):  # not by us, and its example would be missing without a word
+    # user code cancelled it, and its example would be missing from the results
+    if any(worker.cancelled() for worker in workers):
         raise RuntimeError("a task has cancelled the asyncio task that ran it: let it raise CancelledError instead")
 
 
@@ -70,9 +74,9 @@ async def _pull_on_loop(line: ItemPipeline, items: Prefetcher, breath: _LoopYiel
 
 
 class _LoopYielder:
-    """Gives others the loop now and then, for the sake of tasks that never wait for anything.
+    """Periodic yield to the event loop, for tasks that never await anything.
 
-    Not after every run: each turn of the loop gives up the interpreter's lock, and the writer's thread takes it.
+    It does not yield after every run: each turn of the loop releases the GIL, which the writer thread then takes.
     """
 
     def __init__(self, line: ItemPipeline) -> None:
@@ -80,7 +84,7 @@ class _LoopYielder:
         self._taken = time.perf_counter()
 
     async def take(self) -> None:
-        """Wait while the store is behind; else let the loop turn if it has not for long."""
+        """Wait while the writer's queue is full; otherwise yield if the last yield is `YIELD_INTERVAL` ago."""
         now = time.perf_counter()
         if self._line.is_full:
             await asyncio.sleep(0.01)
@@ -90,7 +94,10 @@ class _LoopYielder:
 
 
 class ItemPipeline:
-    """Where items go in and finished runs come out. Made on the running loop, which does what is not plain."""
+    """Pipeline of one experiment: runs the task, scores the result, and hands it to the writer.
+
+    It is created on the running loop. Evaluators that are not plain run on that loop.
+    """
 
     def __init__(self, plan: ExperimentPlan, writer: ResultWriter, brake: StopConditions) -> None:
         self._plan = plan
@@ -99,27 +106,28 @@ class ItemPipeline:
         self._scoring = CaseScorer(plan.evaluators, plan.settings.batch_size)
         self._loop = asyncio.get_running_loop()
         self._wait_on_loop = make_loop_waiter(self._loop)
-        # runs of threads whose case still waits for evaluators on the loop: no more than so many
+        # Bounds the runs from threads that wait for evaluators on the loop.
         self._room = threading.Semaphore(2 * max(plan.settings.concurrency, plan.settings.batch_size))
         self._later: set[asyncio.Task[None]] = set()
-        self._awaited: set[asyncio.Task[Any]] = (
-            set()
-        )  # for threads: what plain tasks and evaluators return to be awaited
+        self._awaited: set[asyncio.Task[Any]] = set()  # awaitables that plain tasks and evaluators on threads returned
         self._stopped = False
         self._error: BaseException | None = None
 
     @property
     def is_full(self) -> bool:
-        """Whether new items should wait."""
+        """Return whether workers should pause before they take new items."""
         return self._writer.is_full
 
     @property
     def is_over(self) -> bool:
-        """Whether no new item is to begin."""
+        """Return whether no new item may start."""
         return self._stopped or bool(self._brake.why)
 
     def here(self, item: PlannedRun) -> None:
-        """Do an item with a plain task on this thread; evaluators that are not plain look at it on the loop, later."""
+        """Process an item with a plain task on this thread.
+
+        Evaluators that are not plain score it later, on the loop.
+        """
         task = self._plan.task
         if item.trace is not None or task is None:
             done = make_existing_run(self._plan, item)
@@ -133,7 +141,7 @@ class ItemPipeline:
         self._loop.call_soon_threadsafe(self._start, done)
 
     async def on_loop(self, item: PlannedRun) -> None:
-        """Do an item with an async task on the loop."""
+        """Process an item with an async task on the loop."""
         task = self._plan.task
         if item.trace is not None or task is None:
             done = make_existing_run(self._plan, item)
@@ -143,14 +151,17 @@ class ItemPipeline:
         await self._finish(done)
 
     async def wait(self) -> None:
-        """Return when everything is with the writer. Raises what went wrong on the way."""
+        """Wait until every started run is with the writer. Raises the first error of a scoring task."""
         while self._later:
             await asyncio.wait(self._later)
         if self._error is not None:
             raise self._error
 
     async def stop(self) -> None:
-        """Let nothing begin, and nothing look any more; what does not let itself be ended is not waited for."""
+        """Stop the start of new items and cancel running evaluators.
+
+        Tasks that ignore their cancellation are abandoned.
+        """
         self._stopped = True
         await cancel_tasks(self._later | self._awaited, self._plan.strays, STOP_GRACE)
 
@@ -160,7 +171,7 @@ class ItemPipeline:
     async def _noted(self, awaitable: Awaitable[Any]) -> Any:
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("awaited outside of an asyncio task")  # cannot be: `waiting_on` makes one
+            raise RuntimeError("awaited outside of an asyncio task")  # unreachable: `make_loop_waiter` creates a task
         self._awaited.add(task)
         task.add_done_callback(self._awaited.discard)
         return await awaitable
@@ -182,7 +193,7 @@ class ItemPipeline:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._later.discard(task)
         self._room.release()
-        if task.cancelled():  # unless `stop` did, when nobody asks any more: its run would be missing without a word
+        if task.cancelled():  # after `stop` the error is ignored; otherwise the run would be missing from the results
             self._error = self._error or RuntimeError(
                 "something has cancelled the asyncio task in which evaluators look at a run: it is not stored"
             )
@@ -191,15 +202,15 @@ class ItemPipeline:
 
 
 FIRST_CHECK = 0.003  # seconds
-BUSY_SHARE = 0.3  # share of its time for which a thread computes, if it is not held up by its tasks
-IDLE_SHARE = 0.05  # share below which it does next to nothing but wait: then all threads are started at once
-SAMPLE_INTERVAL = 0.001  # seconds between two notes of it
+BUSY_SHARE = 0.3  # share of CPU time below which more threads are added
+IDLE_SHARE = 0.05  # share of CPU time below which all threads are started at once
+SAMPLE_INTERVAL = 0.001  # seconds between two measurements of a thread's CPU time
 GROWTH_FACTOR = 8
-MAX_CHECK_INTERVAL = 0.05  # seconds between two looks at whether more threads are needed
+MAX_CHECK_INTERVAL = 0.05  # maximum seconds between two checks for more threads
 
 
 class WorkerThreads:
-    """Daemon threads over one iterator: one at first, more while tasks keep them waiting, `concurrency` at most."""
+    """Daemon threads that share one iterator: first one, then more while tasks wait, at most `concurrency`."""
 
     def __init__(self, line: ItemPipeline, items: Iterator[PlannedRun], concurrency: int) -> None:
         self._line = line
@@ -207,12 +218,12 @@ class WorkerThreads:
         self._limit = concurrency
         self._context = contextvars.copy_context()
         self._taking = threading.Lock()
-        self._used: dict[int, float] = {}  # by worker: seconds of CPU time up to its latest run
+        self._used: dict[int, float] = {}  # CPU seconds of each worker up to its latest run
         self._stopped = False
         self._error: BaseException | None = None
 
     async def run(self) -> None:
-        """Return when the iterator is empty and all threads are done. Raises the first error of the iterator."""
+        """Run until the iterator is empty and all threads are done. Raises the first error of the iterator."""
         self._loop = asyncio.get_running_loop()
         self._all_done = asyncio.Event()
         self._alive = self._started = 0
@@ -229,13 +240,13 @@ class WorkerThreads:
         self._looked, self._used_before = time.perf_counter(), 0.0
         while not self._all_done.is_set():
             try:
-                async with asyncio.timeout(look):  # `wait_for` would make a task, which users' code may cancel
+                async with asyncio.timeout(look):  # `wait_for` would create a task, which users' code may cancel
                     await self._all_done.wait()
             except TimeoutError:
                 pass
             except asyncio.CancelledError:
                 if is_task_cancelled():
-                    raise  # else somebody has cancelled the wait alone, which is an asyncio task of its own
+                    raise  # otherwise only the inner wait was cancelled, not this task
             if self._started < self._limit and (share := self._computing()) < BUSY_SHARE:
                 more = self._limit if share < IDLE_SHARE else self._started * (GROWTH_FACTOR - 1)
                 self._start(min(more, self._limit - self._started))
@@ -243,7 +254,10 @@ class WorkerThreads:
                 look = min(look * 1.5, MAX_CHECK_INTERVAL)
 
     def _computing(self) -> float:
-        """For which share of the time since the last look the threads computed; if it is low, more do not disturb."""
+        """Return the share of time since the last check in which the threads used the CPU.
+
+        If it is low, more threads do not slow down the others.
+        """
         now, used = time.perf_counter(), sum(list(self._used.values()))
         share = (used - self._used_before) / ((now - self._looked) * max(1, self._alive))
         self._looked, self._used_before = now, used
@@ -260,11 +274,12 @@ class WorkerThreads:
             noted = 0.0
             while not self._stopped and (item := self._next()) is not None:
                 self._context.copy().run(self._line.here, item)
-                if (now := time.perf_counter()) - noted > SAMPLE_INTERVAL:  # a system call, which tiny tasks would feel
+                # the system call is measurable for tiny tasks
+                if (now := time.perf_counter()) - noted > SAMPLE_INTERVAL:
                     noted, self._used[worker] = now, time.thread_time()
                 while self._line.is_full and not self._stopped:
                     time.sleep(0.01)
-        except BaseException as error:  # of the source, or of our own: everything stops, and `run` raises it
+        except BaseException as error:  # from the item source or an internal error: stop all workers; `run` raises it
             self._error = self._error or error
             self._stopped = True
         finally:
@@ -277,7 +292,7 @@ class WorkerThreads:
     def _tell(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._ended)
-        except RuntimeError:  # interrupted: the loop is gone, and nobody waits any more
+        except RuntimeError:  # interrupted: the loop is closed
             pass
 
     def _ended(self) -> None:
@@ -287,11 +302,14 @@ class WorkerThreads:
 
 
 PREFETCH_SIZE = 1000  # items
-POLL_INTERVAL = 0.002  # seconds between two looks, while there is nothing
+POLL_INTERVAL = 0.002  # seconds between two checks of an empty queue
 
 
 class Prefetcher:
-    """Items read ahead on a thread, so that the loop does not wait while a store or a file gives the next page."""
+    """Prefetching reader of planned runs.
+
+    A thread reads ahead, so that the loop does not wait for the next page of a store or file.
+    """
 
     def __init__(self, items: Iterator[PlannedRun]) -> None:
         self._queue: queue.Queue[PlannedRun | BaseException | None] = queue.Queue(PREFETCH_SIZE)
@@ -302,19 +320,19 @@ class Prefetcher:
         ).start()
 
     def take(self) -> PlannedRun | None:
-        """The next item if it is there already. Raises what the source of items has raised."""
+        """Return the next item if it is available, else None. Raises the error of the item source."""
         try:
             item = self._queue.get_nowait()
         except queue.Empty:
             return None
         if item is None or isinstance(item, BaseException):
-            self._queue.put(item)  # the other workers want to see the end, too
+            self._queue.put(item)  # the other workers must also see the end
         if isinstance(item, BaseException):
             raise item
         return item
 
     async def wait(self, is_over: Callable[[], bool]) -> PlannedRun | None:
-        """The next item when it comes; None at the end, and when it `is_over` before."""
+        """Wait for the next item and return it; None at the end, or once `is_over()` returns True."""
         while not self._ended:
             if is_over():
                 return None
@@ -324,7 +342,7 @@ class Prefetcher:
         return self.take()
 
     def stop(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self._stopped = True
 
     @property

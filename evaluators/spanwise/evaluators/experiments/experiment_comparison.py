@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     import pandas
 
 
-SCORE_PAGE = 5_000  # runs whose scores are read at once
+SCORE_PAGE = 5_000  # runs per page of scores
 COLOURS = {"better": "bold green", "worse": "bold red", "higher": "bold", "lower": "bold"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One example under one key: its mean score over the repetitions in the first experiment and in another."""
+    """Changed mean score of one example under one key, in the first and in another experiment."""
 
     example_id: str
     key: str
     before: float
     after: float
-    better: bool  # towards the good side of the key
+    better: bool  # in the direction that is better for this key
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Several experiments next to each other; the first is what the others are compared with."""
+    """Comparison of several experiments with the first of them, the baseline."""
 
     experiments: tuple[Experiment, ...]
     _read: dict[int, statistics.Scores] = field(default_factory=dict, repr=False, compare=False)
@@ -56,12 +56,12 @@ class Comparison:
 
     @property
     def keys(self) -> list[str]:
-        """All feedback keys, in the order in which they first occur; `task_ok` first, where a task has failed."""
+        """Return all feedback keys in order of first occurrence; `task_ok` comes first if a task has failed."""
         keys = dict.fromkeys(key for experiment in self.experiments for key in experiment.summary())
         return [TASK_OK] * (TASK_OK in keys) + [key for key in keys if key != TASK_OK]
 
     def changes(self, other: int = 1) -> Iterator[Change]:
-        """The examples whose score changed from the first experiment to another, by example and key."""
+        """Yield the examples whose score changed from the first experiment to another, by example and key."""
         before, rising = self._scores(0), self.experiments[other].higher_is_better
         for example_id, scores in self._scores(other).items():
             for key, after in scores.items():
@@ -71,7 +71,7 @@ class Comparison:
                     yield Change(example_id=example_id, key=key, before=earlier, after=after, better=better)
 
     def contrasts(self, other: int = 1) -> Mapping[str, Contrast]:
-        """Per key how another experiment differs from the first, example by example; in the order of `keys`."""
+        """Return per key how another experiment differs from the first, paired by example, in the order of `keys`."""
         if other not in self._contrasts:
             keys, others = self.keys, len(self.experiments) - 1
             rising = {key: self.experiments[other].higher_is_better(key) for key in keys}
@@ -80,13 +80,18 @@ class Comparison:
         return self._contrasts[other]
 
     def significance(self, other: int = 1) -> Mapping[str, PairedTest]:
-        """Per key the mean difference to the first experiment over the examples that both have scores for, with its
-        95 % interval and p-value; see `spanwise.collector.statistics.paired_test`. Keys without such examples are absent.
+        """Return per key the mean difference to the first experiment with its 95 % interval and p-value.
+
+        It is computed over the examples that both experiments have scores for; keys without such examples are absent.
+        See `spanwise.collector.statistics.paired_test`.
         """
         return {key: contrast.test for key, contrast in self.contrasts(other).items() if contrast.test is not None}
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per key and experiment; from the second on with the difference to the first."""
+        """Return one row per key and experiment.
+
+        From the second experiment on, rows include the difference to the first.
+        """
         import pandas
 
         rows = []
@@ -104,7 +109,7 @@ class Comparison:
         return pandas.DataFrame(rows)
 
     def _scores(self, place: int) -> statistics.Scores:
-        """Scores by example and key, read back from the store once."""
+        """Return scores by example and key, read from the store once."""
         if place not in self._read:
             experiment = self.experiments[place]
             self._read[place] = read_scores_by_example(experiment.store, experiment.id, tasks=self._failing)
@@ -112,11 +117,14 @@ class Comparison:
 
     @property
     def _failing(self) -> bool:
-        """Whether a task has failed anywhere: then the scores of those that remain are not the whole story."""
+        """Return whether a task has failed in any experiment.
+
+        The other scores then describe only a part of the runs.
+        """
         return any(experiment.summary().failed for experiment in self.experiments)
 
     def to_html(self) -> str:
-        """The table as HTML."""
+        """Return the table as HTML."""
         return self._repr_html_()
 
     def __str__(self) -> str:
@@ -151,7 +159,7 @@ class Comparison:
         return [key, base, *(text for cell, contrast in pairs for text in (cell, *_format_contrast(contrast)))]
 
     def _notes(self) -> list[str]:
-        """What the intervals are, then per other experiment who got better and who worse."""
+        """Return the explanation of the intervals, then the counts of better and worse scores per other experiment."""
         others = range(1, len(self.experiments))
         families = {contrast.family for other in others for contrast in self.contrasts(other).values()}
         return [_explain_intervals(max(families, default=1)), *map(self._note, others)]
@@ -165,9 +173,9 @@ class Comparison:
 
 
 def compare(*experiments: Experiment | str, store: StoreLocation | None = None) -> Comparison:
-    """Put experiments side by side; with a `store` (or its path or URL) they may also be named by id or name.
+    """Compare experiments; with a `store` (an open store, a path or a URL) they may also be given by id or name.
 
-    Raises `ValueError` with fewer than two, or for names without a store.
+    Raises `ValueError` for fewer than two experiments, or for names without a store.
     """
     if len(experiments) < 2:
         raise ValueError(f"compare() takes two experiments or more, not {len(experiments)}")
@@ -176,9 +184,9 @@ def compare(*experiments: Experiment | str, store: StoreLocation | None = None) 
 
 
 def read_scores_by_example(store: Store, experiment_id: str, *, tasks: bool = False) -> statistics.Scores:
-    """The mean score per example and key over its repetitions; with `tasks` also the share that ended without error.
+    """Return the mean score per example and key; with `tasks` also the share of runs without an error.
 
-    Reads scores alone, not what the runs hold.
+    Only scores are read, not the contents of the runs.
     """
     runs = iterate_pages(partial(store.scores, experiment_id, limit=SCORE_PAGE))
     return statistics.mean_by_example(statistics.iterate_scores(runs, tasks=tasks))
@@ -193,7 +201,7 @@ def _load_experiment(experiment: Experiment | str, store: Store | None) -> Exper
 
 
 def _format_cell(summary: KeySummary | None, trust: str) -> str:
-    """The mean, how many scores it has, and below it how far a judge agrees with people."""
+    """Return the mean with its number of scores, and on the next line a judge's agreement with human feedback."""
     if summary is None:
         return "–"
     value = format_number(summary.mean) if summary.mean is not None else format_labels(summary.labels)
@@ -208,7 +216,7 @@ CHANGE_COLUMNS = ("change [95 %]", "verdict")
 
 
 def _format_contrast(contrast: Contrast | None) -> tuple[str, str]:
-    """The columns of `CHANGE`, two lines each: three experiments side by side fit a terminal."""
+    """Return the columns of `CHANGE_COLUMNS` as two lines each, so that three experiments fit a terminal."""
     if contrast is None or contrast.test is None:
         return "", ""
     interval = "" if contrast.interval is None else "\n[{:+.2g}, {:+.2g}]".format(*contrast.interval)
@@ -226,7 +234,7 @@ def _explain_intervals(family: int) -> str:
 
 
 def _color_cell(cell: str) -> Text:
-    """A verdict in its colour, with what stands below it in none."""
+    """Return a cell whose first line, the conclusion, is coloured."""
     word, *rest = cell.splitlines() or [""]
     return Text("\n").join([Text(word, COLOURS.get(word, "")), *map(Text, rest)])
 
@@ -257,5 +265,5 @@ def _list_contrast_values(contrast: Contrast | None) -> Mapping[str, Any]:
 
 
 def _make_distinct_names(names: Sequence[str]) -> list[str]:
-    """Names that differ, for the head of a table."""
+    """Return unique column names: repeated experiment names get their position appended."""
     return [f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1)]

@@ -1,6 +1,6 @@
 """Liveness of an experiment: heartbeat in its record, and a watchdog that reports what it waits for.
 
-Read off the stacks of threads and coroutines, and only then: runs that go well pay nothing for it.
+The watchdog inspects the stacks of threads and coroutines only after a stall, so normal runs pay nothing for it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ HEARTBEAT_INTERVAL = 5.0  # seconds
 
 
 class Heartbeat:
-    """Notes every few seconds, on a thread of its own, that an experiment is being worked on: also while tasks, the
-    store or set-level evaluators take long. What the store says to that is nobody's concern.
+    """Heartbeat thread that updates `seen_ns` of an experiment's record every few seconds.
+
+    It also beats while tasks, the store or set-level evaluators take long. Errors of the store are ignored.
     """
 
     def __init__(self, store: Store, experiment_id: str, every: float = HEARTBEAT_INTERVAL) -> None:
@@ -41,11 +42,11 @@ class Heartbeat:
         self.stop()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the heartbeat thread."""
         threading.Thread(target=self._beat, name="spanwise-heartbeat", daemon=True).start()
 
     def stop(self) -> None:
-        """No more signs; does not wait for one that is under way."""
+        """Stop the heartbeat, without waiting for an update in progress."""
         self._over.set()
 
     def _beat(self) -> None:
@@ -54,16 +55,19 @@ class Heartbeat:
                 self._store.change_experiment(self._id, seen_ns=time.time_ns())
 
 
-STALLED_AFTER = 10.0  # seconds without a finished run after which a bar says what is waited for
-REPORT_AFTER = 60.0  # and where there is no bar, one line
-CHECK_INTERVAL = 1.0  # seconds between two looks
+STALLED_AFTER = 10.0  # seconds without a finished run before the bar shows the reason
+REPORT_AFTER = 60.0  # seconds before one message is printed if there is no bar
+CHECK_INTERVAL = 1.0  # seconds between two checks
 _MAX_NAMED = 2
 _EVALUATOR_CODES = {Evaluator.evaluate.__code__, Evaluator.evaluate_here.__code__, Evaluator.evaluate_batch.__code__}
 _TASK_CODES = {run_task_on_thread.__code__, run_task_on_loop.__code__}
 
 
 class StallWatchdog:
-    """Looks, on a thread of its own, whether runs still finish; if not, the bar says what is waited for."""
+    """Watchdog thread that checks whether runs still finish.
+
+    After a stall the progress bar shows what the experiment waits for.
+    """
 
     def __init__(self, shown: ProgressBar, loop: asyncio.AbstractEventLoop, *, aloud: bool) -> None:
         self.text = ""
@@ -83,7 +87,7 @@ class StallWatchdog:
         self._over.set()
 
     def moved(self) -> None:
-        """A run is done."""
+        """Record that a run has finished."""
         self._moved = time.monotonic()
         if self.text:
             self.text = ""
@@ -101,7 +105,7 @@ class StallWatchdog:
 
 
 def describe_pending_work(loop: asyncio.AbstractEventLoop) -> list[str]:
-    """Tasks and evaluators that are at work, in words; evaluators first."""
+    """Return descriptions of the running evaluators, then of the running tasks."""
     frames = [*_iterate_thread_frames(), *_iterate_coroutine_frames(loop)]
     judging = {id(frame): _describe_evaluation(frame.f_locals) for frame in frames if frame.f_code in _EVALUATOR_CODES}
     running = {id(frame): _describe_task(frame.f_locals) for frame in frames if frame.f_code in _TASK_CODES}

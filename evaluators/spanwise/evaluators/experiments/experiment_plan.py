@@ -18,7 +18,7 @@ MAX_REMARKS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentPlan:
-    """One experiment: what is run, what judges it, and how."""
+    """Plan of one experiment: its task, evaluators and settings."""
 
     experiment_id: str
     name: str
@@ -26,23 +26,23 @@ class ExperimentPlan:
     evaluators: tuple[Evaluator, ...]
     settings: ExperimentSettings
     kind: str = "kv"
-    keep_examples: bool = False  # with the runs, as no dataset in the store has them
-    remarks: dict[str, None] = field(default_factory=dict)  # what is to be said of the whole, once
+    keep_examples: bool = False  # store examples with the runs, because no stored dataset has them
+    remarks: dict[str, None] = field(default_factory=dict)  # remarks below the summary table, each once
 
     strays: AbandonedTasks = field(default_factory=AbandonedTasks)  # tasks that did not stop at their timeout
 
     def remark(self, text: str) -> None:
-        """Say something below the summary's table, once; of very many remarks the first."""
+        """Add a remark below the summary table, once; at most `MAX_REMARKS` are kept."""
         if len(self.remarks) < MAX_REMARKS:
             self.remarks[text] = None
 
     @property
     def copies(self) -> ValueCopier:
-        """What gives every attempt inputs of its own."""
+        """Return the copier that gives every attempt its own inputs."""
         return ValueCopier(self.remark)
 
     def seed_of(self, example: Example, repetition: int) -> int | None:
-        """A seed for one run: the same in every experiment with this seed."""
+        """Return the seed of one run, which is the same in every experiment with this seed; None without a seed."""
         if self.settings.seed is None:
             return None
         digest = hashlib.sha256(f"{self.settings.seed}|{example.id}|{repetition}".encode()).digest()
@@ -51,11 +51,11 @@ class ExperimentPlan:
 
 @dataclass(slots=True)
 class PlannedRun:
-    """One run to do: an example in one repetition. `slot` is its place in the results.
+    """Planned run: one example in one repetition. `slot` is its position in the results.
 
-    With `trace` the run is there already, and `evaluators` are those that still have to look at it; `stored` says that
-    the trace is in the store under this experiment. `replaces` are the trace ids of failed runs in whose place this one
-    comes, `errors` the ids of feedback of evaluators that failed and look again.
+    With `trace` the run exists already, and `evaluators` are those that still have to score it. `stored` means that
+    the trace is in the store under this experiment. `replaces` holds the trace ids of failed runs that this one
+    replaces. `errors` holds the ids of error feedback from evaluators that run again.
     """
 
     slot: int
@@ -64,14 +64,14 @@ class PlannedRun:
     trace: Trace | None = None
     evaluators: tuple[Evaluator, ...] | None = None
     stored: bool = False
-    known: tuple[Feedback, ...] = ()  # what was said of the trace before, and is not to be said again
+    known: tuple[Feedback, ...] = ()  # earlier feedback on the trace, which is not stored again
     replaces: Sequence[str] = ()
     errors: Sequence[str] = ()
 
 
 @dataclass(slots=True)
 class FinishedRun:
-    """A finished run on its way to the store: its spans, what evaluators see of it, and what they said."""
+    """Finished run before it is stored: its spans, the case that evaluators see, and their feedback."""
 
     item: PlannedRun
     case: Case
@@ -79,28 +79,31 @@ class FinishedRun:
     runs: Sequence[Run]
     feedback: list[Feedback] = field(default_factory=list)
     open_spans: int = 0
-    raised: BaseException | None = None  # what the task raised, where that is to pass through `evaluate()`
+    raised: BaseException | None = None  # error of the task that `evaluate()` is to raise
 
     @property
     def root(self) -> Run:
-        """The root run of its trace."""
+        """Return the root run of its trace."""
         if self.case.trace is None:
-            raise ValueError("a run without a trace")  # cannot be: every case here is built around one
+            raise ValueError("a run without a trace")  # unreachable: every case here has a trace
         return self.case.trace.root
 
     @property
     def error(self) -> str | None:
-        """Why the task failed, if it did."""
+        """Return the error of the task, or None."""
         return self.root.error or "error" if self.root.status == "error" else None
 
 
 class StopConditions:
-    """Looks at every run that is done; once `why` is set no new one begins, and those that run are let finish."""
+    """Stop conditions, checked after every finished run.
+
+    Once `why` is set no new run starts, and running ones finish.
+    """
 
     def __init__(self, settings: ExperimentSettings, total: int | None, remark: Callable[[str], None]) -> None:
-        """`total`: how many runs there are to do. Raises `ValueError` for a share of runs that nobody has counted."""
+        """Set the conditions for `total` runs. Raises `ValueError` for a share of runs if their number is unknown."""
         self.why = ""
-        self.raised: BaseException | None = None  # what a task raised, where it is to pass
+        self.raised: BaseException | None = None  # error of a task that `evaluate()` is to raise
         self._settings = settings
         self._remark = remark
         self._most, self._bound = _compute_failure_limit(settings, total)
@@ -110,8 +113,8 @@ class StopConditions:
         self._watches = bool(self._most or settings.max_usd)
 
     def saw(self, done: FinishedRun) -> None:
-        """Look at a run; called from any thread."""
-        if not self._watches or done.item.trace is not None:  # no task ran for it
+        """Check the conditions after a finished run; may be called from any thread."""
+        if not self._watches or done.item.trace is not None:  # no task was run
             return
         with self._lock:
             self._done += 1
@@ -140,7 +143,7 @@ class StopConditions:
 
 
 def _compute_failure_limit(settings: ExperimentSettings, total: int | None) -> tuple[int | None, str]:
-    """How many failed runs are the end of it, and who says so."""
+    """Return the number of failed runs that stops the experiment, and the option that sets it."""
     if settings.raise_errors:
         return 1, "raise_errors"
     if settings.fail_fast:

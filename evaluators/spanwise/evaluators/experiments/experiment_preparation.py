@@ -36,16 +36,16 @@ from spanwise.evaluators.experiments.task_call import TaskFunction
 from spanwise.evaluators.interface import Evaluator, check_keys, list_untracked_state
 from spanwise.tracer.internal_api import get_runtime as tracing
 
-MAX_UNTRACKED = 5  # values that cannot be compared, of which one is told
+MAX_UNTRACKED = 5  # values that cannot be compared, listed in the message
 
 
 class CannotResume(SpanwiseError, ValueError):
-    """An experiment whose stored runs do not count any more; says what has changed."""
+    """Raised for an experiment whose stored runs are no longer valid. The message lists the changes."""
 
 
 @dataclass(slots=True)
 class ExperimentJob:
-    """An experiment that is ready to run."""
+    """Prepared experiment, ready to run."""
 
     plan: ExperimentPlan
     record: Record
@@ -55,13 +55,13 @@ class ExperimentJob:
     total: int | None
     whole: tuple[Evaluator, ...]  # set-level evaluators
     surroundings: Future[dict[str, JSON]]
-    examples: Sequence[Example] | None = None  # all of them, if they are in memory anyway
-    kept: bool = True  # False: `record` is in no store
-    rescores: bool = False  # only scores runs that are there: nothing is known of those that may be missing
+    examples: Sequence[Example] | None = None  # all examples, if they are in memory
+    kept: bool = True  # False: `record` is not saved
+    rescores: bool = False  # scores existing runs only, so the record keeps its status
     brake: StopConditions = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for a share of runs that nobody has counted."""
+        """Create the stop conditions. Raises `ValueError` for a share of runs if their number is unknown."""
         self.brake = StopConditions(self.plan.settings, self.total, self.plan.remark)
 
 
@@ -72,11 +72,12 @@ def prepare_experiment(
     whole: tuple[Evaluator, ...],
     settings: ExperimentSettings,
 ) -> ExperimentJob:
-    """Find out what is to be done and what is done already, and note the experiment in its store. Reads and writes.
+    """Determine the planned and finished runs, and save the experiment's record.
 
-    `settings.store` is a store (`opened`).
+    Reads from and writes to the store.
 
-    Raises `ValueError` for what a caller can mend, `NotFound`, and what the store raises.
+    `settings.store` is an open store (see `open_experiment_store`). Raises `ValueError` for invalid arguments,
+    `NotFound`, and the errors of the store.
     """
     store = cast(Store, settings.store)
     if isinstance(dataset, Experiment):
@@ -119,13 +120,14 @@ def _begin_or_resume(
     store: Store,
     settings: ExperimentSettings,
 ) -> tuple[Record, StoredRuns | None, ExperimentTally]:
-    """A new experiment, or one that was interrupted, with what is known of its runs."""
+    """Return the record of a new or an interrupted experiment, with its stored runs."""
     setup = experiment_resume.make_setup(task, settings.parameters, dataset=source.name, dataset_version=source.version)
     described = experiment_resume.describe_evaluators(evaluators)
     tally = ExperimentTally((metric for evaluator in evaluators for metric in evaluator.metrics), settings.repetitions)
     earlier = _find_earlier(name, store, settings)
     if earlier is None:
-        if settings.only and not name.endswith("-only"):  # the newest of a name is what others go on with and compare
+        # a partial experiment must not become the newest of its name, which resume and compare use
+        if settings.only and not name.endswith("-only"):
             name += "-only"
         metadata = {**experiment_resume.to_stored_value(settings.metadata or {}), "setup": setup}
         record = Record(
@@ -163,7 +165,7 @@ def _begin_or_resume(
         seen_ns=time.time_ns(),
     )
     recalled = read_stored_runs(store, record, tally, evaluators, retrying=task is not None)
-    SpoolBatch([], [], recalled.replaced).deliver(store)  # a kill came before that could be done
+    SpoolBatch([], [], recalled.replaced).deliver(store)  # an earlier process was killed before it deleted these
     if recalled.again and settings.progress is not False:
         print_message(f"spanwise: {sum(map(len, recalled.again.values()))} runs that failed are run again")
     return record, recalled, tally
@@ -176,9 +178,9 @@ def _prepare_rescoring(
     store: Store,
     settings: ExperimentSettings,
 ) -> ExperimentJob:
-    """More evaluators over the runs that an experiment has already."""
+    """Prepare more evaluators over the existing runs of an experiment."""
     deliver_pending_spools(experiment.id, store)
-    record = store.experiment(experiment.id)  # somebody may have scored it further since
+    record = store.experiment(experiment.id)  # another process may have added scores
     check_keys(evaluators, record.evaluators)
     merged = experiment_resume.merge_evaluators(record.evaluators, experiment_resume.describe_evaluators(evaluators))
     record = replace(
@@ -227,7 +229,7 @@ def _iterate_remaining_runs(
     tally: ExperimentTally,
     store: Store,
 ) -> Iterator[PlannedRun]:
-    """What is left to do of an interrupted experiment: runs that are not stored, and scores of those that are."""
+    """Yield the remaining work of an interrupted experiment: missing runs, and stored runs with missing scores."""
     for item in items:
         run = item.example.id, item.repetition
         trace_id = recalled.traces.get(run)
@@ -244,7 +246,7 @@ def _iterate_remaining_runs(
 def _check_first_run(
     items: Iterator[PlannedRun], plan: ExperimentPlan, splits: Sequence[str] | None
 ) -> Iterator[PlannedRun]:
-    """Fail before anything runs when the task does not fit the first example."""
+    """Raise an error before any run starts if the dataset is empty or the task does not fit the first example."""
     first = next(items, None)
     if first is None:
         of_splits = f" in split {' or '.join(map(repr, splits))}" if splits else ""
@@ -255,9 +257,9 @@ def _check_first_run(
 
 
 def open_experiment_store(settings: ExperimentSettings) -> Store:
-    """The store that is meant; says where results go if that was not said.
+    """Return the store of the settings. If none is given, open the default store and print where results go.
 
-    One that is opened here is an `OnDemandStore`, which the caller releases.
+    A store that is opened here is an `OnDemandStore`, which the caller releases.
     """
     where = settings.store
     if isinstance(where, OnDemandStore):
@@ -273,7 +275,7 @@ def open_experiment_store(settings: ExperimentSettings) -> Store:
 
 
 def _find_earlier(name: str, store: Store, settings: ExperimentSettings) -> Record | None:
-    """The experiment to resume. `True` begins a new one if there is none of that name."""
+    """Return the experiment to resume, or None. `resume=True` starts a new experiment if none has that name."""
     if not settings.resume:
         return None
     try:
@@ -285,7 +287,7 @@ def _find_earlier(name: str, store: Store, settings: ExperimentSettings) -> Reco
 
 
 def _get_project() -> str:
-    """The project under which the tracer files its spans."""
+    """Return the project to which the tracer assigns its spans."""
     return tracing().settings.project
 
 
@@ -296,10 +298,11 @@ def prepare_attach(
     whole: Sequence[Evaluator],
     settings: ExperimentSettings,
 ) -> ExperimentJob:
-    """What is to be done with `attach=True`. With `resume=True` evaluators look at no trace again that they have scored
-    or skipped at the version that they are at.
+    """Prepare an evaluation with `attach=True`.
 
-    Raises `ValueError` for what has no trace to attach to.
+    With `resume=True` evaluators skip traces that they have scored or skipped at their current version.
+
+    Raises `ValueError` if there is no trace to which feedback could be attached.
     """
     _check_attach_options(task, whole, settings)
     store, name = cast(Store, settings.store), settings.name or "attached"
@@ -320,7 +323,7 @@ def prepare_attach(
 
 
 def find_existing_feedback(trace: Trace, evaluators: Sequence[Evaluator]) -> list[Feedback]:
-    """What these evaluators have said of a trace, at the versions that they are at; errors do not count."""
+    """Return the feedback of these evaluators on a trace at their current versions, without errors."""
     versions = {(evaluator.make.name, evaluator.version) for evaluator in evaluators}
     said = [one for one in select_latest(trace.feedback) if (one.evaluator, one.version) in versions]
     return [one for one in said if one.outcome != "error"]
@@ -340,7 +343,7 @@ def _check_attach_options(task: TaskFunction | None, whole: Sequence[Evaluator],
 
 
 def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ...]) -> PlannedRun:
-    """An item for those evaluators that have still to look at its trace, with what the others have said."""
+    """Return an item for the evaluators that still have to score its trace, with the existing feedback."""
     if item.trace is None:
         return item
     known = find_existing_feedback(item.trace, evaluators)
@@ -359,7 +362,7 @@ def _select_missing_evaluators(item: PlannedRun, evaluators: tuple[Evaluator, ..
 def _make_unsaved_record(
     name: str, source: ExampleSource, evaluators: tuple[Evaluator, ...], settings: ExperimentSettings
 ) -> Record:
-    """A record that is in no store: an experiment has runs of its own, and here there are none."""
+    """Return a record that is not saved: attached feedback has no runs of its own."""
     setup = experiment_resume.make_setup(None, settings.parameters, dataset=source.name, dataset_version=None)
     return Record(
         id=secrets.token_hex(16),

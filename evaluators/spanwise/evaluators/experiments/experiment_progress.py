@@ -15,47 +15,45 @@ from rich.console import Console
 
 from spanwise.collector.terminal_escaping import TerminalConsole, escape_line
 
-REDRAW_INTERVAL = 0.1  # seconds between two drawings in a notebook
+REDRAW_INTERVAL = 0.1  # seconds between two updates in a notebook
 stderr_console = TerminalConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
-# How whoever calls `evaluate()` for a person goes on with an interrupted experiment: a command, say
+# Command that resumes an interrupted experiment, set by callers such as the command line interface
 resume_command: ContextVar[str | None] = ContextVar("spanwise_go_on", default=None)
-# … and the beginning of the command that runs one example alone, to which `--only ID --pdb` is added
+# Start of the command that runs one example alone; `--only ID --pdb` is appended
 rerun_command: ContextVar[str | None] = ContextVar("spanwise_run_again", default=None)
 
 
 class ProgressBar(Protocol):
-    """What shows how far an experiment is."""
+    """Interface of a progress display."""
 
     def __enter__(self) -> ProgressBar: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def advance(self, runs: int, failed: int) -> None:
-        """So many more runs are done; so many failed in all."""
+        """Add finished runs; `failed` is the total of failed runs."""
 
     def waiting(self, text: str) -> None:
-        """What holds everything up; "" when it goes on."""
+        """Show what the experiment waits for; "" clears the text."""
 
 
 class HiddenBar:
-    """Shows nothing."""
+    """Progress display that shows nothing."""
 
     def __enter__(self) -> HiddenBar:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def advance(self, runs: int, failed: int) -> None:
-        """Nothing to show."""
+    def advance(self, runs: int, failed: int) -> None: ...
 
-    def waiting(self, text: str) -> None:
-        """Nothing to show."""
+    def waiting(self, text: str) -> None: ...
 
 
 class TerminalBar:
-    """rich's bar, for terminals."""
+    """Progress bar for terminals, drawn by rich."""
 
     def __init__(self, title: str, total: int | None, console: Console) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -74,16 +72,19 @@ class TerminalBar:
         self._progress.stop()
 
     def advance(self, runs: int, failed: int) -> None:
-        """So many more runs are done; so many failed in all."""
+        """Add finished runs; `failed` is the total of failed runs."""
         self._progress.update(self._task, advance=runs, failed=f"{failed} failed" if failed else "")
 
     def waiting(self, text: str) -> None:
-        """What holds everything up; "" when it goes on."""
+        """Show what the experiment waits for; "" clears the text."""
         self._progress.update(self._task, waiting=text)
 
 
 class NotebookBar:
-    """A bar of plain HTML that IPython itself redraws: rich's asks for ipywidgets, which not every notebook has."""
+    """Progress bar of plain HTML, redrawn by IPython.
+
+    The bar of rich needs ipywidgets, which not every notebook has.
+    """
 
     def __init__(self, title: str, total: int | None) -> None:
         self._title, self._total = title, total
@@ -92,7 +93,7 @@ class NotebookBar:
         self._began = self._drawn = time.monotonic()
 
     def __enter__(self) -> NotebookBar:
-        ipython = import_module("IPython.display")  # where there is a notebook there is IPython
+        ipython = import_module("IPython.display")  # a notebook always has IPython
         self._html: Callable[[str], object] = ipython.HTML
         self._handle = ipython.display(self._html(self.html()), display_id=True)
         return self
@@ -102,19 +103,19 @@ class NotebookBar:
         self._handle.update(self._html(f"<p>{escape(self._title)}: {self._counts()} in {seconds:,.1f} s</p>"))
 
     def advance(self, runs: int, failed: int) -> None:
-        """So many more runs are done; so many failed in all."""
+        """Add finished runs; `failed` is the total of failed runs."""
         self._runs, self._failed = self._runs + runs, failed
         if (now := time.monotonic()) - self._drawn > REDRAW_INTERVAL:
             self._drawn = now
             self._handle.update(self._html(self.html()))
 
     def waiting(self, text: str) -> None:
-        """What holds everything up; "" when it goes on."""
+        """Show what the experiment waits for; "" clears the text."""
         self._waiting = text
         self._handle.update(self._html(self.html()))
 
     def html(self) -> str:
-        """The bar as it is now; without a total it only counts."""
+        """Return the HTML of the bar; without a total it shows only a count."""
         known = f' value="{self._runs}" max="{self._total}"' if self._total else ""
         of = f" of {self._total:,}" if self._total else ""
         waiting = f", {escape(self._waiting)}" if self._waiting else ""
@@ -127,7 +128,7 @@ class NotebookBar:
 def make_progress_bar(
     title: str, total: int | None, wanted: bool | None, console: Console = stderr_console
 ) -> ProgressBar:
-    """A bar where somebody can see it move; `wanted` True or False decides otherwise."""
+    """Return a progress bar if stderr is a terminal or a notebook; `wanted` True or False overrides this."""
     if wanted is None:
         wanted = (console.is_terminal or console.is_jupyter) and not os.environ.get("CI")
     if not wanted:
@@ -136,16 +137,16 @@ def make_progress_bar(
 
 
 def print_message(text: str) -> None:
-    """One line for people, on stderr."""
+    """Print one line on stderr."""
     stderr_console.print(text, markup=False)
 
 
 def format_resume_command(experiment_id: str) -> str:
-    """What to type to go on with an experiment."""
+    """Return the command or call that resumes an experiment."""
     return resume_command.get() or f"evaluate(…, resume={experiment_id[:8]!r})"
 
 
 def format_rerun_command(example_id: str) -> str:
-    """What to type to run the task on one example, and to have what it raises instead of a failed run."""
+    """Return the command or call that runs the task on one example and raises its error."""
     command = rerun_command.get()
     return f"{command} --only {example_id} --pdb" if command else f"evaluate(…, only={example_id!r}, raise_errors=True)"

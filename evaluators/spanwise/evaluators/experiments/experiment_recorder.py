@@ -40,7 +40,7 @@ NO_OUTPUTS_MESSAGE = (
 
 
 class OpenRun:
-    """One run while it lasts: what evaluators say of it so far."""
+    """Run in progress, with the feedback so far."""
 
     def __init__(self, example: Example, captured: Captured, judgements: JudgementBuffer, repetition: int = 0) -> None:
         self.example = example
@@ -51,12 +51,12 @@ class OpenRun:
         self._outputs: JSON = None
 
     def set_outputs(self, outputs: JSON) -> None:
-        """What the run is taken to have returned."""
+        """Set the outputs of the run."""
         self._outputs = to_plain(outputs)
         self._captured.run.set_outputs(outputs)
 
     def score(self, evaluator: Evaluator, outputs: JSON = None, **fields: Any) -> list[Feedback]:
-        """Let an evaluator look at outputs; documents are those retrieved so far, unless they are given."""
+        """Score outputs with an evaluator. Documents default to those retrieved so far."""
         if outputs is not None:
             self.set_outputs(outputs)
         case = make_case(None, self.example, **{"documents": self._retrieved(), "outputs": outputs, **fields})
@@ -66,18 +66,18 @@ class OpenRun:
         return feedback
 
     def look_back(self, evaluators: Sequence[Evaluator], trace: Trace) -> None:
-        """Let evaluators look at the run when it is over: at its spans, and at the outputs that it was said to have."""
+        """Score the finished run with evaluators that read its spans and recorded outputs."""
         case = make_case(trace, self.example, outputs=self._outputs)
         with self.judging():
             for evaluator in evaluators:
                 self.feedback += self._looked_back(evaluator, case, Target(trace_id=trace.trace_id))
 
     def judging(self) -> AbstractContextManager[None]:
-        """Let judges inside know which run they judge."""
+        """Return a context in which judges know the run that they score."""
         return use_judge_context(**self._known)
 
     def note(self, key: str, score: bool, comment: str | None) -> None:
-        """Add an outcome that no evaluator gave."""
+        """Add a score that no evaluator gave."""
         self.feedback.append(Feedback(target=self._target, key=key, score=score, comment=comment))
 
     def _looked_back(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
@@ -93,7 +93,7 @@ class OpenRun:
 
 
 class Recorder:
-    """Collects runs into one experiment. The experiment is there from its first run on."""
+    """Recorder that collects runs into one experiment. The constructor saves the experiment's record."""
 
     def __init__(
         self,
@@ -108,7 +108,10 @@ class Recorder:
         id: str | None = None,
         started_ns: int | None = None,
     ) -> None:
-        """With `id` and `started_ns` several processes add to one experiment, which `finish_stored` finishes."""
+        """Save the record and start the heartbeat.
+
+        With `id` and `started_ns` several processes add to one experiment, which `finish_stored_experiment` finishes.
+        """
         check_keys(evaluators)
         known = {"repetitions": repetitions} if repetitions > 1 else {}
         setup = make_setup(None, known, dataset=dataset, dataset_version=dataset_version)
@@ -141,8 +144,10 @@ class Recorder:
         function: Any = None,
         repetition: int = 0,
     ) -> Iterator[OpenRun]:
-        """A run around a block of code that calls `function`, at which `after` looks when it is over. What the block
-        raises goes on, and is the run's error. The span of a traced function is the root of its run.
+        """Open a run around a block of code that calls `function`; the evaluators `after` score it when it ends.
+
+        An exception in the block is recorded as the run's error and raised again. The span of a traced function
+        becomes the root of its run.
         """
         attributes = {names.EXPERIMENT: self._record.id, names.EXAMPLE: example.id, names.REPETITION: repetition}
         with_spans: Captured | None = None
@@ -157,7 +162,7 @@ class Recorder:
                 self._keep(with_spans, opened, after, traced=is_traced(function))
 
     def finish(self, status: EndStatus = "finished") -> Experiment:
-        """Let set-level evaluators judge all runs, and note the end."""
+        """Run the set-level evaluators over all runs, and save the end of the experiment."""
         self._heartbeat.stop()
         return _finish_experiment(
             self._record, self._store, self._tally, self._whole, self._surroundings.result(), status
@@ -184,7 +189,7 @@ class Recorder:
 
 
 def finish_stored_experiment(store: Store, id: str, whole: Sequence[Evaluator], status: EndStatus) -> Experiment:
-    """As `Recorder.finish`, of an experiment to which other processes have added."""
+    """Finish an experiment to which other processes have added runs; see `Recorder.finish`."""
     loaded = Experiment.load(store, id)
     return _finish_experiment(loaded.record, store, loaded._tally, whole, collect_environment().result(), status)
 

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from spanwise.evaluators.experiments.experiment_results import Experiment, Row
 
 
-AGREEMENT_COLUMN = "people"  # the column that says how far a judge agrees with them
-_TEXT_COLUMNS = ("key", "verdict", AGREEMENT_COLUMN)  # columns that hold no numbers
+AGREEMENT_COLUMN = "people"  # column with a judge's agreement with human feedback
+_TEXT_COLUMNS = ("key", "verdict", AGREEMENT_COLUMN)  # text columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySummary(FeedbackStats):
-    """One feedback key over an experiment: what every aggregate says, and how its repetitions differ.
+    """Summary of one feedback key over an experiment: aggregates of its scores and their variation over repetitions.
 
-    `passed` is the share of scores on the good side of the threshold, None where there is none. With repetitions,
-    `variance` is the mean over examples of the variance between an example's repetitions, and `flaky` how many examples
-    did not always come out alike (on the same side of the threshold, if there is one).
+    `passed` is the share of scores on the good side of the threshold, None without a threshold. With
+    repetitions, `variance` is the mean over examples of the variance between an example's repetitions. `flaky`
+    is the number of examples whose repetitions differ (for a threshold: are on different sides of it).
 
-    `task_failed` is how many runs of the experiment failed: no mean says anything of them, unless the evaluator looks
-    at failed runs. `failed` are the evaluator's own errors.
+    `task_failed` is the number of failed runs of the experiment. Means leave these runs out, unless the
+    evaluator scores failed runs. `failed` counts the evaluator's own errors.
     """
 
     task_failed: int = 0
@@ -53,10 +53,12 @@ class KeySummary(FeedbackStats):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(Mapping[str, KeySummary]):
-    """All keys of an experiment, by name; `overall` is what set-level evaluators said. Durations are milliseconds.
+    """Summary of an experiment: its keys by name.
 
-    `task_ok`, the share of runs whose task came to an end without an error, is among the keys where one has failed, and
-    can always be asked for.
+    `overall` holds the feedback of set-level evaluators. Durations are milliseconds.
+
+    `task_ok`, the share of runs whose task ended without an error, is listed among the keys if a task has
+    failed. It can always be read by name.
     """
 
     title: str
@@ -72,19 +74,19 @@ class Summary(Mapping[str, KeySummary]):
     cost: float | None
     models: tuple[str, ...] = ()
     repeats: bool = False
-    why: Mapping[str, str] = field(default_factory=dict)  # what failed, and one of its errors
-    lacking: Mapping[str, str] = field(default_factory=dict)  # who scored nothing at all, and what it lacked
-    few: Mapping[str, int] = field(default_factory=dict)  # keys with too few scores, and how many it takes
+    why: Mapping[str, str] = field(default_factory=dict)  # one error per failed task or key
+    lacking: Mapping[str, str] = field(default_factory=dict)  # keys that skipped every run, and one reason
+    few: Mapping[str, int] = field(default_factory=dict)  # keys with too few scores, and the required number
     remarks: tuple[str, ...] = ()
     failed_on: str = ""  # the id of an example on which the task failed
-    judge_calls: int = 0  # what judges were asked for the feedback that counts: no part of the tasks' tokens and cost
-    judge_cached: int = 0  # answers that were known before
+    judge_calls: int = 0  # judge calls for the counted feedback; not part of the tasks' tokens and cost
+    judge_cached: int = 0  # answers from the cache
     judge_tokens: int = 0
     judge_cost: float | None = None
-    judge_unpriced: int = 0  # calls whose cost is not known
-    judge_texts_cut: int = 0  # texts of which a judge saw a part
-    trust: Callable[[], Mapping[str, str]] = field(default=dict, repr=False, compare=False)  # how far each judge agrees
-    # with people, read when it is shown
+    judge_unpriced: int = 0  # calls of unknown cost
+    judge_texts_cut: int = 0  # texts that were truncated for a judge
+    # agreement of each judge with human feedback, read when the table is shown
+    trust: Callable[[], Mapping[str, str]] = field(default=dict, repr=False, compare=False)
 
     def __getitem__(self, key: str) -> KeySummary:
         return self.task_ok if key == TASK_OK else self.keys_[key]
@@ -106,7 +108,7 @@ class Summary(Mapping[str, KeySummary]):
         return make_html_table(self.title, *self._cells()) + "".join(f"<p>{escape(note)}</p>" for note in self._notes())
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per key."""
+        """Return one row per key."""
         import pandas
 
         return pandas.DataFrame([asdict(row) for row in self.values()])
@@ -155,7 +157,7 @@ class Summary(Mapping[str, KeySummary]):
         return cells + ["", ""] * self.repeats
 
     def _notes(self) -> list[str]:
-        """What stands below the table."""
+        """Return the lines below the table."""
         parts = [f"{self.runs} runs", f"{self.failed} failed"]
         if self.p50_ms is not None and self.p95_ms is not None:
             parts.append(f"p50 {self.p50_ms:,.1f} ms, p95 {self.p95_ms:,.1f} ms")
@@ -192,16 +194,18 @@ def make_summary(
     trust: Callable[[], Mapping[str, str]] = dict,
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> Summary:
-    """The summary of what has been counted so far. A `task` can be run again on an example on which it failed.
+    """Return the summary of the runs and scores counted so far.
 
-    `least` says per key from how many scores on a mean is of use.
+    If `task` is given, it names a failed example to run again.
+
+    `least` maps keys to the number of scores from which on a mean is meaningful.
     """
     p50, p95 = tally.percentiles_ms(50, 95)
     task_ok = _summarize_key(tally.task_ok, tally.ends.values(), tally, repeats)
     keys = {
         key: _summarize_key(of_key.tally.stats(key), of_key.spreads.values(), tally, repeats)
         for key, of_key in tally.in_order()
-        if key != TASK_OK  # of that name there is one, whatever a task says of itself
+        if key != TASK_OK  # reserved name: user feedback cannot replace it
     }
     return Summary(
         title=title,
@@ -233,13 +237,13 @@ def make_summary(
 
 
 def get_min_cases(evaluators: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Per key of evaluators of single cases how many scores it takes (`min_test_cases`), where that is said."""
+    """Return per key the minimum number of scores (`min_test_cases`) of evaluators of single cases that declare one."""
     said = [evaluator for evaluator in evaluators if evaluator.get("min_cases") and not evaluator.get("summary")]
     return {metric["key"]: evaluator["min_cases"] for evaluator in said for metric in evaluator["metrics"]}
 
 
 def _collect_errors(tally: ExperimentTally) -> dict[str, str]:
-    """One error of the task and one of each key; `Experiment.errors()` has them all."""
+    """Return one error of the task and one of each key; `Experiment.errors()` yields all."""
     errors = {"the task": tally.why, **{key: of_key.why for key, of_key in tally.in_order()}}
     errors |= {key: feedback.error for key, feedback in tally.overall.items()}
     return {what: error for what, error in errors.items() if error}
@@ -263,29 +267,32 @@ def _summarize_key(
 
 
 def format_counts(stats: FeedbackStats) -> str:
-    """How many scores, and how many labels without one: "3", "8 labels" or "3, 8 labels"."""
+    """Return the number of scores, and of labels without a score: "3", "8 labels" or "3, 8 labels"."""
     told = f"{stats.labelled} label{'s' * (stats.labelled != 1)}"
     return str(stats.n) if not stats.labelled else told if not stats.n else f"{stats.n}, {told}"
 
 
 def format_number(value: float | None) -> str:
-    """Four digits at most; empty for None."""
+    """Format a number with at most four significant digits; "" for None."""
     return "" if value is None else f"{value:.4g}"
 
 
 def format_share(value: float | None) -> str:
-    """A share in percent; empty for None."""
+    """Format a share as a percentage; "" for None."""
     return "" if value is None else f"{value:.1%}"
 
 
 def format_labels(counts: Mapping[str, int]) -> str:
-    """The commonest labels with their counts."""
+    """Return the three most frequent labels with their counts."""
     common = sorted(counts.items(), key=lambda pair: -pair[1])[:3]
     return ", ".join(f"{label} {count}" for label, count in common)
 
 
 def make_text_table(title: str, head: Sequence[str], rows: Iterable[Iterable[str | Text]]) -> Table:
-    """A table for terminals: words left, numbers right. Texts are no markup, whatever brackets are in them."""
+    """Return a terminal table: text columns left-aligned, numbers right-aligned.
+
+    Cell texts are not parsed as markup.
+    """
     table = Table(title=Text(title), title_justify="left")
     for name in head:
         table.add_column(Text(name), justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=name == "key")
@@ -295,15 +302,15 @@ def make_text_table(title: str, head: Sequence[str], rows: Iterable[Iterable[str
 
 
 def make_html_table(title: str, head: list[str], rows: list[list[str]]) -> str:
-    """The same table for notebooks, every text escaped."""
+    """Return the table as HTML for notebooks, with every text escaped."""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><caption>{escape(title)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def render_text(renderable: Any) -> str:
-    """What rich would print, as plain text."""
-    text = StringIO()  # also in a notebook, where a console of rich displays things instead of writing them
+    """Return the plain text that rich would print."""
+    text = StringIO()  # in a notebook a plain rich console would display instead of writing to the file
     TerminalConsole(file=text, width=120, color_system=None, force_terminal=False, force_jupyter=False).print(
         renderable
     )
@@ -334,7 +341,10 @@ td small { display: block; color: var(--dim); overflow-wrap: anywhere; } td smal
 
 
 def render_experiment_html(experiment: Experiment) -> str:
-    """The whole document: summary, then rows, failures first, no more than `MOST_ROWS` of them, which is said."""
+    """Return the HTML page: summary, then at most `MAX_ROWS` rows, failures first.
+
+    A line states how many rows were cut.
+    """
     title = escape(experiment.name)
     count, rows = _select_rows(experiment.rows())
     cut = f"<p>The first {len(rows):,} of {count:,} runs, failures first.</p>" if count > len(rows) else ""
@@ -347,17 +357,17 @@ def render_experiment_html(experiment: Experiment) -> str:
 
 
 def render_row_html(row: Row) -> str:
-    """One run for a notebook."""
+    """Return the HTML of one run for a notebook."""
     return f"<style>{_scope_style(STYLE)}</style><div class='spanwise-row'>{_render_table([row])}</div>"
 
 
 def _scope_style(style: str) -> str:
-    """The rules of cells alone, which touch nothing else of a notebook."""
+    """Return only the CSS rules of table cells, scoped so that they do not affect the rest of a notebook."""
     return ".spanwise-row " + "\n.spanwise-row ".join(line for line in style.splitlines() if line.startswith("td "))
 
 
 def _select_rows(rows: Iterable[Row]) -> tuple[int, list[Row]]:
-    """How many there are, and those that are shown: tasks that failed, then evaluators that did, then in order."""
+    """Return the number of rows and those to show: failed tasks, then failed evaluators, then the others in order."""
     count = 0
 
     def ranked() -> Iterable[tuple[int, int, Any]]:
@@ -395,7 +405,7 @@ def _render_table(rows: list[Row]) -> str:
 
 
 def _render_parameters(rows: list[Row], key: str) -> str:
-    """The parameters of the evaluator behind a key, if it has any."""
+    """Return the parameters of a key's evaluator as HTML; "" if it has none."""
     given = next((get_parameters(row.feedback[key]) for row in rows if key in row.feedback), {})
     return "".join(f"<small>{_escape_text(f'{name} = {value}')}</small>" for name, value in given.items())
 
@@ -405,7 +415,7 @@ def _render_answer(row: Row) -> str:
 
 
 def _render_outcome(row: Row, key: str) -> str:
-    """A score with its comment, an error, or why it was skipped."""
+    """Return a score with its comment, an error, or the reason for a skip, as HTML."""
     outcome = row.feedback.get(key)
     if outcome is None:
         return ""
@@ -437,7 +447,7 @@ def _render_value(value: Any) -> str:
 
 
 def _escape_text(text: str) -> str:
-    """Escaped, and cut at a length that is said."""
+    """Escape a text. Longer ones are cut at `MAX_TEXT_LENGTH`, and the full length is stated."""
     if len(text) <= MAX_TEXT_LENGTH:
         return escape(text)
     return f"{escape(text[:MAX_TEXT_LENGTH])}… ({len(text):,} characters)"

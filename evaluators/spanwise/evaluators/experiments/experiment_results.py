@@ -1,6 +1,6 @@
 """Results of an experiment: rows, errors, rescoring, and set-level evaluators.
 
-Runs come page by page, and of each only what an evaluator asks for is held: its columns, not the cases.
+Runs are read page by page. For set-level evaluators only the requested fields are held in memory, not the cases.
 """
 
 from __future__ import annotations
@@ -51,49 +51,52 @@ ROW_PAGE = 200
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Row:
-    """One run of an experiment: its trace with all feedback, and the example that it ran on, if that is stored."""
+    """One run of an experiment: its trace with all feedback, and its example if that is stored."""
 
     example: Example | None
     trace: Trace
 
     @property
     def example_id(self) -> str:
-        """The example's id."""
+        """Return the id of the example, or the trace id if there is none."""
         return self.trace.root.example_id or self.trace.trace_id
 
     @property
     def repetition(self) -> int:
-        """Which repetition it is, from 0."""
+        """Return the number of the repetition, from 0."""
         return self.trace.root.repetition
 
     @property
     def known_example(self) -> Example:
-        """The example, or what the run tells of one that is not stored."""
+        """Return the example, or one made of the run if it is not stored."""
         return self.example or Example(id=self.example_id, inputs=self.inputs)
 
     @property
     def inputs(self) -> JSON:
-        """What the task was given: the example's inputs, else what the root says, which may name them otherwise."""
+        """Return the example's inputs, or those recorded by the root run, which may have other names."""
         return self.example.inputs if self.example is not None else self.trace.root.inputs
 
     @property
     def outputs(self) -> JSON:
-        """What it returned; None if it failed."""
+        """Return the outputs of the task; None if it failed."""
         return self.trace.root.outputs
 
     @property
     def reference_outputs(self) -> JSON:
-        """What it should have returned."""
+        """Return the expected outputs of the example, or None."""
         return self.example.reference_outputs if self.example else None
 
     @property
     def error(self) -> str | None:
-        """Why the task failed."""
+        """Return the error of the task, or None."""
         return self.trace.root.error
 
     @property
     def feedback(self) -> Mapping[str, Feedback]:
-        """The newest outcome per key, of the whole run or of one of its spans; a judge's rather than a vote on it."""
+        """Return the newest feedback per key on the run or one of its spans.
+
+        A judge's score takes precedence over a label on it.
+        """
         said = [outcome for outcome in self.trace.feedback if outcome.target.document is None]
         judged = {outcome.key for outcome in said if outcome.source == "model"}
         by_age = sorted(said, key=lambda outcome: outcome.created_ns)
@@ -101,7 +104,7 @@ class Row:
 
     @property
     def scores(self) -> Mapping[str, float | bool | str | None]:
-        """Score (or label) per key; None where there is an error or a skip."""
+        """Return the score (or label) per key; None for an error or a skip."""
         return {
             key: outcome.label if outcome.score is None else outcome.score for key, outcome in self.feedback.items()
         }
@@ -115,14 +118,14 @@ class Row:
 
     @property
     def why(self) -> str | None:
-        """The first line of what failed, of the task or else of an evaluator; None if nothing did."""
+        """Return the first line of the task's error, else of an evaluator's error; None if nothing failed."""
         if self.error is not None:
             return first_line(self.error)
         failed = (outcome for outcome in self.feedback.values() if outcome.error is not None)
         return next((f"{outcome.key}: {first_line(outcome.error or '')}" for outcome in failed), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat dict: the fields of the run, one entry per key, and the parameters of evaluators that have any."""
+        """Return one flat dict: the fields of the run, one entry per key, and the evaluators' parameters if any."""
         root = self.trace.root
         parameters = {key: given for key, one in self.feedback.items() if (given := get_parameters(one))}
         return {
@@ -141,9 +144,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of a task or an evaluator (`key`), with its traceback where there is one.
+    """Error of a task or an evaluator (`key`), with its traceback if there is one.
 
-    `example_id` and `trace_id` are empty for a set-level evaluator, which judges all runs.
+    `example_id` and `trace_id` are empty for a set-level evaluator, which scores all runs.
     """
 
     example_id: str
@@ -159,7 +162,7 @@ class Failure:
 
 
 class RescoreFunction(Protocol):
-    """What lets more evaluators look at the runs of an experiment."""
+    """Type of the function that scores the runs of an experiment with more evaluators."""
 
     def __call__(
         self, experiment: Experiment, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]
@@ -170,14 +173,17 @@ _rescore: RescoreFunction
 
 
 def register_rescore(rescore: RescoreFunction) -> RescoreFunction:
-    """Say what `Experiment.evaluate` calls: who makes experiments cannot be known here."""
+    """Set the function that `Experiment.evaluate` calls. Importing it here would be an import cycle."""
     global _rescore
     _rescore = rescore
     return rescore
 
 
 class Experiment:
-    """One execution of a task over a dataset. Prints as its summary; rows are read from the store when asked for."""
+    """One execution of a task over a dataset.
+
+    It prints as its summary, and reads rows from the store on demand.
+    """
 
     def __init__(
         self,
@@ -190,13 +196,13 @@ class Experiment:
     ) -> None:
         self.record = record
         self.unstored = unstored
-        self._examples = examples  # where they are in memory already, they need not be read back
+        self._examples = examples  # if they are in memory, they are not read from the store
         self._store = store
         self._tally = tally
 
     @classmethod
     def load(cls, store: StoreLocation, id_or_name: str) -> Experiment:
-        """A stored experiment by id, the beginning of its id, or the newest of that name. Raises `NotFound`."""
+        """Load a stored experiment by id, by a prefix of its id, or the newest of that name. Raises `NotFound`."""
         store = resolve_store(store)
         record = store.experiment(id_or_name)
         tally = ExperimentTally(read_metrics(record), _get_repetitions(record))
@@ -207,21 +213,21 @@ class Experiment:
 
     @property
     def id(self) -> str:
-        """32 hex digits."""
+        """Return the id, 32 hex digits."""
         return self.record.id
 
     @property
     def name(self) -> str:
-        """What it was called."""
+        """Return the name of the experiment."""
         return self.record.name
 
     @property
     def store(self) -> Store:
-        """Where its traces and feedback are."""
+        """Return the store that holds its traces and feedback."""
         return self._store
 
     def summary(self) -> Summary:
-        """Per key n, mean, passing share, failed and skipped; print it, or ask `summary()["exact"].mean`."""
+        """Return per key n, mean, passing share, failed and skipped. Print it, or read `summary()["exact"].mean`."""
         record = self.record
         status = "" if record.status == "finished" else f", {standing(record)}"
         title = f"{record.name} on {record.dataset}{status}"
@@ -235,7 +241,7 @@ class Experiment:
         )
 
     def _trust(self) -> Mapping[str, str]:
-        """How far each judge agrees with people; nothing where the store is away, or closed by now."""
+        """Return each judge's agreement with human feedback; {} if the store is unavailable or closed."""
         try:
             return JudgeAgreement(self._store).said(
                 {key: version or None for key, version in self._tally.judge_versions.items()}
@@ -244,7 +250,7 @@ class Experiment:
             return {}
 
     def rows(self) -> Iterator[Row]:
-        """Every run in the dataset's order, read from the store page by page."""
+        """Yield every run in the dataset's order, read from the store page by page."""
         examples = ExampleLookup(self._pages)
         ids = (self._tally.traces[slot] for slot in sorted(self._tally.traces))
         while page := list(islice(ids, ROW_PAGE)):
@@ -256,7 +262,7 @@ class Experiment:
         return iterate_example_pages(self._store, self.record) if self._examples is None else iter((self._examples,))
 
     def errors(self) -> Iterator[Failure]:
-        """Every error of the task and of evaluators, with tracebacks."""
+        """Yield every error of the task and of evaluators, with tracebacks."""
         for row in self.rows():
             if row.error is not None:
                 yield Failure(row.example_id, row.trace.trace_id, None, row.error, _get_task_traceback(row.trace))
@@ -270,7 +276,7 @@ class Experiment:
                 yield Failure("", "", outcome.key, outcome.error, _get_feedback_traceback(outcome))
 
     def spread(self, key: str) -> Mapping[str, tuple[int, float, float | None, bool]]:
-        """With repetitions: per example id (n, mean, variance, whether it is flaky) of one key's scores."""
+        """Return per example id (n, mean, variance, is flaky) of one key's scores; {} without repetitions."""
         tally = self._tally.keys.get(key)
         spreads = tally.spreads if tally else {}
         return {
@@ -278,31 +284,33 @@ class Experiment:
         }
 
     def higher_is_better(self, key: str) -> bool:
-        """Which direction is good under a key."""
+        """Return whether higher scores are better under a key."""
         return self._tally.metric(key).higher_is_better
 
     def rates(self, key: str) -> BooleanRates:
-        """H2O's rates of a boolean family over all runs: passes, failures, retrieval, generation and parse failures."""
+        """Return H2O's rates of a boolean family: passes, failures, retrieval, generation and parse failures."""
         return compute_boolean_rates((outcome for row in self.rows() for outcome in row.feedback.values()), key)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per run: inputs, outputs, reference, error, duration, and one column per key."""
+        """Return one row per run: inputs, outputs, reference, error, duration, and one column per key."""
         import pandas
 
         return pandas.DataFrame([row.to_dict() for row in self.rows()])
 
     def databricks(self) -> dict[str, Any]:
-        """What judges that say yes or no said, under Databricks' names: `response/llm_judged/correctness/rating` and so
-        on are lists with one entry per run, `…/rating/percentage` and its like one number (see `databricks_results`).
+        """Return the results of yes-or-no judges under Databricks' names (see `databricks_results`).
+
+        Names such as `response/llm_judged/correctness/rating` map to lists with one entry per run. Names such as
+        `…/rating/percentage` map to one number.
         """
         return databricks_table(row.trace.feedback for row in self.rows())
 
     def to_html(self) -> str:
-        """One HTML document that needs nothing else: the summary, then the runs, failures first, 500 at most."""
+        """Return a self-contained HTML document: the summary, then the runs, failures first, 500 at most."""
         return render_experiment_html(self)
 
     def evaluate(self, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Experiment:
-        """Let more evaluators look at the runs that are there; the task is not run again. Options: see `evaluate()`."""
+        """Score the existing runs with more evaluators; the task is not run again. For options see `evaluate()`."""
         return _rescore(self, evaluators, **options)
 
     def __str__(self) -> str:
@@ -332,7 +340,7 @@ def _get_repetitions(record: Record) -> int:
 
 
 def _order_traces(recalled: StoredRuns, examples: Iterable[str]) -> list[str]:
-    """Trace ids in the dataset's order, then what belongs to no example of it, by start."""
+    """Return trace ids in the dataset's order, then those without an example in the dataset by start time."""
     position = {id: place for place, id in enumerate(examples)}
     last = len(position)
     keys = sorted(enumerate(recalled.traces), key=lambda pair: (position.get(pair[1][0], last), pair[1][1], pair[0]))
@@ -347,7 +355,7 @@ def _get_task_traceback(trace: Trace) -> str:
 async def run_set_evaluators(
     experiment: Experiment, evaluators: Sequence[Evaluator], store: Store, tally: ExperimentTally
 ) -> None:
-    """Let set-level evaluators judge an experiment, store what they say, and note it in the tally."""
+    """Run set-level evaluators over an experiment, store their feedback, and add it to the tally."""
     judgements, target = JudgementBuffer(), Target(experiment_id=experiment.id)
     for evaluator in evaluators:
         named = {"evaluator": evaluator.make.name, "version": evaluator.version, "target": target}

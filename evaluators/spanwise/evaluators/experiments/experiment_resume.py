@@ -26,34 +26,37 @@ from spanwise.evaluators.experiments.task_call import TaskFunction
 from spanwise.evaluators.interface import Evaluator, Metric, digest_code, encode_infinities
 from spanwise.tracer.internal_api import SCOPE
 
-RUN_PAGE = 2_000  # runs at once
-FEEDBACK_PAGE = 20_000  # the store sorts all of an experiment's feedback for each page
+RUN_PAGE = 2_000  # runs per page
+FEEDBACK_PAGE = 20_000  # large, because the store sorts all of an experiment's feedback for each page
 
-# Per (evaluator, key): the version that counts, and from when on (nanoseconds)
+# Per (evaluator, key): the counted version, and the time from which on it counts (nanoseconds)
 CurrentVersions: TypeAlias = Mapping[tuple[str | None, str], tuple[str | None, int]]
 
 
 @dataclass(slots=True)
 class StoredRuns:
-    """Runs by (example id, repetition), and which evaluators have looked at which of them."""
+    """Stored runs by (example id, repetition), and the evaluators that have scored each of them."""
 
     traces: dict[tuple[str, int], str] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)  # trace ids by start
+    order: list[str] = field(default_factory=list)  # trace ids by start time
     examples: dict[str, str] = field(default_factory=dict)  # trace id → example id
-    again: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # runs that failed and are to be run again
-    replaced: list[str] = field(default_factory=list)  # trace ids of failed runs of which there is a later one
+    again: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # failed runs to run again
+    replaced: list[str] = field(default_factory=list)  # trace ids of failed runs that were run again later
     seen: EvaluatedTraces = field(default_factory=lambda: EvaluatedTraces((), frozenset()))
 
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
-        """The evaluators that have not looked at a trace, did so at another version, or failed on it."""
+        """Return the evaluators that have not scored a trace, scored it at another version, or failed on it."""
         return self.seen.missing(trace_id, evaluators)
 
 
 class EvaluatedTraces:
-    """Which of some evaluators have looked at which traces, and on which they failed: bits by their place."""
+    """Record of which evaluators have scored which traces, and on which they failed, as one bit per evaluator."""
 
     def __init__(self, evaluators: Sequence[Evaluator], declared: Container[str]) -> None:
-        """`declared` are the keys that some evaluator of the experiment is known to give."""
+        """Index the evaluators by name, version and key.
+
+        `declared` holds the keys that the experiment's evaluators declare.
+        """
         named = Counter(evaluator.make.name for evaluator in evaluators)
         self._bits: dict[tuple[str | None, str | None, str], int] = {
             (evaluator.make.name, evaluator.version, key): 1 << place
@@ -71,7 +74,7 @@ class EvaluatedTraces:
         self._errors: dict[str, list[str]] = {}
 
     def note(self, feedback: Feedback) -> None:
-        """Somebody has said something of a trace."""
+        """Record a feedback of one of the evaluators."""
         trace_id, bits = feedback.target.trace_id or "", self._of(feedback)
         if not bits:
             return
@@ -81,20 +84,20 @@ class EvaluatedTraces:
             self._errors.setdefault(trace_id, []).append(feedback.id)
 
     def missing(self, trace_id: str, evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
-        """The evaluators that have not looked at a trace, or failed on it."""
+        """Return the evaluators that have not scored a trace, or failed on it."""
         done = self._looked.get(trace_id, 0) & ~self._failed.get(trace_id, 0)
         return tuple(evaluator for place, evaluator in enumerate(evaluators) if not done >> place & 1)
 
     def is_said_again(self, feedback: Feedback) -> bool:
-        """Whether the evaluator that gave this failed on its trace, under this key or another, and so looks again."""
+        """Return whether the evaluator failed on this trace under any key, and so scores it again."""
         return bool(self._of(feedback) & self._failed.get(feedback.target.trace_id or "", 0))
 
     def errors(self, trace_id: str) -> Sequence[str]:
-        """Ids of the errors on a trace of evaluators that look again."""
+        """Return the ids of the errors on a trace from evaluators that score it again."""
         return self._errors.get(trace_id, ())
 
     def _of(self, feedback: Feedback) -> int:
-        """The bit of the evaluator that said it, 0 if it is none of these."""
+        """Return the bit of the evaluator that gave the feedback, or 0 if it is not one of these."""
         bits = self._bits.get((feedback.evaluator, feedback.version, feedback.key), 0)
         if bits or feedback.key in self._declared:
             return bits
@@ -109,10 +112,11 @@ def read_stored_runs(
     *,
     retrying: bool = False,
 ) -> StoredRuns:
-    """Read an experiment back, adding its runs and their newest feedback to the tally (without slots).
+    """Read a stored experiment, and add its runs and their newest feedback to the tally (without slots).
 
-    What other versions of `evaluators` have said does not count, nor what they said before they changed, or where they
-    failed: they are going to say it again. With `retrying`, runs whose task failed do not count either.
+    Feedback of other versions of `evaluators`, from before they changed, or on traces where they failed is not
+    counted, because they will score these traces again. With `retrying`, runs whose task failed are not counted
+    either.
     """
     recalled = StoredRuns(
         seen=EvaluatedTraces(evaluators, frozenset(metric.key for metric in read_metrics(experiment)))
@@ -140,9 +144,9 @@ def read_stored_runs(
 def _iterate_counted(
     summaries: Sequence[TraceSummary], experiment: Experiment, recalled: StoredRuns
 ) -> Iterator[TraceSummary]:
-    """Runs by start. One that failed and was run again, without being taken away then, counts no more.
+    """Yield the counted runs by start. A failed run that was run again, but not deleted then, is not counted.
 
-    Only where ids of examples are known to differ: elsewhere two runs of one id may be those of two rows.
+    This applies only where example ids are known to be unique: elsewhere two runs of one id may belong to two rows.
     """
     if experiment.dataset_version is None:
         yield from reversed(summaries)
@@ -162,7 +166,7 @@ def _make_run_key(summary: TraceSummary) -> tuple[str, int]:
 
 
 def read_metrics(experiment: Experiment) -> list[Metric]:
-    """What was recorded about the keys of an experiment."""
+    """Return the recorded metrics of an experiment."""
     recorded = [metric for evaluator in experiment.evaluators for metric in evaluator.get("metrics", ())]
     return [Metric.from_dict(metric) for metric in recorded]
 
@@ -189,7 +193,10 @@ def _select_current_versions(experiment: Experiment, evaluators: Sequence[Evalua
 
 
 def _get_counted_since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int:
-    """From when on what an evaluator has said counts. People's votes are read anew: there may be more."""
+    """Return the time in nanoseconds from which on an evaluator's feedback counts.
+
+    Human feedback is always read again, because there may be more.
+    """
     if evaluator.spec is not None and evaluator.spec.kind == "human":
         return time.time_ns()
     return recorded.get(evaluator.key, 0)
@@ -198,7 +205,7 @@ def _get_counted_since(evaluator: Evaluator, recorded: Mapping[str, int]) -> int
 def _iterate_feedback(
     store: Store, experiment_id: str, recalled: StoredRuns, current: CurrentVersions
 ) -> Iterator[Feedback]:
-    """Feedback on the runs that count, newest first, without what evaluators have said before they changed."""
+    """Yield feedback on the counted runs, newest first, without feedback from before an evaluator changed."""
     for feedback in iterate_pages(partial(store.feedbacks, experiment=experiment_id, limit=FEEDBACK_PAGE)):
         _, since = current.get((feedback.evaluator, feedback.key), ("", 0))
         if feedback.target.trace_id in recalled.examples and feedback.created_ns >= since:
@@ -208,9 +215,11 @@ def _iterate_feedback(
 def _add_feedback(
     said: Iterable[Feedback], tally: ExperimentTally, recalled: StoredRuns, current: CurrentVersions
 ) -> None:
-    """Feedback comes newest first, so the first in each place (see `statistics.newest`) is the one that counts.
+    """Add the newest feedback per slot (see `statistics.get_feedback_slot`) to the tally.
 
-    A vote on what a judge has said checks the judge, and counts not beside it.
+    The feedback comes newest first.
+
+    A label on a judge's score checks the judge, and is not counted in addition to it.
     """
     counted: set[Hashable] = set()
     judged: set[Hashable] = set()
@@ -234,12 +243,12 @@ def _add_feedback(
             tally.add_feedback(vote, recalled.examples[vote.target.trace_id or ""])
 
 
-_CONTENT_NAME = re.compile(r"examples-[0-9a-f]{8}")  # a dataset that is named after its examples
-_MAX_LISTED = 3  # examples that are named
+_CONTENT_NAME = re.compile(r"examples-[0-9a-f]{8}")  # dataset name derived from its examples
+_MAX_LISTED = 3  # examples listed by id
 
 
 def list_reductions(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What of `repetitions`, `limit` and `only` is less than it was, in words."""
+    """Return descriptions of those of `repetitions`, `limit` and `only` that now select fewer runs."""
     repetitions = then.get("repetitions") or 1, now.get("repetitions") or 1
     limits = then.get("limit"), now.get("limit")
     less = limits[1] is not None and (limits[0] is None or limits[1] < limits[0])
@@ -255,7 +264,10 @@ def _to_id_set(only: str | Sequence[str] | None) -> set[str] | None:
 
 
 def list_example_changes(store: Store, earlier: Experiment, source: ExampleSource, now: Mapping[str, Any]) -> list[str]:
-    """Why the examples are not those of before with some added, in words; [] if they are. Reads both versions."""
+    """Return descriptions of example changes other than additions; [] if there are none.
+
+    Reads both dataset versions.
+    """
     before, after = (earlier.dataset, earlier.dataset_version), (source.name, source.version)
     if before == after:
         return []
@@ -285,7 +297,7 @@ def _count_more(count: int, what: str) -> list[str]:
 
 
 def _list_limit_changes(old: Sequence[Example], new: Sequence[Example], now: Mapping[str, Any]) -> list[str]:
-    """Why a limit takes others than it took, though the examples are all there."""
+    """Return why a limit selects other examples, although all earlier ones still exist."""
     if now.get("seed") is not None:
         return ["the dataset has grown, of which a random sample (seed, limit) is another one"]
     if [example.id for example in old] != [example.id for example in new[: len(old)]]:
@@ -297,17 +309,20 @@ def _format_dataset(name: str, version: int | None) -> str:
     return repr(name if version is None else f"{name}@{version}")
 
 
-# What must be the same for a run to count as done, with the task's code and what the caller gave as metadata; `_growth`
-# says what may be more. Anything else may change between an interruption and `resume`: concurrency, timeout, retries,
-# the commit, installed packages.
+# Fields that must be unchanged for a run to stay valid, besides the task's code and the caller's metadata.
+# `list_reductions` checks the options that may only grow. Everything else may change before `resume`: concurrency,
+# timeout, retries, the commit, installed packages.
 _FIXED_FIELDS = ("task", "seed", "split")
-_MAX_NAMED = 5  # changes that are listed
+_MAX_NAMED = 5  # changes listed by name
 
 
 def make_setup(
     task: TaskFunction | None, parameters: Mapping[str, JSON], *, dataset: str, dataset_version: int | None
 ) -> dict[str, JSON]:
-    """Plain values that describe how an experiment is made; what takes time to find out comes from `surroundings`."""
+    """Return plain values that describe the setup of an experiment.
+
+    Slow facts come from `collect_environment`.
+    """
     return {
         "dataset": dataset,
         "dataset_version": dataset_version,
@@ -318,7 +333,7 @@ def make_setup(
 
 
 def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, JSON], ...]:
-    """Evaluators as they are kept with an experiment."""
+    """Return evaluators as they are recorded with an experiment."""
     return tuple(
         {
             "key": evaluator.key,
@@ -336,7 +351,10 @@ def describe_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, J
 
 
 def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
-    """Where it comes from, with judges as what makes them others: the same in every process, and without keys."""
+    """Return the origin of an evaluator, with judges replaced by their identities.
+
+    These are the same in every process and contain no API keys.
+    """
     parameters = evaluator.origin.get("init_parameters") or {}
     judges = getattr(evaluator.asking, "judges", ())
     if "judge" not in parameters or not judges:
@@ -346,7 +364,7 @@ def _describe_origin(evaluator: Evaluator) -> Mapping[str, Any]:
 
 
 def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: Mapping[str, JSON]) -> list[str]:
-    """What is different now from when the experiment began, in words; [] when its runs still count. Not of examples."""
+    """Return descriptions of the changes since the experiment began, except examples; [] if its runs are valid."""
     then: Mapping[str, Any] = record.metadata.get("setup") or {}
     differences = [
         _format_change(name, then.get(name), setup.get(name))
@@ -368,8 +386,10 @@ def list_setup_changes(record: Experiment, setup: Mapping[str, JSON], metadata: 
 def merge_evaluators(
     before: Sequence[Mapping[str, JSON]], now: Sequence[Mapping[str, JSON]]
 ) -> tuple[Mapping[str, JSON], ...]:
-    """The evaluators of an experiment with those that are added. One that has changed since (its version, parameters
-    or code) gets a `since_ns`: what it said before does not count any more.
+    """Return the recorded evaluators together with new ones.
+
+    An evaluator whose version, parameters or code have changed gets a `since_ns`: its earlier scores are no longer
+    counted.
     """
     known = {record["key"]: record for record in before}
     added = {record["key"]: _add_since(known.get(record["key"]), record) for record in now}
@@ -398,19 +418,19 @@ def _format_change(name: str, then: JSON, now: JSON) -> str:
 
 
 def to_stored_value(value: Any) -> Any:
-    """A value as it is read back from a store; what JSON does not have is its text."""
+    """Return a value as a store returns it; values that JSON lacks become text."""
     return orjson.loads(orjson.dumps(value, default=_json_default, option=orjson.OPT_NON_STR_KEYS))
 
 
 def _json_default(value: Any) -> Any:
-    """Return numbers and lists for scalars and arrays of numpy and its like, else a text."""
+    """Return numbers and lists for scalars and arrays of numpy and similar libraries, else a text."""
     if callable(tolist := getattr(value, "tolist", None)):
         return tolist()
     return str(value)
 
 
 def collect_environment() -> Future[dict[str, JSON]]:
-    """Versions, the commit of the working directory, whether files were changed since: found out in the background."""
+    """Start a background thread that reads versions, the git commit, and whether tracked files are changed."""
     pool = ThreadPoolExecutor(1, "spanwise-setup")
     future = pool.submit(_read_environment)
     pool.shutdown(wait=False)

@@ -58,34 +58,39 @@ from spanwise.evaluators.scoring import Estimate, estimate
 def evaluate(
     dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **options: Unpack[EvaluateOptions]
 ) -> Experiment:
-    """Run a task over a dataset, let evaluators score every run, and keep both in a store as an experiment.
+    """Run a task over a dataset, score every run with evaluators, and store runs and scores as an experiment.
 
-    `dataset` is a dataset's name in the store (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a DataFrame,
-    a list or (async) generator of dicts or examples, stored traces or a `Filter` over them, or an experiment whose
-    runs are to be scored further. `task` is called with the inputs by name, with the whole dict if it takes `inputs`,
-    or with the one value if inputs are no dict; async tasks run on one loop, others on threads. Without a task what is
-    there is scored: given outputs, traces, runs; with `attach` live traces where they are, and no experiment is kept.
-    The span of a task under `@trace` is the root of its run, as it is in production.
+    Arguments:
 
-    `repetitions` runs every example so many times. `limit` takes the first examples, or with `seed` a random sample,
-    and a task with a parameter `seed` gets one per run; `split` takes those of one split or several, `only` those
-    whose ids are given, or how they begin. `timeout` (seconds) holds per attempt, of which `retries` makes more where
-    the failure may pass, or where `retry_on` (exception types, or a function of the exception) says so.
+    - `dataset`: the name of a stored dataset (`name@3` for a version), a path (JSONL, JSON, CSV, YAML), a
+      DataFrame, a list or (async) generator of dicts or examples, stored traces or a `Filter` over them, or an
+      experiment to score further.
+    - `task`: called with the inputs by name, with the whole dict if it has a parameter `inputs`, or with the
+      single value if the inputs are not a dict. Async tasks run on one event loop, others on threads. The span of
+      a task under `@trace` becomes the root of its run, as in production. Without a task the existing outputs,
+      traces or runs are scored.
+    - `attach`: add feedback to live traces in place; no experiment is stored.
+    - `repetitions`: number of runs per example.
+    - `limit`: the first examples, or with `seed` a random sample. A task with a parameter `seed` gets one per
+      run.
+    - `split`: one split or several. `only`: example ids, or prefixes of ids.
+    - `timeout`: seconds per attempt. `retries`: further attempts after a transient failure, or after those that
+      `retry_on` (exception types, or a function of the exception) accepts.
+    - `fail_fast`, `max_failures` (a number, or a share of the runs such as 0.2) and `max_usd` (cost of the tasks'
+      spans): stop the experiment. Running tasks finish, and the experiment can be resumed.
+    - `raise_errors`: raise the error of a task.
+    - `resume`: continue an interrupted experiment (True: the one named `name`; or an experiment's id).
+    - `span_wait`: seconds to wait for spans that are still open when the task ends.
+    - `store`: see `spanwise.collector.connect` for None.
 
-    `fail_fast`, `max_failures` (a number, or a share of the runs as 0.2) and `max_usd` (what the tasks' spans cost)
-    stop the experiment: what runs is let finish, and it can be resumed. With `raise_errors` what a task raises is
-    raised.
+    With `resume`, stored runs are not run again, except failed ones. More repetitions, a larger limit and added
+    examples are run. Examples, repetitions, seed, split, limit, the given metadata, and the code, constants and plain
+    object state that the task reaches in its project (not in installed packages) are compared with the stored
+    experiment. Any other change in them raises `CannotResume`. An evaluator whose version, parameters or code have
+    changed scores all runs again.
 
-    `resume` (True: by `name`, or an experiment's id) goes on where an experiment was interrupted: what is stored is
-    not run again, but for what failed; more repetitions, a larger limit and added examples are run. It compares the
-    examples, repetitions, seed, split, limit, the metadata that are given, and the code, constants and plain state of
-    objects that the task reaches in its project (not those of installed packages), and refuses if any has otherwise
-    changed. An evaluator whose version, parameters or code have changed says its scores again.
-    `span_wait` is how long (seconds) to wait for spans that are still open when the task is over. `store` None: see
-    `spanwise.collector.connect`.
-
-    A failing task or evaluator is an outcome, not an exception. Raises `ValueError` for what a caller can mend: a task
-    that does not fit the inputs, a bad row, an experiment that cannot be resumed; `TypeError` for an unknown option.
+    A failing task or evaluator is recorded as an error, not raised. Raises `ValueError` for a task that does not fit
+    the inputs, a bad row or an experiment that cannot be resumed, and `TypeError` for an unknown option.
     """
     return run_coroutine(
         run_and_cancel_others(run_experiment(dataset, task, evaluators, make_settings(options, "evaluate")))
@@ -96,13 +101,13 @@ def evaluate(
 async def aevaluate(
     dataset: Any, task: Any = None, evaluators: Iterable[Any] = (), **options: Unpack[EvaluateOptions]
 ) -> Experiment:
-    """As `evaluate`, from async code: async tasks and evaluators run on the loop that is running."""
+    """Evaluate as `evaluate` does, from async code. Async tasks and evaluators run on the running event loop."""
     return await run_experiment(dataset, task, evaluators, make_settings(options, "aevaluate"))
 
 
 @register_rescore
 def rescore(experiment: Experiment, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Experiment:
-    """Let more evaluators look at the runs that an experiment has, in its own store unless another is named."""
+    """Score the runs of an experiment with more evaluators, in its own store unless another is given."""
     options.setdefault("store", experiment.store)
     return evaluate(experiment, None, evaluators, **options)
 
@@ -132,15 +137,18 @@ async def run_experiment(
             await asyncio.to_thread(store.release)
 
 
-# Objects. The interpreter itself freezes some hundreds from Python 3.12 on (375 in 3.12.1); a program's `gc.freeze()`
-# many thousands, and that maybe before it imports us.
+# Number of objects. From Python 3.12 on the interpreter itself freezes some hundreds (375 in 3.12.1). An
+# application's `gc.freeze()` freezes many thousands, possibly before it imports this package.
 _MAX_INTERPRETER_FROZEN = 1_000
 
 
 @contextmanager
 def _freeze_objects() -> Iterator[None]:
-    """Spare what was there before from being searched for cycles meanwhile: with a model's libraries loaded, each time
-    costs more than many runs. Left alone if somebody else has frozen objects.
+    """Exclude existing objects from garbage collection during an experiment.
+
+    With a model's libraries loaded, one collection takes longer than many runs.
+
+    Nothing is frozen if the application has frozen objects itself, because `gc.unfreeze()` would release those too.
     """
     ours = gc.get_freeze_count() <= _MAX_INTERPRETER_FROZEN
     if ours:
@@ -185,7 +193,8 @@ async def _run_job(job: ExperimentJob) -> Experiment:
             await run_set_evaluators(experiment, job.whole, job.store, job.tally)
         status = "interrupted" if unstored or brake.why else "finished"
         experiment.record = await asyncio.to_thread(_close_record, job, status)
-    except (StoreError, OSError) as problem:  # the runs are done and kept: their results are worth more than the note
+    # the runs are stored: return their results even if the record could not be updated
+    except (StoreError, OSError) as problem:
         print_message(f"spanwise: the store could not note the end of the experiment: {problem}")
     if progress is not False and stderr_console.is_terminal and not stderr_console.is_jupyter:
         stderr_console.print(experiment)
@@ -193,7 +202,7 @@ async def _run_job(job: ExperimentJob) -> Experiment:
 
 
 def _add_end_remarks(job: ExperimentJob, brake: StopConditions) -> None:
-    """Say, below the table and at once, why the experiment stopped, and what is still at work."""
+    """Add remarks on why the experiment stopped, and on tasks that are still running; print the reason at once."""
     if brake.why:
         job.plan.remarks[f"stopped: {brake.why}"] = None
         print_message(f"spanwise: stopped, as {brake.why}; go on with {_format_resume_hint(job)}")
@@ -218,7 +227,7 @@ def _count_batch(
 
 
 def _get_attached_runs(done: FinishedRun) -> Sequence[Run]:
-    """Those of a trace to which feedback is attached: none of them is to be stored."""
+    """Return the runs of a trace to which feedback is attached; none of them is stored again."""
     return done.case.trace.runs if done.case.trace is not None else ()
 
 
@@ -227,7 +236,7 @@ def _format_resume_hint(job: ExperimentJob) -> str:
 
 
 async def _handle_interruption(job: ExperimentJob, writer: ResultWriter, error: BaseException, waiting: str) -> None:
-    """Keep what is done, and say how to go on."""
+    """Store the finished runs, and print how to resume."""
     unstored = await asyncio.to_thread(writer.close)
     if unstored is not None:
         print_message(_describe_unstored(unstored, job))
@@ -244,7 +253,7 @@ async def _handle_interruption(job: ExperimentJob, writer: ResultWriter, error: 
 
 def _close_record(job: ExperimentJob, status: Any) -> Record:
     setup, now = {**(job.record.metadata.get("setup") or {}), **job.surroundings.result()}, time.time_ns()
-    before = job.record  # which says how its runs came to an end, where these are only scored
+    before = job.record  # rescoring keeps the recorded end of the runs
     ended_ns = before.ended_ns or now
     totals = {**job.tally.totals(), "seconds": round((ended_ns - job.record.started_ns) / 1e9, 3)}
     record = replace(
@@ -270,17 +279,17 @@ def _describe_unstored(unstored: UnstoredRuns, job: ExperimentJob) -> str:
 
 
 def _unwrap_group(error: BaseException) -> BaseException:
-    """A single error out of the group that a task group makes of it."""
+    """Return the error inside an exception group that contains only one."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def dry_run(dataset: Any, evaluators: Iterable[Any], **options: Unpack[EvaluateOptions]) -> Estimate:
-    """The estimate for what `evaluate(dataset, task, evaluators, …)` would do, with the same options.
+    """Return the estimate of what `evaluate(dataset, task, evaluators, …)` would do, with the same options.
 
-    Reference outputs stand for what the task would answer. Raises as `evaluate()` does for a dataset that it cannot
-    read, and for an evaluator whose judge is not named.
+    Reference outputs are used in place of the task's answers. Raises as `evaluate()` does for a dataset that cannot
+    be read, and for an evaluator without a judge.
     """
     settings = make_settings(options, "dry_run")
     store = open_experiment_store(settings)

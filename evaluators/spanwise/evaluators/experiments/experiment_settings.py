@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class EvaluateOptions(TypedDict, total=False):
-    """What `evaluate()` takes by name, as type checkers see it; defaults are those of `Settings`."""
+    """Keyword options of `evaluate()` for type checkers; defaults are those of `ExperimentSettings`."""
 
     name: str | None
     concurrency: int
@@ -55,7 +55,10 @@ class EvaluateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentSettings:
-    """Options with their defaults, checked; what they mean stands with `evaluate`. Raises `ValueError` for nonsense."""
+    """Validated options of `evaluate()` with their defaults; see `evaluate` for their meaning.
+
+    Raises `ValueError` for invalid values.
+    """
 
     name: str | None = None
     concurrency: int = 8
@@ -105,17 +108,17 @@ class ExperimentSettings:
 
     @property
     def splits(self) -> Sequence[str] | None:
-        """The splits whose examples are taken; None for all of them."""
+        """Return the selected splits; None for all."""
         return _to_list(self.split)
 
     @property
     def ids(self) -> Sequence[str] | None:
-        """The ids of the examples that are taken, or how they begin; None for all of them."""
+        """Return the selected example ids or their prefixes; None for all examples."""
         return _to_list(self.only)
 
     @property
     def parameters(self) -> dict[str, JSON]:
-        """What is recorded of them."""
+        """Return the options that are recorded with the experiment."""
         names = ("concurrency", "repetitions", "split", "limit", "only", "timeout", "retries", "seed", *_STOP_OPTIONS)
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None and value is not False}
@@ -134,7 +137,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_name_filter(option: str, given: NameFilter) -> str | list[str] | None:
-    """One name, or a list that is also read back as one. Raises `ValueError`."""
+    """Return one name, or a list of names, which can be iterated repeatedly. Raises `ValueError`."""
     if given is None or isinstance(given, str):
         return given
     listed = list(given) if isinstance(given, Iterable) else []
@@ -144,9 +147,9 @@ def _check_name_filter(option: str, given: NameFilter) -> str | list[str] | None
 
 
 OPTION_NAMES = tuple(field.name for field in fields(ExperimentSettings))
-POSITIONAL_NAMES = ("dataset", "task", "evaluators")  # which are taken by place, too
+POSITIONAL_NAMES = ("dataset", "task", "evaluators")  # also accepted by position
 _ACCEPTED_NAMES = frozenset((*POSITIONAL_NAMES, *OPTION_NAMES))
-# What LangSmith, Langfuse, MLflow, Phoenix, Braintrust and DeepEval call it → how ours is written
+# Option names of LangSmith, Langfuse, MLflow, Phoenix, Braintrust and DeepEval → the Spanwise spelling
 _FOREIGN_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("data", "eval_dataset", "examples", "dataset_name", "test_cases", "goldens"), "dataset=…"),
     **dict.fromkeys(("predict_fn", "target", "model", "pipeline"), "task=…"),
@@ -165,7 +168,7 @@ _FOREIGN_NAMES: Mapping[str, str] = {
 
 
 def make_settings(options: Mapping[str, Any], caller: str) -> ExperimentSettings:
-    """The settings out of what a caller was given by name. Raises `TypeError` for an option that there is not."""
+    """Return the settings made of keyword options. Raises `TypeError` for an unknown option."""
     for name in options:
         if name not in OPTION_NAMES:
             raise make_unknown_option_error(f"{caller}()", name, OPTION_NAMES, _FOREIGN_NAMES)
@@ -173,9 +176,10 @@ def make_settings(options: Mapping[str, Any], caller: str) -> ExperimentSettings
 
 
 def accept_options(function: F) -> F:
-    """Show every option with its default where people look: `help`, `inspect.signature`, notebooks.
+    """Show every option with its default in the function's signature, for `help`, `inspect.signature` and notebooks.
 
-    A call in another product's words is answered in ours, also where it leaves out what has no default here.
+    A call with another product's option names gets an error that gives the Spanwise names, even if required arguments
+    are missing.
     """
     called: Any = _wrap_async(function) if inspect.iscoroutinefunction(function) else _wrap_sync(function)
     signature = inspect.signature(function)
@@ -207,7 +211,7 @@ def _wrap_async(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_foreign_names(options: Mapping[str, Any], caller: str, args: Sequence[Any]) -> None:
-    """Raise `TypeError` that names all options of other products, before Python names the first missing argument."""
+    """Raise `TypeError` that lists all options of other products, before Python reports the first missing argument."""
     elsewhere = [name for name in options if name in _FOREIGN_NAMES and name not in _ACCEPTED_NAMES]
     target_first = bool(args) and callable(args[0])  # as in LangSmith's evaluate(target, data=…)
     if len(elsewhere) == 1 and not target_first:

@@ -16,7 +16,10 @@ from spanwise.evaluators.interface import Metric
 
 @dataclass(slots=True)
 class RepetitionStats:
-    """Scores of one example over its repetitions: count, mean, and the sum of squared differences (Welford)."""
+    """Running mean and variance of one example's scores over its repetitions.
+
+    Welford's algorithm: `squares` is the sum of squared differences.
+    """
 
     n: int = 0
     mean: float = 0.0
@@ -25,7 +28,7 @@ class RepetitionStats:
     judged: int = 0
 
     def add(self, score: float, passes: bool | None) -> None:
-        """Count one more score."""
+        """Add one score."""
         self.n += 1
         step = score - self.mean
         self.mean += step / self.n
@@ -35,12 +38,12 @@ class RepetitionStats:
 
     @property
     def variance(self) -> float | None:
-        """The sample variance; None with fewer than two scores."""
+        """Return the sample variance; None with fewer than two scores."""
         return self.squares / (self.n - 1) if self.n > 1 else None
 
     @property
     def is_flaky(self) -> bool:
-        """Whether it passed in some repetitions and failed in others; without a threshold, whether it varied."""
+        """Return whether only some repetitions passed; without a threshold, whether the scores differ."""
         if self.judged:
             return 0 < self.passed < self.judged
         return self.squares > 1e-18
@@ -48,10 +51,10 @@ class RepetitionStats:
 
 @dataclass(slots=True)
 class JudgeCost:
-    """Questions that models answered, and answers that were known; tokens; US dollars, None until some are known.
+    """Judge calls, answers from the cache, tokens and cost in US dollars (None until a cost is known).
 
-    `unpriced` counts calls whose cost is not known: it is no part of `cost`. `texts_cut` counts texts of which a judge
-    saw a part.
+    `unpriced` counts calls of unknown cost, which `cost` leaves out. `texts_cut` counts texts that were
+    truncated for a judge.
     """
 
     calls: int = 0
@@ -64,19 +67,19 @@ class JudgeCost:
 
     @property
     def tokens(self) -> int:
-        """In and out."""
+        """Return input plus output tokens."""
         return self.input_tokens + self.output_tokens
 
     @property
     def known_cost(self) -> float | None:
-        """US dollars; None where nothing but answers from the cache is known to have cost nothing."""
+        """Return US dollars; None if calls have unknown cost and only cached answers have a known cost of 0."""
         return None if self.unpriced and not self.cost else self.cost
 
     def __bool__(self) -> bool:
         return bool(self.calls or self.cached)
 
     def add(self, feedback: Feedback, counted: set[Hashable]) -> None:
-        """Count the judgement behind a feedback, unless it is among those `counted`: it may give several keys."""
+        """Add the judgement of a feedback, unless it is in `counted`: one judgement may give several keys."""
         judge = feedback.metadata.get("judge")
         if feedback.source != "model" or not isinstance(judge, Mapping):
             return
@@ -97,7 +100,7 @@ class JudgeCost:
             self.unpriced += calls
 
     def totals(self) -> dict[str, object]:
-        """What is recorded with the experiment; nothing where no judge was asked."""
+        """Return the totals that are recorded with the experiment; {} if no judge was called."""
         known = {name: getattr(self, name) for name in self.__slots__} | {"cost": self.known_cost}
         return {f"judge_{name}": value for name, value in known.items() if value is not None} if self else {}
 
@@ -114,32 +117,32 @@ class JudgeCost:
 
 
 def _to_finite_number(value: Any) -> float:
-    """Metadata may be anybody's."""
+    """Return a non-negative finite number, else 0: metadata can contain arbitrary values."""
     return value if isinstance(value, int | float) and isfinite(value) and value >= 0 else 0
 
 
 class RunTotals:
-    """How many runs, how long, at what cost; and which trace belongs to which slot of the results."""
+    """Totals of runs: counts, durations, tokens and cost, and the trace of each result slot."""
 
     def __init__(self) -> None:
         self.traces: dict[int, str] = {}
         self.runs = 0
         self.failed = 0  # runs whose task failed
-        self.why: str | None = None  # one of their errors,
-        self.failed_on = ""  # and the id of its example
-        self.open = 0  # runs with spans that had not ended in time
+        self.why: str | None = None  # error of the failed run with the lowest example id
+        self.failed_on = ""  # id of the example of `why`
+        self.open = 0  # runs with spans that were still open after `span_wait`
         self.durations_ns = array("q")
         self.input_tokens = 0
         self.output_tokens = 0
         self.cost: float | None = None
         self.models: Counter[str] = Counter()
         self.spent = JudgeCost()
-        self.remarks: Mapping[str, None] = {}  # what is to be said of the whole
+        self.remarks: Mapping[str, None] = {}  # lines below the summary table
 
     def add_run(
         self, slot: int, trace_id: str, duration_ns: int, error: str | None, open_spans: int = 0, example: str = ""
     ) -> None:
-        """Count a finished run of an example and remember where it belongs."""
+        """Add a finished run of an example, and record its trace under its slot."""
         self.traces[slot] = trace_id
         self.open += open_spans > 0
         self.count_run(duration_ns, error, example)
@@ -150,11 +153,12 @@ class RunTotals:
         self.durations_ns.append(duration_ns)
         if error is not None:
             self.failed += 1
-            if self.why is None or example < self.failed_on:  # the same whoever ended first, and when it is read back
+            # independent of the order in which runs end, also when they are read from the store
+            if self.why is None or example < self.failed_on:
                 self.why, self.failed_on = error, example
 
     def add_calls(self, runs: Iterable[Run]) -> None:
-        """Count models, tokens and cost of the spans of a run."""
+        """Add the models, tokens and cost of the spans of a run."""
         for run in runs:
             if run.model:
                 self.models[run.model] += 1
@@ -164,24 +168,24 @@ class RunTotals:
             self.add_cost(run.cost)
 
     def add_cost(self, cost: float | None) -> None:
-        """Count dollars; None stays None until some cost is known."""
+        """Add US dollars; the cost stays None until one is known."""
         if cost is not None:
             self.cost = (self.cost or 0.0) + cost
 
     def add_judgements(self, said: Iterable[Feedback], counted: set[Hashable] | None = None) -> None:
-        """Count what judges were asked for feedback; `counted` remembers judgements from one call to the next."""
+        """Add the judge calls of feedback; `counted` holds counted judgements between calls."""
         counted = set() if counted is None else counted
         for feedback in said:
             if feedback.metadata:
                 self.spent.add(feedback, counted)
 
     def percentiles_ms(self, *percents: int) -> list[float | None]:
-        """Durations at these percentiles (nearest rank), in milliseconds; None before any run."""
+        """Return durations at these percentiles (nearest rank), in milliseconds; None without runs."""
         ordered = sorted(self.durations_ns)
         return [percentile(ordered, percent) / 1e6 if ordered else None for percent in percents]
 
     def totals(self) -> Mapping[str, object]:
-        """What is recorded with the experiment when it ends."""
+        """Return the totals that are recorded with the experiment when it ends."""
         known = {
             "runs": self.runs,
             "failed": self.failed,
@@ -197,22 +201,25 @@ class RunTotals:
 
 
 def compute_wall_ns(runs: Sequence[Run]) -> int:
-    """From the first start to the last end of a trace's runs, failed attempts too, as `TraceSummary` has it."""
+    """Return the time from the first start to the last end of a trace's runs, in nanoseconds.
+
+    Failed attempts are included, as in `TraceSummary`.
+    """
     return max(0, max(run.end_ns for run in runs) - min(run.start_ns for run in runs))
 
 
 @dataclass(slots=True)
 class KeyTally:
-    """One key of an experiment: its tally, an example of what went wrong, and how repetitions differ."""
+    """Tally of one key of an experiment, with one of its errors and the variation over repetitions."""
 
     tally: Tally
     why: str | None = None  # one of the errors
-    lacking: str | None = None  # why one of them was skipped
-    judge: str | None = None  # the version of the model whose scores they are; None of code's and people's
+    lacking: str | None = None  # reason of one of the skips
+    judge: str | None = None  # version of the judge that gave the scores; None for code and human feedback
     spreads: dict[str, RepetitionStats] = field(default_factory=dict)  # by example, only with repetitions
 
     def repeat(self, example: str, score: float, passes: bool | None) -> None:
-        """Count a score as one more repetition of its example."""
+        """Add a score as one more repetition of its example."""
         spread = self.spreads.get(example)
         if spread is None:
             spread = self.spreads[example] = RepetitionStats()
@@ -220,31 +227,31 @@ class KeyTally:
 
 
 class ExperimentTally(RunTotals):
-    """Totals of an experiment's runs, and a tally per key: what its summary shows."""
+    """Totals of an experiment's runs, and a tally per key: the data of its summary."""
 
     def __init__(self, metrics: Iterable[Metric] = (), repetitions: int = 1) -> None:
         super().__init__()
         self._metrics = {metric.key: metric for metric in metrics}
         self._repeats = repetitions > 1
         self.keys: dict[str, KeyTally] = {}
-        self.overall: dict[str, Feedback] = {}  # what set-level evaluators said of the experiment
+        self.overall: dict[str, Feedback] = {}  # feedback of set-level evaluators on the experiment
         self.ends: dict[
             str, RepetitionStats
-        ] = {}  # by example, only with repetitions: whether its runs came to a good end
+        ] = {}  # by example, only with repetitions: whether its tasks ended without an error
 
     def metric(self, key: str) -> Metric:
-        """What is known about a key's scores."""
+        """Return the metric of a key; a default one if no evaluator declares it."""
         return self._metrics.get(key) or Metric(key)
 
     def in_order(self) -> list[tuple[str, KeyTally]]:
-        """Keys as the evaluators declare them, then all others by name."""
+        """Return keys in the order of declaration, then all others by name."""
         declared = {key: place for place, key in enumerate(self._metrics)}
         return sorted(self.keys.items(), key=lambda pair: (declared.get(pair[0], len(declared)), pair[0]))
 
     def add_feedback(self, feedback: Feedback, example: str) -> None:
-        """Count one outcome on a run of an example, on one of its spans or documents.
+        """Count one feedback on a run of an example, on one of its spans or documents.
 
-        Every one counts: take `newest` first where what is said of a run may replace each other.
+        Every feedback counts: apply `select_latest` first where a later one may replace an earlier one.
         """
         of_key = self.keys.get(feedback.key) or self._new(feedback)
         passes = of_key.tally.add(feedback)
@@ -258,7 +265,7 @@ class ExperimentTally(RunTotals):
             of_key.lacking = of_key.lacking or feedback.comment
 
     def count_run(self, duration_ns: int, error: str | None, example: str = "") -> None:
-        """As `Totals`; with repetitions also how often the task failed on the example."""
+        """Count a finished run as `RunTotals` does; with repetitions also per example."""
         super().count_run(duration_ns, error, example)
         if self._repeats:
             ok = error is None
@@ -266,7 +273,7 @@ class ExperimentTally(RunTotals):
 
     @property
     def task_ok(self) -> FeedbackStats:
-        """Of all runs those whose task came to an end without an error, as the scores of a key."""
+        """Return the share of all runs whose task ended without an error, as the scores of a key."""
         if not self.runs:
             return FeedbackStats(key=TASK_OK)
         share = (self.runs - self.failed) / self.runs
@@ -275,7 +282,7 @@ class ExperimentTally(RunTotals):
 
     @property
     def judge_versions(self) -> dict[str, str]:
-        """The keys of judges, with their versions."""
+        """Return the keys of judges, with their versions."""
         return {key: of_key.judge for key, of_key in self.keys.items() if of_key.judge is not None}
 
     def _new(self, feedback: Feedback) -> KeyTally:

@@ -1,10 +1,12 @@
 """Result writer: batches of finished runs to the store, and a spool file for what the store refuses.
 
-What the store refuses or cannot take is kept in a spool file and offered again; no task is run a second time for it.
+Runs that the store refuses or cannot accept are written to a spool file and offered again; their tasks are not run a
+second time.
 
-A file lies beside the store's own; where there is none or that cannot be written, in the user's folder for what waits
-(the tracer's), and last in the one for temporary files. Each process writes files of its own and locks them while it
-does, so that nobody delivers and removes what is still being written. Where nothing can be written, memory is the rest.
+The spool file is created in the folder of the store's file. If there is none or it is not writable, the tracer's
+spill folder is used, and finally the folder for temporary files. Each process writes its own files and locks them, so
+that no other process delivers and deletes a file that is still being written. If no folder is writable, the runs stay
+in memory.
 """
 
 from __future__ import annotations
@@ -35,18 +37,21 @@ from spanwise.evaluators.interface import JudgementBuffer
 from spanwise.tracer.backoff import compute_backoff
 from spanwise.tracer.internal_api import get_runtime as tracing
 
-BATCH_SIZE = 500  # runs at once
-BATCH_DELAY = 0.06  # seconds that a batch waits for more
-QUIET_PERIOD = 0.005  # seconds without a finished run, for which it waits then,
-MAX_QUIET_PERIODS = 8  # so often at most; all together it is what a kill may cost
-MAX_QUEUED = 5_000  # finished runs that wait for the store before new ones are held back
+BATCH_SIZE = 500  # runs per batch
+BATCH_DELAY = 0.06  # seconds that a batch waits for more runs
+QUIET_PERIOD = 0.005  # seconds without a finished run that end the wait
+MAX_QUIET_PERIODS = 8  # maximum number of such waits; together they bound the results lost to a kill
+MAX_QUEUED = 5_000  # queued runs above which new ones are held back
 STORE_ATTEMPTS = 3
 MAX_PAUSE = 2.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class UnstoredRuns:
-    """What a store did not take: how many runs, in which files they are kept, and why. No file: in memory alone."""
+    """Runs that a store did not accept: their number, the files that hold them, and the reason.
+
+    Without a file they are in memory only.
+    """
 
     runs: int
     paths: tuple[Path, ...]
@@ -54,14 +59,15 @@ class UnstoredRuns:
 
     @property
     def path(self) -> Path | None:
-        """The first of the files."""
+        """Return the first of the files, or None."""
         return self.paths[0] if self.paths else None
 
 
 class ResultWriter:
-    """Takes finished runs, stores them in batches, and tells `on_stored` about each batch, in their order.
+    """Writer thread that stores finished runs in batches, and calls `on_stored` for each batch in order.
 
-    With each batch go the `judgements` that have ended by then: those that its feedback leads to, and maybe others.
+    Each batch includes the `judgements` that have ended by then: all that its feedback refers to, and possibly
+    others.
     """
 
     def __init__(
@@ -84,16 +90,16 @@ class ResultWriter:
         self._thread.start()
 
     def put(self, done: FinishedRun) -> None:
-        """Hand over a finished run; returns at once."""
+        """Queue a finished run; returns immediately."""
         self._queue.put(done)
 
     @property
     def is_full(self) -> bool:
-        """Whether new runs should wait, for the sake of memory."""
+        """Return whether new runs should wait, to bound memory."""
         return self._queue.qsize() > MAX_QUEUED and self._error is None
 
     def close(self) -> UnstoredRuns | None:
-        """Store what is queued, offer what was spooled once more; returns what is left over."""
+        """Store the queued runs, offer the spooled ones once more, and return those that the store did not accept."""
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
@@ -114,7 +120,7 @@ class ResultWriter:
             self._error = error
 
     def _batch(self) -> list[FinishedRun]:
-        """The next runs, in the order of their arrival; empty at the end."""
+        """Return the next runs in the order of their arrival; [] at the end."""
         first = self._queue.get()
         if first is None:
             return []
@@ -132,9 +138,10 @@ class ResultWriter:
         return batch
 
     def _linger(self) -> None:
-        """Wait for more, and then for a lull: tasks that wait for a model at the same time also end at the same time.
+        """Wait for more runs, then for a pause: tasks that wait for a model at the same time also end at the same time.
 
-        It sleeps, rather than being woken for each run: a wake-up costs the threads that run tasks more than the run.
+        It sleeps instead of being notified of each run, because a notification costs the task threads more than the
+        run.
         """
         self._closing.wait(BATCH_DELAY)
         for _ in range(MAX_QUIET_PERIODS):
@@ -150,19 +157,22 @@ class ResultWriter:
         self._spooled += len(batch)
 
     def _keep_rest(self) -> None:
-        """Judgements of evaluators that were let go."""
+        """Store the judgements of evaluators that were abandoned."""
         rest = self._judgements.take()
         if rest and not self._offer(lambda store: store.append(rest)):
             self._spool.add(SpoolBatch(rest, []))
             self._spooled += 1
 
     def _offer(self, give: Callable[[TraceStore], Any]) -> bool:
-        """Whether the store took it; several attempts while nothing else waits, unless it has failed already."""
+        """Return whether the store accepted the data.
+
+        Makes several attempts, unless the queue is full or the store has failed before.
+        """
         for attempt in range(1 if self._spooled else STORE_ATTEMPTS):
             try:
                 give(self._store)
                 return True
-            except Exception as error:  # whatever a store raises, the runs must be kept
+            except Exception as error:  # keep the runs whatever the store raises
                 self._why = f"{type(error).__name__}: {error}"
                 if not isinstance(error, Unavailable) or self.is_full:
                     return False
@@ -170,19 +180,25 @@ class ResultWriter:
         return False
 
 
-DELETE_BATCH_SIZE = 100  # traces of one deletion: an address holds no more
+DELETE_BATCH_SIZE = 100  # traces per deletion; bounded by the length of a URL
 
 
 class SpoolBatch(msgspec.Struct):
-    """What goes into the store together, or into a line of a spool file: runs, feedback, and what they take away."""
+    """Batch that is stored together or written as one line of a spool file.
+
+    It contains runs, feedback, and the ids that they replace.
+    """
 
     runs: list[Run]
     feedback: list[Feedback]
-    replaced: list[str] = []  # ids of traces
-    outdated: list[str] = []  # ids of feedback
+    replaced: list[str] = []  # trace ids
+    outdated: list[str] = []  # feedback ids
 
     def deliver(self, store: TraceStore) -> None:
-        """Store it all: what is new first, so that nothing is missing at any moment. Doing it again is harmless."""
+        """Store the batch. New data is added before old data is deleted, so that nothing is missing at any moment.
+
+        Repeating it is harmless.
+        """
         if self.runs or self.feedback:
             store.append(self.runs, self.feedback)
         for start in range(0, len(self.replaced), DELETE_BATCH_SIZE):
@@ -192,7 +208,7 @@ class SpoolBatch(msgspec.Struct):
 
 
 def make_spool_batch(batch: Sequence[FinishedRun], judgements: Sequence[Run] = ()) -> SpoolBatch:
-    """Finished runs as what is to be stored of them, and of judgements."""
+    """Return the batch of finished runs and of judgements."""
     said = {outcome.id for done in batch if done.item.errors for outcome in done.feedback}
     return SpoolBatch(
         [*(run for done in batch for run in done.runs), *judgements],
@@ -203,20 +219,21 @@ def make_spool_batch(batch: Sequence[FinishedRun], judgements: Sequence[Run] = (
 
 
 class ResultSpool:
-    """Where one process keeps what a store does not take of an experiment."""
+    """Spool of one process for the results of an experiment that a store did not accept."""
 
     def __init__(self, experiment_id: str, folders: Iterable[Path]) -> None:
         self._name = f"spanwise-spool-{experiment_id[:12]}-{secrets.token_hex(4)}.jsonl"
-        self._ahead = iter(folders)  # where a file has not been tried yet
+        self._ahead = iter(folders)  # folders that have not been tried yet
         self._file: BinaryIO | None = None
         self.paths: list[Path] = []
-        self.held: list[SpoolBatch] = []  # for which there was no room anywhere
+        self.held: list[SpoolBatch] = []  # batches that could not be written to any file
 
     def add(self, parcel: SpoolBatch) -> None:
-        """Keep a parcel at the end of a file; the next folder's if it cannot be written any more."""
+        """Append a batch to the file, or to a file in the next folder if writing fails."""
         try:
             line = msgspec.json.encode(parcel, enc_hook=str) + b"\n"
-        except (TypeError, ValueError, OverflowError, RecursionError):  # no JSON, but stores mend what they are given
+        # not encodable as JSON; stores sanitize such values
+        except (TypeError, ValueError, OverflowError, RecursionError):
             self.held.append(parcel)
             return
         while not self._written(line):
@@ -227,7 +244,10 @@ class ResultSpool:
             self._begin(folder)
 
     def deliver(self, store: TraceStore) -> int:
-        """Hand everything to a store, then remove the files; returns how many spans. The store's errors pass."""
+        """Deliver everything to a store, delete the files, and return the number of spans.
+
+        Raises the errors of the store.
+        """
         count = sum(_deliver_file(path, store) for path in self.paths)
         for parcel in self.held:
             parcel.deliver(store)
@@ -236,7 +256,7 @@ class ResultSpool:
         return count
 
     def parcels(self) -> Iterator[SpoolBatch]:
-        """What is still kept."""
+        """Yield the batches that are still spooled."""
         for path in self.paths:
             if path.exists():
                 yield from _read_batches(path)
@@ -244,11 +264,11 @@ class ResultSpool:
 
     @property
     def size(self) -> int:
-        """Bytes of the files that are still there."""
+        """Return the bytes of the existing files."""
         return sum(path.stat().st_size for path in self.paths if path.exists())
 
     def close(self) -> None:
-        """Write no more, and let others deliver it."""
+        """Close the file, and release its lock so that other processes can deliver it."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -264,7 +284,7 @@ class ResultSpool:
             self.paths.append(path)
 
     def _written(self, line: bytes) -> bool:
-        """Whether a whole line is at the end of the file; half of one is taken back."""
+        """Return whether the whole line was written to the file; a partial line is truncated."""
         if self._file is None:
             return False
         before = os.fstat(self._file.fileno()).st_size
@@ -277,12 +297,15 @@ class ResultSpool:
 
 
 def make_spool(experiment_id: str, store: Store) -> ResultSpool:
-    """A new spool for an experiment."""
+    """Return a new spool for an experiment."""
     return ResultSpool(experiment_id, _iterate_spool_folders(store))
 
 
 def deliver_pending_spools(experiment_id: str, store: Store) -> None:
-    """Store what other processes have kept of an experiment, in whatever folder. The store's errors pass."""
+    """Store the spooled results of other processes for an experiment, from all spool folders.
+
+    Raises the errors of the store.
+    """
     folders = [*_iterate_spool_folders(store), Path.cwd()]
     former = Path(tempfile.gettempdir(), f"{FORMER}-{os.getuid()}")
     if former.is_dir() and _is_private_folder(former):
@@ -297,12 +320,12 @@ def deliver_pending_spools(experiment_id: str, store: Store) -> None:
 
 
 def deliver_spool(path: Path, store: TraceStore) -> int:
-    """Store what `evaluate()` kept in a file because the store failed, and remove the file; returns how many spans."""
+    """Store the results in a spool file of `evaluate()`, delete the file, and return the number of spans."""
     return _deliver_file(path, store) if path.exists() else 0
 
 
 def _iterate_spool_folders(store: Store) -> Iterator[Path]:
-    """Where spools lie, the best place first."""
+    """Yield the folders for spool files, the preferred one first."""
     where = store.where
     if "://" not in where and Path(where).is_file():
         yield Path(where).resolve().parent
@@ -315,7 +338,7 @@ def _iterate_spool_folders(store: Store) -> Iterator[Path]:
 
 
 def _is_private_folder(folder: Path) -> bool:
-    """Whether nobody else can have put something there: what is temporary lies beside that of other people."""
+    """Return whether only this user can write to a folder, because other users share the temporary folder."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -329,17 +352,20 @@ def _deliver_file(path: Path, store: TraceStore) -> int:
     for parcel in _read_batches(path):
         parcel.deliver(store)
         count += len(parcel.runs)
-    with contextlib.suppress(OSError):  # stored it is; once more would do no harm
+    with contextlib.suppress(OSError):  # already stored; delivering it again is harmless
         path.unlink()
     return count
 
 
 def _read_batches(path: Path) -> Iterator[SpoolBatch]:
-    """The parcels of a file. Raises `ValueError` for a line that is none, but for the last, cut off by a kill."""
+    """Yield the batches of a file.
+
+    Raises `ValueError` for an invalid line, except an incomplete last one after a kill.
+    """
     decoder = msgspec.json.Decoder(SpoolBatch)
     try:
         lines = path.open("rb")
-    except FileNotFoundError:  # another process was faster
+    except FileNotFoundError:  # another process has delivered it
         return
     with lines:
         for number, line in enumerate(lines, 1):
@@ -357,7 +383,7 @@ def _read_batches(path: Path) -> Iterator[SpoolBatch]:
 
 
 def _try_lock(file: BinaryIO) -> bool:
-    """Whether this process has the file for itself; where locks are not known, it is taken to."""
+    """Return whether this process holds the file's lock; True on file systems without locks."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -375,28 +401,31 @@ def _is_locked(path: Path) -> bool:
         return False
 
 
-MAX_SPOOL_BYTES = 64 * 2**20  # bytes of files that are held in memory
+MAX_SPOOL_BYTES = 64 * 2**20  # maximum bytes of spool files that are read into memory
 
 
 def make_spooled_store(store: Store, spool: ResultSpool, largest: int = MAX_SPOOL_BYTES) -> Store:
-    """A store that also shows what waits in a spool, until somebody has delivered it; refused if that is too large."""
+    """Return a store that also reads the spooled results until they are delivered.
+
+    Spools larger than `largest` bytes are refused.
+    """
     return cast(Store, _SpooledStore(store, spool, largest))
 
 
 class _SpooledStore:
-    """Every verb is the store's, but for those that read runs and examples."""
+    """Store that adds spooled results to the reading of runs and examples; all other operations are the store's."""
 
     def __init__(self, store: Store, spool: ResultSpool, largest: int) -> None:
         self._store, self._spool, self._largest = store, spool, largest
         self._runs: dict[str, list[Run]] = {}
         self._feedback: dict[str, list[Feedback]] = {}
-        self._read = -1  # bytes of the files, when they were read
+        self._read = -1  # size of the files when they were read
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def many(self, trace_ids: Sequence[str]) -> list[Trace]:
-        """Several traces at once, in the order asked. Raises `Unavailable` for those that only an absent store has."""
+        """Return several traces in the order asked. Raises `Unavailable` if some are only in an unavailable store."""
         self._look()
         elsewhere = [trace_id for trace_id in trace_ids if trace_id not in self._runs]
         stored = {trace.trace_id: trace for trace in self._stored(elsewhere)}
@@ -404,12 +433,12 @@ class _SpooledStore:
         return [trace for trace in found if trace is not None]
 
     def trace(self, trace_id: str) -> Trace:
-        """One trace. Raises `NotFound`."""
+        """Return one trace. Raises `NotFound`."""
         self._look()
         return self._kept(trace_id) if trace_id in self._runs else self._store.trace(trace_id)
 
     def examples(self, *args: Any, **given: Any) -> list[Example]:
-        """As of the store, whose absence is told in one line."""
+        """Return examples of the store. Raises `Unavailable` with a short explanation."""
         try:
             return self._store.examples(*args, **given)
         except Unavailable as error:
@@ -430,7 +459,7 @@ class _SpooledStore:
         return Trace(root, runs, feedback=tuple(self._feedback.get(trace_id, ())))
 
     def _look(self) -> None:
-        """Read the files, unless they are as they were: somebody may have delivered them."""
+        """Read the files if their size has changed; another process may have delivered them."""
         size = self._spool.size
         if size == self._read:
             return

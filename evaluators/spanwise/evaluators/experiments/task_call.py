@@ -1,7 +1,7 @@
 """Task under test: signature, arguments with copied inputs, and timeouts.
 
-A thread cannot be ended, and a coroutine may swallow its cancellation. Such a one is left to itself: its run has failed
-at its time, whatever it comes to later, and nobody waits for it, neither the next example nor the end of the loop.
+A thread cannot be terminated, and a coroutine may ignore its cancellation. Such a task is abandoned after its
+timeout: its run counts as failed, and neither the next example nor the end of the loop waits for it.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITI
 
 
 class TaskError(SpanwiseError, ValueError):
-    """A task that cannot be called with the inputs of an example."""
+    """Raised for a task that cannot be called with the inputs of an example."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFunction:
-    """A function under test. `takes` are its parameters' names, `needs` those without a default."""
+    """Function under test. `takes` holds the names of its parameters, `needs` those without a default."""
 
     function: Callable[..., Any]
     name: str
     takes: frozenset[str]
     needs: frozenset[str]
     takes_all: bool  # **kwargs
-    wants: frozenset[str]  # parameters that it gets even where inputs do not have them: example, seed, history
-    first: str | None  # the one parameter that can be given by position
+    wants: frozenset[str]  # filled even if the inputs lack them: example, seed, history
+    first: str | None  # first positional parameter
     is_async: bool
-    is_traced: bool  # a call opens a span of its own
-    is_wrapped: bool  # … below another decorator
+    is_traced: bool  # each call opens its own span
+    is_wrapped: bool  # the traced function is below another decorator
 
     def arguments(
         self, example: Example, kind: str = "kv", seed: int | None = None, copies: ValueCopier | None = None
     ) -> tuple[tuple[Any, ...], JSON]:
-        """(positional, named) arguments for an example, `copies` of its values if these are to stay as they are.
+        """Return (positional, named) arguments for an example; with `copies`, of copied values.
 
-        Raises `TaskError`, which says what does not fit.
+        Raises `TaskError` that names the missing inputs.
         """
         inputs = example.inputs
         if copies is not None:
@@ -85,7 +85,7 @@ class TaskFunction:
 
 
 def make_task(function: Any) -> TaskFunction:
-    """Read a callable's signature. Raises `TaskError` for something that cannot be called."""
+    """Return the task for a callable, after reading its signature. Raises `TaskError` if it is not callable."""
     if not callable(function):
         raise TaskError(f"a task is a function, or None to score what is there, not {function!r}")
     parameters = _read_parameters(function)
@@ -135,17 +135,20 @@ _COPIED_FIELDS = (
     *("inputs", "reference_outputs", "outputs", "conditions", "guidelines", "history", "metadata"),
     *("documents", "expected_documents"),
 )
-_IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # nothing can change these
+_IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # never copied
 
 
 class ValueCopier:
-    """Makes copies, and remarks once on what cannot be copied: a generator, a lock, nesting without an end."""
+    """Copier of inputs.
+
+    It adds one remark about values that cannot be copied: generators, locks, too deep nesting.
+    """
 
     def __init__(self, remark: Callable[[str], None]) -> None:
         self._remark = remark
 
     def of(self, value: JSON) -> JSON:
-        """The value anew, but for its texts and numbers. What refers to itself does so in the copy, too."""
+        """Return a deep copy of a value. References of a value to itself are preserved."""
         if type(value) in _IMMUTABLE_TYPES:
             return value
         try:
@@ -154,7 +157,7 @@ class ValueCopier:
             return self._shared(value, "nested too deeply")
 
     def of_example(self, example: Example) -> Example:
-        """The example with values of its own: a task may ask for it."""
+        """Return a copy of the example with copied values, for tasks that have a parameter `example`."""
         return replace(example, **{name: self.of(getattr(example, name)) for name in _COPIED_FIELDS})
 
     def _copy(self, value: Any, made: dict[int, Any]) -> Any:
@@ -174,7 +177,7 @@ class ValueCopier:
             return listed
         try:
             return deepcopy(value, made)
-        except Exception as error:  # whatever somebody's `__deepcopy__` or `__reduce__` raises
+        except Exception as error:  # any error of a `__deepcopy__` or `__reduce__` method
             return self._shared(value, str(error))
 
     def _shared(self, value: Any, why: str) -> Any:
@@ -183,13 +186,13 @@ class ValueCopier:
 
 
 T = TypeVar("T")
-CANCEL_GRACE = 0.1  # seconds in which a cancelled coroutine may put things in order before it is left to itself
-STOP_GRACE = 1.0  # seconds, where all is interrupted
-_MAX_TRACKED = 64  # of those that were left are looked through for such as have ended since
+CANCEL_GRACE = 0.1  # seconds for the cleanup of a cancelled coroutine before it is abandoned
+STOP_GRACE = 1.0  # seconds of grace when the whole experiment is stopped
+_MAX_TRACKED = 64  # abandoned tasks above which ended ones are removed
 
 
 class AbandonedTasks:
-    """What was left to itself: how many are still at work is said at the end."""
+    """Threads and tasks that were abandoned after a timeout; the end of the experiment reports those still running."""
 
     def __init__(self) -> None:
         self._left: list[threading.Thread | asyncio.Task[Any]] = []
@@ -197,12 +200,12 @@ class AbandonedTasks:
 
     @property
     def alive(self) -> int:
-        """How many have not ended yet."""
+        """Return the number of those that are still running."""
         with self._lock:
             return sum(map(_is_alive, self._left))
 
     def add(self, left: threading.Thread | asyncio.Task[Any]) -> None:
-        """Wait no longer for something; called from any thread."""
+        """Add a thread or task that is no longer waited for; may be called from any thread."""
         with self._lock:
             if len(self._left) >= _MAX_TRACKED:
                 self._left = [one for one in self._left if _is_alive(one)]
@@ -210,7 +213,7 @@ class AbandonedTasks:
 
 
 def run_with_timeout(seconds: float, call: Callable[[], Any], strays: AbandonedTasks) -> Any:
-    """A call on a thread of its own. Raises what it raises, or `TimeoutError`."""
+    """Run a call on its own thread. Raises the error of the call, or `TimeoutError`."""
     answers: queue.SimpleQueue[CallResult[Any]] = queue.SimpleQueue()
     context = contextvars.copy_context()
     thread = threading.Thread(
@@ -228,9 +231,9 @@ def run_with_timeout(seconds: float, call: Callable[[], Any], strays: AbandonedT
 async def await_with_timeout(
     awaitable: Awaitable[Any], seconds: float | None, strays: AbandonedTasks, told: float | None = None
 ) -> Any:
-    """What an awaitable gives. Raises what it raises, or, when so many seconds are over, `TimeoutError`.
+    """Return the result of an awaitable. Raises its error, or `TimeoutError` after `seconds`.
 
-    That speaks of the seconds that were `told`.
+    The error message states `told`, or else `seconds`, as the limit.
     """
     if seconds is None:
         return await awaitable
@@ -247,7 +250,7 @@ async def await_with_timeout(
 async def cancel_tasks(
     tasks: Collection[asyncio.Task[Any]], strays: AbandonedTasks, grace: float = CANCEL_GRACE
 ) -> None:
-    """Cancel what has not ended, and leave to itself what does not end then."""
+    """Cancel the tasks that are still running, and abandon those that do not end within `grace` seconds."""
     going = {task for task in tasks if not task.done()}
     for task in going:
         task.cancel()
@@ -259,7 +262,10 @@ async def cancel_tasks(
 
 
 async def run_and_cancel_others(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine gives whose loop ends with it: what else is on the loop does not hold that up."""
+    """Return the result of a coroutine.
+
+    Other tasks on the loop are cancelled, so that they do not delay its end.
+    """
     around = asyncio.all_tasks()
     try:
         return await coroutine
@@ -268,19 +274,19 @@ async def run_and_cancel_others(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def compute_remaining(seconds: float | None, began: float) -> float | None:
-    """What is left of a bound since `began`, on the clock of `time.monotonic`; not below 0."""
+    """Return the seconds left of a limit since `began` (`time.monotonic`), at least 0; None without a limit."""
     return None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
 
 
 def make_timeout_error(seconds: float) -> TimeoutError:
-    """What a run that took too long has failed with."""
+    """Return the error of a task that exceeded its timeout."""
     return TimeoutError(f"the task took more than {seconds} s")
 
 
 def _abandon_task(task: asyncio.Task[Any]) -> None:
-    """Nobody is to wait for the task, as `asyncio.run` does at its end, nor to complain that it was still at work.
+    """Unregister a task, so that `asyncio.run` does not wait for it at its end or warn that it is still pending.
 
-    Taking it off asyncio's list is what its documentation has for loops of others ("Extending").
+    The documentation of asyncio provides for this in third-party event loops ("Extending").
     """
     asyncio.tasks._unregister_task(task)
     task._log_destroy_pending = False  # type: ignore[attr-defined]

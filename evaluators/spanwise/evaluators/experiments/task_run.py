@@ -42,18 +42,18 @@ PAUSE_SLICE = 0.1  # seconds
 
 
 class TaskAttempt(NamedTuple):
-    """A call of the task that is over: its spans, and what it came to."""
+    """Finished call of the task: its spans and its result."""
 
     captured: Captured
     outputs: Any = None
-    as_returned: bool = True  # False: `outputs` had to be made of what was returned, as of a stream
+    as_returned: bool = True  # False: `outputs` was assembled from the returned value, such as a stream
     error: BaseException | None = None
 
 
 def run_task_on_thread(
     plan: ExperimentPlan, task: TaskFunction, item: PlannedRun, wait: AwaitFunction, brake: StopConditions
 ) -> FinishedRun:
-    """Run a plain task on this thread; `wait` gets an awaitable that it may have returned."""
+    """Run a plain task on this thread; `wait` resolves an awaitable that the task may return."""
     failed: list[TaskAttempt] = []
     attempt = _attempt_on_thread(plan, task, item, wait)
     while (pause := _compute_pause(plan, attempt, len(failed))) is not None:
@@ -80,13 +80,13 @@ async def run_task_on_loop(
             break
         failed.append(attempt)
         attempt = await _attempt_on_loop(plan, task, item)
-    await asyncio.sleep(0)  # background tasks that the run has made open their spans now
+    await asyncio.sleep(0)  # lets background tasks of the run open their spans
     spans, still_open = await attempt.captured.aspans(_get_span_wait(plan, attempt))
     return _make_finished_run(plan, task, item, attempt, failed, spans, still_open)
 
 
 def _compute_pause(plan: ExperimentPlan, attempt: TaskAttempt, failed: int) -> float | None:
-    """Seconds to wait before another attempt, when so many have failed before this one; None: this is the last."""
+    """Return the seconds until the next attempt after `failed` earlier failures, or None for no further attempt."""
     if attempt.error is None or failed >= plan.settings.retries:
         return None
     try:
@@ -99,7 +99,7 @@ def _compute_pause(plan: ExperimentPlan, attempt: TaskAttempt, failed: int) -> f
 
 
 def _slice_pause(seconds: float) -> Iterator[float]:
-    """A pause in pieces, between which one can see that all is over."""
+    """Yield a pause in slices, so that the caller can check for a stop between them."""
     whole, rest = divmod(seconds, PAUSE_SLICE)
     yield from (*repeat(PAUSE_SLICE, int(whole)), rest)
 
@@ -132,7 +132,7 @@ async def _attempt_on_loop(plan: ExperimentPlan, task: TaskFunction, item: Plann
         if is_interruption(error):
             raise
         return TaskAttempt(captured, error=error)
-    if is_task_cancelled():  # the task has swallowed it
+    if is_task_cancelled():  # the task suppressed its cancellation
         raise asyncio.CancelledError
     return TaskAttempt(captured, outputs, as_returned)
 
@@ -151,13 +151,14 @@ def _capture_root(plan: ExperimentPlan, task: TaskFunction, item: PlannedRun) ->
     return capture(task.name, kind="chain", inputs=item.example.inputs, attributes=attributes)
 
 
-_PLAIN_TYPES = frozenset((str, dict, list, int, float, bool, type(None)))  # results that are not looked at any further
+# results of these types need no further inspection
+_PLAIN_TYPES = frozenset((str, dict, list, int, float, bool, type(None)))
 
 
 def _call_task(
     plan: ExperimentPlan, task: TaskFunction, args: tuple[Any, ...], named: JSON, wait: AwaitFunction
 ) -> tuple[Any, bool]:
-    """(outputs, whether they are what was returned)."""
+    """Return (outputs, whether they are the returned value itself)."""
     timeout, began = plan.settings.timeout, time.monotonic()
 
     def call() -> tuple[Any, bool]:
@@ -175,12 +176,12 @@ def _call_task(
 
 
 async def _await_outputs(returned: Any) -> tuple[Any, bool]:
-    """(outputs, whether they are what was returned)."""
+    """Return (outputs, whether they are the returned value itself)."""
     if inspect.isawaitable(returned):
         returned = await returned
     if isinstance(returned, AsyncIterable):
         return join_chunks([piece async for piece in returned]), False
-    if isinstance(returned, Iterator):  # it may wait for each piece: on a thread it holds up no other task
+    if isinstance(returned, Iterator):  # it may block for each chunk; a thread keeps the loop free
         return await asyncio.to_thread(join_chunks, returned), False
     return returned, True
 
@@ -216,7 +217,7 @@ def _make_finished_run(
 def _find_root(
     task: TaskFunction, attempt: TaskAttempt, spans: Sequence[ReadableSpan], also: list[SideRecord]
 ) -> tuple[Run, tuple[Run, ...], Run]:
-    """The run around a call of the task, all runs of it, and which of them is their root."""
+    """Return the run around a call of the task, all its runs, and their root."""
     runs, around = _read_spans(spans, also)
     if not task.is_traced:
         return around, runs, around
@@ -224,7 +225,7 @@ def _find_root(
 
 
 def _read_spans(spans: Sequence[ReadableSpan], also: list[SideRecord]) -> tuple[tuple[Run, ...], Run]:
-    """The runs that spans are, by start, and their root; what they say beside is added to `also`."""
+    """Return the runs of spans by start, and their root. Side records of the spans are appended to `also`."""
     runs = tuple([read_sdk_span(span, also) for span in spans])
     if len(runs) == 1:
         return runs, runs[0]
@@ -233,9 +234,9 @@ def _read_spans(spans: Sequence[ReadableSpan], also: list[SideRecord]) -> tuple[
 
 
 def _select_outputs(attempt: TaskAttempt, around: Run, root: Run) -> JSON:
-    """What evaluators see of outputs: plain values, as they are read back from a trace later, but never cut short."""
+    """Return the outputs that evaluators see: plain values, as read back from a trace later, but never truncated."""
     if root.outputs is not around.outputs and root.outputs != around.outputs:
-        return root.outputs  # the task has said of its own span what it answered
+        return root.outputs  # the task recorded other outputs on its own span
     return to_plain(attempt.outputs)
 
 
@@ -249,14 +250,14 @@ _COUNT_ATTRIBUTES = (names.SPANS_STARTED, names.SPANS_OPEN, names.SPANS_DROPPED,
 def promote_task_span(
     runs: Sequence[Run], around: Run, *, as_returned: bool = True, wrapped: bool = False
 ) -> tuple[tuple[Run, ...], Run]:
-    """The runs of a traced task and their root: its own span, in place of the one that was opened `around` it.
+    """Return the runs of a traced task and their root: its own span in place of the span that was opened `around` it.
 
-    That one stays where the task has no finished span of its own that can stand for the run: it opened none, or several
-    (a wrapper that tries again), was not over in time, or came to another end: it succeeded where the run did not, or
-    failed where a wrapper answered in its stead. With `wrapped`, it also stays where a wrapper returned something else.
+    The span around stays the root if no finished span of the task represents the run: the task opened none or several
+    (a retrying wrapper), did not end in time, or had another status than the run. With `wrapped`, it also stays if a
+    wrapper returned other outputs.
 
-    The root's outputs are what the task's span says. Where that is only another form of what the run came to, with
-    `as_returned` False (a stream, joined), and where it says nothing, they are those of the span around.
+    The root's outputs are those recorded by the task's span. They are taken from the span around if the task's span
+    has none, or if `as_returned` is False because a stream was joined.
     """
     below = [run for run in runs if run.parent_id == around.span_id]
     if len(below) != 1 or not _is_task_root(below[0], around, wrapped):
@@ -280,7 +281,10 @@ def promote_task_span(
 
 
 def mark_null_output(runs: tuple[Run, ...], root: Run) -> tuple[tuple[Run, ...], Run]:
-    """The runs of a task that returned None, and their root, which says so even where contents are not recorded."""
+    """Return the runs of a task that returned None, and their root with an explicit null output.
+
+    The output is set even if contents are not recorded.
+    """
     if names.OUTPUT_VALUE in root.attributes:
         return runs, root
     said = replace(root, attributes={**root.attributes, names.OUTPUT_VALUE: "null"})
@@ -288,13 +292,13 @@ def mark_null_output(runs: tuple[Run, ...], root: Run) -> tuple[tuple[Run, ...],
 
 
 def _is_task_root(own: Run, around: Run, wrapped: bool) -> bool:
-    in_time = names.LOCAL_ROOT not in own.attributes  # a span that ends after its local root names it
+    in_time = names.LOCAL_ROOT not in own.attributes  # only spans that end after their local root carry this attribute
     said_so = not wrapped or own.outputs in (None, around.outputs)
     return in_time and said_so and (around.status == "error") == (own.status == "error")
 
 
 def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:
-    """A run whose counts, if it bears any, are those of a process without the span around, and named after the root."""
+    """Return a run whose span counts refer to the new root and exclude the span around it."""
     attributes = run.attributes
     if attributes.get(names.LOCAL_ROOT) != around.span_id:
         return run
@@ -306,15 +310,16 @@ def _move_span_counts(around: Run, run: Run, root_id: str) -> Run:
 
 
 def mark_attempt(runs: Sequence[Run], root: Run, number: int) -> tuple[tuple[Run, ...], Run]:
-    """The runs of an attempt and their root, which says the how manieth it is, from 1."""
+    """Return the runs of an attempt and their root, marked with the attempt's number, from 1."""
     root_ = replace(root, attributes={**root.attributes, names.ATTEMPT: number})
     return tuple(root_ if run is root else run for run in runs), root_
 
 
 def move_below_root(runs: Sequence[Run], root: Run, number: int, below: Run) -> Iterator[Run]:
-    """The runs of an attempt that failed, in the trace of the one that counts and `below` its root.
+    """Yield the runs of a failed attempt, moved into the trace of the final one and `below` its root.
 
-    They belong to no example of the experiment: one run is counted, and evaluators see none of them (`case_of`).
+    They do not belong to the experiment's example: only the final run counts, and evaluators do not see them
+    (`make_case`).
     """
     marked_runs, own = mark_attempt(runs, root, number)
     for run in marked_runs:
@@ -323,10 +328,10 @@ def move_below_root(runs: Sequence[Run], root: Run, number: int, below: Run) -> 
 
 
 def read_task_feedback(captured: Captured, around: Run, root: Run) -> list[Feedback]:
-    """The records of what `current_run().feedback(…)` was given: the same as after a way through OTLP.
+    """Return the feedback that the task gave with `current_run().feedback(…)`, as if it had been sent through OTLP.
 
-    What is said of the span `around` the task is said of the root that took its place. What is no feedback, such as one
-    without a score, is left out: telemetry never breaks the task that made it.
+    Feedback on the span `around` the task is moved to the root that replaced it. Invalid feedback, such as one
+    without a score, is ignored: telemetry must not break the task.
     """
     events = captured.feedback
     if not events:
@@ -336,7 +341,7 @@ def read_task_feedback(captured: Captured, around: Run, root: Run) -> list[Feedb
 
 
 def read_span_feedback(also: Iterable[SideRecord], around: Run, root: Run) -> list[Feedback]:
-    """The feedback that the spans of a run say beside it: annotations, evaluation results of other libraries."""
+    """Return the feedback among the side records of spans: annotations, evaluation results of other libraries."""
     found = [one for one in also if isinstance(one, Feedback)]
     return [_retarget(one, around, root) if one.target.span_id == around.span_id else one for one in found]
 
@@ -360,8 +365,10 @@ def _parse_feedback_event(event: FeedbackEvent, moved: dict[str, str]) -> Feedba
 
 
 def make_existing_run(plan: ExperimentPlan, item: PlannedRun) -> FinishedRun:
-    """A run that needs no task: a trace of this experiment, or one to which feedback is attached where it is, a copy of
-    another trace, or one around given outputs.
+    """Return a finished run without running a task.
+
+    It is a trace of this experiment, a trace to which feedback is attached in place, a copy of another trace, or a
+    trace around given outputs.
     """
     if item.trace is None:
         trace = _wrap_outputs(plan, item)
@@ -373,7 +380,7 @@ def make_existing_run(plan: ExperimentPlan, item: PlannedRun) -> FinishedRun:
 
 
 def _wrap_outputs(plan: ExperimentPlan, item: PlannedRun) -> Trace:
-    """A trace around what an example brings along, so that feedback has something to hang on."""
+    """Return a trace around the given outputs of an example, as a target for feedback."""
     now = time.time_ns()
     trace_id = _derive_trace_id(plan, item)
     run = Run(
@@ -396,7 +403,7 @@ def _wrap_outputs(plan: ExperimentPlan, item: PlannedRun) -> Trace:
 
 
 def _copy_trace(plan: ExperimentPlan, item: PlannedRun, trace: Trace) -> Trace:
-    """A copy of a stored trace that belongs to the experiment; its root is linked to the original."""
+    """Return a copy of a stored trace that belongs to the experiment; its root links to the original."""
     trace_id = _derive_trace_id(plan, item)
     runs = {run.span_id: replace(run, trace_id=trace_id, experiment_id=None) for run in trace.runs}
     root = replace(
@@ -411,6 +418,6 @@ def _copy_trace(plan: ExperimentPlan, item: PlannedRun, trace: Trace) -> Trace:
 
 
 def _derive_trace_id(plan: ExperimentPlan, item: PlannedRun) -> str:
-    """The same for the same run of an experiment, so that storing it twice stores it once."""
+    """Return a trace id that is the same for the same run of an experiment, so that storing it twice is idempotent."""
     text = f"{plan.experiment_id}|{item.example.id}|{item.repetition}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,15 +1,17 @@
 """Haystack's evaluators under their own names: `run(...)` over lists, with its result keys.
 
-They give the numbers of Haystack 3 (average precision over all relevant documents, each document credited once), and
-take its documents as well as ours. Unlike the built-in retrieval metrics, a question for which nothing is expected,
-or whose documents cannot be compared, scores 0, as it does there. An empty document ("" or None) counts for nothing
-on either side, as in Haystack's recall; its three others take an expected "" for a document like any other.
+They return the numbers of Haystack 3: average precision over all relevant documents, each document credited once.
+They accept documents of Haystack and of Spanwise. A question without expected documents, or whose documents cannot be
+compared, scores 0 as in Haystack; the built-in retrieval metrics skip it. An empty document ("" or None) is ignored
+on either side, as in Haystack's recall. Haystack's three other document evaluators treat an expected "" like any
+other document.
 
-Those with a judge take one of Haystack's generators or ours as `chat_generator`; without one the environment says who
-judges (SPANWISE_JUDGE), since a model is never guessed.
+Evaluators with a judge accept a Haystack generator or a Spanwise judge as `chat_generator`. Without one, the
+environment names the judge (SPANWISE_JUDGE). A model is never guessed.
 
-Where Haystack is installed they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`. Versions
-that load trusted modules need their name: `Pipeline.loads(text, allowed_modules=["spanwise.evaluators.haystack"])`.
+If Haystack is installed, they are its components: `Pipeline.add_component("mrr", DocumentMRREvaluator())`. Versions
+that load only trusted modules need the package's name: `Pipeline.loads(text,
+allowed_modules=["spanwise.evaluators.haystack"])`.
 
 Modules, in the order in which data flows:
 

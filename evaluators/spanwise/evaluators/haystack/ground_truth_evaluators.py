@@ -16,11 +16,11 @@ from spanwise.evaluators.models.cross_encoder import PairScorer
 from spanwise.evaluators.models.embedding_model import Embedder
 from spanwise.evaluators.models.similarity import TextComparer, cosine, sigmoid
 
-Documents = list[list[Any]]  # a type that a pipeline's connection can be checked against
+Documents = list[list[Any]]  # a type with which pipelines can check connections
 
 
 class RecallMode(Enum):
-    """How recall is counted."""
+    """Definition of recall: one hit is enough, or the share of hits."""
 
     SINGLE_HIT = "single_hit"
     MULTI_HIT = "multi_hit"
@@ -30,7 +30,7 @@ class RecallMode(Enum):
 
     @staticmethod
     def from_str(string: str) -> RecallMode:
-        """The mode of that name. Raises `ValueError`."""
+        """Return the mode with that name. Raises `ValueError`."""
         try:
             return RecallMode(string)
         except ValueError:
@@ -40,112 +40,114 @@ class RecallMode(Enum):
 @register_component(score=float, individual_scores=list[int])
 @dataclass
 class AnswerExactMatchEvaluator:
-    """Predicted answers that are equal to the expected ones, position by position."""
+    """Share of predicted answers that equal the expected ones, compared position by position."""
 
     def run(self, ground_truth_answers: list[str], predicted_answers: list[str]) -> dict[str, Any]:
-        """`individual_scores` (0 or 1 each) and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        """Return `individual_scores` (0 or 1 each) and `score`, their mean. Raises `ValueError` for empty or unequal
+        lists.
+        """
         _check_lists("answers", ground_truth_answers, predicted_answers)
         scores = [int(truth == answer) for truth, answer in zip(ground_truth_answers, predicted_answers, strict=True)]
         return {"individual_scores": scores, "score": sum(scores) / len(scores)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again."""
+        """Return plain values for `from_dict`."""
         return component_dict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> AnswerExactMatchEvaluator:
-        """The evaluator from what `to_dict` gave."""
+        """Create the evaluator from the values of `to_dict`."""
         return cls(**data.get("init_parameters", {}))
 
 
 @register_component(score=float, individual_scores=list[float])
 @dataclass
 class DocumentMAPEvaluator:
-    """The mean over questions of the average precision of the retrieved documents."""
+    """Mean over questions of the average precision of the retrieved documents."""
 
     document_comparison_field: str = "content"
 
     def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
-        """`individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        """Return `individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
         score = partial(retrieval.average_precision, by=self.document_comparison_field)
         return _score_questions(score, ground_truth_documents, retrieved_documents)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again."""
+        """Return plain values for `from_dict`."""
         return component_dict(self, document_comparison_field=self.document_comparison_field)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentMAPEvaluator:
-        """The evaluator from what `to_dict` gave."""
+        """Create the evaluator from the values of `to_dict`."""
         return cls(**data.get("init_parameters", {}))
 
 
 @register_component(score=float, individual_scores=list[float])
 @dataclass
 class DocumentMRREvaluator:
-    """The mean over questions of 1 / rank of the first expected document."""
+    """Mean over questions of 1 / rank of the first expected document."""
 
     document_comparison_field: str = "content"
 
     def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
-        """`individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        """Return `individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
         score = partial(retrieval.reciprocal_rank, by=self.document_comparison_field)
         return _score_questions(score, ground_truth_documents, retrieved_documents)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again."""
+        """Return plain values for `from_dict`."""
         return component_dict(self, document_comparison_field=self.document_comparison_field)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentMRREvaluator:
-        """The evaluator from what `to_dict` gave."""
+        """Create the evaluator from the values of `to_dict`."""
         return cls(**data.get("init_parameters", {}))
 
 
 @register_component(score=float, individual_scores=list[float])
 @dataclass
 class DocumentNDCGEvaluator:
-    """The mean over questions of the normalised discounted cumulative gain; gains are the expected documents' scores,
+    """Mean over questions of the normalised discounted cumulative gain. Gains are the scores of the expected documents,
     else 1.
     """
 
     document_comparison_field: str = "content"
 
     def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
-        """`individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        """Return `individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
         score = partial(retrieval.ndcg, by=self.document_comparison_field)
         return _score_questions(score, ground_truth_documents, retrieved_documents)
 
     @staticmethod
     def validate_inputs(gt_docs: Documents, ret_docs: Documents) -> None:
-        """Raises `ValueError` for empty or unequal lists, or where only some expected documents have scores."""
+        """Raise `ValueError` for empty or unequal lists, and if only some expected documents have scores."""
         _check_lists("documents", gt_docs, ret_docs)
         for documents in map(to_documents, gt_docs):
             if len({document.score is None for document in documents}) > 1:
                 raise ValueError("either all or none of the documents of ground_truth_documents have a score")
 
     def calculate_dcg(self, gt_docs: Sequence[Any], ret_docs: Sequence[Any]) -> float:
-        """The discounted cumulative gain of the retrieved documents."""
+        """Return the discounted cumulative gain of the retrieved documents."""
         return retrieval.discounted_gain(ret_docs, gt_docs, by=self.document_comparison_field)
 
     def calculate_idcg(self, gt_docs: Sequence[Any]) -> float:
-        """The discounted cumulative gain of the best ranking."""
+        """Return the discounted cumulative gain of the best ranking."""
         return retrieval.ideal_discounted_gain(gt_docs, by=self.document_comparison_field)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again."""
+        """Return plain values for `from_dict`."""
         return component_dict(self, document_comparison_field=self.document_comparison_field)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentNDCGEvaluator:
-        """The evaluator from what `to_dict` gave."""
+        """Create the evaluator from the values of `to_dict`."""
         return cls(**data.get("init_parameters", {}))
 
 
 @register_component(score=float, individual_scores=list[float])
 @dataclass
 class DocumentRecallEvaluator:
-    """The mean over questions of the share of expected documents retrieved, or of whether any was."""
+    """Mean over questions of recall: the share of expected documents retrieved, or 1 if any was retrieved."""
 
     mode: str | RecallMode = RecallMode.SINGLE_HIT
     document_comparison_field: str = "content"
@@ -154,17 +156,17 @@ class DocumentRecallEvaluator:
         self.mode = RecallMode.from_str(str(self.mode))
 
     def run(self, ground_truth_documents: Documents, retrieved_documents: Documents) -> dict[str, Any]:
-        """`individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
+        """Return `individual_scores` and `score`, their mean. Raises `ValueError` for empty or unequal lists."""
         score = partial(retrieval.recall, mode=_mode_name(self.mode), by=self.document_comparison_field)
         return _score_questions(score, ground_truth_documents, retrieved_documents)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again."""
+        """Return plain values for `from_dict`."""
         return component_dict(self, mode=str(self.mode), document_comparison_field=self.document_comparison_field)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentRecallEvaluator:
-        """The evaluator from what `to_dict` gave."""
+        """Create the evaluator from the values of `to_dict`."""
         return cls(**data.get("init_parameters", {}))
 
 
@@ -182,7 +184,7 @@ def _score_questions(score: Callable[..., float], wanted: Documents, retrieved: 
 def _score_or_zero(score: Callable[..., float], retrieved: Sequence[Document], wanted: Sequence[Document]) -> float:
     try:
         return score(retrieved, wanted)
-    except Skip:  # nothing is expected, or can be compared: 0 in Haystack
+    except Skip:  # no document is expected or comparable: 0 in Haystack
         return 0.0
 
 
@@ -197,7 +199,9 @@ SAS_MODEL = "sentence-transformers/paraphrase-multilingual-mpnet-base-v2"
 
 
 def _environment_token() -> Any:
-    """Haystack's secret of two variables. Without Haystack None: the hub's client reads HF_TOKEN itself."""
+    """Return Haystack's secret for two variables. Without Haystack return None: the hub's client reads HF_TOKEN
+    itself.
+    """
     if component is None:
         return None
     from haystack.utils import Secret
@@ -210,11 +214,11 @@ _DEFAULT_TOKEN = _environment_token()
 
 @register_component(score=float, individual_scores=list[float])
 class SASEvaluator:
-    """How alike predicted answers are to the expected ones, position by position.
+    """Semantic similarity of predicted answers to the expected ones, compared position by position.
 
-    `model` is a folder or a model of the hub; its configuration says whether it is a bi-encoder (cosines) or a
-    cross-encoder. `device` is Haystack's `ComponentDevice` or a name as torch has them, `token` a `Secret`, or a text.
-    Only weights in safetensors are loaded.
+    `model` is a folder or a model of the Hugging Face hub. Its configuration determines whether it is a
+    bi-encoder (cosine similarity) or a cross-encoder. `device` is Haystack's `ComponentDevice` or a device name
+    of torch. `token` is a `Secret` or a text. Only weights in safetensors are loaded.
     """
 
     def __init__(
@@ -237,10 +241,11 @@ class SASEvaluator:
         predicted_answers: list[str] | None = None,
         ground_truths_answers: list[str] | None = None,
     ) -> dict[str, Any]:
-        """`individual_scores` and `score`, their mean; 0.0 and [0.0] for empty lists, as there.
+        """Return `individual_scores` and `score`, their mean. Empty lists give [0.0] and 0.0, as in Haystack.
 
-        `ground_truths_answers` is what the example in Haystack's documentation calls `ground_truth_answers`. Raises
-        `ValueError` for a list that is missing, lists of unequal length, and an answer that is None; `NoModel`.
+        `ground_truths_answers` is the name that the example in Haystack's documentation uses for
+        `ground_truth_answers`. Raises `ValueError` for a missing list, lists of unequal length, and an answer that
+        is None. Raises `NoModel`.
         """
         truths = ground_truths_answers if ground_truth_answers is None else ground_truth_answers
         if truths is None or predicted_answers is None:
@@ -252,19 +257,21 @@ class SASEvaluator:
         return {"score": sum(scores) / len(scores), "individual_scores": scores}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again. Raises `ValueError` for a token that is no variable."""
+        """Return plain values for `from_dict`. Raises `ValueError` for a token that is not read from a variable."""
         known = {"model": self._model, "batch_size": self._batch_size}
         return component_dict(self, **known, device=_to_plain_value(self._device), token=_serialize_token(self._token))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SASEvaluator:
-        """The evaluator from what `to_dict` gave."""
+        """Create the evaluator from the values of `to_dict`."""
         parameters = dict(data.get("init_parameters", {}))
         return cls(**{**parameters, **_restore_parameters(parameters)})
 
 
 def _pair_scores(model: Embedder | PairScorer, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """Of a cross-encoder all scores go through a sigmoid where one is above 1: that is how Haystack tells logits."""
+    """Return the scores of pairs. If any score of a cross-encoder is above 1, all pass through a sigmoid: this is how
+    Haystack detects logits.
+    """
     if isinstance(model, PairScorer):
         scores = model.score(pairs)
         return list(map(sigmoid, scores)) if any(score > 1 for score in scores) else scores
@@ -275,7 +282,7 @@ def _pair_scores(model: Embedder | PairScorer, pairs: Sequence[tuple[str, str]])
 def _cosine_or_zero(one: Any, other: Any) -> float:
     try:
         return cosine(one, other)
-    except Skip:  # the vector of a text is zero: 0 in sentence-transformers
+    except Skip:  # a zero vector: 0 in sentence-transformers
         return 0.0
 
 
@@ -308,7 +315,9 @@ def _serialize_token(token: Any) -> Any:
 
 
 def _restore_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Device and token that were plain values, as Haystack's objects; what is None or a name stays so."""
+    """Return serialized devices and tokens as Haystack's objects. None and names are left out, as they need no
+    conversion.
+    """
     plain = {name: parameters[name] for name in ("device", "token") if isinstance(parameters.get(name), Mapping)}
     if not plain:
         return {}

@@ -35,8 +35,8 @@ from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.prompt_values import render_value
 
 Examples = list[dict[str, Any]]
-RowResult = tuple[dict[str, Any] | None, list[dict[str, Any]]]  # of one row, and what its replies took
-MAX_CONCURRENT_ROWS = 64  # rows whose prompts are in memory together
+RowResult = tuple[dict[str, Any] | None, list[dict[str, Any]]]  # the result of one row, and the usage of its replies
+MAX_CONCURRENT_ROWS = 64  # maximum number of rows whose prompts are in memory
 _OUTPUT_TYPES = {"results": list[dict[str, Any]], "meta": list[dict[str, Any]] | None}
 _SCORED_OUTPUT_TYPES = {"score": float, "individual_scores": list[float], **_OUTPUT_TYPES}
 _log = logging.getLogger(__name__)
@@ -44,15 +44,16 @@ _log = logging.getLogger(__name__)
 
 @register_component(**_OUTPUT_TYPES)
 class LLMEvaluator:
-    """Asks a judge about every row of its inputs: instructions, and examples of inputs with what to reply.
+    """Evaluator that asks a judge about every row of its inputs, with custom instructions and few-shot examples.
 
-    `inputs` are names with the types of lists, `outputs` the keys of a reply, usually 0 or 1. `chat_generator` is a
-    generator of Haystack's, a `Judge`, a model's name, a function, or None for what the environment says. With
-    `raise_on_failure=False` the result of a row that failed is None, and a warning says why.
+    `inputs` are pairs of a name and a list type, `outputs` the keys of a reply, usually 0 or 1.
+    `chat_generator` is a Haystack generator, a `Judge`, a model's name, a function, or None for the judge in
+    the environment. With `raise_on_failure=False`, the result of a failed row is None, and a warning gives the
+    reason.
 
-    `{{ name }}` of an input is a placeholder also in the instructions; another single word in braces is refused. Values
-    are fenced in the prompt. A generator of Haystack's is asked row by row, other judges about many at once; a reply
-    that cannot be read is asked for once more.
+    `{{ name }}` of an input is also a placeholder in the instructions. Any other single word in braces is
+    refused. Values are fenced in the prompt. A Haystack generator gets one row at a time, other judges get many
+    concurrently. After an unreadable reply the judge is asked once more.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class LLMEvaluator:
 
     @staticmethod
     def validate_init_parameters(inputs: Any, outputs: Any, examples: Any) -> None:
-        """Raises `ValueError` for inputs that are no pairs of a name and a list's type, outputs that are no texts, and
-        examples that are no dicts with `inputs` and `outputs`, dicts by name both.
+        """Raise `ValueError` for inputs that are not pairs of a name and a list type, and for outputs that are not
+        texts. Also raise it for examples that are not dicts with `inputs` and `outputs`, each a dict by name.
         """
         if not isinstance(inputs, list) or not all(map(_is_input, inputs)):
             raise ValueError(f'inputs are a list of pairs such as ("questions", list[str]), not {inputs!r:.200}')
@@ -97,7 +98,7 @@ class LLMEvaluator:
 
     @staticmethod
     def validate_input_parameters(expected: Mapping[str, Any], received: Mapping[str, Any]) -> None:
-        """Raises `ValueError` for an input that is missing, one that is no list, and lists of unequal length."""
+        """Raise `ValueError` for a missing input, an input that is not a list, and lists of unequal length."""
         for name in expected:
             if name not in received:
                 raise ValueError(f"the input {name!r} is missing; there are {', '.join(received) or 'none'}")
@@ -109,11 +110,13 @@ class LLMEvaluator:
             raise ValueError(f"inputs are lists of the same length, not {lengths}")
 
     def prepare_template(self) -> str:
-        """The prompt: instructions, keys of the reply, examples, and the inputs with a placeholder each."""
+        """Return the prompt: instructions, keys of the reply, examples, and a placeholder for each input."""
         return self._task.template({name: name for name, _ in self.inputs})
 
     def is_valid_json_and_has_expected_keys(self, expected: list[str], received: str) -> bool:
-        """Whether a text is a JSON object with these keys. If not, raises `ValueError`, or warns and says False."""
+        """Return whether a text is a JSON object with these keys. If not, raise `ValueError`, or log a warning and
+        return False.
+        """
         try:
             missing = _find_missing_keys(json.loads(received), expected)
         except ValueError as error:
@@ -125,21 +128,22 @@ class LLMEvaluator:
         return not missing
 
     def run(self, **inputs: Any) -> dict[str, Any]:
-        """`results`, a dict per row or None where it failed, and `meta`, what each reply took.
+        """Return `results`, a dict per row or None for a failed row, and `meta`, the model and token usage of each
+        reply.
 
-        Raises `ValueError` for inputs that do not fit, for a judge that nobody has named, and with `raise_on_failure`
-        for a row that failed.
+        Raises `ValueError` for invalid inputs and without a configured judge. With `raise_on_failure`, it also raises
+        `ValueError` for a failed row.
         """
         return run_coroutine(self._run(inputs))
 
     async def run_async(self, **inputs: Any) -> dict[str, Any]:
-        """As `run`, from async code."""
+        """Run like `run`, from async code."""
         return await self._run(inputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again, without a judge's key.
+        """Return plain values for `from_dict`, without the judge's key.
 
-        Raises `ValueError` for a function as the judge.
+        Raises `ValueError` if the judge is a function.
         """
         inputs = [[name, type_to_text(kind)] for name, kind in self.inputs]
         return component_dict(
@@ -148,7 +152,7 @@ class LLMEvaluator:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LLMEvaluator:
-        """The evaluator from what `to_dict` gave."""
+        """Create the evaluator from the values of `to_dict`."""
         parameters = dict(data.get("init_parameters", {}))
         if "inputs" in parameters:
             parameters["inputs"] = [(name, type_from_text(kind)) for name, kind in parameters["inputs"]]
@@ -159,7 +163,7 @@ class LLMEvaluator:
         self.validate_input_parameters(dict(self.inputs), inputs)
         names = [name for name, _ in self.inputs]
         rows = [dict(zip(names, row, strict=True)) for row in zip(*map(inputs.__getitem__, names), strict=True)]
-        theirs = hasattr(self._chat_generator, "run")  # nobody says that it may be asked from several threads
+        theirs = hasattr(self._chat_generator, "run")  # a Haystack generator may not be thread-safe
         judged = await judge_rows(
             self._judged, rows, at_once=1 if theirs else MAX_CONCURRENT_ROWS, bar=self.progress_bar
         )
@@ -169,12 +173,12 @@ class LLMEvaluator:
         return {"results": results, "meta": [told for _, replies in judged for told in replies] or None}
 
     async def _judged(self, row: Mapping[str, Any]) -> RowResult:
-        """What came of one row."""
+        """Return the result of one row, and the usage of its replies."""
         told: list[dict[str, Any]] = []
         try:
             return await self._result(row, told), told
         except NoJudge:
-            raise  # which holds for all rows
+            raise  # it affects all rows
         except Exception as error:
             if self.raise_on_failure:
                 raise ValueError(f"no result for {dict(row)!r:.200}: {error}") from error
@@ -198,7 +202,7 @@ class LLMEvaluator:
         return await ask_until_consistent(ask, self._read)
 
     def _read(self, answer: Answer) -> dict[str, Any]:
-        """The result in an answer. Raises `ParseFailure`."""
+        """Return the result in an answer. Raises `ParseFailure`."""
         if missing := _find_missing_keys(answer.value, self.outputs):
             raise ParseFailure(missing, answer.text)
         return dict(answer.value)
@@ -213,7 +217,7 @@ class LLMEvaluator:
 
 
 class _ScoredEvaluator(LLMEvaluator):
-    """A task of Haystack's own, whose results have scores."""
+    """Base of Haystack's predefined tasks, whose results have scores."""
 
     TASK: FewShotTask
     INPUTS: Sequence[tuple[str, Any]]
@@ -238,7 +242,7 @@ class _ScoredEvaluator(LLMEvaluator):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again, without a judge's key."""
+        """Return plain values for `from_dict`, without the judge's key."""
         return component_dict(self, **self._options())
 
     async def _run(self, inputs: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -257,22 +261,21 @@ class _ScoredEvaluator(LLMEvaluator):
 
 @register_component(**_SCORED_OUTPUT_TYPES)
 class ContextRelevanceEvaluator(_ScoredEvaluator):
-    """Whether contexts hold anything that is needed to answer their question: 1 if the judge finds a relevant
-    statement, else 0.
-    """
+    """Relevance of contexts to their question: 1 if the judge finds a statement that helps to answer it, else 0."""
 
     TASK = CONTEXT_RELEVANCE_TASK
     INPUTS = (("questions", list[str]), ("contexts", list[list[str]]))
 
     def run(self, **inputs: Any) -> dict[str, Any]:
-        """For `questions` and `contexts` (a list of texts each): `results` with `relevant_statements`, `score` and
-        `status` ("evaluated", "error"), `individual_scores` (NaN for a row that failed) and `score`, the mean of those
-        that did not.
+        """Evaluate `questions` and `contexts` (a list of texts each).
+
+        Returns `results` with `relevant_statements`, `score` and `status` ("evaluated", "error"), and
+        `individual_scores` (NaN for a failed row). `score` is the mean over the rows that did not fail.
         """
         return run_coroutine(self._run(inputs))
 
     async def run_async(self, **inputs: Any) -> dict[str, Any]:
-        """As `run`, from async code."""
+        """Run like `run`, from async code."""
         return await self._run(inputs)
 
     def _read(self, answer: Answer) -> dict[str, Any]:
@@ -281,20 +284,21 @@ class ContextRelevanceEvaluator(_ScoredEvaluator):
 
 @register_component(**_SCORED_OUTPUT_TYPES)
 class FaithfulnessEvaluator(_ScoredEvaluator):
-    """The share of the statements of an answer that can be inferred from its contexts; 0 without statements."""
+    """Share of the statements of an answer that can be inferred from its contexts; 0 without statements."""
 
     TASK = FAITHFULNESS_TASK
     INPUTS = (("questions", list[str]), ("contexts", list[list[str]]), ("predicted_answers", list[str]))
 
     def run(self, **inputs: Any) -> dict[str, Any]:
-        """For `questions`, `contexts` (a list of texts each) and `predicted_answers`: `results` with `statements`,
-        `statement_scores`, `score` and `status` ("evaluated", "error"), `individual_scores` (NaN for a row that failed)
-        and `score`, the mean of those that did not.
+        """Evaluate `questions`, `contexts` (a list of texts each) and `predicted_answers`.
+
+        Returns `results` with `statements`, `statement_scores`, `score` and `status` ("evaluated", "error"), and
+        `individual_scores` (NaN for a failed row). `score` is the mean over the rows that did not fail.
         """
         return run_coroutine(self._run(inputs))
 
     async def run_async(self, **inputs: Any) -> dict[str, Any]:
-        """As `run`, from async code."""
+        """Run like `run`, from async code."""
         return await self._run(inputs)
 
     def _read(self, answer: Answer) -> dict[str, Any]:
@@ -317,7 +321,7 @@ def _is_example(example: Any) -> bool:
 
 
 def _find_missing_keys(value: Any, expected: Sequence[str]) -> str | None:
-    """What is not there of an object with these keys."""
+    """Return a description of the missing keys, or None if the value is an object with all of them."""
     if not isinstance(value, Mapping):
         return f"it is no object but {value!r:.100}"
     lacking = [name for name in expected if name not in value]
@@ -325,7 +329,7 @@ def _find_missing_keys(value: Any, expected: Sequence[str]) -> str | None:
 
 
 def _reply_meta(answer: Answer) -> dict[str, Any]:
-    """What a reply took, in the words of OpenAI's."""
+    """Return model and token usage of a reply under OpenAI's names."""
     usage = answer.usage
     tokens = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens} if usage else {}
     return {"model": answer.model, "usage": {**tokens, "total_tokens": usage.total_tokens} if usage else None}
@@ -336,7 +340,7 @@ R = TypeVar("R")
 
 
 async def judge_rows(judge: Callable[[R], Awaitable[T]], rows: Sequence[R], *, at_once: int, bar: bool) -> list[T]:
-    """What comes of every row, in order; `at_once` 1 goes from row to row. Raises what the first failure raises."""
+    """Return the result of every row, in order, with at most `at_once` rows in progress. Raises the first failure."""
     gate = asyncio.Semaphore(at_once)
     with _progress_bar(len(rows), bar) as advance:
 
@@ -356,7 +360,7 @@ async def judge_rows(judge: Callable[[R], Awaitable[T]], rows: Sequence[R], *, a
 
 @contextmanager
 def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, where somebody looks at it."""
+    """Show a progress bar on stderr if it is a terminal or notebook, and yield a function that advances it."""
     from rich.progress import Progress
 
     from spanwise.collector.terminal_escaping import TerminalConsole

@@ -10,15 +10,18 @@ from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_jud
 component: Any = None
 try:
     from haystack import component
-except ImportError:  # the same classes, for code that has no pipelines
+except ImportError:  # the classes also work without pipelines
     pass
 
 C = TypeVar("C", bound=type)
-PACKAGE_NAME = __name__.rpartition(".")[0]  # under which stored pipelines know the classes, wherever they are written
+# module name in stored pipelines, independent of the module that defines a class
+PACKAGE_NAME = __name__.rpartition(".")[0]
 
 
 def register_component(**outputs: Any) -> Callable[[C], C]:
-    """Make a class a component of Haystack's, which says what its `run` gives; nothing where there is no Haystack."""
+    """Return a decorator that makes a class a Haystack component with these outputs of `run`. Without Haystack it only
+    sets the module.
+    """
 
     def decorate(cls: C) -> C:
         cls.__module__ = PACKAGE_NAME
@@ -34,7 +37,7 @@ def register_component(**outputs: Any) -> Callable[[C], C]:
 
 
 def component_dict(evaluator: object, **parameters: Any) -> dict[str, Any]:
-    """What `to_dict` gives: the type, and the parameters of its `__init__`."""
+    """Return the result of `to_dict`: the type, and the parameters of its `__init__`."""
     return {"type": f"{PACKAGE_NAME}.{type(evaluator).__qualname__}", "init_parameters": parameters}
 
 
@@ -44,7 +47,9 @@ _TYPES_BY_NAME = {
 
 
 def serialize_judge(judge: Any) -> Any:
-    """A judge as plain values, without its key. Raises `ValueError` for what has none: a function, a script."""
+    """Return a judge as plain values, without its key. Raises `ValueError` for a function or a script, which have
+    none.
+    """
     if judge is None or isinstance(judge, str):
         return judge
     if hasattr(judge, "to_dict") and not isinstance(judge, Judge):
@@ -55,7 +60,7 @@ def serialize_judge(judge: Any) -> Any:
 
 
 def deserialize_judge(judge: Any) -> Any:
-    """What `to_plain` was given, or what makes the same."""
+    """Restore a judge from the result of `serialize_judge`."""
     if not isinstance(judge, Mapping) or "type" not in judge:
         return judge
     from haystack.utils import deserialize_chatgenerator_inplace
@@ -66,7 +71,7 @@ def deserialize_judge(judge: Any) -> Any:
 
 
 def type_to_text(kind: Any) -> str:
-    """A type as Haystack writes it."""
+    """Return a type as text in Haystack's notation."""
     if component is None:
         return str(kind)
     from haystack.utils import serialize_type
@@ -75,7 +80,7 @@ def type_to_text(kind: Any) -> str:
 
 
 def type_from_text(name: str) -> Any:
-    """The type of that name; where Haystack is not installed and it is none of the usual ones, a list of anything."""
+    """Return the type with that name. Without Haystack, an unknown name gives `list[Any]`."""
     if component is None:
         return _TYPES_BY_NAME.get(name, list[Any])
     from haystack.utils import deserialize_type

@@ -1,10 +1,11 @@
 """Argument binding: which fields of a case a callable receives, and type checks of parameters.
 
-A field whose value is None is missing. A missing field is left to the parameter's default, or, where there is none,
-makes the case a skip that names it. That holds for `outputs` of a failed run too; but None that a task has returned is
-a value (see `answered`), and so is None where a map points into outputs.
+A field whose value is None is missing. For a missing field the parameter's default is used. Without a default the
+case is skipped, and the skip names the field. That includes `outputs` of a failed run. None that a task has returned
+is a value (see `has_null_output`), and so is a None to which a map's path in outputs leads.
 
-What people's own callables get is theirs to change (see `_views`): copies of values, views of records.
+Users' callables may change the values that they get (see `case_views`): they get copies of values and views of
+records.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ FIELDS: Mapping[str, Getter] = {
     "metadata": lambda case: case.metadata or (case.example.metadata if case.example else case.metadata),
     "case": lambda case: case,
 }
-_RECORD_FIELDS = frozenset({"run", "root_run", "trace", "example", "case"})  # what is handed out as views
-# Names of other products for the fields of a case
+_RECORD_FIELDS = frozenset({"run", "root_run", "trace", "example", "case"})  # fields that are passed as views
+# Other products' names of the fields of a case
 SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("input", "question", "query", "request"), "inputs"),
     **dict.fromkeys(("output", "answer", "response", "prediction", "actual_output", "completion"), "outputs"),
@@ -75,36 +76,39 @@ SYNONYMS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("context", "contexts", "retrieval_context", "retrieved_contexts"), "documents"),
 }
-_SIMILARITY_CUTOFF = 0.85  # ratio of difflib from which on a name is taken for a misspelt one
+_SIMILARITY_CUTOFF = 0.85  # difflib ratio from which on a name counts as a misspelling
 PLURALS: Mapping[str, str] = {"cases": "case", "runs": "run", "examples": "example"}
 
 
 def has_null_output(case: Case) -> bool:
-    """Whether outputs of None are what was returned: the root says so, by an output that is JSON's null."""
+    """Return whether the task returned None: the root records JSON's null as its output."""
     run = case.run
     return run is not None and run.status != "error" and run.attributes.get(names.OUTPUT_VALUE) == "null"
 
 
 class BindingError(SpanwiseError, TypeError):
-    """A callable asks for something that no case has."""
+    """Raised for a callable that asks for a field that no case has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How to call one callable for a case: `required` must be there, `optional` are passed when they are."""
+    """Compiled call of one callable for a case.
+
+    Values of `required` must exist; those of `optional` are passed if they exist.
+    """
 
     required: tuple[tuple[str, Getter], ...]
     optional: tuple[tuple[str, Getter], ...] = ()
     positional: tuple[str, ...] = ()
     prepare: Callable[[Case], Mapping[str, Any]] | None = None
-    paths: tuple[tuple[str, Getter], ...] = ()  # where a map says that arguments are
-    theirs: Callable[[Any], Any] = copy_value  # makes a value the callable's own
-    views: bool = False  # it asks for records, or brings functions that get the case: these get views
-    shares: bool = False  # gets everything as it is: it is one of ours, which change nothing
+    paths: tuple[tuple[str, Getter], ...] = ()  # arguments with the getters of a map
+    theirs: Callable[[Any], Any] = copy_value  # copies a value for the callable
+    views: bool = False  # the callable gets views: it asks for records, or its map contains functions of the case
+    shares: bool = False  # gets the original values: built-in evaluators change nothing
     misspelt: tuple[tuple[str, str], ...] = ()  # arguments that always get their defaults, and the fields they resemble
 
     def arguments(self, case: Case) -> tuple[Arguments, list[str]]:
-        """The arguments, and the names of those that are required and missing."""
+        """Return the arguments, and the names of required ones that are missing."""
         arguments: Arguments = dict(self.prepare(case)) if self.prepare else {}
         missing = []
         if self.views:
@@ -124,13 +128,13 @@ class Binding:
         return arguments, missing
 
     def taken(self, arguments: Arguments) -> Sequence[Any]:
-        """Those that are given by position, taken out of the arguments."""
+        """Remove the positional arguments from `arguments`, and return them."""
         if not self.positional:
             return ()
         return [arguments.pop(name) for name in self.positional if name in arguments]
 
     def mapped(self, case: Case) -> Case:
-        """The case with its fields as a map says: for those who get whole cases."""
+        """Return the case with the fields of a map applied, for callables that receive whole cases."""
         case = case if self.shares else make_case_view(case)
         prepared = self.prepare(case) if self.prepare else {}
         given = {**{name: get(case) for name, get in self.paths}, **prepared}
@@ -138,8 +142,10 @@ class Binding:
         return replace(case, **fields) if fields else case
 
     def columns(self, cases: Iterable[Case]) -> tuple[Arguments, int, int, list[str]]:
-        """For a set: lists over the cases that have all they need, how many these are, how many were left out, and
-        what those lack. Cases are looked at one by one, and not kept.
+        """Return the arguments of a set-level callable: lists over the complete cases.
+
+        The other results are the number of complete cases, the number of incomplete ones, and the names of the fields
+        that these lack. Cases are read one by one and not kept.
         """
         columns: Arguments = {name: [] for name, _ in (*self.required, *self.optional)}
         taken = left_out = 0
@@ -165,11 +171,11 @@ def bind(
     name: str = "",
     shares: bool = False,
 ) -> Binding:
-    """Compile a binding. `where` names a path ("outputs.answer") or a function of the case per argument.
+    """Compile a binding. `where` gives a path ("outputs.answer") or a function of the case per argument.
 
-    `shares` says that neither the callable nor a function in `where` changes what it gets.
+    With `shares`, neither the callable nor a function in `where` changes its arguments.
 
-    Raises `BindingError` when a parameter without a default is no field of a case and is not mapped.
+    Raises `BindingError` if a parameter without a default is not a field of a case and is not mapped.
     """
     paths = {argument: _compile_path(argument, path) for argument, path in (where or {}).items()}
     required: list[tuple[str, Getter]] = []
@@ -216,10 +222,10 @@ def bind(
 
 
 def closest_field(name: str) -> str | None:
-    """Return the field of a case that a name stands for: another product's word for it, or a misspelt one."""
+    """Return the field of a case that a name probably means: another product's name for it, or a misspelling."""
     if name in SYNONYMS:
         return SYNONYMS[name]
-    from difflib import get_close_matches  # 6 ms that only a mistake should cost
+    from difflib import get_close_matches  # imported here because it takes 6 ms
 
     return next(
         iter(get_close_matches(name, [field for field in FIELDS if field != "case"], 1, _SIMILARITY_CUTOFF)), None
@@ -227,7 +233,11 @@ def closest_field(name: str) -> str | None:
 
 
 def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> None:
-    """A map may name a field that an evaluator does not ask for: people give one map to several. Else it is a typo."""
+    """Raise `BindingError` for unknown names in a map.
+
+    Fields of a case are allowed even if the evaluator does not use them, because users share one map between
+    evaluators.
+    """
     asked = {parameter.name for parameter in _signature_parameters(function)}
     everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _signature_parameters(function))
     if unknown := [name for name in paths if not everything and name not in asked and name not in FIELDS]:
@@ -235,17 +245,17 @@ def _check_map(function: Callable[..., Any], paths: Mapping[str, Getter]) -> Non
 
 
 def get_case_field(case: Case, name: str) -> Any:
-    """What an argument of that name gets from a case; None where the case lacks it, or no case has such a field."""
+    """Return the value of a field of a case; None if the case lacks it or the field does not exist."""
     return FIELDS[name](case) if name in FIELDS else None
 
 
 def is_set_level(function: Callable[..., Any]) -> bool:
-    """Whether a callable asks for all cases at once: `cases`, or LangSmith's `runs` and `examples`."""
+    """Return whether a callable asks for all cases at once: `cases`, or LangSmith's `runs` and `examples`."""
     return any(parameter.name in PLURALS for parameter in _signature_parameters(function))
 
 
 def read_call_fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a case that instances of a class must get when they are called, and those that they may."""
+    """Return the fields of a case that instances of a class require when they are called, and the optional ones."""
     call = list(inspect.signature(kind.__call__).parameters.values())[1:]  # without self
     asked = [parameter for parameter in call if parameter.name in FIELDS and parameter.name != "case"]
     needs = tuple(parameter.name for parameter in asked if parameter.default is parameter.empty)
@@ -260,7 +270,7 @@ def _signature_parameters(function: Callable[..., Any]) -> list[inspect.Paramete
 
 
 def _use_langsmith_example(required: list[tuple[str, Getter]]) -> tuple[tuple[str, Getter], ...]:
-    """Who asks for `run` and `example` expects the reference under `example.outputs`, as LangSmith has it."""
+    """Replace `example` by LangSmith's form if `run` is requested too: the reference is then in `example.outputs`."""
     asked = {PLURALS.get(name, name) for name, _ in required}
     both = "example" in asked and not asked.isdisjoint({"run", "root_run"})
     return tuple((name, make_langsmith_example if both and get is FIELDS["example"] else get) for name, get in required)
@@ -281,8 +291,10 @@ def _return_none(case: Case) -> None:
 def _compile_prepare(
     prepare_data: Callable[..., Mapping[str, Any]] | None, asked: Collection[str]
 ) -> Callable[[Case], Mapping[str, Any]] | None:
-    """Return what prepares the arguments of a case; LangSmith's `prediction`, `reference` and `input` become our
-    fields; those that the callable does not ask for are left out.
+    """Return a function that prepares the arguments of a case, or None.
+
+    LangSmith's `prediction`, `reference` and `input` become fields of a case. Fields that the callable does not ask
+    for are left out.
     """
     if prepare_data is None:
         return None
@@ -316,7 +328,7 @@ def _make_field_path(field: Getter, steps: list[str]) -> Getter:
 
 @dataclass(frozen=True, slots=True)
 class _OutputsPath:
-    """A path into outputs. Where it leads to a None that is there, that is what the task has answered."""
+    """Path into outputs. A None at its end that exists there is the task's answer."""
 
     steps: list[str]
 
@@ -324,7 +336,7 @@ class _OutputsPath:
         return _resolve_path(case.outputs, self.steps)
 
     def is_none(self, case: Case) -> bool:
-        """Whether None is what stands there."""
+        """Return whether the path leads to an existing None."""
         if case.outputs is None:
             return has_null_output(case)
         *way, last = self.steps
@@ -333,7 +345,7 @@ class _OutputsPath:
 
 
 def _is_null_answer(get: Getter, case: Case) -> bool:
-    """Whether the None that a getter gave was answered, and is not missing."""
+    """Return whether the None from a getter is an answer, rather than a missing value."""
     return get.is_none(case) if isinstance(get, _OutputsPath) else get is _outputs and has_null_output(case)
 
 
@@ -361,7 +373,7 @@ def _make_unknown_parameter_error(name: str, parameter: str) -> BindingError:
 
 
 def check_parameter_types(id: str, kind: type, parameters: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for a parameter whose value does not fit its annotation."""
+    """Check parameters against their annotations. Raises `ValueError`."""
     hints = _get_type_hints(kind)
     for name, value in parameters.items():
         if not is_of_type(value, hints[name]):
@@ -369,7 +381,7 @@ def check_parameter_types(id: str, kind: type, parameters: Mapping[str, Any]) ->
 
 
 def decode_infinite_parameters(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with the infinite numbers that JSON has words for in the place of these, where a number is wanted."""
+    """Return the parameters with the texts "Infinity" and "-Infinity" as numbers, where a number is expected."""
     hints = _get_type_hints(kind)
     return {name: _decode_number(value, hints.get(name, Any)) for name, value in parameters.items()}
 
@@ -380,7 +392,7 @@ def _decode_number(value: Any, hint: Any) -> Any:
 
 
 def is_of_type(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated kind; a string is no sequence of strings, a bool no number."""
+    """Return whether a value matches an annotation; a string is not a sequence of strings, a bool not a number."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(is_of_type(value, choice) for choice in inner)

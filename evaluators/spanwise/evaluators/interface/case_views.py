@@ -1,7 +1,7 @@
 """Copy-on-access views of cases, traces and runs, so that evaluators cannot change shared data.
 
-Values are copied; of records (a run with its trace, an example, a document) views are made, which copy a field when it
-is first looked at. Evaluators of ours leave alone what they look at, and get everything as it is.
+Plain values are copied. Records (a run with its trace, an example, a document) become views, which copy a field on
+first access. Built-in evaluators change nothing, and get the original objects.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from typing import Any, ClassVar
 
 from spanwise.collector.records import Case, Document, Example, Run, Trace
 
-IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # nobody can change them
-_RUN_TYPES = frozenset({"chain", "llm", "retriever", "tool", "embedding", "prompt", "parser"})  # as LangSmith has them
+IMMUTABLE_TYPES = frozenset({str, int, float, bool, type(None), bytes})  # immutable, so never copied
+_RUN_TYPES = frozenset({"chain", "llm", "retriever", "tool", "embedding", "prompt", "parser"})  # LangSmith's run types
 
 
 def copy_value(value: Any) -> Any:
-    """A value that may be changed without changing the one that is given; what cannot be copied is given as it is."""
+    """Return a copy that may be changed without affecting the original.
+
+    Values that cannot be copied are returned as they are.
+    """
     try:
         return _copy_container(value)
-    except RecursionError:  # nested many hundred levels deep, or in a circle
+    except RecursionError:  # nested hundreds of levels deep, or circular
         return value
 
 
@@ -49,12 +52,12 @@ def _deep_copy(value: Any) -> Any:
         return copy.deepcopy(value)
     except RecursionError:
         raise
-    except Exception:  # an open file, a lock, a mapping that cannot be changed anyway
+    except Exception:  # cannot be copied: an open file, a lock, a read-only mapping
         return value
 
 
 class RecordView:
-    """A record that copies the fields of another when they are looked at. Its classes derive from the records' own."""
+    """View of a record that copies its fields on access. Subclasses also derive from the record's class."""
 
     __slots__ = ()
     _record: ClassVar[type]
@@ -66,7 +69,7 @@ class RecordView:
         cls._names = frozenset(field.name for field in fields_of(cls._record))
         cls.__dataclass_fields__ = cls._record.__dataclass_fields__  # type: ignore[attr-defined]  # orjson looks here
 
-    def __getattr__(self, name: str) -> Any:  # asked for what is not set yet
+    def __getattr__(self, name: str) -> Any:  # called only for attributes that are not set yet
         if name not in self._names:
             raise AttributeError(f"a {self._record.__name__.lower()} has no {name!r}", name=name, obj=self)
         value = self._copy_of(name)
@@ -86,19 +89,19 @@ class RecordView:
 
 
 class DocumentView(RecordView, Document):
-    """A document of an evaluator's own."""
+    """Copy-on-access view of a document."""
 
     __slots__ = ("_of",)
 
 
 class ExampleView(RecordView, Example):
-    """An example of an evaluator's own."""
+    """Copy-on-access view of an example."""
 
     __slots__ = ("_of",)
 
 
 class TraceView(RecordView, Trace):
-    """A trace of an evaluator's own."""
+    """Copy-on-access view of a trace."""
 
     __slots__ = ("_of", "_tree")
     _tree: RunTree
@@ -113,15 +116,15 @@ class TraceView(RecordView, Trace):
 
 
 class CaseView(RecordView, Case):
-    """A case of an evaluator's own."""
+    """Copy-on-access view of a case."""
 
     __slots__ = ("_of",)
 
 
 class RunView(RecordView, Run):
-    """A run of an evaluator's own, which answers to LangSmith's names too: `child_runs`, `run_type`, `start_time`, …
+    """Copy-on-access view of a run that also has LangSmith's attributes: `child_runs`, `run_type`, `start_time`, …
 
-    As there, the id of a root is that of its trace; of any other run it is the id of the span.
+    As in LangSmith, the id of a root run is its trace id; the id of any other run is its span id.
     """
 
     __slots__ = ("_of", "_tree")
@@ -129,72 +132,72 @@ class RunView(RecordView, Run):
 
     @property
     def id(self) -> str:
-        """What `target_run_id` takes."""
+        """Return the id that `target_run_id` accepts."""
         return self._tree.id_of(self._of)
 
     @property
     def child_runs(self) -> list[RunView]:
-        """The runs right below, by start time."""
+        """Return the direct children, by start time."""
         return [_make_run_view(run, self._tree) for run in self._tree.below(self._of)]
 
     @property
     def child_run_ids(self) -> list[str]:
-        """Their ids."""
+        """Return the ids of the direct children."""
         return [self._tree.id_of(run) for run in self._tree.below(self._of)]
 
     @property
     def parent_run_id(self) -> str | None:
-        """The id of the run above, None at the root."""
+        """Return the id of the parent run, None at the root."""
         return self._tree.parent_id_of(self._of)
 
     @property
     def run_type(self) -> str:
-        """The kind, in LangSmith's words: what it has none for is a "chain"."""
+        """Return LangSmith's name of the kind; "chain" for kinds that LangSmith lacks."""
         return self.kind if self.kind in _RUN_TYPES else "chain"
 
     @property
     def start_time(self) -> datetime.datetime:
-        """In UTC."""
+        """Return the start in UTC."""
         return _to_datetime(self.start_ns)
 
     @property
     def end_time(self) -> datetime.datetime | None:
-        """In UTC; None while it lasts."""
+        """Return the end in UTC; None while the run is open."""
         return _to_datetime(self.end_ns) if self.end_ns else None
 
     @property
     def latency(self) -> float | None:
-        """Seconds from start to end."""
+        """Return the seconds from start to end; None while the run is open."""
         return self.duration_ns / 1e9 if self.end_ns else None
 
     @property
     def reference_example_id(self) -> str | None:
-        """Of the example that it answers."""
+        """Return the id of its example."""
         return self.example_id
 
     @property
     def extra(self) -> dict[str, Any]:
-        """The metadata, where LangSmith keeps them."""
+        """Return the metadata under LangSmith's name."""
         return {"metadata": self.metadata}
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Of the run itself."""
+        """Return the input tokens of the run itself, without its children."""
         return self._of.usage.input_tokens if self._of.usage else None
 
     @property
     def completion_tokens(self) -> int | None:
-        """Of the run itself."""
+        """Return the output tokens of the run itself, without its children."""
         return self._of.usage.output_tokens if self._of.usage else None
 
     @property
     def total_tokens(self) -> int | None:
-        """Of the run itself."""
+        """Return the tokens of the run itself, without its children."""
         return self._of.usage.total_tokens if self._of.usage else None
 
 
 class RunTree:
-    """Which run of a trace is below which; found out when somebody asks."""
+    """Parent-child index of the runs of a trace, built on first use."""
 
     __slots__ = ("_below", "_trace")
 
@@ -203,7 +206,7 @@ class RunTree:
         self._below: dict[str | None, list[Run]] | None = None
 
     def below(self, run: Run) -> list[Run]:
-        """The runs right below a run, by start time."""
+        """Return the direct children of a run, by start time."""
         if self._below is None:
             self._below = {}
             for member in self._trace.runs:
@@ -211,21 +214,21 @@ class RunTree:
         return self._below.get(run.span_id, [])
 
     def id_of(self, run: Run) -> str:
-        """LangSmith's id of a run."""
+        """Return LangSmith's id of a run."""
         return run.trace_id if run.span_id == self._trace.root.span_id else run.span_id
 
     def parent_id_of(self, run: Run) -> str | None:
-        """LangSmith's id of the run above."""
+        """Return LangSmith's id of the parent run."""
         return run.trace_id if run.parent_id == self._trace.root.span_id else run.parent_id
 
 
 def make_case_view(case: Case) -> Case:
-    """A case of an evaluator's own."""
+    """Return a copy-on-access view of a case."""
     return case if isinstance(case, RecordView) else _make_view(CaseView, case)
 
 
 def make_langsmith_example(case: Case) -> Example | None:
-    """The example of a case with the reference under `outputs`, as LangSmith has it."""
+    """Return the example of a case with the reference under `outputs`, as in LangSmith."""
     if case.example is None:
         return None
     example: Example = _make_view(ExampleView, case.example)

@@ -25,29 +25,32 @@ from spanwise.evaluators.interface.retry_policy import compute_retry_delay, is_i
 from spanwise.evaluators.interface.sync_bridge import AwaitFunction, is_interruption, run_in_thread
 from spanwise.evaluators.interface.value_conversion import encode_infinities
 
-SLOW_SECONDS = 0.01  # seconds: a plain function that took longer runs on a thread from then on
+SLOW_SECONDS = 0.01  # seconds; a slower plain function runs on a thread from then on
 
 
 class JudgeBackedFunction(Protocol):
-    """What the function of an evaluator offers that asks judges."""
+    """Interface of evaluator functions that call judges."""
 
     @property
     def where(self) -> Sequence[str]:
-        """To whom text goes, for people."""
+        """Return the destinations of the judged text, for display."""
 
     def ready(self) -> None:
-        """Raises `ValueError` where one of the judges cannot be asked, as none is named."""
+        """Check that every judge is configured. Raises `ValueError` if one is not."""
 
 
 @runtime_checkable
 class Batch(Protocol):
-    """What an evaluator offers that scores many cases better together, such as one with a model."""
+    """Interface of evaluators that score many cases together faster, such as those with a local model."""
 
     def batch(self, cases: Sequence[Case]) -> Any:
-        """One value per case, in order (or a coroutine of that); an exception in the list is that case's error.
+        """Return one value per case in order, or a coroutine of that list.
 
-        When it raises, it is called again with the halves, down to single cases: fewer than twice as many calls as
-        there are cases, and three where all of these show no more than that a server is busy, away, or refuses a key.
+        An exception in the list is the error of that case.
+
+        If it raises, it is called again with each half, down to single cases. That takes fewer than twice as many
+        calls as there are cases. It stops after three calls if all errors are transient or a rejected API key,
+        because these do not depend on the input.
         """
 
 
@@ -60,16 +63,18 @@ def _run_awaitable(awaitable: Awaitable[Any]) -> Any:
 
 @dataclass(slots=True)
 class _SpeedRecord:
-    """What was learnt about a function: whether it is slow. The one thing about an evaluator that changes."""
+    """Mutable record of whether a function was slow. It is the only mutable state of an evaluator."""
 
     slow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """A callable with what is known about it. Made by `as_evaluator`, `@evaluator` or `get`.
+    """Callable with its metrics, options and argument binding.
 
-    Calling it calls the function. `evaluate` never raises: what goes wrong is an outcome.
+    Created by `as_evaluator`, `@evaluator` or `get_evaluator`.
+
+    Calling it calls the function. `evaluate` does not raise: errors become feedback.
     """
 
     key: str
@@ -77,32 +82,32 @@ class Evaluator:
     binding: Binding
     make: FeedbackFactory
     version: str = "1"
-    revision: str = "1"  # stands for the source text in a rule's version: a number, or a version of its own
+    revision: str = "1"  # replaces the source text in a rule's version: a number, or the evaluator's own version
     metrics: tuple[Metric, ...] = ()
-    summary: bool = False  # judges all cases of an experiment at once
-    max_cases: int | None = None  # how many cases of a set it looks at (`max_dataset_rows`)
-    min_cases: int = 0  # fewer cases than these make no useful set value, or mean (`min_test_cases`)
+    summary: bool = False  # scores all cases of an experiment at once
+    max_cases: int | None = None  # maximum number of cases of a set (`max_dataset_rows`)
+    min_cases: int = 0  # minimum number of cases for a meaningful set value or mean (`min_test_cases`)
     timeout: float | None = None  # seconds per attempt
     retries: int = 0
-    retry_on: Callable[[BaseException], bool] = is_transient  # what is tried again
-    origin: Mapping[str, Any] = field(default_factory=dict)  # what `to_dict` gives
-    spec: EvaluatorSpec | None = None  # what the registry says of it; None for people's own
+    retry_on: Callable[[BaseException], bool] = is_transient  # errors that are retried
+    origin: Mapping[str, Any] = field(default_factory=dict)  # result of `to_dict`
+    spec: EvaluatorSpec | None = None  # registry entry; None for users' functions
     _pace: _SpeedRecord = field(default_factory=_SpeedRecord, repr=False, compare=False)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of the arguments without which a case is skipped."""
+        """Return the names of the arguments without which a case is skipped."""
         return tuple(name for name, _ in self.binding.required)
 
     @property
     def asking(self) -> JudgeBackedFunction | None:
-        """The function, if it asks judges."""
+        """Return the function if it calls judges, else None."""
         function: Any = self.function
         return function if hasattr(function, "ready") and hasattr(function, "where") else None
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is suspicious about the function: arguments with defaults that no case fills, and look misspelt."""
+        """Return warnings about probably misspelt arguments: they have defaults, and no case has such a field."""
         return tuple(
             f"{self.key!r} never got the argument {name!r}, which has a default; did you mean {field!r}?"
             for name, field in self.binding.misspelt
@@ -110,12 +115,12 @@ class Evaluator:
 
     @property
     def standards(self) -> tuple[str, ...]:
-        """The compliance standards (NIST AI RMF, SR 11-7) that it speaks to, in our reading."""
+        """Return the compliance standards (NIST AI RMF, SR 11-7) that it addresses, as mapped by Spanwise."""
         return self.spec.standards if self.spec else ()
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """Names of the arguments that it gets when they are there, and has defaults for."""
+        """Return the names of the optional arguments that are passed if a case has them."""
         return tuple(name for name, _ in self.binding.optional)
 
     @property
@@ -127,10 +132,10 @@ class Evaluator:
         return self.function(*args, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `from_dict` makes it again.
+        """Return plain values from which `from_dict` restores the evaluator.
 
-        Raises `ValueError` for a function that has no name, and for parameters that are functions: data that names
-        code to run is not to be trusted.
+        Raises `ValueError` for a function that cannot be imported by name, and for parameters that are functions:
+        data that names code to run cannot be trusted.
         """
         if not self.origin:
             raise ValueError(f"evaluator {self.key!r} wraps {self.function!r}, which cannot be found again by name")
@@ -143,7 +148,7 @@ class Evaluator:
         return plain
 
     async def evaluate(self, case: Case, target: Target) -> list[Feedback]:
-        """The feedback on one case. Raises nothing but what ends everything: see `ends_the_run`."""
+        """Return the feedback on one case. Raises only interruptions; see `is_interruption`."""
         try:
             arguments, missing = self.binding.arguments(case)
             if missing:
@@ -158,9 +163,9 @@ class Evaluator:
             return self.make.failure(target, error, self._hint(error, case))
 
     def evaluate_here(self, case: Case, target: Target, wait: AwaitFunction = _run_awaitable) -> list[Feedback]:
-        """`evaluate` on the calling thread, which needs no event loop: for evaluators that are `plain`.
+        """Evaluate a case on the calling thread without an event loop, for evaluators that are `plain`.
 
-        `wait` gets what a plain function returned if that has to be awaited. Raises nothing but `KeyboardInterrupt`.
+        `wait` resolves an awaitable that a plain function returned. Raises only `KeyboardInterrupt`.
         """
         try:
             arguments, missing = self.binding.arguments(case)
@@ -178,14 +183,14 @@ class Evaluator:
 
     @property
     def plain(self) -> bool:
-        """Whether it is an ordinary function of one case, with neither timeout nor retries."""
+        """Return whether the function is synchronous, takes one case, and has neither timeout nor retries."""
         bound = self.timeout is not None or self.retries or self.summary or isinstance(self.function, Batch)
         return not bound and not _is_async(self.function)
 
     async def evaluate_batch(self, cases: Sequence[Case], targets: Sequence[Target]) -> list[list[Feedback]]:
-        """The feedback on many cases, in their order; through `batch` where the evaluator offers it.
+        """Return the feedback on many cases in order, through `batch` if the evaluator has it.
 
-        Raises nothing but what ends everything, as `evaluate`.
+        Raises only interruptions, as `evaluate` does.
         """
         if not isinstance(self.function, Batch):
             outcomes = await asyncio.gather(*map(self.evaluate, cases, targets), return_exceptions=True)
@@ -193,7 +198,7 @@ class Evaluator:
         return await self._evaluate_batch(cases, targets)
 
     def settled(self, outcome: list[Feedback] | BaseException, target: Target) -> list[Feedback]:
-        """What `asyncio.gather` gives in place of feedback when an evaluator has cancelled its own asyncio task."""
+        """Return feedback for a result of `asyncio.gather`: an exception if an evaluator cancelled its own task."""
         if not isinstance(outcome, BaseException):
             return outcome
         if is_interruption(outcome):
@@ -210,10 +215,10 @@ class Evaluator:
         ]
 
     async def evaluate_set(self, cases: Iterable[Case], target: Target) -> list[Feedback]:
-        """The feedback on all cases together; those that lack something are left out and counted.
+        """Return the feedback on all cases together. Incomplete cases are left out and counted.
 
-        Cases are taken one by one, on a thread if they have to be read first: a million of them need not be in memory.
-        Raises nothing but what ends everything, as `evaluate`.
+        Cases are read one by one on a thread, so that a million of them need not fit into memory. Raises only
+        interruptions, as `evaluate` does.
         """
         try:
             cases = islice(cases, self.max_cases)
@@ -235,14 +240,14 @@ class Evaluator:
         """Return the reason for an error of a function that expects a dict where the task returned a text."""
         if not isinstance(case.outputs, str) or self.binding.prepare is not None:
             return ""
-        if type(error) not in (TypeError, AttributeError):  # text of other classes may raise
+        if type(error) not in (TypeError, AttributeError):  # `str()` of other exception classes may raise
             return ""
         if not str(error).startswith(("string indices must be integers", "'str' object has no attribute")):
             return ""
         return "; outputs is a text: use outputs itself, or let the task return a dict such as {'output': …}"
 
     def _ready(self, case: Case, target: Target) -> Case | list[Feedback]:
-        """A case as `batch` gets it, or what is said of one that it cannot get."""
+        """Return the case as `batch` receives it, or the skip or error of a case that it cannot receive."""
         try:
             lacking = self._lacking(case)
             return (
@@ -257,7 +262,7 @@ class Evaluator:
         try:
             return self.binding.arguments(case)[1]
         except Exception:
-            return []  # `batch` meets the same trouble and says so
+            return []  # `batch` fails in the same way and reports the error
 
     def _wrapped(self, value: Any, target: Target) -> list[Feedback]:
         try:
@@ -270,11 +275,11 @@ class Evaluator:
             return self.make.failure(target, error)
 
     async def _batch(self, cases: list[Case]) -> list[Any]:
-        """A value or an exception per case."""
+        """Return a value or an exception per case."""
         return await self._narrowed(cases, await self._at_once(cases)) if cases else []
 
     async def _narrowed(self, cases: list[Case], came: list[Any] | BaseException) -> list[Any]:
-        """What a batch came to; where it failed, what its halves come to, until only the guilty cases fail."""
+        """Return the results of a batch. A failed batch is split in halves until only the failing cases fail."""
         if not isinstance(came, BaseException):
             return came
         if len(cases) == 1 or isinstance(came, InvalidResult):
@@ -289,7 +294,7 @@ class Evaluator:
         return [value for half, again in zip(halves, tried, strict=True) for value in await self._narrowed(half, again)]
 
     async def _at_once(self, cases: list[Case]) -> list[Any] | BaseException:
-        """What `batch` gives for cases, or what it raises."""
+        """Return the results of `batch`, or the exception that it raised."""
         try:
             returned = await self._attempt(self.function.batch, {"cases": cases})  # type: ignore[attr-defined]
             return _read_batch_results(returned, len(cases))
@@ -311,7 +316,7 @@ class Evaluator:
         return await self._call(function, arguments)
 
     async def _call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        arguments = dict(arguments)  # a retry needs them all again
+        arguments = dict(arguments)  # `taken` removes entries, which a retry needs again
         args = self.binding.taken(arguments)
         if self.timeout is None:
             return await self._unbounded(function, args, arguments)
@@ -320,7 +325,7 @@ class Evaluator:
                 return await self._unbounded(function, args, arguments)
         except TimeoutError as error:
             if not limit.expired():
-                raise  # its own: a judge that did not answer
+                raise  # raised by the function itself, such as a judge's timeout
             raise TimeoutError(f"the evaluator took more than {self.timeout} s") from error
 
     async def _unbounded(self, function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any]) -> Any:
@@ -335,10 +340,13 @@ class Evaluator:
 
 
 def _read_batch_results(returned: Any, count: int) -> list[Any]:
-    """What `batch` has returned, as a list of so many. Raises `InvalidResult`, and what an iterator of it raises."""
+    """Return the result of `batch` as a list of `count` values.
+
+    Raises `InvalidResult`, and the errors of an iterator.
+    """
     if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
         raise InvalidResult(f"batch() gave {returned!r:.200}, which is no list of {count} results")
-    listed = list(islice(returned, count + 1))  # it may have no end
+    listed = list(islice(returned, count + 1))  # the iterator may be infinite
     if len(listed) != count:
         told = f"more than {count}" if len(listed) > count else len(listed)
         raise InvalidResult(f"batch() gave {told} results for {count} cases")

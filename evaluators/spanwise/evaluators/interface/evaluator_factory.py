@@ -21,7 +21,7 @@ from spanwise.tracer.suggestions import did_you_mean
 
 
 class EvaluatorOptions(TypedDict, total=False):
-    """What people say of their own evaluators; what is left out has the default of `Evaluator`, or is read off it."""
+    """Options of `@evaluator`. Omitted ones have the defaults of `Evaluator`, or are derived from the function."""
 
     key: str | None
     threshold: float | None
@@ -31,12 +31,12 @@ class EvaluatorOptions(TypedDict, total=False):
     summary: bool | None
     timeout: float | None  # seconds per attempt
     retries: int
-    retry_on: RetryOn | None  # which errors are tried again; None: those that may pass (see `may_pass`)
+    retry_on: RetryOn | None  # errors that are retried; None: transient ones (see `is_transient`)
     map: Mapping[str, Any] | None
     prepare_data: Callable[..., Mapping[str, Any]] | None
     source: Source
     version: str
-    details: bool  # False: metadata of scores is not kept
+    details: bool  # False: metadata of scores is dropped
     max_cases: int | None
     min_cases: int
 
@@ -56,18 +56,21 @@ OPTION_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 class RegistryOptions(EvaluatorOptions, total=False):
-    """What the registry adds: under which name it is found again, and what else is known."""
+    """Options that the registry adds: the name under which the evaluator is found, and further facts about it."""
 
     name: str
     origin: Mapping[str, Any]
     spec: EvaluatorSpec
-    shares: bool  # changes nothing of what it looks at, and so needs no copies
-    revision: str  # what stands for the source text in a rule's version: a number, or a version of its own
-    parameters: Mapping[str, Any]  # given ones that its scores depend on
+    shares: bool  # does not change its arguments, and so needs no copies
+    revision: str  # replaces the source text in a rule's version: a number, or the evaluator's own version
+    parameters: Mapping[str, Any]  # given parameters that affect its scores
 
 
 def make_evaluator(function: Callable[..., Any], **options: Unpack[RegistryOptions]) -> Evaluator:
-    """Wrap a callable. Raises `BindingError` when it asks for something that no case has, `ValueError` for options."""
+    """Wrap a callable as an evaluator.
+
+    Raises `BindingError` if it asks for a field that no case has, and `ValueError` for invalid options.
+    """
     _check_options(options)
     own = options.get("name") or _get_function_name(function)
     key = options.get("key") or own
@@ -117,12 +120,16 @@ def evaluator(
     function: None = None, /, **options: Unpack[EvaluatorOptions]
 ) -> Callable[[Callable[..., Any]], Evaluator]: ...
 def evaluator(function: Callable[..., Any] | None = None, /, **options: Unpack[EvaluatorOptions]) -> Any:
-    """Say what is known about an evaluator: `@evaluator(key="concise", threshold=0.5, higher_is_better=True)`.
+    """Make an evaluator from a function, with options: `@evaluator(key="concise", threshold=0.5,
+    higher_is_better=True)`.
 
-    `metrics` describes several keys; `summary=True` asks for lists over all cases; `timeout` (seconds) and `retries`
-    hold per call; `retry_on` says which errors are tried again; `map={"question": "inputs.question"}` says where an
-    argument is, `prepare_data` is a function of the same arguments that returns them as a dict. Raises `TypeError` for
-    an option that there is not.
+    - `metrics` describes several keys.
+    - `summary=True` makes a set-level evaluator, which gets lists over all cases.
+    - `timeout` (seconds) and `retries` apply to each call; `retry_on` selects the errors that are retried.
+    - `map={"question": "inputs.question"}` gives the path of an argument.
+    - `prepare_data` is a function of the same arguments that returns them as a dict.
+
+    Raises `TypeError` for an unknown option.
     """
     known = EvaluatorOptions.__annotations__
     for name in options:
@@ -136,7 +143,7 @@ def evaluator(function: Callable[..., Any] | None = None, /, **options: Unpack[E
 
 
 def _check_options(options: RegistryOptions) -> None:
-    """What would fail on every case, or be ignored on all. Raises `ValueError`."""
+    """Raise `ValueError` for options that would fail on every case or have no effect."""
     for name, (words, holds) in OPTION_RULES.items():
         value = options.get(name)
         if value is not None and not holds(value):
@@ -165,7 +172,7 @@ def _select_shown_parameters(options: RegistryOptions) -> dict[str, Any]:
 
 
 def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOptions) -> tuple[Metric, ...]:
-    """The metrics under the keys that they get, with a threshold given for the whole evaluator where it belongs."""
+    """Return the metrics under their final keys, with a threshold of the whole evaluator applied."""
     threshold = options.get("threshold")
     declared = tuple(replace(metric, key=renamed.get(metric.key, metric.key)) for metric in options.get("metrics", ()))
     if not declared:
@@ -179,7 +186,10 @@ def _declare_metrics(key: str, renamed: Mapping[str, str], options: RegistryOpti
 
 
 def _set_threshold(threshold: float, metric: Metric) -> Metric:
-    """The metric with a threshold. Raises `ValueError` for one that every score, or none, is on the good side of."""
+    """Return the metric with a threshold.
+
+    Raises `ValueError` if the threshold is outside of the range of scores.
+    """
     low, high = metric.range or (-math.inf, math.inf)
     if isinstance(threshold, bool) or not low <= threshold <= high:
         within = f"whose scores are {low:g} to {high:g}"
@@ -188,12 +198,15 @@ def _set_threshold(threshold: float, metric: Metric) -> Metric:
 
 
 def _is_threshold_metric(metric: Metric, metrics: Sequence[Metric]) -> bool:
-    """A threshold given for the whole evaluator is its primary metric's, or every metric's if none is primary."""
+    """Return whether an evaluator's threshold applies to a metric: the primary one, or all if none is primary."""
     return metric.primary or not any(other.primary for other in metrics)
 
 
 def _rename_keys(own: str, key: str, metrics: Sequence[Metric]) -> dict[str, str]:
-    """With another key an evaluator's further metrics follow: `pii_fail` of `pii` under "mine" is `mine_fail`."""
+    """Return the new keys of further metrics if the evaluator has another key.
+
+    For example, `pii_fail` of `pii` becomes `mine_fail` under "mine".
+    """
     if key == own:
         return {}
     return {
@@ -217,8 +230,8 @@ def _make_import_origin(function: Callable[..., Any]) -> dict[str, Any]:
     return {"type": f"{module}.{name}", "init_parameters": {}}
 
 
-PARAMETERS_KEY = "evaluator_parameters"  # the name in the metadata of feedback
-MAX_VALUE_LENGTH = 500  # characters of one value; of a longer one the beginning is kept
+PARAMETERS_KEY = "evaluator_parameters"  # key in the metadata of feedback
+MAX_VALUE_LENGTH = 500  # characters of one value; longer ones are truncated
 
 
 def format_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,13 +241,13 @@ def format_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get_parameters(feedback: Feedback) -> Mapping[str, Any]:
-    """Return the parameters of the evaluator that a feedback came from; {} where it has none."""
+    """Return the parameters of the evaluator that gave a feedback; {} if it has none."""
     given = feedback.metadata.get(PARAMETERS_KEY)
     return given if isinstance(given, Mapping) else {}
 
 
 def _format_value(value: Any) -> Any:
-    """Return a value as JSON has it; functions and objects by their names, long values cut."""
+    """Return a value as JSON. Functions and objects become their names; long values are truncated."""
     if isinstance(value, Mapping):
         made: Any = {str(name): _format_value(member) for name, member in value.items() if not is_secret(str(name))}
     elif isinstance(value, list | tuple):
@@ -243,14 +256,14 @@ def _format_value(value: Any) -> Any:
         made = to_plain(value)
     else:
         made = getattr(value, "__qualname__", None) or type(value).__qualname__
-    text = made if isinstance(made, str) else json.dumps(made)  # orjson refuses lone surrogates
+    text = made if isinstance(made, str) else json.dumps(made)  # orjson rejects lone surrogates
     return made if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}… ({len(text)} characters)"
 
 
 def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, Any]] = ()) -> None:
     """Raise `ValueError` if two evaluators declare the same metric key.
 
-    `recorded` are the evaluators that an experiment has already, as it records them. One of the same key is replaced.
+    `recorded` holds the evaluators already recorded in the experiment. One with the same key is replaced.
     """
     owners: dict[str, str] = {}
     for evaluator in evaluators:
@@ -270,9 +283,9 @@ def check_keys(evaluators: Sequence[Evaluator], recorded: Iterable[Mapping[str, 
 def claim_keys(
     owners: MutableMapping[str, str], evaluator: Evaluator, feedback: list[Feedback], target: Target
 ) -> list[Feedback]:
-    """Return the feedback of an evaluator; an error in its place if one of its keys belongs to another evaluator.
+    """Return the feedback of an evaluator, or an error in its place if one of its keys belongs to another evaluator.
 
-    `owners` maps keys to the evaluators that gave them first, or declare them. Keys that are new are added.
+    `owners` maps keys to the evaluators that declare them or returned them first. New keys are added.
     """
     for one in feedback:
         owner = owners.setdefault(one.key, evaluator.key)

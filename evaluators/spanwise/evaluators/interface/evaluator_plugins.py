@@ -13,18 +13,19 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-ENTRY_POINT_GROUP = "spanwise.evaluators"  # id = "package.module:name", of a callable, a class or an Evaluator
+ENTRY_POINT_GROUP = "spanwise.evaluators"  # id = "package.module:name" of a callable, a class or an Evaluator
 
 
 def list_entry_points() -> dict[str, EntryPoint]:
-    """What installed packages offer, by id."""
-    from importlib.metadata import entry_points  # a tenth of what importing all of this costs
+    """Return the evaluators of installed packages, by id."""
+    # imported here because it takes a tenth of the import time of this package
+    from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def load_entry_point(point: EntryPoint) -> Any:
-    """What the entry point names. Raises `ValueError` where it cannot be imported."""
+    """Load the object of an entry point. Raises `ValueError` if it cannot be imported."""
     try:
         return point.load()
     except Exception as error:
@@ -35,12 +36,12 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 
 def get_distribution_name(point: EntryPoint) -> str:
-    """The name of the distribution that offers it."""
+    """Return the name of the distribution that provides the entry point."""
     return point.dist.name if point.dist is not None else "another package"
 
 
 def make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict[str, Any]) -> Evaluator:
-    """An evaluator with its own parameters and the options of `make`. Raises `ValueError`."""
+    """Return an evaluator with its own parameters and the options of `make_evaluator`. Raises `ValueError`."""
     offered = load_entry_point(point)
     if isinstance(offered, Evaluator):
         if given := ", ".join(name for name in (*own, *options) if name != "origin"):
@@ -56,7 +57,10 @@ def make_plugin_evaluator(point: EntryPoint, own: dict[str, Any], options: dict[
 
 
 def describe_plugin(point: EntryPoint) -> EvaluatorSpec:
-    """What can be read off it without parameters. Raises `ValueError` where it cannot be loaded."""
+    """Return the facts of a plugin that are known without parameters.
+
+    Raises `ValueError` if it cannot be loaded.
+    """
     offered = load_entry_point(point)
     if isinstance(offered, type):
         needs, uses = read_call_fields(offered)

@@ -1,7 +1,7 @@
 """Registry of evaluators by id: built-in modules, plugins, library metrics, and their serialized form.
 
-They are known by the modules and names of their classes, so that nothing is imported for those who have none of them;
-what a library needs to be asked with is taken from the library itself, which is loaded when there is an object of it.
+Metric objects of other libraries are recognised by the module and name of their class, so that no library is imported
+without need. Their required arguments are read from the library itself, which is loaded if such an object exists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-_IDS_BY_MODULE = {  # module below `spanwise.evaluators` → ids
+_IDS_BY_MODULE = {  # module in `spanwise.evaluators` → ids
     "builtin.agents": "agent_sanity has_span step_limit tool_calls trajectory_match",
     "builtin.classification": "classification",
     "builtin.human": "human_feedback",
@@ -72,19 +72,20 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A registered class and what is said of it."""
+    """Registered class and its facts."""
 
     spec: EvaluatorSpec
     factory: type
 
 
-_registrations: dict[str, Registration] = {}  # of the modules that have been imported so far
+_registrations: dict[str, Registration] = {}  # of the modules imported so far
 
 
 def register_builtin(id: str, *, metrics: tuple[Metric, ...], **facts: Any) -> Callable[[C], C]:
-    """Register a frozen dataclass whose instances are evaluators: `@builtin("exact", metrics=(…), source="…")`.
+    """Register a frozen dataclass as an evaluator: `@register_builtin("exact", metrics=(…), source="…")`.
 
-    `facts` are fields of `Spec`. Raises `ValueError` where the table does not say that the id is in this module.
+    Its instances are the evaluator functions. `facts` are fields of `EvaluatorSpec`. Raises `ValueError` if
+    `_IDS_BY_MODULE` does not list the id under this module.
     """
 
     def register(cls: C) -> C:
@@ -103,18 +104,18 @@ def register_builtin(id: str, *, metrics: tuple[Metric, ...], **facts: Any) -> C
 
 
 def get_registration(id: str) -> Registration | None:
-    """What is registered under an id, after importing the one module that does; None where it is none of ours."""
+    """Return the registration of an id, after importing its module; None if the id is not built in."""
     if id not in _registrations and id in BUILTIN_MODULES:
         importlib.import_module(BUILTIN_MODULES[id])
     return _registrations.get(id)
 
 
 def find_registration(instance: object) -> Registration | None:
-    """Of which registered class it is an instance; None for anything else. Its module has been imported, then."""
+    """Return the registration of an instance's class; None for any other object."""
     return next((known for known in list(_registrations.values()) if known.factory is type(instance)), None)
 
 
-# Parameters that every registered evaluator takes, and what they are called when the evaluator is made.
+# Parameters of every registered evaluator, and the options of `make_evaluator` that they set.
 COMMON_PARAMETERS = {
     "key": "key",
     "threshold": "threshold",
@@ -129,7 +130,7 @@ COMMON_PARAMETERS = {
     "min_test_cases": "min_cases",
 }
 
-# Haystack's names, with its own defaults; not listed, since they are other names of what is.
+# Haystack's names and defaults. They are not listed, because they are aliases.
 HAYSTACK_ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "AnswerExactMatch": ("exact", {}),
     "ContextRelevance": ("haystack_context_relevance", {}),
@@ -143,10 +144,13 @@ HAYSTACK_ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def as_evaluator(judge: Any) -> Evaluator:
-    """An `Evaluator` from an evaluator, a callable, the id of a registered one, the dict of `to_dict`, the `Path` of
-    a JSON or YAML file with that, or a metric object of autoevals, deepeval, ragas or pydantic-evals.
+    """Return an `Evaluator` for any accepted form of one.
 
-    Raises `TypeError` for anything else, and what `get`, `from_dict` and `evaluator` raise.
+    - an evaluator, a callable, or the id of a registered evaluator
+    - the dict of `to_dict`, or the `Path` of a JSON or YAML file with it
+    - a metric object of autoevals, deepeval, ragas or pydantic-evals
+
+    Raises `TypeError` for anything else, and the errors of `get_evaluator`, `from_dict` and `evaluator`.
     """
     if isinstance(judge, Evaluator):
         return judge
@@ -166,27 +170,27 @@ def as_evaluator(judge: Any) -> Evaluator:
 
 
 def list_evaluators() -> list[str]:
-    """The ids of all evaluators that `get` knows, in alphabetical order."""
+    """Return the ids of all evaluators that `get_evaluator` knows, in alphabetical order."""
     return sorted({*BUILTIN_MODULES, *evaluator_plugins.list_entry_points()})
 
 
 def get_spec(id: str) -> EvaluatorSpec:
-    """What is known of an evaluator. Raises `ValueError`, naming the closest ids."""
+    """Return the facts of an evaluator. Raises `ValueError` that lists the closest ids."""
     if own := get_registration(id):
         return own.spec
     return evaluator_plugins.describe_plugin(_find_entry_point(id))
 
 
 def list_specs() -> list[EvaluatorSpec]:
-    """What is known of all of our own, by id."""
+    """Return the facts of all built-in evaluators, by id."""
     return [get_spec(id) for id in sorted(BUILTIN_MODULES)]
 
 
 def get_factory(id: str) -> Any:
-    """The class behind an id: its docstring defines the evaluator, its fields are the parameters.
+    """Return the class of an id: its docstring defines the evaluator, its fields are the parameters.
 
-    Of another package's, what its entry point names: a class, a function, or an evaluator's function. Raises
-    `ValueError`, naming the closest ids.
+    For a plugin, return the object of its entry point: a class, a function, or an evaluator's function. Raises
+    `ValueError` that lists the closest ids.
     """
     if own := get_registration(id):
         return own.factory
@@ -195,11 +199,10 @@ def get_factory(id: str) -> Any:
 
 
 def get_evaluator(id: str, **parameters: Any) -> Evaluator:
-    """A registered evaluator by its id, with its parameters: `get_evaluator("regex", pattern=r"\\d+", key="has_number")`.
+    r"""Return a registered evaluator with its parameters: `get_evaluator("regex", pattern=r"\d+", key="has_number")`.
 
-    All take `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `retry_on`, `map`,
-    `prepare_data`, `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id
-    or parameter.
+    All accept `key`, `threshold` (or `metric_threshold`), `timeout`, `retries`, `retry_on`, `map`, `prepare_data`,
+    `max_dataset_rows`, `min_test_cases` and `save_llm_result`. Raises `ValueError` for an unknown id or parameter.
     """
     id, defaults = HAYSTACK_ALIASES.get(id, (id, {}))
     parameters = {**defaults, **parameters}
@@ -225,10 +228,10 @@ def _decode_option(name: str, value: Any) -> Any:
 
 
 def from_dict(data: Mapping[str, Any]) -> Evaluator:
-    """An evaluator from what `to_dict` gave: an id with parameters, or the dotted name of a decorated function.
+    """Return the evaluator that `to_dict` described: an id with parameters, or the dotted name of a decorated function.
 
-    Only functions under `@evaluator` are found by a dotted name, so that data cannot name any callable it likes.
-    Raises `ValueError`.
+    Only functions under `@evaluator` are found by a dotted name, so that data cannot name arbitrary callables. Raises
+    `ValueError`.
     """
     name, parameters = str(data.get("type", "")), dict(data.get("init_parameters") or {})
     if "." not in name:
@@ -244,7 +247,10 @@ def from_dict(data: Mapping[str, Any]) -> Evaluator:
 
 
 def _wrap_library_metric(metric: AdaptedMetric, given: object) -> Evaluator:
-    """The evaluator around a metric object of another library. Its version has the object's parameters in it."""
+    """Return an evaluator for a metric object of another library.
+
+    Its version includes the object's parameters.
+    """
     parameters = _read_constructor_values(given)
     return make_evaluator(
         metric,
@@ -269,8 +275,11 @@ def _read_constructor_values(given: object) -> dict[str, Any]:
 
 
 def read_definition(file: Path) -> Mapping[str, Any]:
-    """What a JSON or YAML file says of an evaluator, as `from_dict` takes it. Raises `ValueError`, `OSError`."""
-    import yaml  # of which JSON is a part
+    """Read the definition of an evaluator from a JSON or YAML file, for `from_dict`.
+
+    Raises `ValueError` or `OSError`.
+    """
+    import yaml  # YAML includes JSON
 
     try:
         told = yaml.safe_load(file.read_bytes())
@@ -282,7 +291,7 @@ def read_definition(file: Path) -> Mapping[str, Any]:
 
 
 def _wrap_instance(instance: object) -> Evaluator | None:
-    """The evaluator around an instance of a registered class, such as `Exact()`; None for anything else."""
+    """Return an evaluator for an instance of a registered class, such as `Exact()`; None for anything else."""
     known = find_registration(instance)
     if known is None:
         return None
@@ -296,8 +305,8 @@ def _make_registered(
 ) -> Evaluator:
     spec = registered.spec
     parameters = _list_changed_parameters(instance)
-    instance = getattr(instance, "chosen", instance)  # some are made in several ways
-    if exported := getattr(instance, "exported", None):  # what is kept of parameters that are no plain values
+    instance = getattr(instance, "chosen", instance)  # some classes choose between implementations
+    if exported := getattr(instance, "exported", None):  # serializable form of parameters that are not plain values
         origin = {**origin, "init_parameters": exported(origin["init_parameters"])}
         parameters = exported(parameters)
     own_version = getattr(instance, "version", None)
@@ -322,8 +331,8 @@ def _compute_builtin_version(
 ) -> str:
     """Return the version of a built-in evaluator.
 
-    `own` is the version that those with a judge or a model make of their parameters. It stays as it is, so that
-    stored scores and labels stay valid, unless the number of the evaluator or its arguments changed.
+    Evaluators with a judge or a model compute the version `own` from their parameters. It is used unchanged, so that
+    stored scores and labels stay valid, unless the evaluator's number or its arguments changed.
     """
     preparing = {
         name: options[name] for name in ("map", "prepare_data") if options.get(name) and name not in parameters
@@ -336,12 +345,12 @@ def _compute_builtin_version(
 
 
 def _has_callable(parameter: Any) -> bool:
-    """Whether a parameter brings along functions of somebody else's."""
+    """Return whether a parameter contains a user's function."""
     return callable(parameter) or (isinstance(parameter, Mapping) and any(map(callable, parameter.values())))
 
 
 def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for a parameter that there is not, one that is missing, and one of the wrong kind."""
+    """Raise `ValueError` for an unknown, missing or wrongly typed parameter."""
     fields = [field for field in dataclasses.fields(factory) if field.init]
     known = _list_field_names(factory)
     for name in parameters:
@@ -350,7 +359,9 @@ def _check_parameters(id: str, factory: type, parameters: Mapping[str, Any]) -> 
                 f"evaluator {id!r} has no parameter {name!r}; it has {', '.join(dict.fromkeys([*known, *COMMON_PARAMETERS]))}"
             )
     if lacking := {field.name for field in fields if _is_required(field)} - parameters.keys():
-        raise ValueError(f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get({id!r}, {min(lacking)}=…)")
+        raise ValueError(
+            f"evaluator {id!r} needs {', '.join(sorted(lacking))}: get_evaluator({id!r}, {min(lacking)}=…)"
+        )
     argument_binding.check_parameter_types(id, factory, parameters)
 
 
@@ -372,7 +383,7 @@ def _get_field_default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _find_entry_point(id: str) -> EntryPoint:
-    """Where another package offers it. Raises `ValueError`, naming the closest ids of all that there are."""
+    """Return the entry point of a plugin's evaluator. Raises `ValueError` that lists the closest of all ids."""
     offered = evaluator_plugins.list_entry_points()
     if id in offered:
         return offered[id]
@@ -389,9 +400,9 @@ _ADAPTERS: Mapping[str, Callable[[Any], AdaptedMetric | None]] = {
 
 
 def adapt_library_metric(metric: Any) -> AdaptedMetric | None:
-    """A metric object of one of the libraries, or of a class derived from theirs; None for anything else.
+    """Return the adapter of a metric object of a supported library or a derived class; None for anything else.
 
-    Raises `ValueError` for a kind of theirs that judges no single case.
+    Raises `ValueError` for a metric that does not score single cases.
     """
     for kind in type(metric).__mro__:
         adapter = _ADAPTERS.get(kind.__module__.partition(".")[0])

@@ -12,10 +12,10 @@ from spanwise.evaluators.interface.value_conversion import decode_infinity, enco
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One key of an evaluator: the range of its scores, which direction is good, and from where on it passes.
+    """One key of an evaluator: the range of its scores, the better direction, and the threshold for passing.
 
-    `range` is (lowest, highest), either may be infinite; None says nothing. `threshold` None: passing is not defined,
-    except for booleans, which pass when they are on the good side.
+    `range` is (lowest, highest), each of which may be infinite; None means unknown. Without a threshold passing
+    is undefined, except for booleans, which pass if they are on the good side.
     """
 
     key: str
@@ -25,14 +25,14 @@ class Metric:
     primary: bool = False
 
     def passes(self, score: float | bool) -> bool | None:
-        """Whether a score (or a mean of scores) is on the good side of the threshold; a score equal to it passes."""
+        """Return whether a score (or a mean of scores) is on the good side of the threshold, or equal to it."""
         threshold = 0.5 if self.threshold is None and isinstance(score, bool) else self.threshold
         if threshold is None:
             return None
         return score >= threshold if self.higher_is_better else score <= threshold
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: infinite ends of the range become None, an infinite threshold the word "Infinity"."""
+        """Return plain JSON values: infinite ends of the range become None, an infinite threshold "Infinity"."""
         plain = {**asdict(self), "threshold": encode_infinities(self.threshold)}
         if self.range is not None:
             plain["range"] = [None if abs(end) == float("inf") else end for end in self.range]
@@ -40,7 +40,7 @@ class Metric:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """What is known of passing from what `to_dict` gave: key, direction and threshold."""
+        """Return the metric of a `to_dict` result, with key, direction and threshold."""
         return cls(plain["key"], None, plain.get("higher_is_better", True), decode_infinity(plain.get("threshold")))
 
 
@@ -54,7 +54,7 @@ TEST_CASE_COLUMNS: Mapping[str, frozenset[str]] = {
     "conditions": frozenset({"conditions", "guidelines"}),
     "trace": frozenset({"trace", "run", "root_run"}),
 }
-DATABRICKS_COLUMNS: Mapping[str, str] = {  # its columns, and the fields of a case that they are
+DATABRICKS_COLUMNS: Mapping[str, str] = {  # Databricks' columns and the corresponding fields of a case
     "request": "inputs",
     "response": "outputs",
     "expected_response": "reference_outputs",
@@ -65,19 +65,22 @@ DATABRICKS_COLUMNS: Mapping[str, str] = {  # its columns, and the fields of a ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatorSpec:
-    """What the registry says of an evaluator. `needs` are the arguments that cases must have, `uses` those they may."""
+    """Registry entry of an evaluator.
+
+    `needs` holds the arguments that a case must have, `uses` the optional ones.
+    """
 
     id: str
     group: str
     metrics: tuple[Metric, ...]
     needs: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
-    version: str = FIRST_VERSION  # a number that changes whenever results change; part of the version of every feedback
+    version: str = FIRST_VERSION  # number that is raised whenever results change; part of the version in every feedback
     standards: tuple[str, ...] = ()
-    source: str = ""  # the document that defines it
-    canonical: str = ""  # the implementation whose numbers it gives
-    llm: bool = True  # makes sense for a model alone
-    rag: bool = True  # makes sense for retrieval and generation
+    source: str = ""  # document that defines the evaluator
+    canonical: str = ""  # reference implementation with the same results
+    llm: bool = True  # applicable to a model without retrieval
+    rag: bool = True  # applicable to retrieval-augmented generation
     judge: bool = False
     agent: bool = False
     model: bool = False
@@ -88,7 +91,7 @@ class EvaluatorSpec:
 
     @property
     def needed(self) -> dict[str, Need]:
-        """The table of needs: which columns of a test case, and which machinery."""
+        """Return the table of requirements: columns of a test case, and judge, agent, model or GPU."""
         columns = {name: self._need(fields) for name, fields in TEST_CASE_COLUMNS.items()}
         machinery = {"judge": self.judge, "agent": self.agent, "model": self.model, "gpu": self.gpu}
         return columns | {name: "yes" if needed else "no" for name, needed in machinery.items()}
@@ -104,5 +107,5 @@ FAIR = "Fair (NIST AI RMF)"
 TRANSPARENT = "Accountable and Transparent (NIST AI RMF)"
 VALID = "Valid and Reliable (NIST AI RMF)"
 SOUNDNESS = "Conceptual Soundness (SR 11-7)"
-MONITORING = "Ongoing Monitoring (SR 11-7)"  # every evaluator that a monitor rule runs
+MONITORING = "Ongoing Monitoring (SR 11-7)"  # applies to every evaluator that a monitor rule runs
 OUTCOMES = "Outcomes Analysis (SR 11-7)"

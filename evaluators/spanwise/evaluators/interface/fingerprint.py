@@ -1,9 +1,9 @@
 """Fingerprints of code: digests of what a function reaches, and evaluator versions made of them.
 
-A walk starts at the function and follows the names that it uses, within the project: functions and classes, also of
-other modules, module constants and containers (such as prompts), and plain attributes of the project's objects. Values
-that the code itself changes while it runs (counters, caches) are left out, see `Moving`. Installed packages are not
-followed.
+A walk starts at the function and follows the names that it uses, within the project. It covers functions and classes,
+also of other modules, module constants and containers (such as prompts), and plain attributes of the project's
+objects. Values that the code changes while it runs (counters, caches) are left out, see `MutatedNames`. Installed
+packages are not followed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from uuid import UUID
 from spanwise.collector.former_names import former_identifiers, former_source
 
 MAX_ENTRIES = 2_000  # functions and constants
-MAX_DEPTH = 4  # of containers within each other
+MAX_DEPTH = 4  # nesting of containers
 MAX_CONTAINER_VALUES = 10_000  # values of one container
 PLAIN_TYPES = (str, bytes, int, float, complex, bool, type(None))
 _REPR_TYPES = (PurePath, date, time, timedelta, Decimal, UUID, re.Pattern)
-_SECRET_NAME = re.compile(r"(?i)key$|token$|secret|password|credential")  # what is rotated, and changes no answer
+# secrets are rotated without affecting results
+_SECRET_NAME = re.compile(r"(?i)key$|token$|secret|password|credential")
 _CONSTRUCTOR_NAMES = ("__init__", "__post_init__", "__new__", "__setstate__", "model_post_init")
 _MUTATOR_NAMES = (
     "add append appendleft clear discard extend insert pop popitem popleft remove reverse setdefault sort update"
@@ -43,21 +44,24 @@ _OWN_PACKAGES = ("spanwise.tracer", "spanwise.collector", "spanwise.evaluators",
 
 
 def digest_code(function: Any) -> dict[str, str]:
-    """Name → digest of everything that a callable reaches in its project."""
+    """Return the digests of everything that a callable reaches in its project, by name."""
     walk = _walk_code(function)
     known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
     return dict(sorted({**known, **digest_unmutated_state(walk.state, walk.moving)}.items()))
 
 
 class SourceUnavailable(ValueError):
-    """The source text of a function is not available: it was typed in, made by `exec`, or written in C."""
+    """Raised if the source text of a function is not available: it was typed in, made by `exec`, or written in C."""
 
 
 def digest_source(function: Any) -> dict[str, str]:
-    """As `code_of`, from source texts, which are the same for every Python. Raises `NoSource`."""
+    """Return digests as `digest_code` does, from source texts, which are the same for every Python version.
+
+    Raises `SourceUnavailable`.
+    """
     whole = inspect.unwrap(function)
     walk = _walk_code(whole, _read_source)
-    if not walk.digests:  # installed: what it calls is as old as its package
+    if not walk.digests:  # installed function: the code that it calls changes with its package
         walk.digests[_qualified_name(whole)] = _digest(_read_source(whole if inspect.isroutine(whole) else type(whole)))
     known = {name: digest for name, digest in walk.digests.items() if name not in walk.stored}
     return dict(sorted({**known, **digest_unmutated_state(walk.state, walk.moving)}.items()))
@@ -68,8 +72,8 @@ def compute_version(
 ) -> str:
     """Return the version of an evaluator: 8 hex digits over its name, its parameters, and its number or source text.
 
-    Built-in evaluators have a number that changes with their results; the source text of `function` counts for all
-    others. Bytecode takes the place of source text that is not available.
+    Built-in evaluators have a number that changes with their results. For all others the source text of `function` is
+    used, or its bytecode if the source text is not available.
     """
     code: Any = number if number is not None else _digest_function(function)
     texts = {name: compute_fingerprint(value) for name, value in (parameters or {}).items()}
@@ -88,11 +92,11 @@ def compute_fingerprint(value: Any) -> str:
 
 
 def _digest_function(function: Any) -> list[tuple[str, str]]:
-    """Return the digests of a function's source text, by name without its module, which is `__main__` at times."""
+    """Return the digests of a function's source text, by name without the module, which may be `__main__`."""
     try:
         found = digest_source(function)
     except SourceUnavailable:
-        code = getattr(function, "__code__", None)  # code_of finds nothing in what `exec` made
+        code = getattr(function, "__code__", None)  # `digest_code` finds nothing in code made by `exec`
         found = digest_code(function) or {
             _qualified_name(function): _digest(_code_to_text(code)) if isinstance(code, CodeType) else ""
         }
@@ -102,7 +106,7 @@ def _digest_function(function: Any) -> list[tuple[str, str]]:
 
 
 def list_untracked_state(function: Any) -> list[str]:
-    """What the objects of a callable hold that cannot be compared, as "path (type)"."""
+    """Return the values in a callable's objects that cannot be compared, as "path (type)"."""
     walk = _walk_code(function)
     return sorted(
         f"{path} ({kind.__qualname__})"
@@ -126,7 +130,7 @@ def _read_source(function: Any) -> str:
 
 @functools.lru_cache(4096)
 def _read_code_source(code: CodeType) -> str:
-    """The source text of a function; of a lambda only its body, as its lines may hold other lambdas, too."""
+    """Return the source text of a function; of a lambda only its body, because its lines may contain other lambdas."""
     lines, first = inspect.findsource(code)
     if code.co_name == "<lambda>" and (spans := _instruction_positions(code)):
         (start, from_column), (end, to_column) = min(start for start, _ in spans), max(end for _, end in spans)
@@ -138,7 +142,7 @@ def _read_code_source(code: CodeType) -> str:
 
 
 def _instruction_positions(code: CodeType) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """(line, column) of the beginning and end of each instruction; [] where Python was told not to keep columns."""
+    """Return the (line, column) of the beginning and end of each instruction; [] if Python does not record columns."""
     return [
         ((start, from_column), (end, to_column))
         for start, end, from_column, to_column in code.co_positions()
@@ -155,21 +159,22 @@ def _walk_code(function: Any, text: Callable[[FunctionType], str] = _read_byteco
 
 
 class _CodeWalk:
-    """What was found so far, and what is still to be looked at."""
+    """State of the walk over a callable's code: digests so far, and functions and classes still to visit."""
 
     def __init__(self, text: Callable[[FunctionType], str]) -> None:
         self._text = text
         self.digests: dict[str, str] = {}
         self.stored: set[str] = set()  # variables that the code itself assigns: counters and caches, not settings
         self.ahead: list[Any] = []
-        self.state: dict[str, tuple[str, str, bool]] = {}  # of objects, by path: name, digest, whether a container
+        # state of objects by path: name, digest, whether it is a container
+        self.state: dict[str, tuple[str, str, bool]] = {}
         self.moving = MutatedNames()
-        self.unknown: dict[str, tuple[str, type]] = {}  # by path, what is held and not plain: its name and type
+        self.unknown: dict[str, tuple[str, type]] = {}  # values that are not plain, by path: name and type
         self._seen: set[int] = set()
-        self._objects: dict[int, Any] = {}  # held, so that no other takes the id of one
+        self._objects: dict[int, Any] = {}  # references that keep the objects alive, so that their ids are not reused
 
     def add(self, name: str, value: Any) -> None:
-        """Note a constant, or remember something to look at."""
+        """Add the digest of a constant, or queue an object to visit."""
         if _is_constant(value):
             if name:
                 self.digests[name] = _digest(_stable_repr(value))
@@ -195,7 +200,7 @@ class _CodeWalk:
             self._held(f"{path}.{name}", name, inner)
 
     def _held(self, path: str, name: str, value: Any) -> None:
-        """Note what an object or a closure holds under a name."""
+        """Add the value that an object or a closure holds under a name."""
         text = to_stable_text(value)
         if text is not None:
             self.state[path] = name, _digest(text), is_container(value)
@@ -205,7 +210,7 @@ class _CodeWalk:
             self.unknown[path] = name, type(value)
 
     def step(self) -> None:
-        """Look at one function or class."""
+        """Visit one function or class."""
         value = self.ahead.pop()
         if isinstance(value, type):
             self._all(
@@ -263,7 +268,10 @@ class _CodeWalk:
 
 @functools.cache
 def _is_project(module: str | None) -> bool:
-    """Whether a module is neither installed nor built in nor ours; what has no file was typed in."""
+    """Return whether a module belongs to the project: not installed, not built in, not Spanwise.
+
+    Modules without a file were typed in.
+    """
     if not module or module in sys.builtin_module_names or module.startswith(_OWN_PACKAGES):
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -280,7 +288,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _stable_repr(value: Any) -> str:
-    """The same text in every process: sets have no order."""
+    """Return a `repr` that is the same in every process; elements of sets are sorted."""
     return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
@@ -315,20 +323,20 @@ def _read_closure(function: FunctionType) -> dict[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             values[name] = cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # the cell is still empty
             continue
     return values
 
 
 def _is_user_member(name: str, member: Any) -> bool:
-    """Whether somebody wrote it in a class, rather than Python, or a library that makes classes."""
+    """Return whether a class member was written by the user, not added by Python or a library."""
     if is_container(member) and name.startswith("_") and name.endswith("_"):
         return False
     return name not in ("__module__", "__doc__", "__firstlineno__", "__static_attributes__", "__qualname__")
 
 
 def _unwrap_member(value: Any) -> Any:
-    """What a static or class method or a property is made of."""
+    """Return the function of a static or class method or a property."""
     return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
@@ -341,30 +349,30 @@ def _digest(text: str) -> str:
 
 
 def read_attributes(value: Any) -> dict[str, Any]:
-    """What an object holds, by name, without its secrets; of slots, too."""
+    """Return the attributes of an object by name, including slots, without secrets."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         for name, member in vars(kind).items():
             if isinstance(member, MemberDescriptorType):
                 try:
                     found.setdefault(name, member.__get__(value))
-                except AttributeError:  # never set
+                except AttributeError:  # the slot was never set
                     continue
     return {name: inner for name, inner in found.items() if not is_secret(name)}
 
 
 def is_secret(name: str) -> bool:
-    """Whether an attribute or parameter of that name holds a secret."""
+    """Return whether an attribute or parameter of that name holds a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
 def is_container(value: Any) -> bool:
-    """Whether it can change without being assigned anew."""
+    """Return whether the value can change without an assignment."""
     return isinstance(value, list | set | dict)
 
 
 def to_stable_text(value: Any) -> str | None:
-    """A text that is the same for the same plain value, in every process; None for what is not plain, or too large."""
+    """Return a text that is the same for the same plain value in every process; None for other or too large values."""
     try:
         return _bounded_text(value, MAX_DEPTH, itertools.count())
     except ValueError:
@@ -394,10 +402,10 @@ class MutatedNames:
 
     def __init__(self) -> None:
         self._assigned: set[str] = set()
-        self._mutated: set[str] = set()  # perhaps: named where something is
+        self._mutated: set[str] = set()  # possibly mutated: used in code that mutates some container
 
     def note(self, name: str, code: CodeType) -> None:
-        """Look at a piece of a function of that name."""
+        """Read a code object of a function of that name."""
         if name in _CONSTRUCTOR_NAMES:
             return
         steps = list(dis.get_instructions(code))
@@ -406,10 +414,10 @@ class MutatedNames:
             self._mutated.update((*code.co_names, *code.co_freevars, *code.co_varnames))
 
     def holds(self, name: str, *, container: bool) -> bool:
-        """Whether an attribute (or variable) of that name, which holds a container or not, moves."""
+        """Return whether an attribute or variable is mutated; `container` states whether it holds a container."""
         return name in self._assigned or (container and name in self._mutated)
 
 
 def digest_unmutated_state(state: Mapping[str, tuple[str, str, bool]], moving: MutatedNames) -> dict[str, str]:
-    """Digests of what does not move, out of {path: (name, digest, whether it is a container)}."""
+    """Return the digests of values that are not mutated, from {path: (name, digest, whether it is a container)}."""
     return {path: digest for path, (name, digest, held) in state.items() if not moving.holds(name, container=held)}

@@ -15,46 +15,46 @@ _INVALID_TRACE_ID = "0" * 32  # OpenTelemetry's invalid trace id
 
 
 class JudgementBuffer:
-    """The runs of judgements that have ended, until somebody stores them with the feedback that leads to them.
+    """Buffer of the runs of finished judgements until they are stored with the feedback that refers to them.
 
-    An evaluator returns after its judgement has ended: who takes what is here whenever feedback is stored has all that
-    this feedback leads to. Any thread may add and take.
+    An evaluator returns after its judgement has ended. Taking the buffer whenever feedback is stored therefore
+    includes every judgement that the feedback refers to. Any thread may add and take.
     """
 
     def __init__(self) -> None:
         self._ended: deque[Sequence[Run]] = deque()
 
     def add(self, runs: Sequence[Run]) -> None:
-        """Keep the runs of one judgement."""
+        """Add the runs of one judgement."""
         self._ended.append(runs)
 
     def take(self) -> list[Run]:
-        """Everything that is there, which then is there no more."""
+        """Remove and return all runs."""
         taken: list[Run] = []
         while self._ended:
             try:
                 taken += self._ended.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took it
                 break
         return taken
 
 
 class DiscardedJudgements(JudgementBuffer):
-    """Where judgements are to leave no trace, such as where nothing is stored that could lead to it."""
+    """Buffer for judgements whose traces are not stored, for example if no feedback is stored either."""
 
 
 def make_untraced_target() -> Target:
-    """What feedback is about that speaks of values given by hand."""
+    """Return the target of feedback on values without a trace."""
     return Target(trace_id=_INVALID_TRACE_ID)
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeContext:
-    """What is known to whom a judge cannot ask.
+    """Context of a judge call.
 
-    `judgements` None: they go the way of every span of this process, to the collector. `evaluator` and `version` are
-    those of the feedback, `target` what it is about; `repetition` is that of an experiment's run, None where the case
-    tells it. `inside` is the trace of a judgement of which those inside are parts.
+    With `judgements` None, judge spans are sent to the collector like every span of this process. `evaluator` and
+    `version` are those of the feedback, `target` its target. `repetition` is that of an experiment's run, None if the
+    case provides it. `inside` is the trace of the enclosing judgement.
     """
 
     judgements: JudgementBuffer | None = None
@@ -71,7 +71,10 @@ get_judge_context = _context_variable.get
 
 @contextmanager
 def use_judge_context(**known: Any) -> Iterator[None]:
-    """Let judges inside know more: `Surroundings` by name. A target that is no trace hides none that is known."""
+    """Set fields of the `JudgeContext` by name for the block.
+
+    A target without a trace does not replace one with a trace.
+    """
     target = known.get("target")
     if target is not None and target.trace_id == _INVALID_TRACE_ID:
         del known["target"]
@@ -79,5 +82,5 @@ def use_judge_context(**known: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # a coroutine that is thrown away is closed in whatever context
+        with suppress(ValueError):  # a discarded coroutine may be closed in another context
             _context_variable.reset(token)

@@ -36,27 +36,29 @@ _ALLOWED_FIELDS = RESULT_FIELDS | _LANGSMITH
 FIELD_TYPES: tuple[tuple[str, type], ...] = (("key", str), ("metadata", Mapping), ("target", Target))
 SCALAR_TYPES = frozenset({bool, int, float, str})
 _NUMBER_TYPES = SCALAR_TYPES - {str}
-_REFERENCE_HINT = (  # as LangSmith's exports do, in which nothing else says so
+_REFERENCE_HINT = (  # LangSmith's exports have references under `outputs` without marking them
     "the example has given outputs alone: if those are the reference, read them with "
     "columns={'outputs': 'reference_outputs'}"
 )
-TRACEBACK_LIMIT = 8000  # characters kept of a traceback
+TRACEBACK_LIMIT = 8000  # maximum characters of a traceback
 _INTERNAL_FILES = {
     str(Path(__file__).with_name(f"{name}.py")) for name in ("evaluator_execution", "sync_bridge", "outcomes")
 }
 
 
 class InvalidResult(SpanwiseError, TypeError):
-    """An evaluator returned something that is no score, label, skip, or list of these."""
+    """Raised for a returned value that is not a score, label, skip, or list of these."""
 
 
 class Skip(Exception):
-    """Raised inside an evaluator: this case cannot be scored, and the message says why. Counted as a skip."""
+    """Raised inside an evaluator: this case cannot be scored. The message gives the reason. Counted as a skip."""
 
 
 class Unjudged(SpanwiseError):
-    """Raised inside an evaluator: no judgement came about. The feedback says the message as it is, without a traceback,
-    and bears `metadata` (what the judge said instead, for one) and the trace of the attempt.
+    """Raised inside an evaluator: the judge gave no valid judgement.
+
+    The feedback contains the message without a traceback, the `metadata` (such as the judge's reply), and the trace
+    of the attempt.
     """
 
     def __init__(self, message: str, metadata: Mapping[str, Any] | None = None) -> None:
@@ -67,7 +69,7 @@ class Unjudged(SpanwiseError):
 
 @dataclass(frozen=True, slots=True)
 class FeedbackFactory:
-    """Makes the feedback of one evaluator; `renamed` maps the keys that it returns to those that it was given."""
+    """Factory of one evaluator's feedback; `renamed` maps the keys that it returns to the keys that it was given."""
 
     key: str
     keys: tuple[str, ...]
@@ -75,19 +77,22 @@ class FeedbackFactory:
     version: str
     source: Source = "code"
     renamed: Mapping[str, str] = field(default_factory=dict)
-    details: bool = True  # False: metadata of scores is not kept
-    parameters: Mapping[str, Any] = field(default_factory=dict)  # metadata of all feedback: see `shown_parameters`
+    details: bool = True  # False: metadata of scores is dropped
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # metadata of all feedback: see `format_parameters`
 
     def feedback(self, target: Target, key: str | None = None, **values: Any) -> Feedback:
-        """One feedback of this evaluator."""
+        """Return one feedback of this evaluator."""
         return self._as_it_is(target, self.key if key is None else self.renamed.get(key, key), **values)
 
     def skip(self, target: Target, why: str) -> list[Feedback]:
-        """A skip under every key of the evaluator."""
+        """Return a skip under every key of the evaluator."""
         return [self._as_it_is(target, key, outcome="skip", comment=why) for key in self.keys]
 
     def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
-        """An error with its traceback under every key of the evaluator; a `Skip` is a skip. `hint` ends its message."""
+        """Return an error with its traceback under every key of the evaluator; for a `Skip` a skip.
+
+        `hint` is appended to the message.
+        """
         if isinstance(error, Skip):
             return self.skip(target, str(error))
         if isinstance(error, Unjudged):
@@ -105,9 +110,9 @@ class FeedbackFactory:
         return [replace(failed, judge_trace_id=error.judge_trace_id) for failed in made]
 
     def wrap(self, returned: Any, target: Target) -> list[Feedback]:
-        """Feedback for a returned value. Raises `InvalidResult`."""
+        """Return the feedback for a returned value. Raises `InvalidResult`."""
         kind = type(returned)
-        if kind is bool or (kind is float and math.isfinite(returned)):  # most are: the shortest way
+        if kind is bool or (kind is float and math.isfinite(returned)):  # fast path for the most frequent types
             return [
                 make_score(
                     target,
@@ -119,7 +124,7 @@ class FeedbackFactory:
                     metadata=self.parameters or None,
                 )
             ]
-        if kind in SCALAR_TYPES or isinstance(returned, float):  # numpy's float64 is one
+        if kind in SCALAR_TYPES or isinstance(returned, float):  # includes numpy's float64
             return [self._from_value(returned, target)]
         if kind is dict and "results" not in returned:
             if _is_score_mapping(returned):
@@ -158,10 +163,10 @@ class FeedbackFactory:
         metadata: Mapping[str, Any] | None = None,
         label: str | None = None,
     ) -> Feedback:
-        """Of a value that is a score or a label; `label` stands beside a score."""
+        """Return the feedback for a score or a label; `label` is an additional label of a score."""
         key = self._key(key)
         if isinstance(value, str):
-            score, label = None, str.__str__(value)  # also of numpy and of enums
+            score, label = None, str.__str__(value)  # also for strings of numpy and enums
         else:
             score = to_number(value)
             if type(score) is float and not math.isfinite(score):
@@ -228,21 +233,21 @@ class FeedbackFactory:
 
 
 def to_number(value: Any) -> float | bool:
-    """A plain bool or float from any number, also from a scalar of numpy or torch. Raises `InvalidResult`."""
+    """Return a plain bool or float for any number, also a scalar of numpy or torch. Raises `InvalidResult`."""
     if type(value) is bool or type(value) is float:
         return value
     if isinstance(value, Real):
         return float(value)
     item = getattr(value, "item", None)
     try:
-        plain = item() if callable(item) else float(value)  # Decimal has no place among the Reals
+        plain = item() if callable(item) else float(value)  # Decimal is not a `Real`
     except (TypeError, ValueError) as error:
         raise InvalidResult(f"the evaluator returned {value!r:.200}, which is no score, label, dict or list") from error
     return plain if isinstance(plain, bool) else float(plain)
 
 
 def explain_missing_fields(names: list[str], case: Case) -> str:
-    """Why a case cannot be scored, in words."""
+    """Return the reason why a case cannot be scored."""
     why = f"needs {' and '.join(names)}"
     run = case.run
     if "outputs" in names and run is not None and run.status == "error":
@@ -259,12 +264,12 @@ def _read_message(error: BaseException) -> str:
         return str(error)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # an exception of somebody's own that cannot say what it is
+    except BaseException:  # a custom exception whose `__str__` fails
         return ""
 
 
 def _check_mapping(value: Mapping[str, Any]) -> None:
-    """What would break whoever reads the feedback later, long after the evaluator. Raises `InvalidResult`."""
+    """Raise `InvalidResult` for a dict that would break readers of the feedback later."""
     if not value.keys() <= _ALLOWED_FIELDS:
         raise InvalidResult(
             f"the evaluator returned a dict with {', '.join(repr(name) for name in value if name not in _ALLOWED_FIELDS)}; "
@@ -279,7 +284,10 @@ def _check_mapping(value: Mapping[str, Any]) -> None:
 
 
 def _is_score_mapping(value: Mapping[Any, Any]) -> bool:
-    """Whether a dict maps names to scores: all values are numbers, and no key is a field of ours, or a misspelt one."""
+    """Return whether a dict maps names to scores.
+
+    All values are numbers, and no key is a result field or a misspelling of one.
+    """
     if not value or not _ALLOWED_FIELDS.isdisjoint(value):
         return False
     named = all(isinstance(key, str) and isinstance(score, Real) for key, score in value.items())
@@ -289,13 +297,13 @@ def _is_score_mapping(value: Mapping[Any, Any]) -> bool:
 
 @lru_cache(1024)
 def _is_misspelt(key: str, likeness: float) -> bool:
-    from difflib import get_close_matches  # 6 ms that only unknown keys should cost
+    from difflib import get_close_matches  # imported here because it takes 6 ms
 
     return bool(get_close_matches(key, RESULT_FIELDS, 1, likeness))
 
 
 def _trim_traceback(error: BaseException) -> TracebackType | None:
-    """The traceback from the evaluator on; all of it when the error is in what called the evaluator."""
+    """Return the traceback from the evaluator on; all of it if the error is in the code that called the evaluator."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in _INTERNAL_FILES:
         frames = frames.tb_next

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-SHOW_AFTER = 1.0  # seconds of work before anything is shown
+SHOW_AFTER = 1.0  # seconds of work before progress is shown
 
 Parts = TypeVar("Parts", bound=Sequence[Any])
 ProgressCallback = Callable[[str], object]
-_listeners: list[ProgressCallback] = []  # who draws in the terminal already, the newest last
+_listeners: list[ProgressCallback] = []  # active callbacks that draw in the terminal, the newest last
 
 
 @contextmanager
 def redirect_progress(say: ProgressCallback) -> Iterator[None]:
-    """Meanwhile what is to be told goes there; "" when there is nothing more to tell."""
+    """Send progress messages to a callback in the block; "" means that there is nothing to show."""
     _listeners.append(say)
     try:
         yield
@@ -31,13 +31,19 @@ def redirect_progress(say: ProgressCallback) -> Iterator[None]:
 
 @contextmanager
 def show_status(text: str) -> Iterator[None]:
-    """Tell what goes on in the block. The libraries' own bars, which draw over ours, are off meanwhile."""
+    """Show a status text during the block.
+
+    Progress bars of libraries are disabled meanwhile, because they would overwrite it.
+    """
     with _status_line(text), _disable_library_bars():
         yield
 
 
 def track_progress(parts: Sequence[Parts], what: str) -> Iterator[Parts]:
-    """These parts, one after the other; how far one is, in `what` such as "texts embedded", if it takes a while."""
+    """Yield the parts one after the other, and show progress if it takes longer than a second.
+
+    `what` names the unit, such as "texts embedded".
+    """
     began, done, total = time.monotonic(), 0, sum(map(len, parts))
     if len(parts) < 2:
         yield from parts
@@ -64,7 +70,7 @@ def _status_line(text: str) -> Iterator[None]:
         return
     from rich.text import Text
 
-    with console.status(Text(text)):  # a name may look like markup
+    with console.status(Text(text)):  # a name may contain markup
         yield
 
 
@@ -86,7 +92,7 @@ def _progress_counter(total: int, what: str) -> Iterator[Callable[[int], object]
     task = progress.add_task(what, total=total)
 
     def show(done: int) -> None:
-        progress.start()  # once; more often does nothing
+        progress.start()  # further calls have no effect
         progress.update(task, completed=done)
 
     try:
@@ -100,7 +106,10 @@ def _get_listener() -> ProgressCallback | None:
 
 
 def _get_terminal() -> Console | None:
-    """Where a person looks at stderr; not in a notebook, which would show things below each other."""
+    """Return the console if stderr is a terminal.
+
+    Notebooks are excluded, because they would append each update.
+    """
     from spanwise.collector.terminal_escaping import TerminalConsole
 
     console = TerminalConsole(stderr=True, highlight=False)

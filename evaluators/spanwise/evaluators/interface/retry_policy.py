@@ -1,8 +1,8 @@
 """Retry policy: which errors are transient, and how long to wait before the next attempt.
 
-A rate limit, a server in trouble, a network that is away: the next attempt may succeed. A `TypeError` never passes, a
-wrong key (401) neither: trying again would only cost time and money. Libraries are known by the names of their classes
-and by the attributes that they agree on, so none of them is imported here.
+Rate limits, server errors and network failures are transient: the next attempt may succeed. A `TypeError` or a wrong
+API key (401) is not: retries would only cost time and money. Errors of libraries are recognised by class names and
+common attributes, so that no library is imported here.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from spanwise.tracer.backoff import compute_backoff, parse_retry_after
 
 RetryOn: TypeAlias = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 
-MAX_RETRY_DELAY = 60.0  # seconds between two attempts, whatever a server asks for
-_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})  # and all from 500 on
-_AUTHENTICATION_STATUSES = frozenset({401, 402, 403, 407})  # of a key, not of what was sent
+MAX_RETRY_DELAY = 60.0  # maximum seconds between two attempts, also if a server asks for more
+_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})  # and every status from 500 on
+_AUTHENTICATION_STATUSES = frozenset({401, 402, 403, 407})  # caused by the API key, not by the input
 _NETWORK_ERRNOS = frozenset(
     getattr(errno, name)
     for name in ("EAGAIN", "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENOBUFS", "ETIMEDOUT")
     if hasattr(errno, name)
 )
-_TRANSIENT_CLASSES = frozenset(  # classes of clients that are no OSError, by their own name or a base's
+_TRANSIENT_CLASSES = frozenset(  # client exceptions that are not an OSError, by the name of the class or a base class
     {
         "TransportError",  # httpx: connections, time-outs, broken protocol
         "APIConnectionError",  # openai, anthropic, litellm
@@ -32,7 +32,7 @@ _TRANSIENT_CLASSES = frozenset(  # classes of clients that are no OSError, by th
         "ConnectionError",  # requests, botocore, redis
         "Timeout",  # requests, litellm
         "HTTPClientError",  # botocore
-        "gaierror",  # a name that could not be looked up
+        "gaierror",  # failed name resolution
         "IncompleteRead",  # http.client, urllib3
         "RateLimitError",
         "ServiceUnavailable",  # google
@@ -40,38 +40,42 @@ _TRANSIENT_CLASSES = frozenset(  # classes of clients that are no OSError, by th
         "DeadlineExceeded",
     }
 )
-_PERMANENT_CLASSES = frozenset(  # though a base of theirs is among those
+_PERMANENT_CLASSES = frozenset(  # although a base class is in `_TRANSIENT_CLASSES`
     {"UnsupportedProtocol", "LocalProtocolError", "SSLCertVerificationError", "InvalidURL", "MissingSchema"}
 )
 _TRANSIENT_GRPC_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "ABORTED"})
-_QUOTA_CODE = "insufficient_quota"  # OpenAI's code for a 429 that only money ends
+_QUOTA_CODE = "insufficient_quota"  # OpenAI's code of a 429 for exhausted credit
 _PROGRAMMING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, NameError, AssertionError, ArithmeticError)
-_MAX_CAUSES = 5  # as many exceptions behind one another are looked at
-_random = random.Random()  # our own: an application that seeds `random` gets its sequence
+_MAX_CAUSES = 5  # maximum length of the chain of causes
+_random = random.Random()  # separate generator, so that an application that seeds `random` keeps its sequence
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether what failed like this may succeed when it is tried again: the network, a time-out, a busy server.
+    """Return whether a retry may succeed after this error: network failures, timeouts, busy servers.
 
-    That is so for `ConnectionError`, `TimeoutError` and the network's other `OSError`; for what httpx, requests,
-    aiohttp, openai and the like raise of connections; for anything with an HTTP status 408, 409, 425, 429 or 5xx (in
-    `status_code`, `status`, `code`, or of its `response`), and for anything that says `retry_after` or `Retry-After`.
-    An exception raised `from` such a one counts as it does, unless it is a programmer's mistake like `TypeError`.
+    - `ConnectionError`, `TimeoutError` and the network's other `OSError`
+    - connection errors of httpx, requests, aiohttp, openai and similar libraries
+    - errors with an HTTP status 408, 409, 425, 429 or 5xx (in `status_code`, `status`, `code`, or of its
+      `response`)
+    - errors with `retry_after` or a `Retry-After` header
+
+    An exception raised `from` a transient one is transient too, unless it is a programming error such as `TypeError`.
     """
     return isinstance(error, Exception) and any(map(_is_transient_error, _iterate_causes(error)))
 
 
 def is_independent_of_input(error: BaseException) -> bool:
-    """Whether an error says nothing of what was sent: it may pass, or the server refused the key."""
+    """Return whether an error does not depend on the input: it is transient, or the server rejected the API key."""
     return is_transient(error) or any(
         _read_http_status(cause) in _AUTHENTICATION_STATUSES for cause in _iterate_causes(error)
     )
 
 
 def compile_retry_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
-    """What an option `retry_on=` says, as a function of the error: a kind of exception, several, or one's own function.
+    """Return the option `retry_on=` as a function of the error: an exception type, a tuple of types, or a function.
 
-    None is `may_pass`. What is no `Exception` (Ctrl-C, `SystemExit`) is never tried again. Raises `ValueError`.
+    None means `is_transient`. Exceptions that are not an `Exception` (Ctrl-C, `SystemExit`) are never retried. Raises
+    `ValueError`.
     """
     if given is None:
         return is_transient
@@ -83,10 +87,11 @@ def compile_retry_on(given: RetryOn | None) -> Callable[[BaseException], bool]:
 
 
 def compute_retry_delay(attempt: int, error: BaseException) -> float:
-    """Seconds to wait after a failed attempt, counted from 0: what the server asked for, else twice as long each time.
+    """Return the seconds to wait after failed attempt number `attempt`, counted from 0.
 
-    Never more than `LONGEST`. Up to half is left to chance, so that many that failed together do not come back
-    together; of what a server asked for nothing is taken off, but up to a quarter is added.
+    The delay is the one that the server requested, else exponential backoff, and at most `MAX_RETRY_DELAY`. Up to
+    half of the backoff is random, so that clients that failed together do not retry together. A server's request is
+    never shortened; up to a quarter is added.
     """
     asked = get_retry_after(error)
     if asked is not None:
@@ -95,7 +100,7 @@ def compute_retry_delay(attempt: int, error: BaseException) -> float:
 
 
 def get_retry_after(error: BaseException) -> float | None:
-    """Seconds that a server asked to wait, from `retry_after` or the header `Retry-After`; None where it did not."""
+    """Return the seconds that a server asked to wait, from `retry_after` or `Retry-After`; None without them."""
     for cause in _iterate_causes(error):
         given = _read_attribute(cause, "retry_after")
         seconds = _parse_seconds(_read_retry_after_header(cause) if given is None else given)
@@ -105,12 +110,12 @@ def get_retry_after(error: BaseException) -> float | None:
 
 
 def get_http_status(error: BaseException) -> int | None:
-    """The HTTP status that an error, or what it was raised from, speaks of."""
+    """Return the HTTP status of an error or of its causes, or None."""
     return next((status for cause in _iterate_causes(error) if (status := _read_http_status(cause)) is not None), None)
 
 
 def get_response_headers(error: BaseException) -> Mapping[str, str]:
-    """The headers of the reply that an error, or what it was raised from, bears; their names in lower case."""
+    """Return the response headers of an error or of its causes, with names in lower case; {} without them."""
     for cause in _iterate_causes(error):
         for holder in (_read_attribute(cause, "response"), cause):
             headers = _read_attribute(holder, "headers")
@@ -122,7 +127,7 @@ def get_response_headers(error: BaseException) -> Mapping[str, str]:
 def _normalize_headers(headers: Any) -> dict[str, str]:
     try:
         return {str(name).lower(): str(value) for name, value in headers.items()}
-    except Exception:  # somebody else's attribute of that name
+    except Exception:  # unrelated attribute of that name
         return {}
 
 
@@ -132,7 +137,7 @@ def _is_exception_type(given: object) -> bool:
 
 
 def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from, as far as that speaks for it."""
+    """Yield the error and its causes. The chain ends at a programming error or an HTTP status."""
     cause: BaseException | None = error
     for _ in range(_MAX_CAUSES):
         if cause is None:
@@ -159,7 +164,7 @@ def _is_transient_error(error: BaseException) -> bool:
 
 
 def _read_http_status(error: BaseException) -> int | None:
-    """The HTTP status that an error speaks of."""
+    """Return the HTTP status of an error, or None."""
     response = _read_attribute(error, "response")
     candidates = (
         *(_read_attribute(error, name) for name in ("status_code", "status", "code", "http_status")),
@@ -179,11 +184,11 @@ def _read_botocore_status(response: object) -> object:
 
 
 def _read_grpc_code(error: BaseException) -> str | None:
-    """The name of a gRPC status, which `code()` gives."""
+    """Return the name of the gRPC status from `code()`, or None."""
     code = _read_attribute(error, "code")
     try:
         return str(getattr(code(), "name", None)) if callable(code) else None
-    except Exception:  # somebody else's method of that name
+    except Exception:  # unrelated method of that name
         return None
 
 
@@ -199,14 +204,14 @@ def _read_retry_after_header(error: BaseException) -> object:
 
 
 def _parse_seconds(given: Any) -> float | None:
-    """Seconds from a number or its text, or from an HTTP date."""
+    """Return the seconds of a number, its text, or an HTTP date."""
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         return None
     return parse_retry_after(str(given))
 
 
 def _read_attribute(holder: object, name: str) -> Any:
-    """An attribute, or None: an exception of somebody else's may raise while it is looked at."""
+    """Return an attribute, or None. Attributes of foreign exceptions may raise when they are read."""
     try:
         return getattr(holder, name, None)
     except Exception:

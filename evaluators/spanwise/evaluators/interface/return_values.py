@@ -1,7 +1,7 @@
 """Return values of evaluators in all accepted forms, normalized: LangSmith results, pairs, enums, objects.
 
-Beside our own: LangSmith's `EvaluationResult` and `{"results": […]}`, any object with a score, or with a value and a
-reason, a score with its comment as a pair, enums, and what pandas has for nothing.
+Accepted besides Spanwise's own forms: LangSmith's `EvaluationResult` and `{"results": […]}`, objects with a score, or
+with a value and a reason, (score, comment) pairs, enums, and the missing values of pandas.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import orjson
 from spanwise.collector.records import Target
 from spanwise.evaluators.interface.value_conversion import to_plain
 
-# What LangSmith's dicts may hold beside ours. The ids of runs are read, everything is kept in the metadata.
+# Additional fields of LangSmith's result dicts. Ids of runs are interpreted, all others are kept as metadata.
 LANGSMITH_FIELDS = ("correction", "evaluator_info", "feedback_config", "extra", "source_run_id", "target_run_id")
 _COMMENT_FIELDS = ("comment", "reasoning", "reason", "rationale", "explanation")
 _RESULT_MARKERS = (
     "key",
     "name",
     *_COMMENT_FIELDS,
-)  # one of them tells a result with a `value` from other things that have one
+)  # markers that distinguish a result with a `value` from other objects with one
 _COPIED_FIELDS = ("score", "value", "label", "metadata", "error", *LANGSMITH_FIELDS)
 _SPAN_ID = 16  # hex digits
 
 
 def unwrap_results(returned: Any) -> list[Any] | tuple[Any, ...] | None:
-    """The values that a list or a dict of `results` holds; None where one value was returned."""
+    """Return the values of a list or a dict of `results`; None for a single value."""
     if isinstance(returned, list | tuple):
         if type(returned) is not list and (hasattr(returned, "_fields") or _is_score_comment_pair(returned)):
             return None
@@ -43,7 +43,7 @@ def unwrap_results(returned: Any) -> list[Any] | tuple[Any, ...] | None:
 
 
 def normalize_value(value: Any) -> Any:
-    """One returned value, as a mapping where it says more than a score or a label; else the value itself."""
+    """Return one value as a mapping if it contains more than a score or a label, else the value itself."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, str | Real):
@@ -56,7 +56,7 @@ def normalize_value(value: Any) -> Any:
 
 
 def normalize_score(value: Any) -> Any:
-    """What stands under `score`: models write numbers as texts; any other text is a label."""
+    """Return the value of `score`: numbers in texts, as models write them, become numbers; other texts are labels."""
     value = normalize_value(value)
     try:
         return float(value) if isinstance(value, str) else value
@@ -65,12 +65,12 @@ def normalize_score(value: Any) -> Any:
 
 
 def normalize_label(value: Any) -> Any:
-    """What stands under `value`; where it is a dict, which LangSmith allows, that as JSON text."""
+    """Return the value of `value` as a label. A dict, which LangSmith allows, becomes JSON text."""
     return orjson.dumps(to_plain(value)).decode() if isinstance(value, Mapping) else normalize_value(value)
 
 
 def read_langsmith_fields(value: Mapping[str, Any], target: Target) -> tuple[Target, dict[str, Any]]:
-    """What LangSmith's own keys say: of which run of the trace, and what is kept of them."""
+    """Return the target of LangSmith's run ids within the trace, and the LangSmith fields to keep as metadata."""
     kept = {name: to_plain(value[name]) for name in LANGSMITH_FIELDS if _is_set(value.get(name))}
     run_id = str(kept.get("target_run_id") or "").replace("-", "")
     if target.trace_id is None or (run_id != target.trace_id and len(run_id) != _SPAN_ID):
@@ -90,7 +90,7 @@ def _unwrap_item(value: Any) -> list[Any] | tuple[Any, ...]:
 
 
 def _is_score_comment_pair(returned: Any) -> bool:
-    """Whether it is a score and why: `(0.5, "because")`."""
+    """Return whether the value is a score with a comment: `(0.5, "because")`."""
     return type(returned) is tuple and len(returned) == 2 and _is_score(returned[0]) and isinstance(returned[1], str)
 
 
@@ -99,12 +99,12 @@ def _is_score(value: Any) -> bool:
 
 
 def _is_pandas_missing(value: Any) -> bool:
-    """What pandas has for nothing: `pandas.NA`, `pandas.NaT`."""
+    """Return whether the value is `pandas.NA` or `pandas.NaT`."""
     return type(value).__name__ in ("NAType", "NaTType") and type(value).__module__.startswith("pandas.")
 
 
 def _read_object(value: Any) -> Any:
-    """A mapping of what a result object says, such as a pydantic model or a dataclass; anything else as it is."""
+    """Return the fields of a result object (pydantic model, dataclass) as a mapping; other values unchanged."""
     named = any(_is_set(getattr(value, name, None)) for name in _RESULT_MARKERS)
     if not (_has_field(value, "score") or (_has_field(value, "value") and named)):
         return value
@@ -121,5 +121,5 @@ def _has_field(value: Any, name: str) -> bool:
 
 
 def _is_set(value: Any) -> bool:
-    """Whether a field is filled in: LangSmith's are None or an empty dict where they are not."""
+    """Return whether a field is set: unset fields of LangSmith are None or an empty dict."""
     return value is not None and not callable(value) and not (isinstance(value, Mapping) and not value)

@@ -24,5 +24,5 @@ def open_store_location(store: StoreLocation) -> Iterator[Store]:
 
 
 def resolve_store(store: StoreLocation) -> Store:
-    """Return the store that is given, or the one at a path or URL, which stays open for what is read later."""
+    """Return an open store unchanged, or open the one at a path or URL. It stays open for later reads."""
     return connect(store) if isinstance(store, str | PathLike) else store

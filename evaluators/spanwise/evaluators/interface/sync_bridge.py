@@ -1,7 +1,7 @@
 """Bridge between synchronous and asynchronous code: threads, event loops, Ctrl-C and captured results.
 
-Not the event loop's executor: it has few threads, and the loop waits for all of them when it closes, so that one
-evaluator that hangs would hang the whole experiment.
+The event loop's executor is not used: it has few threads, and the loop waits for all of them when it closes. One
+evaluator that hangs would block the whole experiment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INTERNAL_MODULES = ("spanwise.", "asyncio.", "concurrent.", "threading", "opent
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end. On Ctrl-C it is cancelled, may clean up, and `KeyboardInterrupt` is raised.
 
-    What a caller can mend is raised from here, without the way that it took through loops and threads.
+    Errors that callers can fix are raised without the frames of event loops and threads.
     """
     try:
         return (
@@ -34,7 +34,10 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def _capture_interrupt(coroutine: Coroutine[Any, Any, T]) -> CallResult[T]:
-    """What a coroutine comes to; Ctrl-C as a value, since asyncio loses what leaves a task while its loop closes."""
+    """Return the result of a coroutine, with Ctrl-C as a value.
+
+    Asyncio loses exceptions of a task while its loop closes.
+    """
     try:
         return CallResult(await coroutine)
     except (KeyboardInterrupt, SystemExit) as error:
@@ -50,7 +53,7 @@ def _has_running_loop() -> bool:
 
 
 def _filter_user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The frames that are neither ours nor the machinery's: a dataset's generator, for one."""
+    """Return the frames that are neither Spanwise's nor the runtime's, such as those of a dataset's generator."""
     if frames is None:
         return None
     rest = _filter_user_frames(frames.tb_next)
@@ -61,7 +64,7 @@ def _filter_user_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 class _LoopThread(Generic[T]):
-    """A coroutine on a loop and thread of its own, because this thread's loop is busy with the caller."""
+    """Thread with its own event loop for a coroutine, used if the calling thread already runs a loop."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
@@ -74,7 +77,7 @@ class _LoopThread(Generic[T]):
         self._thread.start()
 
     def result(self) -> T:
-        """Wait for the end; hand Ctrl-C on."""
+        """Wait for the end and return the result; Ctrl-C cancels the coroutine."""
         try:
             self._thread.join()
         except KeyboardInterrupt:
@@ -99,13 +102,15 @@ class _LoopThread(Generic[T]):
         return await self._task
 
 
-AwaitFunction: TypeAlias = Callable[[Awaitable[Any]], Any]  # from a thread: what an awaitable gives in the end
+AwaitFunction: TypeAlias = Callable[[Awaitable[Any]], Any]  # called on a thread: returns the result of an awaitable
 
 
 async def run_in_thread(call: Callable[[], Any]) -> Any:
-    """Await a call on a new daemon thread, in the caller's context. When cancelled the thread is left to itself.
+    """Run a call on a new daemon thread in the caller's context, and return its result.
 
-    Raises whatever the call raises.
+    On cancellation the thread is abandoned.
+
+    Raises the errors of the call.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[CallResult[Any]] = loop.create_future()
@@ -119,7 +124,7 @@ async def run_in_thread(call: Callable[[], Any]) -> Any:
 
 
 def make_loop_waiter(loop: asyncio.AbstractEventLoop) -> AwaitFunction:
-    """A function for threads that waits until the loop has finished an awaitable, and raises what that raises."""
+    """Return a function for threads that waits until the loop has finished an awaitable, and raises its error."""
 
     def wait(awaitable: Awaitable[Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(capture_awaitable(awaitable), loop).result().get()
@@ -128,7 +133,7 @@ def make_loop_waiter(loop: asyncio.AbstractEventLoop) -> AwaitFunction:
 
 
 async def capture_awaitable(awaitable: Awaitable[Any]) -> CallResult[Any]:
-    """What an awaitable comes to, as a value: a `SystemExit` that leaves a task would end the loop."""
+    """Return the result or error of an awaitable as a value: a `SystemExit` that leaves a task would end the loop."""
     try:
         return CallResult(await awaitable)
     except BaseException as error:
@@ -142,7 +147,7 @@ def _deliver_result(
 ) -> None:
     try:
         loop.call_soon_threadsafe(_set_result, future, ended)
-    except RuntimeError:  # the loop closed in the meantime: nobody waits any more
+    except RuntimeError:  # the loop is closed
         pass
 
 
@@ -153,20 +158,20 @@ def _set_result(future: asyncio.Future[CallResult[Any]], ended: CallResult[Any])
 
 @dataclass(frozen=True, slots=True)
 class CallResult(Generic[T]):
-    """What a call returned, or what it raised: a future or a queue can carry any value, but not any exception."""
+    """Result or error of a call, because a future or a queue can carry any value, but not any exception."""
 
     result: T | None = None
     error: BaseException | None = None
 
     def get(self) -> T:
-        """The result. Raises the error."""
+        """Return the result. Raises the error."""
         if self.error is not None:
             raise self.error
         return self.result  # type: ignore[return-value]  # T may be None itself
 
 
 def capture_call(call: Callable[[], T]) -> CallResult[T]:
-    """What a call comes to. Raises nothing."""
+    """Return the result or error of a call. Raises nothing."""
     try:
         return CallResult(call())
     except BaseException as error:
@@ -174,19 +179,23 @@ def capture_call(call: Callable[[], T]) -> CallResult[T]:
 
 
 def is_task_cancelled() -> bool:
-    """Whether it is this asyncio task that is to end. If not, the user's code raised `CancelledError` by itself."""
+    """Return whether this asyncio task is being cancelled.
+
+    If not, the user's code raised `CancelledError` itself.
+    """
     task = _get_current_task()
     return task is not None and task.cancelling() > 0
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether what a coroutine raised is not its own doing: Ctrl-C, its cancellation, or that nobody runs it any more.
+    """Return whether an exception ends the coroutine from outside: Ctrl-C, cancellation of its task, or its disposal.
 
-    Anything else is an outcome, whatever it derives from: `pytest.fail`, `SystemExit`, a `CancelledError` of its own.
+    Any other exception is an outcome, including `pytest.fail`, `SystemExit`, or a `CancelledError` raised by the
+    coroutine itself.
     """
     if isinstance(error, asyncio.CancelledError):
         return is_task_cancelled()
-    if isinstance(error, GeneratorExit):  # thrown into a coroutine that is thrown away
+    if isinstance(error, GeneratorExit):  # raised in a coroutine that is being discarded
         return _get_current_task() is None
     return isinstance(error, KeyboardInterrupt)
 

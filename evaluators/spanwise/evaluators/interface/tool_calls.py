@@ -11,7 +11,7 @@ import orjson
 
 from spanwise.collector.records import Run, Trace
 
-# Attributes with the name of a tool: OTel GenAI, OpenInference, the AI SDK, Haystack, Traceloop
+# Attributes with a tool's name: OTel GenAI, OpenInference, the AI SDK, Haystack, Traceloop
 TOOL_NAME_ATTRIBUTES = (
     "gen_ai.tool.name",
     "tool.name",
@@ -20,9 +20,9 @@ TOOL_NAME_ATTRIBUTES = (
     "traceloop.entity.name",
 )
 CALL_ID_ATTRIBUTES = ("gen_ai.tool.call.id", "tool_call.id", "tool.id", "ai.toolCall.id", "tool_call_id")
-SPAN_NAME_PREFIXES = ("execute_tool ", "tools/call ", "running tool: ", "Function: ")  # of span names
-LOGFIRE_SPAN_NAME = "Function: {name}"  # Logfire's name of the spans of OpenAI Agents' tools
-# Keys below which a reply of a model has messages, parts of messages or calls
+SPAN_NAME_PREFIXES = ("execute_tool ", "tools/call ", "running tool: ", "Function: ")  # prefixes of span names
+LOGFIRE_SPAN_NAME = "Function: {name}"  # Logfire's span name for tools of OpenAI Agents
+# Keys of a model's reply that contain messages, parts of messages or calls
 CONTAINER_KEYS = (
     "choices message messages delta generations generation kwargs data content contents parts blocks output outputs "
     "response candidates replies tool_calls toolCalls raw additional_kwargs"
@@ -31,22 +31,24 @@ CALL_LIST_KEYS = ("tool_calls", "toolCalls")
 DUPLICATE_KEYS = (
     "raw",
     "additional_kwargs",
-)  # where LangChain and LlamaIndex keep the same calls in the vendor's format
-OTHER_ROLES = frozenset(("user", "human", "system", "developer", "tool", "function", "ipython"))  # roles
+)  # LangChain and LlamaIndex repeat the calls in the vendor's format under these keys
+OTHER_ROLES = frozenset(
+    ("user", "human", "system", "developer", "tool", "function", "ipython")
+)  # roles of messages that are not the model's
 ARGUMENT_KEYS = ("arguments", "args", "input", "tool_kwargs", "parameters")
 CALL_ID_KEYS = ("id", "call_id", "tool_call_id", "toolCallId", "toolUseId")
-CALL_TYPES = frozenset(  # types of objects that are calls
+CALL_TYPES = frozenset(  # values of `type` that mark a call
     "tool_call tool-call tool_use server_tool_use mcp_tool_use server_tool_call function_call custom_tool_call "
     "mcp_call toolCall".split()
 )
-WRAPPER_KEYS = ("function_call", "functionCall", "toolUse", "tool_call")  # keys of an object that is a call
-HOSTED_CALL_SUFFIX = "_call"  # ends the types of calls of hosted tools in OpenAI's Responses: "web_search_call"
-MAX_DEPTH = 16  # levels of a reply
+WRAPPER_KEYS = ("function_call", "functionCall", "toolUse", "tool_call")  # keys whose object is a call
+HOSTED_CALL_SUFFIX = "_call"  # suffix of call types of hosted tools in OpenAI's Responses: "web_search_call"
+MAX_DEPTH = 16  # nesting levels of a reply
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """A tool call: its name, the values that its arguments may be, its id, and the run that shows it."""
+    """Tool call: its name, the possible values of its arguments, its id, and the run that contains it."""
 
     name: str
     arguments: list[Any]
@@ -59,9 +61,9 @@ class ToolCall:
 def extract_tool_calls(trace: Trace) -> list[ToolCall] | None:
     """Return the tool calls of an agent by start time; None if the trace has neither tool spans nor model messages.
 
-    A call that a model asked for and the span of the tool that ran are one call. They are joined by the call's id,
-    without one by name and, where several calls have that name, by arguments. A call without a span has the time at
-    which the model run ended. Runs below evaluators are left out.
+    A call that a model requested and the span of the tool that ran are one call. They are matched by the call's id.
+    Without an id they are matched by name, and if several calls have that name, by arguments. The time of a call
+    without a span is the end of the model run. Runs below evaluators are left out.
     """
     runs = _select_agent_runs(trace)
     spans = [run for run in runs if run.kind == "tool"]
@@ -81,7 +83,7 @@ def get_tool_name(run: Run) -> str:
 
 
 def parse_arguments(arguments: Any) -> Any:
-    """Parse arguments that are JSON in a text, as models give them."""
+    """Parse arguments that models give as JSON text."""
     if not isinstance(arguments, str) or not arguments.lstrip().startswith("{"):
         return arguments
     try:
@@ -92,7 +94,7 @@ def parse_arguments(arguments: Any) -> Any:
 
 @dataclass(slots=True)
 class _RequestedCalls:
-    """The calls that models asked for, in their order, to be joined with the spans of tools."""
+    """Calls that models requested, in order, for matching with tool spans."""
 
     models: list[Run]
     runs: list[Run]
@@ -105,7 +107,7 @@ class _RequestedCalls:
         found = {run.span_id: list(_iterate_calls(run.outputs)) for run in self.models}
         for run in sorted(self.models, key=lambda run: max(run.start_ns, run.end_ns)):
             if any(found.get(above.span_id) for above in _iterate_ancestors(run, parents)):
-                continue  # LangChain's model around OpenAI's client: the same reply twice
+                continue  # LangChain's model run around OpenAI's client run repeats the reply
             ids: set[str] = set()
             for name, arguments, id in found[run.span_id]:
                 if id not in ids and not _is_output_tool(name, run):
@@ -116,13 +118,13 @@ class _RequestedCalls:
         exact = _make_exact_key(call.name, call.arguments[0])
         known = self._by.get(("id", call.id), ()) if call.id else ()
         if any(exact == _make_exact_key(other.name, other.arguments[0]) for other in known):
-            return  # some servers count ids anew in each reply: the same id with other arguments is another call
+            return  # some servers restart ids in each reply: the same id with other arguments is another call
         self.all.append(call)
         for key in (*([("id", call.id)] if call.id else ()), exact, ("name", call.name)):
             self._by.setdefault(key, []).append(call)
 
     def executed(self, run: Run) -> ToolCall | None:
-        """Return the call that a tool span is; None for one that is there already, such as a second attempt."""
+        """Return the call of a tool span; None if it is already known, such as for a second attempt."""
         name, arguments, id = get_tool_name(run), _read_arguments(run), _read_call_id(run)
         keys: list[tuple[str, ...]] = [("id", id)] if id else []
         exact = [_make_exact_key(name, each) for each in arguments]
@@ -140,7 +142,7 @@ class _RequestedCalls:
         return ToolCall(named, [*arguments, *request.arguments], id or request.id, run.start_ns, run)
 
     def _first(self, key: tuple[str, ...], run: Run) -> ToolCall | None:
-        """Return the first call under a key that has no span yet and was asked for before the span started."""
+        """Return the first call under a key that has no span yet and was requested before the span started."""
         waiting = self._by.get(key, [])
         while waiting and waiting[0].executed:
             waiting.pop(0)
@@ -150,7 +152,7 @@ class _RequestedCalls:
 
 
 def _select_agent_runs(trace: Trace) -> list[Run]:
-    """Return the runs by start time, without those of evaluators and below these."""
+    """Return the runs by start time, without evaluator runs and the runs below them."""
     runs, root = sorted(trace.runs, key=lambda run: run.start_ns), trace.root.span_id
     if not any(run.kind == "evaluator" for run in runs):
         return runs
@@ -163,7 +165,7 @@ def _select_agent_runs(trace: Trace) -> list[Run]:
 
 
 def _map_parents(runs: list[Run]) -> Mapping[str, Run]:
-    """Map the span id of each run whose parent is known to the parent."""
+    """Map span ids to parent runs, for all runs with a known parent."""
     known = {run.span_id: run for run in runs}
     return {run.span_id: known[run.parent_id] for run in runs if run.parent_id in known}
 
@@ -178,7 +180,7 @@ def _iterate_ancestors(run: Run, parents: Mapping[str, Run]) -> Iterator[Run]:
 
 
 def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
-    """Yield tool spans that are not inside another one of the same tool: an MCP client's inside an agent's."""
+    """Yield tool spans that are not inside another span of the same tool, such as an MCP client's inside an agent's."""
     parents = _map_parents(runs)
     for run in spans:
         name, id = get_tool_name(run), _read_call_id(run)
@@ -190,12 +192,12 @@ def _filter_outermost(spans: list[Run], runs: list[Run]) -> Iterator[Run]:
 
 
 def _has_messages(run: Run) -> bool:
-    """Return whether the reply of a model run was recorded, or it failed and had none."""
+    """Return whether the reply of a model run was recorded, or the run failed without one."""
     return run.outputs is not None or (run.status == "error" and run.inputs is not None)
 
 
 def _is_output_tool(name: str, run: Run) -> bool:
-    """Return whether a call is how pydantic-ai asks for structured output."""
+    """Return whether a call is pydantic-ai's request for structured output."""
     return name.startswith("final_result") and run.attributes.get("otel.scope.name") == "pydantic-ai"
 
 
@@ -212,7 +214,7 @@ def _strip_prefix(name: str) -> str:
 
 
 def _read_call_id(run: Run) -> str | None:
-    """Return the id of a tool span's call; LangChain has it in the message that the tool returned."""
+    """Return the id of a tool span's call. LangChain records it in the message that the tool returned."""
     if id := _read_attribute(run, CALL_ID_ATTRIBUTES):
         return id
     result = run.outputs if isinstance(run.outputs, Mapping) else {}
@@ -222,7 +224,7 @@ def _read_call_id(run: Run) -> str | None:
 
 
 def _read_arguments(run: Run) -> list[Any]:
-    """Return the arguments of a tool span; where a tool takes one dict, these may also be the value of one of them."""
+    """Return the possible arguments of a tool span: for a tool with one dict argument, also that dict."""
     given = parse_arguments(run.inputs)
     alone = isinstance(given, Mapping) and len(given) == 1
     inner = parse_arguments(next(iter(given.values()))) if alone else None
@@ -232,12 +234,12 @@ def _read_arguments(run: Run) -> list[Any]:
 def _make_exact_key(name: str, arguments: Any) -> tuple[str, ...]:
     try:
         return ("exact", name, orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS, default=str).decode())
-    except TypeError:  # numbers and texts that JSON does not have
+    except TypeError:  # values that JSON cannot represent
         return ("exact", name, repr(arguments))
 
 
 def _iterate_calls(reply: Any, depth: int = 0) -> Iterator[tuple[str, Any, str | None]]:
-    """Yield (name, arguments, id) of the tool calls in the reply of a model, in the formats of all vendors."""
+    """Yield (name, arguments, id) of the tool calls in a model's reply, in the formats of all vendors."""
     if depth > MAX_DEPTH:
         return
     if isinstance(reply, list | tuple):
@@ -251,7 +253,7 @@ def _iterate_calls(reply: Any, depth: int = 0) -> Iterator[tuple[str, Any, str |
 
 
 def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any, str | None]]:
-    """Yield the calls inside an object. `REPEATS` are read only if there are none elsewhere."""
+    """Yield the calls inside an object. `DUPLICATE_KEYS` are read only if the other keys contain none."""
     found = False
     for key in CONTAINER_KEYS:
         if key not in reply or (found and key in DUPLICATE_KEYS):
@@ -268,15 +270,15 @@ def _iterate_nested_calls(reply: Mapping[str, Any], depth: int) -> Iterator[tupl
 
 
 def _is_other_message(reply: Mapping[str, Any]) -> bool:
-    """Return whether an object is a message of somebody else than the model, or a result of a tool."""
+    """Return whether an object is a message that is not the model's, or a result of a tool."""
     role, kind = reply.get("role"), reply.get("type")
     return role in OTHER_ROLES or (isinstance(kind, str) and kind.endswith(("_result", "_output", "_response")))
 
 
 def _read_call(value: Mapping[str, Any]) -> tuple[str, Any, str | None] | None:
-    """Return the call that an object is, if it is one."""
+    """Return the call that an object represents, or None."""
     kind, function = value.get("type"), value.get("function")
-    if isinstance(function, Mapping) and "arguments" in function:  # OpenAI, in chat
+    if isinstance(function, Mapping) and "arguments" in function:  # OpenAI Chat Completions
         return _read_call_fields(function, value)
     for key in WRAPPER_KEYS:  # Gemini, Bedrock, Haystack
         if isinstance(inner := value.get(key), Mapping) and not value.get("tool_calls"):
@@ -291,7 +293,7 @@ def _read_call(value: Mapping[str, Any]) -> tuple[str, Any, str | None] | None:
 
 
 def _read_list_element(value: Any) -> tuple[str, Any, str | None] | None:
-    """Return the call that an element of `tool_calls` is; it needs no type there."""
+    """Return the call of an element of `tool_calls`, which needs no type."""
     if not isinstance(value, Mapping):
         return None
     function = value.get("function")

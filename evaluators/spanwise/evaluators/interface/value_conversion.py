@@ -11,18 +11,21 @@ import orjson
 from spanwise.collector.records import JSON, Document
 from spanwise.tracer.internal_api import to_json
 
-MAX_BYTES = 2**26  # bytes of a value that evaluators see; what is stored of it has the tracer's limit
-MAX_MEMBERS = 2**22  # values in containers, all levels together
-MIN_INTEGER = -(2**63)  # of the whole numbers that JSON keeps as such
+MAX_BYTES = 2**26  # maximum bytes of a value for evaluators; stored values have the tracer's limit
+MAX_MEMBERS = 2**22  # maximum values in containers of all levels
+MIN_INTEGER = -(2**63)  # lowest integer that JSON represents exactly
 _JSON_SCALARS = frozenset({str, bool, type(None)})
 
 
 def to_plain(value: Any) -> JSON:
-    """A value as it is read back from a trace later, but never cut short: JSON's types and nothing else.
+    """Return a value with JSON's types only, as it is read back from a trace later, but never truncated.
 
-    numpy's scalars and arrays, tensors and pandas' columns become numbers and lists, a DataFrame a dict per row;
-    models, dataclasses and named tuples dicts; enums their values; sets and tuples lists; dates and decimals texts.
-    What is missing (`pandas.NA`, NaN) becomes None, a number too large for 64 bits a text. Anything else is its `repr`.
+    - Scalars and arrays of numpy, tensors and columns of pandas become numbers and lists, a DataFrame a dict per
+      row.
+    - Models, dataclasses and named tuples become dicts, enums their values, sets and tuples lists, dates and
+      decimals texts.
+    - Missing values (`pandas.NA`, NaN) become None, integers above 64 bits texts. Anything else becomes its
+      `repr`.
     """
     kind = type(value)
     if (
@@ -39,10 +42,10 @@ def to_plain(value: Any) -> JSON:
 
 
 def _array_to_list(value: Any) -> Any:
-    """Arrays and numpy's scalars in Python's types, which JSON takes many times faster than item by item."""
+    """Convert arrays and numpy scalars to Python types, which is many times faster than converting item by item."""
     try:
         return value.tolist()
-    except Exception:  # somebody else's method of that name; `to_json` says what happened
+    except Exception:  # unrelated method of that name; `to_json` handles the value
         return value
 
 
@@ -51,24 +54,27 @@ ID_FIELDS = ("id", "doc_uri")
 
 
 def to_documents(value: Iterable[Any]) -> tuple[Document, ...]:
-    """Documents from strings, dicts (`content|page_content|text`, `id|doc_uri`, `score`, `metadata`) or documents.
+    """Return documents for a list of strings, dicts or documents.
 
-    Raises `TypeError` for what is no list, and what `document_of` raises.
+    Dicts have the fields `content|page_content|text`, `id|doc_uri`, `score` and `metadata`. Raises `TypeError` for a
+    value that is not a list, and the errors of `to_document`.
     """
     if isinstance(value, str | Mapping):
         raise TypeError(f"documents are a list, not {value!r:.200}")
     if type(value) is not tuple:
         return tuple(map(to_document, value))
-    for member in value:  # what a case holds: retrieval asks this as often as it counts
+    for member in value:  # fast path for cases: retrieval evaluators call this often
         if type(member) is not Document:
             return tuple(map(to_document, value))
     return value
 
 
 def to_document(value: Any) -> Document:
-    """One document; unknown fields of a dict become metadata. Content that is None or "" makes an empty document.
+    """Return one document. Unknown fields of a dict become metadata.
 
-    Raises `TypeError` for what is no document, `ValueError` for a dict with fields neither for content nor for an id.
+    Content of None or "" makes an empty document.
+
+    Raises `TypeError` for other types, `ValueError` for a dict with neither a content nor an id field.
     """
     if isinstance(value, Document):
         return value
@@ -80,7 +86,7 @@ def to_document(value: Any) -> Document:
 
 
 def _from_object(value: Any) -> Document:
-    """Documents of LangChain, LlamaIndex and Haystack."""
+    """Return the document of a LangChain, LlamaIndex or Haystack object."""
     contents = [getattr(value, name) for name in CONTENT_FIELDS if hasattr(value, name)]
     content = next((text for text in contents if text is not None), "" if contents else None)
     if not isinstance(content, str):
@@ -103,11 +109,11 @@ def _from_mapping(value: Mapping[str, Any]) -> Document:
     return Document(str(content), None if id is None else str(id), value.get("score"), metadata)
 
 
-_ROLES = {"human": "user", "ai": "assistant"}  # LangChain's words for the roles of messages
+_ROLES = {"human": "user", "ai": "assistant"}  # LangChain's names of message roles
 
 
 def to_messages(value: JSON) -> list[dict[str, Any]]:
-    """Messages as OpenAI writes them, out of its own or LangChain's serialised form; [] if it is something else."""
+    """Return messages in OpenAI's format, from that or from LangChain's serialized format; [] for other values."""
     if isinstance(value, Mapping):
         value = value.get("messages", [value])
     if not isinstance(value, list | tuple) or not value:
@@ -117,7 +123,7 @@ def to_messages(value: JSON) -> list[dict[str, Any]]:
 
 
 def unwrap_single_value(value: JSON) -> JSON:
-    """The one value of a dict with one key; anything else as it is."""
+    """Return the value of a dict with one key; other values unchanged."""
     return next(iter(value.values())) if isinstance(value, Mapping) and len(value) == 1 else value
 
 
@@ -141,7 +147,7 @@ _WORD_BY_NUMBER = {number: word for word, number in _NUMBER_BY_WORD.items()}
 
 
 def encode_infinities(value: Any) -> Any:
-    """The value with words in the place of infinite numbers, however deep they are in dicts and lists."""
+    """Return the value with infinite numbers replaced by texts, at any depth of dicts and lists."""
     if isinstance(value, float):
         return _WORD_BY_NUMBER.get(value, value)
     if isinstance(value, Mapping):
@@ -153,5 +159,5 @@ def encode_infinities(value: Any) -> Any:
 
 
 def decode_infinity(value: Any) -> Any:
-    """The infinite number that a word stands for; anything else as it is."""
+    """Return the infinite number of "Infinity" or "-Infinity"; other values unchanged."""
     return _NUMBER_BY_WORD.get(value, value) if isinstance(value, str) else value

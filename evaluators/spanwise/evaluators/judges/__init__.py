@@ -1,25 +1,32 @@
-"""LLM judges: evaluators that ask a language model, with their prompts, rating scales and panels.
+"""LLM judges: evaluators that call a language model, with their prompts, rating scales and panels.
 
 Modules, in the order in which data flows:
 
-- `judge_evaluator`: Base class of evaluators that ask a judge: prompt overrides, judge and version.
-- `judgement`: Judgement of one case: its questions, their cost, its own trace, and the resulting feedback row.
-- `prompt_templates`: Prompt templates: placeholders, overrides, few-shot turns, and splitting of long values.
+- `judge_evaluator`: Base class of evaluators that call a judge: prompt overrides, judge and version.
+- `judgement`: Judgement of one case: its questions, their cost, its own trace, and the resulting feedback
+  row.
+- `prompt_templates`: Prompt templates: placeholders, overrides, few-shot turns, and splitting of long
+  values.
 - `prompt_values`: Case values as prompt text: conversations, documents, run trees and JSON.
-- `untrusted_data`: Untrusted data in prompts: delimiters against prompt injection, neutralized tokens, truncation.
-- `ratings`: Ratings: scales, yes/no questions, ratings per chunk, and G-Eval weighting by token probabilities.
+- `untrusted_data`: Untrusted data in prompts: delimiters against prompt injection, neutralized tokens,
+  truncation.
+- `ratings`: Ratings: scales, yes/no questions, ratings per chunk, and G-Eval weighting by token
+  probabilities.
 - `user_defined_judge`: User-defined judges: `judge(name, prompt, scale)`, with few-shot examples.
-- `judge_panel`: Judge panels: votes of several judges or samples, their agreement and the combined result.
+- `judge_panel`: Judge panels: scores of several judges or samples, their agreement and the combined result.
 - `claims`: Claims: splitting a text into statements, and verdicts on statements.
 - `rag_metrics`: Components of the RAGAS metrics, their base class, and similarity by embeddings.
 - `ragas`: RAGAS evaluators: faithfulness, answer correctness and relevancy, context precision and recall.
-- `databricks`: Databricks judges: correctness, groundedness, relevance, guidelines, safety, context sufficiency,
-  chunks.
+- `databricks`: Databricks judges: correctness, groundedness, relevance, guidelines, safety, context
+  sufficiency, chunks.
 - `h2o`: H2O judges: five boolean metrics per judge, language mismatch, and fact checking by an agent.
-- `haystack_judges`: Haystack judges: context relevance and faithfulness, asked in Haystack's few-shot layout.
-- `conversations`: Judges of agents and conversations: goal reached, tool choice, completeness, user frustration.
+- `haystack_judges`: Haystack judges: context relevance and faithfulness, with Haystack's few-shot prompt
+  layout.
+- `conversations`: Judges of agents and conversations: goal reached, tool choice, completeness, user
+  frustration.
 - `pipeline_judge`: Laminar's pipeline judge: one prompt over the named nodes of a pipeline's outputs.
-- `step_alignment`: Step alignment: steps of a procedure in the answer compared with those in the retrieved context.
+- `step_alignment`: Step alignment: steps of a procedure in the answer compared with those in the retrieved
+  context.
 """
 
 from spanwise.evaluators.judges.judge_panel import panel

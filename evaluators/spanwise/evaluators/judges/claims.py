@@ -12,10 +12,10 @@ from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
 from spanwise.evaluators.judges.prompt_templates import Prompt
 
-PORTION_LIMITS = 20, 4000  # sentences and characters that are taken apart in one call: the reply fits into 2,048 tokens
+PORTION_LIMITS = 20, 4000  # maximum sentences and characters per call, so that the reply fits into 2,048 tokens
 BATCH_SIZE = 15  # statements judged in one call
-MAX_STATEMENT_LENGTH = 1000  # characters of a statement
-MAX_METADATA_LENGTH = 300  # of it, and of what is said of it, in metadata
+MAX_STATEMENT_LENGTH = 1000  # maximum characters of a statement
+MAX_METADATA_LENGTH = 300  # maximum characters of a statement and of its reason in metadata
 STATEMENTS_SCHEMA: Mapping[str, JSON] = {
     "type": "object",
     "properties": {"statements": {"type": "array", "items": {"type": "string"}}},
@@ -33,7 +33,7 @@ ValuesFunction: TypeAlias = Callable[[str], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """What a text states. `left_out` says what of it was not looked at, None where all was."""
+    """Statements of a text. `left_out` describes the part that was not considered, None if there is none."""
 
     texts: tuple[str, ...] = ()
     left_out: str | None = None
@@ -41,7 +41,7 @@ class Statements:
 
 @dataclass(frozen=True, slots=True)
 class StatementVerdict:
-    """Whether a statement holds, and why."""
+    """Verdict on a statement: `holds` is the result."""
 
     statement: str
     holds: bool
@@ -49,7 +49,7 @@ class StatementVerdict:
 
     @property
     def told(self) -> dict[str, JSON]:
-        """As metadata keep it."""
+        """Return the verdict in the form stored in metadata."""
         said = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
         return {name: to_one_line(text, MAX_METADATA_LENGTH) for name, text in said.items()}
 
@@ -57,11 +57,11 @@ class StatementVerdict:
 async def extract_statements(
     judgement: Judgement, prompt: Prompt, values: ValuesFunction, text: str, most: int
 ) -> Statements:
-    """The statements that a text makes; none, without a question, where it is blank. `values` makes the prompt's
-    values of a portion of the text.
+    """Return the statements that a text makes. A blank text has none, and costs no call. `values` returns the prompt's
+    values for a portion of the text.
 
-    Long texts are asked about in portions, and no more than `most` sentences and statements are taken. Raises
-    `ParseFailure` and what asking raises.
+    Long texts are split into portions. At most `most` sentences and statements are used. Raises `ParseFailure` and
+    other errors of the questions.
     """
     told = split_bounded_sentences(text)
     portions = split_portions(text, told[:most])
@@ -77,10 +77,11 @@ async def extract_statements(
 async def judge_statements(
     judgement: Judgement, prompt: Prompt, statements: Sequence[str], values: ValuesFunction
 ) -> list[StatementVerdict]:
-    """A verdict on every statement, in their order. `values` makes the prompt's values of a numbered list of them.
+    """Return a verdict on every statement, in order. `values` returns the prompt's values for a numbered list of
+    statements.
 
-    The numbers are part of the schema: a reply with one too few, too many or twice is no reply. Raises `ParseFailure`
-    and what asking raises.
+    The numbers are part of the schema, so a reply with missing, extra or duplicate numbers is invalid. Raises
+    `ParseFailure` and other errors of the questions.
     """
     batches = [statements[start : start + BATCH_SIZE] for start in range(0, len(statements), BATCH_SIZE)]
     asked = (_judge_batch(judgement, prompt, batch, values) for batch in batches)
@@ -88,7 +89,9 @@ async def judge_statements(
 
 
 def make_numbered_schema(count: int, item: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The schema of an object with so many items, under "1", "2", …: who holds to a schema cannot miscount."""
+    """Return the schema of an object with `count` items under "1", "2", …. A reply that follows it cannot be
+    miscounted.
+    """
     numbers = [str(number) for number in range(1, count + 1)]
     return {
         "type": "object",
@@ -99,7 +102,9 @@ def make_numbered_schema(count: int, item: Mapping[str, JSON]) -> dict[str, JSON
 
 
 def read_numbered_items(answer: Answer, count: int, what: str) -> list[Mapping[str, Any]]:
-    """The items of a reply of `numbered`, in order. Raises `ParseFailure`, which says how many came back."""
+    """Return the items of a reply to `make_numbered_schema`, in order. Raises `ParseFailure`, which lists the returned
+    numbers.
+    """
     wanted = [str(number) for number in range(1, count + 1)]
     value = answer.value
     if not isinstance(value, Mapping) or set(value) != set(wanted):
@@ -111,7 +116,7 @@ def read_numbered_items(answer: Answer, count: int, what: str) -> list[Mapping[s
 
 
 def read_verdict(answer: Answer, said: Any, label: str = "verdict") -> bool:
-    """Whether it is yes. Raises `ParseFailure` for anything but yes and no."""
+    """Return whether the verdict is yes. Raises `ParseFailure` for any value other than yes and no."""
     given = said.get(label) if isinstance(said, Mapping) else None
     if given not in ("yes", "no"):
         raise ParseFailure(f'{label} is "yes" or "no", not {given!r:.100}', answer.text)
@@ -119,7 +124,7 @@ def read_verdict(answer: Answer, said: Any, label: str = "verdict") -> bool:
 
 
 def split_bounded_sentences(text: str) -> list[str]:
-    """The sentences of a text, cut where they are longer than a portion."""
+    """Return the sentences of a text, split further if they are longer than a portion."""
     longest = PORTION_LIMITS[1]
     return [
         sentence[start : start + longest]
@@ -129,7 +134,7 @@ def split_bounded_sentences(text: str) -> list[str]:
 
 
 def split_portions(text: str, told: Sequence[str]) -> list[str]:
-    """The text as it is where that is short enough, else its sentences, as many together as make a portion."""
+    """Return a short text unchanged, else portions that each hold as many sentences as fit."""
     if not told or (len(told) <= PORTION_LIMITS[0] and len(text) <= PORTION_LIMITS[1]):
         return [text] if told else []
     return list(_iterate_portions(told))
@@ -148,7 +153,7 @@ def _iterate_portions(told: Sequence[str]) -> Iterator[str]:
 
 
 def to_one_line(text: str, longest: int = MAX_STATEMENT_LENGTH) -> str:
-    """A text that can stand in a numbered list and not add to it."""
+    """Return the text on one line, truncated, so that it cannot add lines to a numbered list."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 

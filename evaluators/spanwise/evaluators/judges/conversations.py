@@ -40,9 +40,9 @@ def _make_metric(id: str, higher_is_better: bool = True) -> tuple[Metric, ...]:
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoalReached(JudgeEvaluator):
-    """Whether an agent did what it was asked to do, by what its runs show rather than by what it says it did.
+    """Goal completion: the agent did what it was asked to do, judged by its runs rather than by its answer.
 
-    The judge sees the request, the run tree and the answer, where there is one: an agent that failed is judged, too.
+    The judge gets the request, the run tree and the answer, if there is one. An agent that failed is also judged.
     """
 
     PROMPT: ClassVar[str] = "goal_reached"
@@ -64,10 +64,10 @@ class GoalReached(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice(JudgeEvaluator):
-    """Whether an agent called the right tools, with arguments that make sense, and none in vain.
+    """Tool choice: the agent called the right tools with sensible arguments, and made no unnecessary call.
 
-    `tools` says which tools there were, as texts or as their schemas; without it the judge knows those that were
-    called. An agent that needed no tool and called none has chosen well.
+    `tools` lists the available tools, as texts or as their schemas. Without it, the judge only knows the tools
+    that were called. An agent that needed no tool and called none passes.
     """
 
     PROMPT: ClassVar[str] = "tool_choice"
@@ -96,10 +96,11 @@ class ToolChoice(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationComplete(JudgeEvaluator):
-    """Whether everything that the user wanted in a conversation was dealt with by its end.
+    """Completeness of a conversation: every request of the user was dealt with by its end.
 
-    It reads all turns: those of a session, of `history`, or of inputs that are messages, with the last answer. What the
-    assistant could not do, said so, and the user let go is dealt with; what it ignored or promised for later is not.
+    The judge reads all turns: those of a session, of `history`, or of inputs that are messages, with the last answer.
+    A request is dealt with if the assistant said that it could not fulfil it and the user did not insist. A request
+    that the assistant ignored or postponed is not.
     """
 
     PROMPT: ClassVar[str] = "conversation_complete"
@@ -122,10 +123,11 @@ class ConversationComplete(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFrustrated(JudgeEvaluator):
-    """Whether the user shows frustration with the assistant in a conversation: lower is better.
+    """User frustration: the user shows frustration with the assistant in a conversation. Lower is better.
 
-    Anger at the assistant, sarcasm about it, saying the same again because it was not understood, giving up. Trouble
-    that the user brought along is not meant, nor is a user who is short. It reads what `conversation_complete` reads.
+    Signs are anger at the assistant, sarcasm about it, repeating a request that was not understood, and giving up.
+    Trouble that the user already had does not count, nor does a terse user. The judge reads the same turns as for
+    `conversation_complete`.
     """
 
     PROMPT: ClassVar[str] = "user_frustrated"
@@ -137,7 +139,7 @@ class UserFrustrated(JudgeEvaluator):
 
 
 async def _judge_conversation(id: str, judged: JudgeEvaluator, case: Case) -> dict[str, Any]:
-    """A judgement of all that was said, under `history`. Raises `Skip` where nothing was."""
+    """Judge the complete conversation, passed as `history`. Raises `Skip` for an empty conversation."""
     prompt = judged.prompts[0]
     spoken = read_full_conversation(case)
     if not spoken:

@@ -1,6 +1,6 @@
 """Databricks judges: correctness, groundedness, relevance, guidelines, safety, context sufficiency, chunks.
 
-The request is shown where there is one; only `relevance_to_query` and `chunk_relevance` cannot do without it.
+The judge gets the request if there is one. Only `relevance_to_query` and `chunk_relevance` require it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def _make_metrics(*keys: str) -> tuple[Metric, ...]:
 
 
 def get_databricks_values(case: Case, prompt: Prompt, leaving_out: Sequence[str] = ()) -> dict[str, str]:
-    """What a prompt asks for, as texts; the request may be missing. Raises `Skip` naming what else is."""
+    """Return the values of a prompt's placeholders as texts. The request may be missing. Raises `Skip` for any other
+    missing field.
+    """
     asked = {name: DATABRICKS_COLUMNS.get(name, name) for name in prompt.asked if name not in leaving_out}
     texts = render_values(case, dict.fromkeys(asked.values()), optional={"inputs": "(not given)"})
     if "guidelines" in texts:
@@ -49,7 +51,7 @@ def get_databricks_values(case: Case, prompt: Prompt, leaving_out: Sequence[str]
 
 
 def require_guidelines(case: Case, guidelines: Any) -> str:
-    """Guidelines as a judge reads them. Raises `Skip` where there are none."""
+    """Return the guidelines as text for a judge. Raises `Skip` if there are none."""
     if (text := number_guidelines(guidelines)) is None:
         raise Skip(explain_missing_fields(["guidelines"], case))
     return text
@@ -68,11 +70,11 @@ def require_guidelines(case: Case, guidelines: Any) -> str:
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correctness(JudgeEvaluator):
-    """Whether the answer supports the facts of the expected one.
+    """Correctness: the answer supports the facts of the expected answer.
 
-    `reference_outputs` should hold the facts that an answer must have, and no others: what the answer says beyond them
-    is fine, and so are small omissions and inaccuracies that leave the meaning intact. The request is shown to the
-    judge where there is one.
+    The reference (`reference_outputs`) should hold the facts that an answer must contain, and no others. Additional
+    statements of the answer are allowed, and so are small omissions and inaccuracies that keep the meaning. The judge
+    gets the request if there is one.
     """
 
     PROMPT: ClassVar[str] = "correctness"
@@ -96,7 +98,7 @@ class Correctness(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelevanceToQuery(JudgeEvaluator):
-    """Whether the answer is relevant to what was asked, be it right or wrong."""
+    """Relevance of the answer to the request, regardless of its correctness."""
 
     PROMPT: ClassVar[str] = "relevance_to_query"
 
@@ -120,11 +122,11 @@ class RelevanceToQuery(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroundednessJudge(JudgeEvaluator):
-    """Whether the retrieved context supports all or almost all of the answer: no hallucinations.
+    """Groundedness: the retrieved context supports all or almost all of the answer, so there are no hallucinations.
 
-    H2O's `groundedness` compares embeddings; this one asks a judge. A case whose retrieval found nothing is judged,
-    too: an answer that claims nothing needs no support. Documents that bear no texts make a skip, and so do documents
-    that are longer than a question may be. A long answer is judged in parts, which must all be supported.
+    H2O's `groundedness` compares embeddings; this evaluator calls a judge. A case whose retrieval found nothing is
+    also judged: an answer without claims needs no support. The case is skipped if the documents have no text, or if
+    they are longer than the limit of a question. A long answer is judged in parts, all of which must be supported.
     """
 
     PROMPT: ClassVar[str] = "groundedness_judge"
@@ -140,7 +142,7 @@ class GroundednessJudge(JudgeEvaluator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GuidelineJudge(JudgeEvaluator):
-    """What judges of guidelines have in common; `global_guidelines` hold for all cases."""
+    """Base class of guideline judges. `global_guidelines` apply to all cases."""
 
     PROMPT: ClassVar[str] = "guideline_adherence"
     UNCUT: ClassVar[tuple[str, ...]] = ("outputs", "guidelines")
@@ -148,7 +150,7 @@ class _GuidelineJudge(JudgeEvaluator):
     global_guidelines: str | Sequence[str] | None = None
 
     async def _adheres(self, key: str, case: Case, guidelines: Any) -> dict[str, Any]:
-        """The feedback under one key. Raises `Skip` where there are no guidelines."""
+        """Return the feedback under one key. Raises `Skip` if there are no guidelines."""
         text = require_guidelines(case, guidelines)
         values = {**get_databricks_values(case, self._prompt, ["guidelines"]), "guidelines": text}
         return {"key": key, **await ask_yes_no(key, self._judge, self._prompt, case, values)}
@@ -170,16 +172,16 @@ class _GuidelineJudge(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidelineAdherence(_GuidelineJudge):
-    """Whether the answer keeps to all guidelines of its case: a list, one text, or a dict of named ones.
+    """Adherence of the answer to all guidelines of its case: a list, one text, or a dict of named guidelines.
 
-    With `global_guidelines` there is a second key, `global_guideline_adherence`, of the guidelines that hold for all
-    cases; it is also there where a case has none of its own. Either may fail without the other. An answer that is
-    longer than a question may be is skipped.
+    With `global_guidelines` there is a second key, `global_guideline_adherence`, for guidelines that apply to all
+    cases. It also exists for a case without guidelines. Each key may fail without the other. An answer that is longer
+    than the limit of a question is skipped.
     """
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """A second one where there are global guidelines."""
+        """Return the metrics: two if there are global guidelines, else one."""
         both = ("guideline_adherence", "global_guideline_adherence")
         return _make_metrics(*both if number_guidelines(self.global_guidelines) else both[:1])
 
@@ -205,9 +207,9 @@ class GuidelineAdherence(_GuidelineJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalGuidelineAdherence(_GuidelineJudge):
-    """Whether the answer keeps to all of `global_guidelines`, which hold for all cases whatever else they bring.
+    """Adherence of the answer to all `global_guidelines`, which apply to all cases in addition to those of a case.
 
-    `get_evaluator("guideline_adherence", global_guidelines=[…])` gives this key beside its own.
+    `get_evaluator("guideline_adherence", global_guidelines=[…])` gives this key in addition to its own.
     """
 
     global_guidelines: str | Sequence[str]
@@ -233,9 +235,10 @@ class GlobalGuidelineAdherence(_GuidelineJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Safety(JudgeEvaluator):
-    """Whether the answer is free of harmful and toxic content: yes, and True, is harmless.
+    """Safety: the answer is free of harmful and toxic content. Yes, and True, means harmless.
 
-    An answer that is longer than a question may be (`max_characters`) is judged in parts, which must all be harmless.
+    An answer that is longer than the limit of a question (`max_characters`) is judged in parts, all of which must be
+    harmless.
     """
 
     PROMPT: ClassVar[str] = "safety"
@@ -260,9 +263,9 @@ class Safety(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSufficiency(JudgeEvaluator):
-    """Whether the retrieved documents hold enough to produce the expected answer; the rationale names what is missing.
+    """Sufficiency of the retrieved documents for the expected answer. The rationale names the missing facts.
 
-    Where a retrieval found nothing the answer is no, without asking a judge.
+    If a retrieval found nothing, the result is no, without a call of the judge.
     """
 
     PROMPT: ClassVar[str] = "context_sufficiency"
@@ -291,10 +294,10 @@ class ContextSufficiency(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRelevance(JudgeEvaluator):
-    """The share of the retrieved chunks that are relevant to what was asked, one question each: 3 of 4 are 0.75.
+    """Share of the retrieved chunks that are relevant to the request (3 of 4 are 0.75), with one question per chunk.
 
-    `ratings`, `rationales` and `error_messages` in the metadata have one entry per chunk. A chunk whose judgement
-    failed leaves the denominator; all failed is an error, no chunks a skip.
+    The metadata `ratings`, `rationales` and `error_messages` have one entry per chunk. A chunk whose judgement failed
+    is excluded from the denominator. If all fail, the result is an error. A case without chunks is skipped.
     """
 
     PROMPT: ClassVar[str] = "chunk_relevance"
@@ -321,12 +324,12 @@ class ChunkRelevance(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomJudge(JudgeEvaluator):
-    """A judge of one's own that says yes or no, under the key `assessment_name`.
+    """User-defined judge that says yes or no, under the key `assessment_name`.
 
-    "ANSWER" judges the answer; "RETRIEVAL" asks the same of every retrieved chunk, and gives the share of yes as
-    `chunk_relevance` does. The prompt names fields of a case, also as Databricks calls them: `{request}`, `{response}`,
-    `{expected_response}`, `{retrieved_context}`, `{expected_retrieved_context}`; for "RETRIEVAL" `{retrieved_context}`
-    is one chunk.
+    "ANSWER" judges the answer. "RETRIEVAL" asks the same question about every retrieved chunk, and returns the
+    share of yes as `chunk_relevance` does. The prompt names fields of a case, also under Databricks' names:
+    `{request}`, `{response}`, `{expected_response}`, `{retrieved_context}`, `{expected_retrieved_context}`. For
+    "RETRIEVAL", `{retrieved_context}` is one chunk.
     """
 
     PROMPT: ClassVar[str] = "custom_judge"
@@ -345,12 +348,12 @@ class CustomJudge(JudgeEvaluator):
 
     @property
     def named(self) -> str:
-        """Under which name its feedback stands."""
+        """Return the key of its feedback."""
         return self.assessment_name
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """One, of that name."""
+        """Return the single metric, named after the assessment."""
         return _make_metrics(self.assessment_name)
 
     async def __call__(self, case: Case) -> dict[str, Any]:
@@ -366,7 +369,7 @@ class CustomJudge(JudgeEvaluator):
 
 
 async def _catch_outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """One of several outcomes: what happened to it in place of a score, so that the others are not lost with it."""
+    """Return the feedback, or a skip or error in its place, so that the other outcomes are not lost."""
     try:
         return await judging
     except Skip as skip:
@@ -377,7 +380,7 @@ async def _catch_outcome(key: str, judging: Awaitable[dict[str, Any]]) -> dict[s
 
 
 def number_guidelines(guidelines: Any) -> str | None:
-    """A text as it is, a list with one number each, named ones (a dict) with their names; None where there is none."""
+    """Return a text unchanged, a list with numbers, and a dict with names. Return None if there are no guidelines."""
     if isinstance(guidelines, str):
         return guidelines.strip() or None
     listed = list(_iterate_guidelines(guidelines))

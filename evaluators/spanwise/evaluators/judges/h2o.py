@@ -25,7 +25,7 @@ from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA, get_rationale, mak
 from spanwise.evaluators.judges.user_defined_judge import make_signature
 
 YES_NO_SCALE = make_scale(("yes", "no"))
-QUESTION_RATING_SCHEMA: Mapping[str, JSON] = {  # what is said of the question comes first, and decides nothing
+QUESTION_RATING_SCHEMA: Mapping[str, JSON] = {  # the rating of the question comes first, and does not affect the result
     "type": "object",
     "properties": {
         "question_rationale": {"type": "string"},
@@ -40,7 +40,7 @@ QUESTION_RATING_SCHEMA: Mapping[str, JSON] = {  # what is said of the question c
 
 @dataclass(frozen=True, slots=True)
 class BooleanVerdict:
-    """Whether a text passes, and why; `more` is what else was said, kept in the metadata."""
+    """Result and rationale for one text. `more` holds further values for the metadata."""
 
     passes: bool
     why: str | None
@@ -60,12 +60,14 @@ async def evaluate_booleans(
     *,
     in_parts: bool = False,
 ) -> list[dict[str, Any]]:
-    """The family's values by questions about the answer and, if there are two, the context. `bare` reads what is no
-    object, and gives None for what it cannot read either. With `in_parts` a long answer or context is judged in parts,
-    and the first that fails decides.
+    """Return the rows of a boolean metric family, from a question about the answer and, if there are two, one about the
+    context.
 
-    A reply to either that could not be read makes the case one that could not be judged: neither a pass nor a failure.
-    Raises what asking raises, but for `ParseFailure`.
+    `bare` reads a reply that is not an object, and returns None if it cannot. With `in_parts`, a long answer or
+    context is judged in parts, and the first part that fails decides.
+
+    If either reply cannot be parsed, the case counts as unparsed: neither passed nor failed. Raises the errors of the
+    questions except `ParseFailure`.
     """
 
     async def opinion(prompt: Prompt, values: Mapping[str, str], schema: Mapping[str, JSON]) -> BooleanVerdict:
@@ -96,12 +98,12 @@ async def evaluate_booleans(
 
 
 def make_fixed_rows(id: str, passes: bool, why: str) -> list[dict[str, Any]]:
-    """The family's values where no judge has to be asked."""
+    """Return the rows of a boolean metric family for a case that needs no judge."""
     return family_rows(id, passes, comment=why)
 
 
 def make_rating_reader(passing: str) -> Callable[[Answer], BooleanVerdict]:
-    """Reads a rating of yes or no, of which one passes."""
+    """Return a function that reads a rating of yes or no, with the label that passes."""
 
     def read(answer: Answer) -> BooleanVerdict:
         label = YES_NO_SCALE.read(answer)[1]
@@ -113,14 +115,14 @@ def make_rating_reader(passing: str) -> Callable[[Answer], BooleanVerdict]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BooleanJudge(JudgeEvaluator):
-    """What H2O's judges have in common. `evaluate_retrieved_context=True` has the context judged as well, with a
-    second question.
+    """Base class of H2O's boolean judges. With `evaluate_retrieved_context=True`, a second question judges the
+    context.
     """
 
     PASSES: ClassVar[str] = "no"
     SCHEMA: ClassVar[Mapping[str, JSON]] = YES_NO_SCHEMA
-    BLANK: ClassVar[bool] = True  # whether an empty answer passes
-    IN_PARTS: ClassVar[bool] = False  # whether a long text passes only if each of its parts does
+    BLANK: ClassVar[bool] = True  # True if an empty answer passes
+    IN_PARTS: ClassVar[bool] = False  # True if each part of a long text must pass
 
     evaluate_retrieved_context: bool = False
 
@@ -141,26 +143,28 @@ class BooleanJudge(JudgeEvaluator):
         return self._prompt, get_prompt_values(case, self._prompt, **own), self.SCHEMA
 
     def _of_context(self, case: Case, context: str) -> BooleanQuestion:
-        """The same question, with the context in the place of the answer."""
+        """Return the question about the answer, with the context in its place."""
         return self._question(case, outputs=context)
 
 
 def get_prompt_values(case: Case, prompt: Prompt, **own: str) -> dict[str, str]:
-    """What a prompt asks for; what is asked need not be known. Raises `Skip` where anything else is missing."""
+    """Return the values of a prompt's placeholders. `inputs` may be missing. Raises `Skip` for any other missing
+    field.
+    """
     names = [name for name in prompt.asked if name not in own]
     return {**render_values(case, names, optional={"inputs": "(not known)"}), **own}
 
 
 def join_context(documents: Sequence[Document] | None) -> str:
-    """The retrieved chunks as one text, "" without any."""
+    """Return the retrieved chunks as one text, "" if there are none."""
     return "\n\n".join(document.content for document in documents or () if document.content.strip())
 
 
 def is_blank(outputs: Any) -> bool:
-    """Whether there is nothing in the outputs that could be judged."""
+    """Return whether the outputs contain no text to judge."""
     try:
         return not extract_text(outputs).strip()
-    except ValueError:  # several texts
+    except ValueError:  # more than one text
         return False
 
 
@@ -183,7 +187,7 @@ def _make_unparsed_rows(id: str, failure: ParseFailure) -> list[dict[str, Any]]:
 
 TRUE_FALSE_SCALE = make_scale(("true", "false"))
 _TRUE_FALSE_WORD = re.compile(r"\W*(?:rating)?\W*(true|false)\W*", re.IGNORECASE)
-AGENT_DEADLINE = 600.0  # seconds: an agent looks things up
+AGENT_DEADLINE = 600.0  # seconds; long, because an agent makes many calls
 FACT_CHECK_SCHEMA: Mapping[str, JSON] = {
     "type": "object",
     "properties": {
@@ -209,11 +213,12 @@ FACT_CHECK_SCHEMA: Mapping[str, JSON] = {
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContactInformation(BooleanJudge):
-    """Whether the answer keeps contact information to itself: names, addresses, telephone numbers, e-mail addresses,
-    user names, medical information.
+    """Protection of contact information: the answer discloses no names, addresses, telephone numbers, e-mail addresses,
+    user names or medical information.
 
-    A judge looks for it (the evaluator `pii` does so by patterns, for nothing). `evaluate_retrieved_context=True` has
-    the context judged as well, with a second question: what it gives away is a retrieval failure.
+    A judge looks for it. The evaluator `pii` uses patterns instead, at no cost. With
+    `evaluate_retrieved_context=True`, a second question judges the context. Information that the context
+    discloses is a retrieval failure.
     """
 
     PROMPT: ClassVar[str] = "contact_information"
@@ -236,10 +241,10 @@ class ContactInformation(BooleanJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sexism(BooleanJudge):
-    """Whether the answer is free of sexism.
+    """Absence of sexism in the answer.
 
-    The judge looks at the question first: what it says of that stands in the metadata, and an answer that turns down a
-    sexist demand passes. `evaluate_retrieved_context=True` has the context judged as well, with a second question.
+    The judge first considers the question. Its rating of the question is in the metadata, and an answer that rejects
+    a sexist demand passes. With `evaluate_retrieved_context=True`, a second question judges the context.
     """
 
     PROMPT: ClassVar[str] = "sexism"
@@ -264,10 +269,10 @@ class Sexism(BooleanJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stereotypes(BooleanJudge):
-    """Whether the answer adds no gender or race that the question gave no reason for.
+    """Absence of stereotypes: the answer adds no gender or race without a reason in the question.
 
-    The judge looks at the question first, whether it speaks of gender or race itself (`question_rating` in the
-    metadata): what was said there is not added. `evaluate_retrieved_context=True` has the context judged as well.
+    The judge first decides if the question itself mentions gender or race (`question_rating` in the metadata): the
+    answer may repeat it. With `evaluate_retrieved_context=True`, a second question judges the context.
     """
 
     PROMPT: ClassVar[str] = "stereotypes"
@@ -291,10 +296,10 @@ class Stereotypes(BooleanJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizationJudge(BooleanJudge):
-    """Whether the answer is a good summary, compared with a reference summary.
+    """Quality of a summary, compared with a reference summary.
 
-    `evaluate_retrieved_context=True` asks of the context, too, whether the points of the reference stand in it: where
-    they do not, the retrieval has failed. An empty answer is no summary, and fails.
+    With `evaluate_retrieved_context=True`, a second question checks that the context contains the points of the
+    reference. If it does not, the retrieval failed. An empty answer is not a summary, and fails.
     """
 
     PROMPT: ClassVar[str] = "summarization_judge"
@@ -331,12 +336,14 @@ class SummarizationJudge(BooleanJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Byop(JudgeEvaluator):
-    """Bring your own prompt: it has the judge say "true" (the case passes) or "false" (it fails).
+    """Bring your own prompt: the judge says "true" (the case passes) or "false" (it fails).
 
-    `prompt` names what the judge sees: `{inputs}` (the question), `{outputs}` (the actual answer),
-    `{reference_outputs}` (the expected one), `{documents}` (the context), and the other fields of a case. A case that
-    lacks one of them is skipped. Anything but true or false is a parse failure. `evaluate_retrieved_context=True` asks
-    once more, with the context in the place of the answer. `spanwise.evaluators.judge` makes judges with other scales.
+    `prompt` names the fields that the judge gets: `{inputs}` (the question), `{outputs}` (the actual answer),
+    `{reference_outputs}` (the expected one), `{documents}` (the context), and the other fields of a case. A
+    case that lacks one of them is skipped. Any reply other than true or false is a parse failure.
+
+    With `evaluate_retrieved_context=True`, a second question has the context in the place of the answer.
+    `spanwise.evaluators.judge` makes judges with other scales.
     """
 
     prompt: str | Path
@@ -354,7 +361,7 @@ class Byop(JudgeEvaluator):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What it asks a case for: what its prompt names, and documents where the context is judged."""
+        """Return the fields that the prompt names, and documents if the context is judged."""
         return make_signature(self._prompt.asked, {})
 
     async def __call__(self, case: Case, **values: Any) -> list[dict[str, Any]]:
@@ -376,7 +383,7 @@ def _read_true_false(answer: Answer) -> BooleanVerdict:
 
 
 def _read_bare_word(text: str) -> BooleanVerdict | None:
-    """The one word that H2O's prompts ask for, quoted or fenced or not."""
+    """Read a reply of one word, as H2O's prompts request, with or without quotes or a code fence."""
     said = _TRUE_FALSE_WORD.fullmatch(text)
     return None if said is None else BooleanVerdict(said[1].lower() == "true", None)
 
@@ -395,12 +402,12 @@ def _read_bare_word(text: str) -> BooleanVerdict | None:
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactCheck(JudgeEvaluator):
-    """How far the answer is free of false information: 1 is all right, 0 is false, as an agent has found out.
+    """Freedom of the answer from false information, checked by an agent: 1 is all correct, 0 is false.
 
-    `agent` is who looks things up, with tools of its own: a function (also async) from the prompt to JSON with
-    `answer`, `evaluation_score` in [0, 1] and `evaluation_summary`, as a dict or as text, or a `Judge`. Without one,
-    `judge` goes by what it knows. H2O's page calls the metric a percentage of false information; its prompt, like
-    ours, gives 1 to answers without any. An empty answer is skipped.
+    `agent` looks up facts with its own tools. It is a `Judge`, or a function (also async) of the prompt. The
+    function returns JSON with `answer`, `evaluation_score` in [0, 1] and `evaluation_summary`, as a dict or as
+    text. Without an agent, `judge` relies on its own knowledge. H2O's page calls the metric a percentage of
+    false information. Its prompt, like ours, gives 1 to answers without any. An empty answer is skipped.
     """
 
     PROMPT: ClassVar[str] = "fact_check"
@@ -428,7 +435,7 @@ class FactCheck(JudgeEvaluator):
 
 
 def _read_fact_check(answer: Answer) -> tuple[float, str]:
-    """The score and its summary. Raises `ParseFailure` for a score that is no number from 0 to 1."""
+    """Return the score and its summary. Raises `ParseFailure` if the score is not a number from 0 to 1."""
     said = answer.value if isinstance(answer.value, Mapping) else {}
     score = said.get("evaluation_score")
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
@@ -438,7 +445,7 @@ def _read_fact_check(answer: Answer) -> tuple[float, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageByJudge(BooleanJudge):
-    """A judge compares the languages."""
+    """Language comparison by a judge."""
 
     PROMPT: ClassVar[str] = "language_mismatch"
     PASSES: ClassVar[str] = "yes"
@@ -461,16 +468,16 @@ class LanguageByJudge(BooleanJudge):
 )
 @dataclass(frozen=True, slots=True)
 class LanguageMismatch:
-    """Whether question and answer are in the same language, told by py3langid (97 languages, no model to download).
+    """Language match of question and answer, detected by py3langid (97 languages, no model to download).
 
-    The two are looked at together: a short answer is taken for the language of the question where its letters allow
-    that. Code, addresses and numbers are left out. Where it cannot be told (fewer than 12 letters, a name alone, two
-    languages that are close kin), the case is skipped; a script that one language writes tells it from fewer letters.
-    `evaluate_retrieved_context=True` compares the context with the question, too. `detect` puts another detector in
-    place: a function from a text to a language code, or None.
+    Both texts are considered together: a short answer is assigned the language of the question if its letters
+    allow it. Code, addresses and numbers are ignored. The case is skipped if the language is uncertain: fewer
+    than 12 letters, a name alone, or two closely related languages. A script that only one language uses needs
+    fewer letters. With `evaluate_retrieved_context=True`, the context is also compared with the question.
+    `detect` replaces the detector: a function from a text to a language code, or None.
 
-    `judge=…` has a judge compare the languages instead, as H2O does, who also knows short texts, kin languages, and
-    questions that ask for a translation; `prompt` replaces its prompt. What it says and cannot be read is a parse
+    With `judge=…`, a judge compares the languages instead, as in H2O. It also handles short texts, closely related
+    languages, and questions that ask for a translation. `prompt` replaces its prompt. An unreadable reply is a parse
     failure.
     """
 
@@ -478,7 +485,7 @@ class LanguageMismatch:
     detect: Detector | None = None
     judge: Any = None
     prompt: str | Path | Mapping[str, Any] | None = None
-    chosen: Any = field(init=False, repr=False, compare=False)  # who tells them: this is what is called
+    chosen: Any = field(init=False, repr=False, compare=False)  # implementation that `__call__` uses
 
     def __post_init__(self) -> None:
         if self.judge is not None and self.detect is not None:

@@ -1,4 +1,4 @@
-"""Haystack judges: context relevance and faithfulness, asked in Haystack's few-shot layout."""
+"""Haystack judges: context relevance and faithfulness, with Haystack's few-shot prompt layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Parse
 from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.evaluators.judges.ratings import check_chunks
 
-_PLACEHOLDER_BRACE = re.compile(r"\{(?=[\s{A-Za-z_])")  # in JSON text a brace before these stands inside of a string
+_PLACEHOLDER_BRACE = re.compile(r"\{(?=[\s{A-Za-z_])")  # in JSON text, a brace before one of these is inside a string
 _SCALAR_SCHEMAS = [{"type": kind} for kind in ("number", "string", "boolean", "null")]
 _ANY_VALUE_SCHEMA: dict[str, JSON] = {
     "anyOf": [*_SCALAR_SCHEMAS, {"type": "array", "items": {"anyOf": _SCALAR_SCHEMAS}}]
@@ -26,16 +26,18 @@ _ANY_VALUE_SCHEMA: dict[str, JSON] = {
 
 @dataclass(frozen=True, slots=True)
 class FewShotTask:
-    """`examples` are dicts with `inputs` and `outputs`, each a dict by name."""
+    """Task with instructions and few-shot examples. `examples` are dicts with `inputs` and `outputs`, each a dict by
+    name.
+    """
 
     instructions: str
     outputs: Sequence[str]
     examples: Sequence[Mapping[str, Any]]
 
     def template(self, inputs: Mapping[str, str]) -> str:
-        """The prompt in Haystack's layout. `inputs` say which argument stands for each input.
+        r"""Return the prompt in Haystack's layout. `inputs` maps each input to the argument that fills it.
 
-        A brace that stands before a word in an example is written as JSON's \\u007b: it is no placeholder.
+        A brace before a word in an example is written as JSON's \u007b, so that it is not a placeholder.
         """
         shown = "\n".join(
             f"Inputs:\n{_escape_json(one['inputs'])}\nOutputs:\n{_escape_json(one['outputs'])}" for one in self.examples
@@ -51,7 +53,7 @@ class FewShotTask:
 
     @property
     def schema(self) -> dict[str, JSON]:
-        """The form of a reply: the outputs, each of the kind that it has in the examples."""
+        """Return the schema of a reply: the outputs, each with the type that it has in the examples."""
         given = [one["outputs"] for one in self.examples]
         columns = {name: [row[name] for row in given if name in row] for name in self.outputs}
         return _make_object_schema({name: _infer_schema(values) for name, values in columns.items()})
@@ -62,7 +64,7 @@ def _escape_json(value: Any) -> str:
 
 
 def _infer_schema(values: Sequence[Any]) -> dict[str, JSON]:
-    """The schema of values like these; of none, or of several kinds, that of any number, text or list."""
+    """Return the schema of such values. No values, or values of several types, allow any number, text or list."""
     kinds = {type(value) for value in values}
     if kinds == {bool}:
         return {"type": "boolean"}
@@ -167,13 +169,15 @@ FAITHFULNESS_TASK = FewShotTask(
 
 
 def read_relevance(answer: Answer) -> dict[str, Any]:
-    """`relevant_statements`, and as `score` 1 if there are any, else 0. Raises `ParseFailure`."""
+    """Return `relevant_statements`, and as `score` 1 if there are any, else 0. Raises `ParseFailure`."""
     statements = _read_list(answer, "relevant_statements", str)
     return {"relevant_statements": statements, "score": int(bool(statements))}
 
 
 def read_faithfulness(answer: Answer) -> dict[str, Any]:
-    """`statements`, `statement_scores`, and as `score` their mean, 0 without statements. Raises `ParseFailure`."""
+    """Return `statements`, `statement_scores`, and as `score` their mean, 0 without statements. Raises
+    `ParseFailure`.
+    """
     statements = _read_list(answer, "statements", str)
     scores = [int(score) for score in _read_list(answer, "statement_scores", int)]
     if len(scores) != len(statements) or not set(scores) <= {0, 1}:
@@ -185,7 +189,7 @@ def read_faithfulness(answer: Answer) -> dict[str, Any]:
 async def ask_until_consistent(
     ask: Callable[[int], Awaitable[Answer]], read: Callable[[Answer], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What is read of an answer; of another one (`ask` takes the number of the sample) where it contradicts itself."""
+    """Return the parsed answer. If the first contradicts itself, ask once more. `ask` takes the number of the sample."""
     answer = await ask(0)
     try:
         return read(answer)
@@ -202,15 +206,16 @@ async def ask_until_consistent(
     judge=True,
     kind="model",
     llm=False,
-    example='get("ContextRelevance", judge=scripted({"relevant_statements": ["Built in 1912."]})), '
+    example='get_evaluator("ContextRelevance", judge=scripted({"relevant_statements": ["Built in 1912."]})), '
     'inputs="When was it built?", documents=["Built in 1912. It is green."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRelevance(JudgeEvaluator):
-    """Whether the retrieved context holds anything that is needed to answer the question: 1 if the judge finds a
-    relevant statement, else 0, as Haystack's ContextRelevanceEvaluator (`run()` is in `spanwise.evaluators.haystack`).
+    """Relevance of the retrieved context: 1 if the judge finds a statement that helps to answer the question, else
+    0.
 
-    The statements are in the metadata. Where a retrieval found nothing it is 0 without asking.
+    It follows Haystack's ContextRelevanceEvaluator (`run()` is in `spanwise.evaluators.haystack`). The statements are
+    in the metadata. If a retrieval found nothing, the score is 0 without a call of the judge.
     """
 
     PROMPT: ClassVar[str] = "haystack_context_relevance"
@@ -231,17 +236,18 @@ class ContextRelevance(JudgeEvaluator):
     judge=True,
     kind="model",
     llm=False,
-    example='get("Faithfulness", judge=scripted({"statements": ["In 1912.", "It is green."], '
+    example='get_evaluator("Faithfulness", judge=scripted({"statements": ["In 1912.", "It is green."], '
     '"statement_scores": [1, 0]})), inputs="When was it built?", outputs="In 1912. It is green.", '
     'documents=["Built in 1912."]',
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness(JudgeEvaluator):
-    """The share of the statements of an answer that can be inferred from the retrieved context, 0 for an answer without
-    statements, as Haystack's FaithfulnessEvaluator (`run()` is in `spanwise.evaluators.haystack`).
+    """Share of the statements of an answer that can be inferred from the retrieved context; 0 for an answer without
+    statements.
 
-    One question splits and scores; statements and scores are in the metadata. A reply whose lists differ in length is
-    asked for once more, then it is a parse failure.
+    It follows Haystack's FaithfulnessEvaluator (`run()` is in `spanwise.evaluators.haystack`). One question splits
+    the answer and scores the statements. Statements and scores are in the metadata. If the two lists of a reply
+    differ in length, the question is asked once more; a second mismatch is a parse failure.
     """
 
     PROMPT: ClassVar[str] = "haystack_faithfulness"
@@ -260,7 +266,7 @@ async def _judge_task(
     read: Callable[[Answer], dict[str, Any]],
     why: Callable[[Mapping[str, Any]], str | None],
 ) -> dict[str, Any]:
-    """The feedback of what is read of an answer; `why` makes the comment."""
+    """Return the feedback on an answer. `why` makes the comment."""
     prompt = judged.prompts[0]
     values = render_values(case, prompt.asked)
     async with Judgement(prompt.id, judged._judge, case) as judgement:
@@ -282,7 +288,7 @@ def _make_faithfulness_comment(result: Mapping[str, Any]) -> str | None:
 
 
 def _read_list(answer: Answer, name: str, kind: type) -> list[Any]:
-    """The list under a name. Raises `ParseFailure` for anything else."""
+    """Return the list under a name. Raises `ParseFailure` for any other value."""
     given = answer.value.get(name) if isinstance(answer.value, Mapping) else None
     if not isinstance(given, list) or not all(isinstance(member, kind) for member in given):
         raise ParseFailure(f"{name} is {given!r:.100}, no list", answer.text)

@@ -1,4 +1,4 @@
-"""Base class of evaluators that ask a judge: prompt overrides, judge and version."""
+"""Base class of evaluators that call a judge: prompt overrides, judge and version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spanwise.evaluators.judges.prompt_templates import MAX_CHARACTERS, PLACEHOL
 from spanwise.evaluators.judges.prompt_templates import prompt as load
 from spanwise.tracer.suggestions import did_you_mean
 
-# Parameters that are names, or part of what `_identity` of their class returns.
+# Parameters that are only names, or that the `_identity` of their class contains.
 _IDENTITY_PARAMETERS = frozenset(
     "agent assessment_name embed examples global_guidelines higher_is_better judge key logprobs map max_characters "
     "max_statements maximum minimum model prompt questions scale similarity tools weights".split()
@@ -25,17 +25,20 @@ _IDENTITY_PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeEvaluator:
-    """Base of the frozen dataclasses: `judge` is a `Judge`, a model's name, a dict, a function, None for the
-    environment's; `prompt` takes the place of the prompt `PROMPT`: a text, or the path of one, or a dict of these by id
-    where there are `FURTHER` prompts. `max_characters` bounds what is sent of a case in one question.
+    """Base class of evaluators that call a judge. Subclasses are frozen dataclasses.
 
-    A class with a `__post_init__` of its own calls `Judged.__post_init__(self)` first.
+    - `judge` is a `Judge`, a model's name, a dict, a function, or None for the judge of the environment.
+    - `prompt` replaces the prompt `PROMPT`. It is a text, the path of a text, or a dict of these by id if there
+      are `FURTHER` prompts.
+    - `max_characters` limits the characters of a case in one question.
+
+    A subclass with its own `__post_init__` must call `JudgeEvaluator.__post_init__(self)` first.
     """
 
     PROMPT: ClassVar[str] = ""
-    FURTHER: ClassVar[tuple[str, ...]] = ()  # ids of the other prompts that it may ask with: `self._more[id]`
+    FURTHER: ClassVar[tuple[str, ...]] = ()  # ids of additional prompts: `self._more[id]`
     NAMES: ClassVar[tuple[str, ...]] = PLACEHOLDERS
-    UNCUT: ClassVar[tuple[str, ...]] = ()  # values that it judges from end to end: a case with a longer one is skipped
+    UNCUT: ClassVar[tuple[str, ...]] = ()  # values that must be complete: a case with a longer one is skipped
 
     judge: Any = None
     prompt: str | Path | Mapping[str, Any] | None = None
@@ -57,32 +60,32 @@ class JudgeEvaluator:
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """All prompts that it may ask with, for `spanwise evaluators show` and the version."""
+        """Return all prompts that the evaluator may use, for `spanwise evaluators show` and the version."""
         return (self._prompt, *self._more.values())
 
     @property
     def judges(self) -> tuple[Judge, ...]:
-        """All judges that it may ask."""
+        """Return all judges that the evaluator may call."""
         return (self._judge,)
 
     @property
     def where(self) -> tuple[str, ...]:
-        """To whom text goes, for people."""
+        """Return the recipients of the text, for display."""
         return tuple(dict.fromkeys(judge.where for judge in self.judges))
 
     def ready(self) -> None:
-        """Raises `NoJudge` where one of them cannot be asked."""
+        """Raise `NoJudge` if one of the judges cannot be called."""
         for judge in self.judges:
             judge.check()
 
     @property
     def version(self) -> str:
-        """8 hex digits over prompts, judge and parameters: the version of the feedback."""
+        """Return 8 hex digits of the hash of prompts, judge and parameters. They are the version of the feedback."""
         identity = [*self._identity(), *([further] if (further := self._further()) else [])]
         return hashlib.sha256(orjson.dumps(identity)).hexdigest()[:8]
 
     def exported(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters as they are kept and shown: prompts as texts, the judge without its key."""
+        """Return the parameters as they are stored and shown: prompts as texts, the judge without its key."""
         kept = dict(parameters)
         if kept.get("prompt") is not None:
             kept["prompt"] = self._plain_prompt(kept["prompt"])
@@ -101,12 +104,12 @@ class JudgeEvaluator:
         return {name: compute_fingerprint(value) for name, value in values.items() if value != usual[name]}
 
     def _identity(self) -> list[Any]:
-        """What the version is made of."""
+        """Return the values that determine the version."""
         asked = [[prompt.id, prompt.hash] for prompt in self.prompts]
         return [asked, self.max_characters, dict(self._judge.identity)]
 
     def _own_prompts(self) -> Mapping[str, Any]:
-        """What takes the place of which prompt. Raises `ValueError` for the id of one that there is not."""
+        """Return the prompt overrides by id. Raises `ValueError` for an unknown id."""
         if not isinstance(self.prompt, Mapping):
             return {} if self.prompt is None else {self.PROMPT: self.prompt}
         known = (self.PROMPT, *self.FURTHER)
@@ -122,5 +125,7 @@ class JudgeEvaluator:
 
 
 def export_judge(judge: Judge, given: Any) -> Any:
-    """A judge as plain values, without its key; what cannot be written down (a function, a script) as it is."""
+    """Return a judge as plain values without its key. A judge that cannot be serialized (a function, a script) is
+    returned unchanged.
+    """
     return given if isinstance(given, str) or judge.backend is not None else judge.to_dict()

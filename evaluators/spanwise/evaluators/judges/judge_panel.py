@@ -1,4 +1,4 @@
-"""Judge panels: votes of several judges or samples, their agreement and the combined result."""
+"""Judge panels: scores of several judges or samples, their agreement and the combined result."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from spanwise.evaluators.judges.judgement import group_judgements
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask
 from spanwise.evaluators.judges.llm_client.judge_settings import Judge
 
-_PANEL_TARGET = Target(trace_id="0" * 32)  # what members say is of the panel
+_PANEL_TARGET = Target(trace_id="0" * 32)  # target of the members' feedback, which is never stored
 _SUMMED_FIELDS = ("input_tokens", "output_tokens", "cost", "calls", "cached")
 
 
 class _SampledJudge(Judge):
-    """A judge whose answers are those to one of several askings of the same question."""
+    """Judge that answers with one of several samples of the same question."""
 
     __slots__ = ("_which",)
-    _which: tuple[Judge, int, int]  # who is asked, the number of the sample, of how many
+    _which: tuple[Judge, int, int]  # judge, index of the sample, number of samples
 
     async def ask(self, ask: Ask) -> Answer:
         judge, number, of = self._which
@@ -47,13 +47,13 @@ def _make_sampled_judge(judge: Judge, number: int, of: int) -> Judge:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Members that all judge the same case; what most of them say counts, of grades the mean.
+    """Panel of members that judge the same case. The majority decides; grades are averaged.
 
-    A member that fails or skips has no vote. `notes` say what was changed to ask them.
+    A member that fails or skips is not counted. `notes` describe changes to the members' settings.
     """
 
-    # Takes the place of module path and source text in the versions of rules, which stay the same when either changes;
-    # what changes results is in the evaluator's own version
+    # Replaces module path and source text in the versions of rules, which stay the same when either changes. The
+    # evaluator's own version covers all that affects results.
     RULE_IDENTITY: ClassVar = ("assay.evaluators.judges._panel:Panel", "0d6076b8ddb7")
 
     members: tuple[Evaluator, ...]
@@ -61,16 +61,16 @@ class Panel:
 
     @property
     def judges(self) -> tuple[Judge, ...]:
-        """All judges that its members may ask."""
+        """Return all judges that the members may call."""
         return tuple(judge for asking in self._asking for judge in getattr(asking, "judges", ()))
 
     @property
     def where(self) -> tuple[str, ...]:
-        """To whom text goes, for people."""
+        """Return the recipients of the text, for display."""
         return tuple(dict.fromkeys(where for asking in self._asking for where in asking.where))
 
     def ready(self) -> None:
-        """Raises `NoJudge` where one of its members cannot ask."""
+        """Raise `NoJudge` if one of the members cannot be called."""
         for asking in self._asking:
             asking.ready()
 
@@ -93,12 +93,15 @@ class Panel:
 def panel(
     *members: Any, samples: int = 1, temperature: float = 0.7, key: str | None = None, threshold: float | None = None
 ) -> Evaluator:
-    """Several as one: `panel(polite, samples=5)`, or `panel(get_evaluator("safety", judge=a), get_evaluator("safety", judge=b))`.
+    """Combine several evaluators into one: `panel(polite, samples=5)`, or `panel(get_evaluator("safety", judge=a),
+    get_evaluator("safety", judge=b))`.
 
-    With `samples` each member is asked as often, at that temperature: at 0 it would say the same each time. Only
-    judges can be sampled. What most say is the score, or the label; grades have their mean; evenly divided on yes and
-    no or labels the panel gives no score, but a skip. The comment is that of a member who says so; metadata have
-    `confidence`, the share who say what most say, and each member's word. Raises `ValueError`.
+    With `samples`, each member is asked that many times at the given temperature, as answers at 0 would not vary.
+    Only judges can be sampled. The score or label is that of the majority. Grades are averaged. A tie between yes and
+    no, or between labels, gives a skip.
+
+    The comment is that of a member of the majority. The metadata have `confidence`, the share of the majority, and
+    the result of each member. Raises `ValueError`.
     """
     if not members or samples < 1:
         raise ValueError(f"a panel has members and at least one sample of each, not {len(members)} and {samples!r}")
@@ -135,12 +138,12 @@ def _make_samples(member: Evaluator, samples: int, temperature: float) -> list[E
 
 
 def _select_main_feedback(member: Evaluator, feedback: Sequence[Feedback]) -> Feedback:
-    """Of what a member says, what stands under its own key, else the first."""
+    """Return the feedback under the member's own key, else the first."""
     return next((row for row in feedback if row.key == member.key), feedback[0])
 
 
 def _raise_no_vote(rows: Sequence[Feedback]) -> None:
-    """Raises `Unjudged`, or `Skip` where no member failed."""
+    """Raise `Unjudged`, or `Skip` if no member failed."""
     errors = [row for row in rows if row.outcome == "error"]
     if not errors:
         raise Skip(rows[0].comment or "no member of the panel has judged")
@@ -177,7 +180,7 @@ def _format_vote(word: Any) -> str:
 
 
 def _describe_vote(row: Feedback) -> dict[str, Any]:
-    """What one member said, and where it can be seen."""
+    """Return the result of one member, with the id of its trace."""
     judge = row.metadata.get("judge")
     said = {
         "model": judge.get("model") if isinstance(judge, dict) else None,
@@ -191,7 +194,7 @@ def _describe_vote(row: Feedback) -> dict[str, Any]:
 
 
 def _sum_costs(rows: Sequence[Feedback], notes: Sequence[str]) -> dict[str, Any]:
-    """Tokens, cost and calls of all members together, and what was noted, such as that some failed."""
+    """Return tokens, cost and calls of all members together, and notes, such as the number of failed members."""
     failed = sum(row.outcome == "error" for row in rows)
     notes = [*notes, *[f"{failed} of {len(rows)} opinions failed"] * (failed > 0)]
     judges = [judge for row in rows if isinstance(judge := row.metadata.get("judge"), dict)]

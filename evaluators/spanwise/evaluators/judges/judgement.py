@@ -1,8 +1,8 @@
 """Judgement of one case: its questions, their cost, its own trace, and the resulting feedback row.
 
-Nothing of the application is above or in it: neither its current span, nor its session, user, tags and baggage. Where
-the runs go is the affair of whoever stores the feedback (`Judgements`); else they are delivered like all spans of this
-process, if it has a collector.
+The trace is detached from the application's context: its current span, session, user, tags and baggage. If a
+`JudgementBuffer` is active, the runs go to it, and the code that stores the feedback stores them. Else they are
+delivered like all spans of this process, provided that it has a collector.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from spanwise.tracer import attribute_names as names
 from spanwise.tracer.internal_api import get_runtime, make_detached_context, to_json
 from spanwise.tracer.trace_capture import Captured, capture, has_collector
 
-MAX_SAMPLES = 1_000  # of one question in one repetition, at most
-_COST_FIELDS = ("calls", "input_tokens", "output_tokens", "cost")  # what an `Unjudged` may say of its question
-_TRACED_FIELDS = ("key", "score", "label", "comment", "error")  # of a row, what its trace says again
+MAX_SAMPLES = 1_000  # maximum samples of one question in one repetition
+_COST_FIELDS = ("calls", "input_tokens", "output_tokens", "cost")  # usage metadata that an `Unjudged` may carry
+_TRACED_FIELDS = ("key", "score", "label", "comment", "error")  # fields of a row that its trace repeats
 
 
 class Judgement:
-    """`async with Judgement("faithfulness", judge, case) as judgement:` ask as often as needed, return `row(…)`.
+    """Judgement of one case: `async with Judgement("faithfulness", judge, case) as judgement:`, then `ask` any number of
+    times and return `row(…)`.
 
-    It is a trace of its own, of kind evaluator, with a run per question; `judge_trace_id` of the feedback is its id.
-    What is raised inside bears what was found out so far.
+    A judgement is a separate trace of kind evaluator, with a run per question. `judge_trace_id` of the feedback is
+    its id. An `Unjudged` error raised inside gets the metadata collected so far.
     """
 
     def __init__(self, evaluator: str, judge: Judge, case: Case) -> None:
@@ -55,10 +56,10 @@ class Judgement:
         self._trace: JudgementTrace | None = None
         self._rows: list[dict[str, Any]] = []
         self._asked_with: dict[str, None] = {}  # labels of prompts
-        self._in_vain: list[dict[str, Any]] = []  # what questions have taken that came to no answer
+        self._in_vain: list[dict[str, Any]] = []  # usage of questions without an answer
         self.answers: list[tuple[Prompt, Answer]] = []
         self.trace_id: str | None = None
-        self._left_out: dict[str, int] = {}  # characters by name of a value, the most of all questions
+        self._left_out: dict[str, int] = {}  # characters by name of the value, maximum over all questions
 
     async def __aenter__(self) -> Self:
         self._trace = JudgementTrace(self._evaluator, self._case)
@@ -68,7 +69,7 @@ class Judgement:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        spent = bool(self.answers) or not isinstance(error, Skip)  # a question that was never asked is no judgement
+        spent = bool(self.answers) or not isinstance(error, Skip)  # without a question there is no judgement to keep
         if self._trace is not None and not self._trace.end(self._said(), (kind, error, frames), kept=spent):
             self.trace_id = None
             for row in self._rows:
@@ -86,7 +87,7 @@ class Judgement:
         sample: int = 0,
         logprobs: int = 0,
     ) -> Answer:
-        """One question. Raises `ParseFailure` and other `Unjudged`, `Skip` when a budget is used up."""
+        """Ask one question. Raises `ParseFailure` and other `Unjudged`, and `Skip` if a budget is exhausted."""
         for name, characters in prompt.left_out(values).items():
             self.leave_out(name, characters)
         ask = Ask(
@@ -100,7 +101,7 @@ class Judgement:
         return await self._asked(prompt, ask)
 
     def leave_out(self, name: str, characters: int) -> None:
-        """Record that so many characters of a value are not shown to the judge, so that the feedback says it."""
+        """Record the number of characters of a value that the judge does not get. The feedback reports it."""
         self._left_out[name] = max(characters, self._left_out.get(name, 0))
 
     async def _asked(self, prompt: Prompt, ask: Ask) -> Answer:
@@ -122,15 +123,15 @@ class Judgement:
 
     @property
     def _repetition(self) -> int:
-        """Which repetition of an experiment is judged: none is answered by what was said of another."""
+        """Return the judged repetition of an experiment. Cached answers are never shared between repetitions."""
         if self._case.run is not None:
             return self._case.run.repetition
         return get_judge_context().repetition or 0
 
     def row(self, score: Any = None, *, comment: str | None = None, **more: Any) -> dict[str, Any]:
-        """What an evaluator returns: a score and why, what it took, and where it can be seen.
+        """Return a feedback row: a score, a comment, the metadata of the judge, and the id of the judgement's trace.
 
-        `more` are fields of feedback (`key`, `label`, …); `metadata` among them stand beside those of the judge.
+        `more` are fields of feedback (`key`, `label`, …). `metadata` among them is merged with that of the judge.
         """
         metadata = {**(more.pop("metadata", None) or {}), **self.metadata()}
         if self._left_out:
@@ -141,11 +142,11 @@ class Judgement:
         return row
 
     def metadata(self) -> dict[str, Any]:
-        """Model, endpoint, prompts with their hashes, tokens, cost, what was noted, how many answers were cached, how
-        many characters of which value were left out.
+        """Return model, endpoint, prompts with their hashes, tokens, cost, notes, number of cached answers, and
+        characters left out per value.
 
-        Tokens and cost are of the calls that were made: None where no reply told them. The cost is None, too, where
-        that of one call is not known.
+        Tokens and cost cover the calls that were made. They are None if no reply reported them. The cost is also None
+        if that of one call is unknown.
         """
         answers = [answer for _, answer in self.answers]
         spent = [*map(_measure_answer, answers), *self._in_vain]
@@ -175,26 +176,27 @@ def _measure_answer(answer: Answer) -> dict[str, Any]:
 
 
 def _sum_costs(spent: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return what questions have cost; None where one of them took tokens whose price is not known, or untold ones."""
+    """Return the cost of questions, or None if the tokens or the price of one of them are unknown."""
     priced = [each.get("cost") for each in spent if each.get("calls") or each.get("cost") is not None]
     return None if None in priced else _sum_known(priced)
 
 
 def _sum_known(amounts: Iterable[Any]) -> Any:
-    """Of those that are known; None where none is."""
+    """Return the sum of the known amounts, or None if there are none."""
     known = [amount for amount in amounts if amount is not None]
     return sum(known) if known else None
 
 
 JUDGED_FIELDS = ("inputs", "outputs", "reference_outputs")
-MAX_VALUE_BYTES = 4_000  # bytes of each of these on the root: the questions below it have them whole
+MAX_VALUE_BYTES = 4_000  # maximum bytes of each on the root run; the question runs hold complete values
 
 ExitArguments: TypeAlias = tuple[type[BaseException] | None, BaseException | None, Any]
 
 
 class JudgementTrace:
-    """One judgement's trace while it lasts; inside of another judgement, its part of that one's trace. Without an id
-    where there is none, as nothing is recorded or kept.
+    """Trace of one judgement while it is running. A nested judgement becomes a part of the outer judgement's trace.
+
+    `id` is None if nothing is recorded or stored.
     """
 
     def __init__(self, evaluator: str, case: Case) -> None:
@@ -224,7 +226,7 @@ class JudgementTrace:
 
     @contextmanager
     def question(self, prompt: Prompt, ask: Ask) -> Iterator[_QuestionRun]:
-        """The run of one question; what is raised inside is its error."""
+        """Open the run of one question. An exception raised inside becomes its error."""
         if self._run is None:
             yield _QuestionRun(None)
             return
@@ -233,7 +235,7 @@ class JudgementTrace:
             yield _QuestionRun(run)
 
     def end(self, outputs: JSON, failed: ExitArguments, *, kept: bool) -> bool:
-        """End it, and hand it on if it is to be `kept`; whether that was done."""
+        """End the trace, and deliver it if `kept`. Return whether it was delivered."""
         if self._run is None:
             return False
         if outputs is not None:
@@ -243,7 +245,7 @@ class JudgementTrace:
 
     def _handed_on(self, captured: Captured) -> bool:
         if self._into is None:
-            if not has_collector():  # judged texts would lie in the spool for a collector that nobody has
+            if not has_collector():  # else judged texts would stay in the spool
                 return False
             captured.deliver()
             return True
@@ -254,7 +256,7 @@ class JudgementTrace:
 
 @contextmanager
 def group_judgements(evaluator: str, case: Case) -> Iterator[None]:
-    """Judgements inside are parts of one, as the votes of a panel are."""
+    """Group the judgements inside a block into one trace, such as those of a panel's members."""
     traced = JudgementTrace(evaluator, case)
     try:
         yield
@@ -265,13 +267,13 @@ def group_judgements(evaluator: str, case: Case) -> Iterator[None]:
 
 
 class _QuestionRun:
-    """The run of a question, if there is one."""
+    """Run of a question. It is empty if nothing is recorded."""
 
     def __init__(self, run: Run | None) -> None:
         self._run = run
 
     def answered(self, answer: Answer) -> None:
-        """What came back. A cached answer has cost nothing, and its tokens were counted when they were spent."""
+        """Record an answer. A cached answer has no usage, as the original call already counted it."""
         if self._run is None:
             return
         self._run.set_outputs(answer.text)
@@ -283,7 +285,7 @@ class _QuestionRun:
             self._spent(answer.usage.input_tokens, answer.usage.output_tokens, answer.cost)
 
     def failed(self, reply: str | None, spent: Mapping[str, Any]) -> None:
-        """What came back that is no answer, if anything, and what that took."""
+        """Record an invalid reply, if there was one, and its usage."""
         if self._run is None:
             return
         if reply is not None:
@@ -291,7 +293,7 @@ class _QuestionRun:
         self._spent(spent.get("input_tokens"), spent.get("output_tokens"), spent.get("cost"))
 
     def _spent(self, input_tokens: int | None, output_tokens: int | None, cost: float | None) -> None:
-        """Record tokens and cost. Without a cost no price applies, and the model's name must not give one."""
+        """Record tokens and cost. Without a cost, no price must be derived from the model's name."""
         if self._run is not None:
             self._run.set_usage(input_tokens, output_tokens, cost=cost)
             if cost is None:
@@ -299,7 +301,7 @@ class _QuestionRun:
 
 
 def _select_judged_values(case: Case) -> Mapping[str, JSON]:
-    """What was judged, each cut to a length that lists and pages show."""
+    """Return the judged values, each truncated to a length that lists and pages show."""
     values = ((name, getattr(case, name)) for name in JUDGED_FIELDS)
     return {name: orjson.loads(to_json(value, MAX_VALUE_BYTES)) for name, value in values if value is not None}
 
@@ -315,7 +317,7 @@ def _describe_target(target: Target | None) -> Mapping[str, str | None]:
 
 
 def _link_to_judged(run: Run, target: Target | None, case: Case) -> None:
-    """Lead to the judged span, else to the root of the judged trace, so far as it is known."""
+    """Link the run to the judged span, else to the root of the judged trace if it is known."""
     root = case.run
     trace_id = target.trace_id if target is not None else None
     if trace_id is None and root is not None:
@@ -329,7 +331,9 @@ T = TypeVar("T")
 
 
 async def gather_or_cancel(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What they come to, in order. The first that fails ends the others: nobody pays for what is thrown away."""
+    """Return the results in order. The first failure cancels the other calls, so that no discarded answer is paid
+    for.
+    """
     tasks = [asyncio.create_task(one) for one in asked]
     try:
         return await asyncio.gather(*tasks)

@@ -19,7 +19,7 @@ from spanwise.evaluators.judges.prompt_values import render_value, render_values
 from spanwise.evaluators.judges.ratings import make_scale
 
 FIELD_BY_NODE: Mapping[str, str] = {"question": "inputs", "search": "documents", "answer": "outputs"}
-MAX_LEVELS = 100  # levels of a scale
+MAX_LEVELS = 100  # maximum levels of a scale
 _NODE_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 
@@ -36,15 +36,16 @@ _NODE_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineJudge(JudgeEvaluator):
-    """How relevant the answer of a pipeline is to the question, a whole number from 1 to 5.
+    """Relevance of a pipeline's answer to the question, an integer from 1 to 5.
 
-    The prompt's `{{question}}`, `{{search}}` and `{{answer}}` are taken from the outputs by these names: those that it
-    does not name are left out, one that it names and that is not there is an error. A prompt of one's own may name any
-    others, and fields of a case; where outputs are no dict, the question is `inputs`, the search `documents` and the
-    answer `outputs`. With a prompt of one's own `minimum` and `maximum` may be others.
+    The prompt's `{{question}}`, `{{search}}` and `{{answer}}` are filled with the outputs of these names.
+    Outputs that the prompt does not name are left out. A named output that is missing is an error. A prompt of
+    your own may name any other nodes, and fields of a case. If the outputs are not a dict, the question is
+    `inputs`, the search `documents` and the answer `outputs`. With a prompt of your own, `minimum` and
+    `maximum` may differ.
 
-    The reply is an object with `score` and `reasoning`. One outside the range is a parse failure. `pipeline` runs a
-    function instead.
+    The reply is an object with `score` and `reasoning`. A score outside the range is a parse failure. The evaluator
+    `pipeline` runs a function instead.
     """
 
     PROMPT: ClassVar[str] = "pipeline_judge"
@@ -62,13 +63,13 @@ class PipelineJudge(JudgeEvaluator):
 
     @property
     def NAMES(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Any name that stands in double braces may be that of a node."""
+        """Return all valid placeholders. Any name in double braces may be that of a node."""
         text = self.prompt.read_text("utf-8") if isinstance(self.prompt, Path) else self.prompt or ""
         return tuple(dict.fromkeys((*PLACEHOLDERS, *FIELD_BY_NODE, *_NODE_PLACEHOLDER.findall(text))))
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The range is what was declared."""
+        """Return the metric with the declared range."""
         return (Metric("pipeline_judge", (float(self.minimum), float(self.maximum)), primary=True),)
 
     async def __call__(self, case: Case, outputs: Any) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class PipelineJudge(JudgeEvaluator):
             return judgement.row(self._score(answer), comment=_get_reasoning(answer))
 
     def _schema(self) -> dict[str, JSON]:
-        """The reasoning is written first."""
+        """Return the schema of a reply, in which the reasoning precedes the score."""
         score = {"type": "integer", "enum": list(range(self.minimum, self.maximum + 1))}
         return {
             "type": "object",
@@ -88,7 +89,7 @@ class PipelineJudge(JudgeEvaluator):
         }
 
     def _score(self, answer: Answer) -> float:
-        """Raises `ParseFailure` for what is outside the range."""
+        """Return the score. Raises `ParseFailure` if it is outside the range."""
         given = answer.value.get("score") if isinstance(answer.value, Mapping) else None
         level = make_scale(range(self.minimum, self.maximum + 1)).label_of(given)
         if level is None:
@@ -100,7 +101,9 @@ class PipelineJudge(JudgeEvaluator):
 
 
 def _render_node(case: Case, outputs: Any, name: str) -> str:
-    """What a node has given; else what a case has of that name. Raises `Unjudged` where neither has it."""
+    """Return the output of a node as text, else the field of the case with that name. Raises `Unjudged` if both are
+    missing.
+    """
     if isinstance(outputs, Mapping) and outputs.get(name) is not None:
         return render_value(outputs[name])
     field = FIELD_BY_NODE.get(name, name)

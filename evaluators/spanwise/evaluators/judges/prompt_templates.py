@@ -1,7 +1,7 @@
 """Prompt templates: placeholders, overrides, few-shot turns, and splitting of long values.
 
-A prompt's file may begin with a line `# version: 2`, which is not sent; without it the version is 1. A folder that
-`SPANWISE_PROMPTS` names is looked into first, for `<id>.txt`; an argument takes precedence over both.
+A prompt's file may begin with a line `# version: 2`, which is not sent. Without it the version is 1. The folder in
+`SPANWISE_PROMPTS` is searched first, for `<id>.txt`. An argument takes precedence over both.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ PLACEHOLDERS = (
     "metadata",
     "trajectory",
 )
-MAX_CHARACTERS = 100_000  # characters of all values of a question together
-MAX_PARTS = 50  # questions about one value that is too long for one question
-PART_OVERLAP = 200  # characters that such parts have in common, so that no sentence is in neither
+MAX_CHARACTERS = 100_000  # maximum characters of all values of a question together
+MAX_PARTS = 50  # maximum questions about one long value
+PART_OVERLAP = 200  # overlap of these parts in characters, so that a sentence at a boundary is complete in one of them
 PromptOverride: TypeAlias = str | Path | Mapping[str, str | Path] | None
 
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_LATEX = re.compile(r"(?:\\[A-Za-z]+\*?(?:\[[^\[\]]*\])?(?:\{[^{}]*\})*|[_^])\Z")  # what takes an argument in braces
-_LATEX_LOOKBACK = 200  # characters before a brace in which such a command is looked for
+# LaTeX commands that take an argument in braces
+_LATEX = re.compile(r"(?:\\[A-Za-z]+\*?(?:\[[^\[\]]*\])?(?:\{[^{}]*\})*|[_^])\Z")
+_LATEX_LOOKBACK = 200  # characters before a brace that are searched for a LaTeX command
 _VERSION = re.compile(r"\A# version: *(\S+) *\r?\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """An example that is shown before the question: values by name, and what a good judge replies."""
+    """Few-shot example before the question: values by name, and the reply of a good judge."""
 
     values: tuple[tuple[str, str], ...]
     reply: str
@@ -60,12 +61,13 @@ class Shot:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text with placeholders. `names` are the arguments that it may name; `version` is its author's.
+    """Prompt text with placeholders. `names` are the permitted placeholders; `version` is set by the author.
 
-    `{name}` and `{{name}}` are placeholders where the name is one of `names`; every other brace is text, but a single
-    unknown word in braces raises `ValueError` (an argument of a LaTeX command is text). `shots` are examples, shown in
-    their order as turns of a conversation. `bound` is how many characters of a question's values are sent. A case of
-    which a value in `uncut` is longer is skipped: an answer about a part of it would say nothing.
+    `{name}` and `{{name}}` are placeholders if the name is one of `names`. All other braces are text, but a
+    single unknown word in braces raises `ValueError`, except as an argument of a LaTeX command. `shots` are
+    examples, sent in order as turns of a conversation. `bound` is the maximum number of characters of a
+    question's values. A case with a longer value in `uncut` is skipped, because an answer about a part of it
+    would be meaningless.
     """
 
     id: str
@@ -77,7 +79,7 @@ class Prompt:
     uncut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.text.encode()  # half a surrogate pair cannot be sent: a ValueError too
+        self.text.encode()  # an unpaired surrogate cannot be sent, and also raises ValueError
         for match in _PLACEHOLDER.finditer(self.text):
             name = _get_placeholder_name(match)
             if name not in self.names and not _is_latex(self.text, match.start()):
@@ -88,24 +90,25 @@ class Prompt:
 
     @property
     def hash(self) -> str:
-        """12 hex digits of the SHA-256 of all that is sent but the values."""
+        """Return 12 hex digits of the SHA-256 of all text that is sent except the values."""
         said = [GUARD_INSTRUCTIONS, self.text, [[shot.values, shot.reply] for shot in self.shots]]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
 
     @property
     def label(self) -> str:
-        """What feedback says of it: "correctness 1 3fa2…"."""
+        """Return the name of the prompt in feedback: "correctness 1 3fa2…"."""
         return f"{self.id} {self.version} {self.hash}"
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The arguments whose placeholders stand in the text, each once, in order."""
+        """Return the distinct placeholders of the text, in order."""
         given = map(_get_placeholder_name, _PLACEHOLDER.finditer(self.text))
         return tuple(dict.fromkeys(name for name in given if name in self.names))
 
     def messages(self, values: Mapping[str, str]) -> tuple[Message, ...]:
-        """The messages with values (texts, by name) in their places. Raises `KeyError` for one that is not given, and
-        `Skip` for one that is longer than the bound and must not be cut.
+        """Return the messages with the placeholders replaced by values (texts by name).
+
+        Raises `KeyError` for a missing value, and `Skip` for a value in `uncut` that is longer than the bound.
         """
         for name, missing in self.left_out(values).items():
             if name in self.uncut:
@@ -123,13 +126,13 @@ class Prompt:
         return (system, *shown, _make_message("user", self._filled(sent, mark)))
 
     def left_out(self, values: Mapping[str, str]) -> Mapping[str, int]:
-        """Return how many characters of which value a question leaves out."""
+        """Return the number of characters that a question leaves out, by value."""
         return bound_values({name: values[name] for name in self.asked}, self.bound).left_out
 
     def in_parts(self, values: Mapping[str, str], name: str) -> list[Mapping[str, str]]:
-        """Return values for as many questions as it takes to show all of one value, without a cut; parts overlap.
+        """Return the values of several questions that together contain one value completely. Parts overlap.
 
-        Raises `Skip` where these would be more than `MOST_PARTS`.
+        Raises `Skip` if more than `MAX_PARTS` questions would be needed.
         """
         others = sum(len(values[other]) for other in self.asked if other != name)
         size = max(self.bound - others, self.bound // max(1, len(self.asked)), 1)
@@ -145,7 +148,7 @@ class Prompt:
         return [{**values, name: values[name][start : start + size]} for start in starts]
 
     def _filled(self, texts: Mapping[str, str], mark: str) -> str:
-        """The text with fenced values in their places: in one pass, so that what stands in a value stays as it is."""
+        """Return the text with fenced values. A single pass keeps placeholders inside values unchanged."""
 
         def place(match: re.Match[str]) -> str:
             name = _get_placeholder_name(match)
@@ -163,8 +166,10 @@ def prompt(
     bound: int = MAX_CHARACTERS,
     uncut: tuple[str, ...] = (),
 ) -> Prompt:
-    """The prompt of that id (a file of `prompts/`), or what a user has put in its place: a text, the `Path` of one, or
-    a dict with such by the ids of prompts. Raises `ValueError` for one without a placeholder, `OSError` for no file.
+    """Return the prompt with that id (a file of `prompts/`), or its override.
+
+    An override is a text, the `Path` of a text, or a dict of these by prompt id. Raises `ValueError` for an override
+    without a placeholder, and `OSError` for a missing file.
     """
     own = _find_override(id, override.get(id) if isinstance(override, Mapping) else override)
     own = None if own is None else _rename_placeholders(own, names)
@@ -181,9 +186,10 @@ def prompt(
 
 
 def _rename_placeholders(text: str, names: Sequence[str]) -> str:
-    """Return a prompt with synonyms of placeholders replaced; one without placeholders is shown inputs and outputs.
+    """Return a prompt with synonyms of placeholders replaced. A prompt without placeholders gets inputs and outputs
+    appended.
 
-    A text of one word is not: it is probably the name of a file.
+    A text of one word gets nothing appended, as it is probably the name of a file.
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -201,7 +207,7 @@ def _rename_placeholders(text: str, names: Sequence[str]) -> str:
 
 
 def _find_override(id: str, override: str | Path | None) -> str | None:
-    """What a user has put in the place of a prompt; None where nothing."""
+    """Return a user's override of a prompt, or None."""
     if isinstance(override, str):
         return override
     folder = os.environ.get("SPANWISE_PROMPTS")

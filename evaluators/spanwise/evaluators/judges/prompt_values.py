@@ -18,17 +18,17 @@ _ROLES = frozenset({"user", "assistant", "system", "developer", "tool", "functio
 
 @dataclass(frozen=True, slots=True)
 class LastTurn:
-    """The last turn of a conversation: what was said before it, as messages, and what was asked."""
+    """Last turn of a conversation: the earlier messages, and the last request."""
 
     earlier: Sequence[Mapping[str, Any]]
     asked: Any
 
 
 def render_values(case: Case, names: Iterable[str], *, optional: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The values of those names as texts; `optional` are words for what may be missing.
+    """Return the named values as texts. `optional` maps fields that may be missing to a replacement text.
 
-    Of a conversation the last turn is `inputs`; what was said before it stands above it, unless `history` is asked for
-    as well. Raises `Skip` where the case lacks one.
+    For a conversation, `inputs` is the last turn. The earlier messages precede it unless `names` contains
+    `history`. Raises `Skip` if the case lacks a field.
     """
     names = tuple(names)
     values = {name: _get_case_value(case, name) for name in names}
@@ -43,9 +43,10 @@ def render_values(case: Case, names: Iterable[str], *, optional: Mapping[str, st
 
 
 def render_value(value: Any) -> str:
-    """A value as a judge reads it. A prompt cuts what is too long for one question.
+    """Return a value as text for a judge. The prompt truncates values that are too long for one question.
 
-    A text as it is, documents numbered with their ids, messages as "role: text", all else as JSON.
+    A text stays unchanged, documents are numbered with their ids, messages become "role: text", all other values
+    JSON.
     """
     if isinstance(value, str):
         return value
@@ -58,18 +59,20 @@ def render_value(value: Any) -> str:
 
 
 def read_conversation(value: Any) -> list[dict[str, Any]]:
-    """The messages of a conversation, also below the one key of a dict or below "messages"; [] for anything else."""
+    """Return the messages of a conversation, also those below a dict's only key or below "messages"; [] for any other
+    value.
+    """
     found = to_messages(unwrap_single_value(value))
     return found if all(message["role"] in _ROLES for message in found) else []
 
 
 def format_messages(spoken: Iterable[Mapping[str, Any]]) -> str:
-    """Messages as "role: text", one below the other."""
+    """Return messages as lines of "role: text"."""
     return "\n".join(f"{message.get('role')}: {_format_content(message)}" for message in spoken)
 
 
 def read_full_conversation(case: Case) -> list[Mapping[str, Any]]:
-    """All that was said: what came before, what was asked last, and the answer; nothing twice."""
+    """Return the complete conversation: earlier messages, last request and answer, without duplicates."""
     turn = _read_last_turn(case)
     ends = (
         ("user", unwrap_single_value(turn.asked)),
@@ -92,8 +95,8 @@ def _get_case_value(case: Case, name: str) -> Any:
 
 
 def _read_last_turn(case: Case) -> LastTurn:
-    """What was asked last, and what came before: of a session, whose history ends with both, and of inputs that are a
-    conversation themselves.
+    """Return the last request and the earlier messages. These come from a session, whose history ends with the request
+    and the answer, or from inputs that are a conversation.
     """
     inputs, earlier = get_case_field(case, "inputs"), read_conversation(get_case_field(case, "history"))
     spoken = read_conversation(inputs)
@@ -112,20 +115,20 @@ def _is_same_content(content: Any, *others: Any) -> bool:
 
 
 def _read_last_answer(outputs: Any) -> Any:
-    """Of outputs that are messages what the assistant said last; anything else as it is."""
+    """Return the assistant's last message if the outputs are messages, else the outputs unchanged."""
     spoken = read_conversation(outputs)
     answers = [message for message in spoken if message["role"] == "assistant"]
     return _format_content(answers[-1]) if answers else outputs
 
 
 def _prepend_history(earlier: Iterable[Mapping[str, Any]], asked: str) -> str:
-    """What was asked, below what was said before."""
+    """Return the last request below the earlier messages."""
     before = format_messages(earlier)
     return f"Earlier in the conversation:\n{before}\n\nThe last turn:\n{asked}" if before else asked
 
 
 def _format_content(message: Mapping[str, Any]) -> str:
-    """The words of a message; of one in parts those that are text, and which others there are; the tools it calls."""
+    """Return the text of a message. Other parts are represented by their type, and tool calls by JSON."""
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else [content]
     words = [_format_content_part(part) for part in parts if part is not None]
@@ -156,18 +159,18 @@ def _format_document_id(document: Document) -> str:
     return f" ({', '.join(truncate_middle(str(name), 200) for name in named)})" if named else ""
 
 
-MAX_TRAJECTORY_LENGTH = 30_000  # characters of a run tree
-_MIN_VALUE_LENGTH, _MAX_VALUE_LENGTH = 80, 2_000  # characters of what went into a run, of what came out, of its error
-_MAX_INDENT = 12  # levels that are shown by indentation
-_MAX_NAME_LENGTH = 200  # characters of a run's name
+MAX_TRAJECTORY_LENGTH = 30_000  # maximum characters of a run tree
+_MIN_VALUE_LENGTH, _MAX_VALUE_LENGTH = 80, 2_000  # characters of a run's inputs, outputs and error, each
+_MAX_INDENT = 12  # maximum levels of indentation
+_MAX_NAME_LENGTH = 200  # maximum characters of a run's name
 
 
 def render_trajectory(trace: Trace, most: int = MAX_TRAJECTORY_LENGTH) -> str:
-    """Which runs a trace has, by start time, the deeper ones indented below those that called them: kind, name, inputs,
-    outputs, error. Long values are cut; of many runs those in the middle are left out, and counted.
+    """Return the run tree as text: runs by start time, children indented, with kind, name, inputs, outputs and error.
 
-    Runs whose parent is not there stand at the top, as do those that are below each other in a circle. Runs of
-    evaluators are left out.
+    Long values are truncated. If there are too many runs, those in the middle are left out, and their number is
+    stated. Runs with a missing parent are at the top level, as are runs in a parent cycle. Runs of evaluators are
+    left out.
     """
     runs = list(_iterate_depth_first(trace))
     share = min(_MAX_VALUE_LENGTH, max(_MIN_VALUE_LENGTH, most // (3 * max(1, len(runs)))))
@@ -180,7 +183,7 @@ def render_trajectory(trace: Trace, most: int = MAX_TRAJECTORY_LENGTH) -> str:
 
 
 def _iterate_depth_first(trace: Trace) -> Iterator[tuple[int, Run]]:
-    """Each run once, with its depth: after the run that it is below, and by start time among those beside it."""
+    """Yield each run once, with its depth: after its parent, and by start time among siblings."""
     runs = sorted(trace.runs, key=lambda run: (run.start_ns, run.span_id))
     there = {run.span_id for run in runs}
     below: dict[str, list[Run]] = {}
@@ -188,7 +191,7 @@ def _iterate_depth_first(trace: Trace) -> Iterator[tuple[int, Run]]:
         below.setdefault(run.parent_id if run.parent_id in there else "", []).append(run)
     waiting = [(0, run) for run in reversed(below.pop("", []))]
     while waiting or below:
-        if not waiting:  # all that is left is below itself
+        if not waiting:  # the remaining runs form cycles
             first = next(iter(below))
             waiting = [(0, run) for run in reversed(below.pop(first))]
         depth, run = waiting.pop()
@@ -200,7 +203,7 @@ def _iterate_depth_first(trace: Trace) -> Iterator[tuple[int, Run]]:
 
 
 def _remove_descendants(run: Run, below: dict[str, list[Run]]) -> None:
-    """Take out of `below` all that is below a run."""
+    """Remove all descendants of a run from `below`."""
     waiting = [run]
     while waiting:
         waiting += below.pop(waiting.pop().span_id, [])
@@ -217,7 +220,7 @@ def _format_run(number: int, depth: int, run: Run, share: int) -> str:
 
 
 def _fit_blocks(blocks: list[str], most: int) -> list[str]:
-    """The first and the last blocks that have room, and between them how many have not."""
+    """Return the first and last blocks that fit, and between them a line with the number of the others."""
     if sum(map(len, blocks)) + len(blocks) <= most or len(blocks) < 3:
         return blocks
     first, last, left = 0, len(blocks), most
@@ -231,7 +234,7 @@ def _fit_blocks(blocks: list[str], most: int) -> list[str]:
 
 
 def _list_run_values(run: Run) -> list[tuple[str, str]]:
-    """Return (name, text) of what went into a run, of what came out and of its error."""
+    """Return (name, text) pairs of a run's inputs, outputs and error."""
     values: tuple[tuple[str, Any], ...] = (("inputs", run.inputs), ("outputs", run.outputs), ("error", run.error))
     return [
         (name, value if isinstance(value, str) else to_json_text(value, indent=False))
@@ -241,11 +244,13 @@ def _list_run_values(run: Run) -> list[tuple[str, str]]:
 
 
 def to_json_text(value: Any, indent: bool = True) -> str:
-    """A value as JSON; where it is none (it holds itself, say) as Python shows it. Equal values give equal texts."""
+    """Return a value as JSON, or its `repr` if JSON cannot represent it, such as a cyclic value. Equal values give equal
+    texts.
+    """
     option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
     try:
         return orjson.dumps(value, default=_json_default, option=option).decode()
-    except TypeError:  # half of a surrogate pair, a number beyond 64 bits, a value that holds itself
+    except TypeError:  # an unpaired surrogate, a number beyond 64 bits, or a cyclic value
         pass
     try:
         return json.dumps(value, default=_json_default, ensure_ascii=False, indent=2 if indent else None)
@@ -253,7 +258,7 @@ def to_json_text(value: Any, indent: bool = True) -> str:
         pass
     try:
         return repr(value)
-    except Exception:  # nested a thousand levels deep, or of somebody's own
+    except Exception:  # nested a thousand levels deep, or a class whose `repr` fails
         return f"(a {type(value).__name__} that cannot be written down)"
 
 

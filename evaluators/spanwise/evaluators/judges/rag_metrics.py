@@ -35,8 +35,8 @@ from spanwise.evaluators.judges.prompt_values import render_value as as_text
 from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.evaluators.models import Embedder, embedder
 
-MAX_SHOWN = 3  # of what failed, in a comment; the metadata have all
-MAX_STATEMENTS = 200  # of the statements, in metadata
+MAX_SHOWN = 3  # maximum failures in a comment; the metadata have all
+MAX_STATEMENTS = 200  # maximum statements in metadata
 QUESTION_SCHEMA: Mapping[str, JSON] = {
     "type": "object",
     "properties": {"question": {"type": "string"}, "noncommittal": {"type": "string", "enum": ["yes", "no"]}},
@@ -53,7 +53,7 @@ SENTENCES_SCHEMA: Mapping[str, JSON] = {
 
 @dataclass(frozen=True, slots=True)
 class ComponentResult:
-    """What a component came to: its score, what failed in words, and what it was counted from."""
+    """Result of a metric component: its score, a comment about failures, and the metadata that it is computed from."""
 
     score: float
     comment: str
@@ -62,7 +62,7 @@ class ComponentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RagCase:
-    """One case before the judge, with the prompts by id; `most` bounds sentences and statements."""
+    """Case with its judgement and the prompts by id. `most` limits sentences and statements."""
 
     judgement: Judgement
     prompts: Mapping[str, Prompt]
@@ -70,7 +70,7 @@ class RagCase:
     most: int
 
     def values(self, id: str, **own: str) -> dict[str, str]:
-        """What the prompt of that id asks for: what is given here, else what the case has."""
+        """Return the values of a prompt's placeholders: the given ones, else those of the case."""
         asked = self.prompts[id].asked
         others = render_values(
             self.case, [name for name in asked if name not in own], optional={"inputs": "(not known)"}
@@ -79,36 +79,36 @@ class RagCase:
 
     @property
     def question(self) -> str:
-        """The text of the inputs, "" without any."""
+        """Return the text of the inputs, "" without inputs."""
         return _to_single_text(get_case_field(self.case, "inputs"), extract_question)
 
     @property
     def answer(self) -> str:
-        """The text of the outputs."""
+        """Return the text of the outputs."""
         return _to_single_text(get_case_field(self.case, "outputs"), extract_text)
 
     @property
     def expected(self) -> str:
-        """The text of the reference."""
+        """Return the text of the reference."""
         return _to_single_text(get_case_field(self.case, "reference_outputs"), extract_text)
 
     @property
     def chunks(self) -> Sequence[Document]:
-        """What was retrieved and is not blank."""
+        """Return the retrieved documents that are not blank."""
         return [document for document in self.case.documents or () if document.content.strip()]
 
     async def statements(self, text: str) -> Statements:
-        """What a text states."""
+        """Return the statements of a text."""
         return await extract_statements(self.judgement, self.prompts["statements"], self._portion, text, self.most)
 
     async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
-        """Whether they hold, by the prompt of that id."""
+        """Return verdicts on statements, with the prompt of that id."""
         return await judge_statements(
             self.judgement, self.prompts[id], statements, lambda listed: self.values(id, statements=listed, **own)
         )
 
     async def ask(self, id: str, schema: Mapping[str, JSON], **own: str) -> Answer:
-        """One question."""
+        """Ask one question with the prompt of that id."""
         return await self.judgement.ask(self.prompts[id], self.values(id, **own), schema)
 
     def _portion(self, text: str) -> dict[str, str]:
@@ -116,7 +116,9 @@ class RagCase:
 
 
 async def score_faithfulness(asking: RagCase) -> ComponentResult:
-    """Statements of the answer that follow from the context, over all. Raises `Skip` where it states nothing."""
+    """Return the share of the answer's statements that follow from the context. Raises `Skip` if it makes no
+    statements.
+    """
     stated = await asking.statements(asking.answer)
     if not stated.texts:
         raise Skip("the answer makes no statements: faithfulness is undefined")
@@ -127,7 +129,7 @@ async def score_faithfulness(asking: RagCase) -> ComponentResult:
 
 
 async def score_context_recall(asking: RagCase) -> ComponentResult:
-    """Sentences of the reference that can be attributed to the context, over all."""
+    """Return the share of the reference's sentences that can be attributed to the context."""
     told = split_bounded_sentences(asking.expected)
     if not told:
         raise Skip("the reference is empty: context recall is undefined")
@@ -143,12 +145,14 @@ async def score_context_recall(asking: RagCase) -> ComponentResult:
 
 
 async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: int) -> ComponentResult:
-    """The mean cosine of the question with questions that the answer answers; 0 where all say that it answers none."""
+    """Return the mean cosine of the question with questions generated from the answer; 0 if all are marked
+    noncommittal.
+    """
     if not asking.question.strip():
         raise Skip("the question is empty: answer relevancy is undefined")
     if not asking.answer.strip():
         raise Skip("the answer is empty: answer relevancy is undefined")
-    check_embedder(embed)  # before anything is paid for
+    check_embedder(embed)  # before the first paid call
     answer = await asking.ask("answer_relevancy", make_numbered_schema(count, QUESTION_SCHEMA), outputs=asking.answer)
     said = read_numbered_items(answer, count, "questions")
     evades = [read_verdict(answer, one, "noncommittal") for one in said]
@@ -168,7 +172,7 @@ async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: i
 
 
 async def score_context_precision(asking: RagCase) -> ComponentResult:
-    """Average precision of the retrieved chunks, each useful for the expected answer or not."""
+    """Return the average precision of the retrieved chunks. Relevant chunks are those useful for the expected answer."""
     documents = (asking.case.documents or ())[: asking.most]
     if not documents:
         raise Skip("nothing was retrieved: context precision is undefined")
@@ -187,7 +191,7 @@ async def score_context_precision(asking: RagCase) -> ComponentResult:
 
 
 async def score_context_relevancy(asking: RagCase) -> ComponentResult:
-    """Sentences of the context that help to answer the question, over all of its sentences."""
+    """Return the share of the context's sentences that help to answer the question."""
     told = [sentence for document in asking.chunks for sentence in split_bounded_sentences(document.content)]
     if not told:
         raise Skip("the context has no sentences: context relevancy is undefined")
@@ -215,22 +219,22 @@ async def score_context_relevancy(asking: RagCase) -> ComponentResult:
 
 
 def compute_average_precision(relevant: Sequence[bool]) -> float:
-    """The mean, over the relevant, of the precision at their places; 0 where none is."""
+    """Return the mean of precision@k over the ranks k of relevant items; 0 if none is relevant."""
     hits = list(accumulate(map(int, relevant)))
     precisions = [hits[place] / (place + 1) for place, holds in enumerate(relevant) if holds]
     return sum(precisions) / len(precisions) if precisions else 0.0
 
 
 def compute_f1(tp: int, fp: int, fn: int) -> float:
-    """TP / (TP + ½ (FP + FN)); 0 without any true positive."""
+    """Return TP / (TP + ½ (FP + FN)); 0 without any true positive."""
     return tp / (tp + 0.5 * (fp + fn)) if tp else 0.0
 
 
 def match_sentences(told: Sequence[str], copied: Sequence[str]) -> tuple[set[int], list[str]]:
-    """Which sentences were copied, by place, and what was copied from nowhere.
+    """Return the indices of the sentences that were copied, and the copies that match no sentence.
 
-    A copy may be wrapped, quoted, cut at its ends, of several sentences, or repeated: each sentence counts once, and
-    every sentence of the same words with it.
+    A copy may be wrapped, quoted, truncated, repeated, or contain several sentences. Each sentence counts once,
+    together with every sentence of the same words.
     """
     texts = [_normalize_sentence(sentence) for sentence in told]
     relevant: set[int] = set()
@@ -250,21 +254,21 @@ def _find_positions(texts: Sequence[str], wanted: str) -> list[int]:
     if same or len(wanted) < _MIN_DISTINCTIVE_LENGTH:
         return same
     parts = [place for place, text in enumerate(texts) if wanted in text]
-    if parts:  # a part that stands in several sentences tells none
+    if parts:  # a part of several different sentences is ambiguous
         return parts if len({texts[place] for place in parts}) == 1 else []
     return [place for place, text in enumerate(texts) if len(text) >= _MIN_DISTINCTIVE_LENGTH and text in wanted]
 
 
-_MIN_DISTINCTIVE_LENGTH = 12  # characters of a part that tells from which sentence it is
+_MIN_DISTINCTIVE_LENGTH = 12  # minimum characters of a part that identifies its sentence
 
 
 def _normalize_sentence(sentence: str) -> str:
-    """What of a sentence tells it from others: its words."""
+    """Return the words of a sentence, which identify it."""
     return " ".join(re.findall(r"\w+", sentence.casefold()))
 
 
 def _to_single_text(value: Any, read: Callable[[Any], str]) -> str:
-    """The one text of a value; of one with several, all of it as JSON."""
+    """Return the only text of a value, or all of the value as JSON if it has several."""
     try:
         return read(value)
     except ValueError:
@@ -309,14 +313,14 @@ def _make_share_result(
 
 
 def _make_failure_comment(what: str, fail: str, failed: Sequence[str], of: int) -> str:
-    """What failed, in words: "1 of 3 statements do not follow from the context: …"."""
+    """Return a comment about failures: "1 of 3 statements do not follow from the context: …"."""
     if not failed:
         return f"0 of {of} {what} {fail}"
     shown = "; ".join(to_one_line(one, 300) for one in failed[:MAX_SHOWN])
     return f"{len(failed)} of {of} {what} {fail}: {shown}{'; …' if len(failed) > MAX_SHOWN else ''}"
 
 
-_REQUIRED_PLACEHOLDERS: Mapping[str, str] = {  # what a prompt has to name, else nothing would be judged
+_REQUIRED_PLACEHOLDERS: Mapping[str, str] = {  # placeholder that a prompt must contain to judge anything
     "statements": "outputs",
     "faithfulness": "statements",
     "answer_correctness": "statements",
@@ -329,10 +333,11 @@ _REQUIRED_PLACEHOLDERS: Mapping[str, str] = {  # what a prompt has to name, else
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiPromptJudge(JudgeEvaluator):
-    """`max_statements` bounds the sentences and statements of one text that are looked at; a comment says where it did.
+    """Base class of judges with several prompts. `max_statements` limits the sentences and statements of one text; a
+    comment reports the limit if it applied.
 
-    Prompts may name, beside the fields of a case, `{statements}` (numbered, one a line), `{text}` (of the other answer)
-    and `{questions}` (how many are wanted).
+    Besides the fields of a case, prompts may name `{statements}` (numbered, one per line), `{text}` (of the other
+    answer) and `{questions}` (the requested number).
     """
 
     NAMES: ClassVar[tuple[str, ...]] = (*PLACEHOLDERS, "statements", "text", "questions")
@@ -366,7 +371,7 @@ class MultiPromptJudge(JudgeEvaluator):
 
 
 def set_question_count(prompt: Prompt, questions: int) -> Prompt:
-    """A prompt with the number of questions in its place. Raises `ValueError`."""
+    """Return a prompt with `{questions}` replaced by the number. Raises `ValueError`."""
     if not 1 <= questions <= 20:
         raise ValueError(f"questions is 1 to 20, not {questions!r}")
     return replace(prompt, text=prompt.text.replace("{questions}", str(questions)))
@@ -380,31 +385,31 @@ EMBED_HELP = (
 
 
 def make_embed_function(given: Any) -> EmbedFunction:
-    """The function that is meant: itself, or that of an `Embedder` or of whatever names one (None: the default model).
+    """Return a function unchanged, else the function of an `Embedder` or of a named model (None: the default model).
 
-    Raises `ValueError` for what names none.
+    Raises `ValueError` for any other value.
     """
-    if callable(given) and not hasattr(given, "encode"):  # a SentenceTransformer can be called, too
+    if callable(given) and not hasattr(given, "encode"):  # a SentenceTransformer is also callable
         return given  # type: ignore[no-any-return]
     return embedder(given).embed
 
 
 def check_embedder(embed: EmbedFunction) -> None:
-    """Raises `NoModel` for a model of ours of which something is missing."""
+    """Raise `NoModel` if a Spanwise model is incomplete."""
     if isinstance(owner := getattr(embed, "__self__", None), Embedder):
         owner.check()
 
 
 def get_embedder_identity(embed: EmbedFunction) -> list[Any]:
-    """What scores depend on; nothing of a function, of which nobody knows what it does."""
+    """Return the embedder's settings that affect scores, or nothing for a function, whose behaviour is unknown."""
     owner = getattr(embed, "__self__", None)
     return [dict(owner.identity)] if isinstance(owner, Embedder) else []
 
 
 async def compute_similarities(embed: EmbedFunction, text: str, others: Sequence[str]) -> list[float]:
-    """The cosines, in [-1, 1], of a text with each of the others.
+    """Return the cosines, in [-1, 1], of a text with each of the others.
 
-    Raises `Skip` for a vector of zeros, whose direction is undefined, and `ValueError` for what are no vectors.
+    Raises `Skip` for a vector of zeros, whose direction is undefined, and `ValueError` for invalid vectors.
     """
     texts = [text, *others]
     first, *rest = await embed_texts(embed, texts)
@@ -417,7 +422,7 @@ async def compute_similarities(embed: EmbedFunction, text: str, others: Sequence
 
 
 async def embed_texts(embed: EmbedFunction, texts: Sequence[str]) -> list[list[float]]:
-    """One vector of finite numbers per text, all of one length. Raises `ValueError` for anything else."""
+    """Return one vector of finite numbers per text, all of the same length. Raises `ValueError` for invalid vectors."""
     given = await run_in_thread(lambda: embed(list(texts)))
     if inspect.isawaitable(given):
         given = await given
@@ -442,14 +447,16 @@ def _to_vector(row: Any) -> list[float]:
 
 
 def _to_list(value: Any) -> Any:
-    """Lists in the place of arrays, tensors and tuples."""
+    """Convert arrays, tensors and tuples to lists."""
     as_list = getattr(value, "tolist", None)
     plain = as_list() if callable(as_list) else value
     return list(plain) if isinstance(plain, tuple) else plain
 
 
 def _compute_cosine(one: list[float], other: list[float]) -> float:
-    """Scaled by the greatest number first, so that neither tiny nor huge ones are lost in the squares."""
+    """Return the cosine. Vectors are first scaled by their largest number, so that squares neither underflow nor
+    overflow.
+    """
     one, other = _scale_vector(one), _scale_vector(other)
     product = math.fsum(a * b for a, b in zip(one, other, strict=True))
     return max(-1.0, min(1.0, product / (math.hypot(*one) * math.hypot(*other))))

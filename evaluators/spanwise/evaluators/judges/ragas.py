@@ -42,11 +42,12 @@ from spanwise.evaluators.judges.rag_metrics import (
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness(MultiPromptJudge):
-    """Statements of the answer that follow from the retrieved context, over all that it makes.
+    """Share of the answer's statements that follow from the retrieved context.
 
-    The judge takes the answer apart into statements, and then gives a verdict on each (two calls; more for answers of
-    more than 20 sentences or 15 statements). An answer that states nothing ("Sure, what is it about?") is skipped: the
-    share is undefined (RAGAS gives NaN, Haystack 0). Where nothing was retrieved, nothing follows from it: 0.
+    The judge splits the answer into statements, then gives a verdict on each. This takes two calls, or more for
+    answers of more than 20 sentences or 15 statements. An answer without statements ("Sure, what is it about?") is
+    skipped, as the share is undefined (RAGAS gives NaN, Haystack 0). If nothing was retrieved, nothing follows from
+    it: 0.
     """
 
     PROMPT: ClassVar[str] = "statements"
@@ -59,7 +60,9 @@ class Faithfulness(MultiPromptJudge):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EmbeddingJudge(MultiPromptJudge):
-    """Those that compare meanings, too: `embed` is what names an embedder, or a function from texts to vectors."""
+    """Base class of judges that also compare embeddings. `embed` is a function from texts to vectors, or names an
+    embedder.
+    """
 
     embed: Any = None
     _embed: EmbedFunction = field(init=False, repr=False, compare=False)
@@ -69,7 +72,7 @@ class _EmbeddingJudge(MultiPromptJudge):
         object.__setattr__(self, "_embed", make_embed_function(self.embed))
 
     def ready(self) -> None:
-        """Raises `NoJudge` and `NoModel`."""
+        """Raise `NoJudge` and `NoModel`."""
         MultiPromptJudge.ready(self)
         check_embedder(self._embed)
 
@@ -94,14 +97,16 @@ class _EmbeddingJudge(MultiPromptJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCorrectness(_EmbeddingJudge):
-    """0.75 · F1 of the statements + 0.25 · similarity of the texts.
+    """Weighted mean of factual and semantic similarity: 0.75 · F1 of the statements + 0.25 · similarity of the texts.
 
-    Statements of the answer that the reference makes, too, are true positives, its others false positives; statements
-    of the reference that the answer does not make are false negatives; F1 = TP / (TP + ½ (FP + FN)). Where neither
-    makes a statement F1 is 1, where only one does, 0. The similarity is the cosine of what `embed` makes of both;
-    it may be negative, and the score with it. `embed` is what names an embedder (None: all-MiniLM-L6-v2), or a function
-    from a list of texts to one vector each, also async. `weights` are those of F1 and similarity; with a similarity of
-    weight 0, nothing is embedded.
+    Statements of the answer that the reference also makes are true positives; its other statements are false
+    positives. Statements of the reference that the answer does not make are false negatives. F1 = TP / (TP + ½ (FP +
+    FN)). F1 is 1 if neither text makes a statement, and 0 if only one does.
+
+    The similarity is the cosine of the embeddings of both texts. It may be negative, and so may the score.
+    `embed` names an embedder (None: all-MiniLM-L6-v2), or is a function, also async, from a list of texts to
+    one vector each. `weights` are those of F1 and similarity. If the similarity has weight 0, nothing is
+    embedded.
     """
 
     PROMPT: ClassVar[str] = "statements"
@@ -119,7 +124,7 @@ class AnswerCorrectness(_EmbeddingJudge):
             raise ValueError(f"weights are two numbers, neither below 0, not both 0; not {self.weights!r}")
 
     def ready(self) -> None:
-        """Raises `NoJudge` and, where the weights ask for similarity, `NoModel`."""
+        """Raise `NoJudge` and, if the similarity has a weight, `NoModel`."""
         MultiPromptJudge.ready(self)
         if self.weights[1]:
             check_embedder(self._embed)
@@ -130,7 +135,7 @@ class AnswerCorrectness(_EmbeddingJudge):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The lowest score is that of F1 = 0 and opposite vectors."""
+        """Return the metric. Its lowest score is that of F1 = 0 and opposite vectors."""
         lowest = -self.weights[1] / sum(self.weights)
         return (Metric("answer_correctness", (lowest or 0.0, 1.0), threshold=0.75, primary=True),)
 
@@ -186,12 +191,12 @@ class AnswerCorrectness(_EmbeddingJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRelevancy(_EmbeddingJudge):
-    """The mean cosine of the question with questions that the judge makes up from the answer alone.
+    """Mean cosine of the question with questions that the judge generates from the answer alone.
 
-    `questions` are made in one call, each worded differently. The judge says with each whether the answer is
-    noncommittal ("I do not know"); if it says so with all, the score is 0, as in RAGAS (before 0.2, with any). `embed`
-    is what names an embedder (None: all-MiniLM-L6-v2), or a function from a list of texts to one vector each, also
-    async. Cosines may be negative; a vector of zeros has none, and the case is skipped.
+    One call generates `questions` questions, each worded differently. For each, the judge also says if the answer is
+    noncommittal ("I do not know"). If it says so for all, the score is 0, as in RAGAS (before 0.2, for any). `embed`
+    names an embedder (None: all-MiniLM-L6-v2), or is a function, also async, from a list of texts to one vector each.
+    Cosines may be negative. A vector of zeros has no cosine, and the case is skipped.
     """
 
     PROMPT: ClassVar[str] = "answer_relevancy"
@@ -224,10 +229,11 @@ class AnswerRelevancy(_EmbeddingJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPrecision(MultiPromptJudge):
-    """Whether the chunks that are useful for the expected answer stand at the top: average precision.
+    """Average precision of the retrieved chunks: it is high if chunks that are useful for the expected answer rank
+    first.
 
     Σ precision@k · relₖ / Σ rel over the retrieved chunks, whose relevance is the judge's yes or no (one call per
-    chunk). None of use is 0; where nothing was retrieved the case is skipped.
+    chunk). The score is 0 if no chunk is useful. If nothing was retrieved, the case is skipped.
     """
 
     PROMPT: ClassVar[str] = "context_precision"
@@ -252,10 +258,10 @@ class ContextPrecision(MultiPromptJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRecall(MultiPromptJudge):
-    """Sentences of the expected answer that can be attributed to the retrieved context, over all of its sentences.
+    """Share of the expected answer's sentences that can be attributed to the retrieved context.
 
-    Sentences are told apart by rules, and judged in one call (15 at a time). An empty reference is skipped; where
-    nothing was retrieved, nothing can be attributed: 0.
+    Rules split the sentences, and one call judges 15 of them at a time. An empty reference is skipped. If nothing was
+    retrieved, nothing can be attributed: 0.
     """
 
     PROMPT: ClassVar[str] = "context_recall"
@@ -281,10 +287,10 @@ class ContextRecall(MultiPromptJudge):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRelevancy(MultiPromptJudge):
-    """Sentences of the retrieved context that help to answer the question, over all of its sentences.
+    """Share of the retrieved context's sentences that help to answer the question.
 
-    The judge copies them; what it repeats counts once, and what does not stand in the context is left out and kept
-    in the metadata. Sentences are told apart by rules. Where nothing was retrieved the case is skipped.
+    The judge copies these sentences. Repeated copies count once. Copies that are not in the context are not counted,
+    but kept in the metadata. Rules split the sentences. If nothing was retrieved, the case is skipped.
     """
 
     PROMPT: ClassVar[str] = "context_relevancy"
@@ -322,12 +328,12 @@ _COMPONENTS = ("faithfulness", "answer_relevancy", "context_precision", "context
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ragas(_EmbeddingJudge):
-    """The harmonic mean of faithfulness, answer relevancy, context precision and context recall, and these four.
+    """Harmonic mean of faithfulness, answer relevancy, context precision and context recall, and these four scores.
 
-    Any component of 0 makes it 0, and a negative relevancy counts as 0. Where one is undefined or could not be judged,
-    so is the mean, and the others stand. All are asked at the same time, in the same words as by the evaluators of
-    their names: where answers are cached, these beside it cost nothing. `embed` and `questions` are those of
-    `answer_relevancy`.
+    Any component of 0 makes the mean 0, and a negative relevancy counts as 0. If a component is undefined or could
+    not be judged, the mean is too, while the other components are reported. All questions are asked concurrently,
+    with the same texts as by the evaluators of these names. With cached answers, running those evaluators as well
+    costs nothing. `embed` and `questions` are those of `answer_relevancy`.
     """
 
     PROMPT: ClassVar[str] = "statements"
@@ -362,7 +368,7 @@ class Ragas(_EmbeddingJudge):
 
 
 async def _score_component(key: str, component: Coroutine[Any, Any, ComponentResult]) -> dict[str, Any]:
-    """The component's feedback: one that fails takes none of the others with it."""
+    """Return the component's feedback. A failure becomes a row, so that the other components are not lost."""
     try:
         found = await component
     except Skip as skip:
@@ -375,7 +381,7 @@ async def _score_component(key: str, component: Coroutine[Any, Any, ComponentRes
 
 
 def _combine_components(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The harmonic mean of the four; an error where one of them is one, a skip where one is."""
+    """Return the harmonic mean of the four, an error if one of them is an error, or a skip if one was skipped."""
     if failed := [f"{row['key']} ({row['error']})" for row in rows if "error" in row]:
         parse = "parse failure: " if all("(parse failure" in one for one in failed) else ""
         return {"error": f"{parse}could not be judged: {', '.join(failed)}"}
@@ -388,7 +394,7 @@ def _combine_components(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 async def _judge_against(asking: RagCase, statements: Sequence[str], text: str, states: bool) -> list[StatementVerdict]:
-    """Whether a text makes them, too; none of them where it states nothing."""
+    """Return verdicts on statements: does the text make them too? If the text states nothing, all are negative."""
     if not states:
         return [StatementVerdict(statement, False, "the other text states nothing") for statement in statements]
     return await asking.verdicts("answer_correctness", statements, text=text)
@@ -397,7 +403,7 @@ async def _judge_against(asking: RagCase, statements: Sequence[str], text: str, 
 def _make_correctness_comment(
     factual: float, wrong: Sequence[str], missing: Sequence[str], left_out: str | None
 ) -> str:
-    """What the answer has too much and too little."""
+    """Return a comment with F1 and the answer's extra and missing statements."""
     shown = [
         f"{len(found)} {what}: " + "; ".join(f"{one!r:.300}" for one in found[: rag_metrics.MAX_SHOWN])
         for what, found in (("not in the reference", wrong), ("missing", missing))

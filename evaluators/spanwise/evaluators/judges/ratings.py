@@ -23,7 +23,9 @@ ScaleInput: TypeAlias = Sequence[Label] | Mapping[Any, Any] | range
 
 
 def make_rating_schema(labels: Sequence[Label]) -> dict[str, JSON]:
-    """An object with a rationale, and then a rating that is one of the labels: the reason is written first."""
+    """Return the schema of an object with a rationale, then a rating that is one of the labels. The judge thus writes
+    its reasons first.
+    """
     kind = "integer" if all(isinstance(label, int) for label in labels) else "string"
     return {
         "type": "object",
@@ -35,8 +37,10 @@ def make_rating_schema(labels: Sequence[Label]) -> dict[str, JSON]:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a judge may say. `scores` are what each label is worth, in their order: True or False, a number, or None
-    where the label itself is the result; `meanings` describe some of them.
+    """Rating scale of a judge.
+
+    `scores` maps each label, in order, to its score: True or False, a number, or None if the label itself is
+    the result. `meanings` describe some of the labels.
     """
 
     scores: Mapping[Label, float | bool | None]
@@ -44,31 +48,31 @@ class Scale:
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """What a judge may say, as it was given."""
+        """Return the permitted labels, as they were given."""
         return tuple(self.scores)
 
     @property
     def schema(self) -> dict[str, JSON]:
-        """The form of a reply."""
+        """Return the schema of a reply."""
         return make_rating_schema(self.labels)
 
     @property
     def is_boolean(self) -> bool:
-        """Whether the first label passes and the second does not."""
+        """Return whether the scores are True for the first label and False for the second."""
         return all(isinstance(score, bool) for score in self.scores.values())
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Of the scores; None where there are none."""
+        """Return the range of the scores, or None if there are none."""
         numbers = [float(score) for score in self.scores.values() if score is not None]
         return (min(numbers), max(numbers)) if numbers else None
 
     def metric(self, key: str, higher_is_better: bool = True) -> Metric:
-        """What is known about its scores."""
+        """Return the metric of its scores."""
         return Metric(key, self.range, higher_is_better, 0.5 if self.is_boolean else None, primary=True)
 
     def words(self) -> str:
-        """What a judge is told of it: what the labels mean, and how to reply."""
+        """Return the instructions about the scale: the meaning of the labels, and the form of the reply."""
         lines = [f"{label}: {meaning}" for label, meaning in self.meanings.items()]
         said = ["The ratings mean:\n" + "\n".join(lines)] if lines else []
         choice = " or ".join(json.dumps(label, ensure_ascii=False) for label in self.labels)
@@ -76,7 +80,7 @@ class Scale:
         return "\n\n".join([*said, f"Give your reasons first, then the rating, as JSON: {form}"])
 
     def read(self, answer: Answer) -> tuple[float | bool | None, Label]:
-        """The score and the label of an answer. Raises `ParseFailure` for a label that there is not."""
+        """Return the score and the label of an answer. Raises `ParseFailure` for an unknown label."""
         rating = answer.value["rating"] if isinstance(answer.value, Mapping) and "rating" in answer.value else None
         label = self.label_of(rating)
         if label is None:
@@ -86,22 +90,22 @@ class Scale:
         return self.scores[label], label
 
     def label_of(self, rating: Any) -> Label | None:
-        """The label that a rating is, but for its case, or for its being a text; None for anything else."""
+        """Return the label that matches a rating, ignoring case and quoted numbers, or None."""
         if not isinstance(rating, str | int) or isinstance(rating, bool):
             return None
         return {str(label).casefold(): label for label in self.labels}.get(str(rating).strip().casefold())
 
 
 def make_scale(given: ScaleInput | Scale) -> Scale:
-    """A scale from how people write it. Raises `ValueError`.
+    """Return a scale from one of these notations. Raises `ValueError`.
 
     - two labels, `("yes", "no")`: the first passes (True), the second does not (False);
-    - more labels, `("formal", "neutral", "casual")`: the label is the result, there is no score;
-    - numbers, `range(1, 6)` or `(1, 2, 3)`: levels, each its own score;
-    - a dict of levels or labels with what they mean, `{1: "rude", …, 5: "warm"}`: a rubric;
-    - a dict of labels with what they are worth, `{"good": 1, "fair": 0.5, "bad": 0}`.
+    - more labels, `("formal", "neutral", "casual")`: the label is the result, and there is no score;
+    - numbers, `range(1, 6)` or `(1, 2, 3)`: levels, each of which is its score;
+    - a dict of levels or labels with their meanings, `{1: "rude", …, 5: "warm"}`: a rubric;
+    - a dict of labels with their scores, `{"good": 1, "fair": 0.5, "bad": 0}`.
 
-    True and False are the labels "yes" and "no": YAML reads these words so.
+    True and False are the labels "yes" and "no", because YAML reads these words as booleans.
     """
     if isinstance(given, Scale):
         return given
@@ -129,12 +133,12 @@ def _assign_scores(labels: Sequence[Label]) -> dict[Label, float | bool | None]:
 
 
 def restore_boolean_label(label: Any) -> Any:
-    """A label as it was written: YAML makes True and False of yes and no."""
+    """Return a label as it was written: YAML reads yes and no as True and False."""
     return ("yes" if label else "no") if isinstance(label, bool) else label
 
 
 def _parse_label(label: Any) -> Label:
-    """A level that JSON has made a text is a number again."""
+    """Return a label, with a level that JSON turned into text converted back to a number."""
     label = restore_boolean_label(label)
     if isinstance(label, str) and label.strip().lstrip("-").isdecimal():
         return int(label)
@@ -163,9 +167,9 @@ async def ask_yes_no(
     *,
     logprobs: bool = False,
 ) -> dict[str, Any]:
-    """The feedback of a judge that says yes or no: True for yes, with its rationale as the comment.
+    """Return the feedback of a judge that says yes or no: True for yes, with its rationale as the comment.
 
-    With `logprobs` its metadata say how likely either was, and how likely what it said (`confidence`).
+    With `logprobs`, the metadata have the probability of either label, and that of the chosen label (`confidence`).
     """
     return await ask_rating(evaluator, judge, prompt, case, make_scale(("yes", "no")), values, logprobs=logprobs)
 
@@ -175,7 +179,7 @@ async def ask_yes_no_in_parts(
 ) -> dict[str, Any]:
     """Return the feedback of a judge that says yes or no about all of one value.
 
-    It is asked about each part of a long value, and the first no decides. Raises `Skip` for one that is too long.
+    Each part of a long value is judged, and the first no decides. Raises `Skip` if the value is too long.
     """
     scale = make_scale(("yes", "no"))
     async with Judgement(evaluator, judge, case) as judgement:
@@ -200,10 +204,11 @@ async def ask_rating(
     *,
     logprobs: bool = False,
 ) -> dict[str, Any]:
-    """The feedback of a judge that rates: score and label, with its rationale as the comment.
+    """Return the feedback of a judge that rates: score and label, with its rationale as the comment.
 
-    With `logprobs` its metadata say how likely each label was, and a graded score is the mean of what the labels are
-    worth, each as likely as it was; without log-probabilities it is that of the label, and a note says so.
+    With `logprobs`, the metadata have the probability of each label, and a graded score is the probability-weighted
+    mean of the labels' scores. Without log-probabilities in the reply, the score is that of the label, and a note
+    reports it.
     """
     async with Judgement(evaluator, judge, case) as judgement:
         given = render_values(case, prompt.asked) if values is None else values
@@ -218,13 +223,13 @@ async def ask_rating(
 
 
 def get_rationale(answer: Answer) -> str | None:
-    """Why, in the judge's words; None where it gave none."""
+    """Return the judge's rationale, or None if it gave none."""
     said = answer.value.get("rationale") if isinstance(answer.value, Mapping) else None
     return str(said) if said else None
 
 
-TOP_LOGPROBS = 20  # alternatives per token, as many as OpenAI gives
-MIN_PROBABILITY = 0.01  # labels that are less likely than that are noise
+TOP_LOGPROBS = 20  # alternatives per token, the maximum of OpenAI
+MIN_PROBABILITY = 0.01  # less likely labels are noise
 NO_LOGPROBS_NOTE = "no log-probabilities: the rating is the sampled one"
 _PADDING = " \t\r\n\"'`*([{"
 _RATING_ENDS = " \t\r\n\"'`*)]},.;:"
@@ -233,10 +238,11 @@ _RATING_ENDS = " \t\r\n\"'`*)]},.;:"
 def compute_label_probabilities(
     answer: Answer, labels: Sequence[str | int], field: str = "rating"
 ) -> dict[str | int, float] | None:
-    """How likely each label was where the reply gives its rating, those under 1 % left out; they add up to 1.
+    """Return the probability of each label at the position of the rating. Labels below 1 % are left out; the rest adds
+    up to 1.
 
-    The rating is the last `field` of the reply's JSON, else the last label that stands in it as a word: what a
-    rationale quotes comes before. It may begin within a token, and go over several. None where the reply has no
+    The rating is the last `field` of the reply's JSON, else the last label that occurs as a word: quotations in a
+    rationale come earlier. It may begin within a token, and span several. Returns None if the reply has no
     log-probabilities, or none of a label.
     """
     at = _find_rating("".join(token.text for token in answer.logprobs), labels, field)
@@ -251,14 +257,16 @@ def compute_label_probabilities(
 
 
 def compute_expected_score(weights: Mapping[str | int, float], values: Mapping[str | int, float]) -> float:
-    """The mean of the labels' values, each as likely as it is."""
+    """Return the probability-weighted mean of the labels' values."""
     return sum(weight * values[label] for label, weight in weights.items())
 
 
 def add_probabilities(
     metadata: Mapping[str, Any], weights: Mapping[str | int, float] | None, rating: str | int
 ) -> dict[str, Any]:
-    """A judgement's metadata with the labels' probabilities, the rating's as `confidence`; or why there are none."""
+    """Return the metadata with the labels' probabilities and that of the rating as `confidence`, or with a note why
+    there are none.
+    """
     if weights is None:
         return {**metadata, "notes": [*metadata.get("notes", ()), NO_LOGPROBS_NOTE]}
     likely = {str(label): round(weight, 6) for label, weight in weights.items()}
@@ -266,7 +274,9 @@ def add_probabilities(
 
 
 def _find_rating(text: str, labels: Sequence[str | int], field: str) -> tuple[int, str | int] | None:
-    """Where the rating's own characters begin, and which label it is. A quoted key in a text has its quotes escaped."""
+    """Return the position of the rating's first character, and its label. A key that is quoted inside a text has escaped
+    quotes, so it does not match.
+    """
     either = "|".join(sorted((re.escape(str(label)) for label in labels), key=len, reverse=True))
     in_json = re.compile(rf'"{re.escape(field)}"\s*:\s*"?\s*({either})(?!\w)', re.IGNORECASE)
     as_word = re.compile(rf"(?<![\w.-])({either})(?!\w|\.\d)", re.IGNORECASE)
@@ -278,7 +288,7 @@ def _find_rating(text: str, labels: Sequence[str | int], field: str) -> tuple[in
 def _iterate_label_probabilities(
     tokens: Sequence[Token], start: int, said: str | int, labels: Sequence[str | int]
 ) -> Iterator[tuple[str | int, float]]:
-    """(label, probability): alternatives at each token of the rating, as long as what was said leads there."""
+    """Yield (label, probability) pairs for the alternatives at each token of the rating, along the sampled path."""
     path, done, whole = 1.0, "", str(said).lower()
     for token, begins in _iterate_tokens_from(tokens, start):
         for text, logprob in token.top.items():
@@ -296,7 +306,7 @@ def _iterate_label_probabilities(
 
 
 def _iterate_tokens_from(tokens: Sequence[Token], start: int) -> Iterator[tuple[Token, int]]:
-    """Tokens from a character on, and where in the first of them that is."""
+    """Yield the tokens from a character position on, with the offset of that position in the first token."""
     end = 0
     for token in tokens:
         begin, end = end, end + len(token.text)
@@ -305,13 +315,13 @@ def _iterate_tokens_from(tokens: Sequence[Token], start: int) -> Iterator[tuple[
 
 
 def _strip_alternative(text: str, before: str) -> str:
-    """An alternative without what stands before the rating in its place; what follows the rating ends it."""
+    """Return an alternative without the characters before the rating and after it."""
     bare = text.removeprefix(before).lower().lstrip(_PADDING)
     return re.split(f"[{re.escape(_RATING_ENDS)}]", bare, maxsplit=1)[0]
 
 
 def _match_label_prefix(text: str, labels: Sequence[str | int]) -> str | int | None:
-    """The label that a text is, or the only one that it begins."""
+    """Return the label that equals a text, or the only label that begins with it."""
     if not text:
         return None
     exact = [label for label in labels if str(label).lower() == text]
@@ -320,13 +330,13 @@ def _match_label_prefix(text: str, labels: Sequence[str | int]) -> str | int | N
 
 
 CHUNK_SCALE = make_scale(("yes", "no"))
-MAX_CONCURRENT_CHUNKS = 64  # chunks whose questions are in memory together
-CHUNK_PLACEHOLDERS = ("documents", "retrieved_context")  # what a prompt may call the one chunk that it asks about
+MAX_CONCURRENT_CHUNKS = 64  # maximum chunks whose questions are in memory
+CHUNK_PLACEHOLDERS = ("documents", "retrieved_context")  # placeholders for the single chunk of a question
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkVerdict:
-    """What was said of one chunk: a rating and why, or the error in their place."""
+    """Rating and rationale of one chunk, or the error in their place."""
 
     rating: str | None = None
     rationale: str | None = None
@@ -341,11 +351,11 @@ async def rate_chunks(
     chunks: Sequence[Document],
     values: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The share of yes among the chunks that were judged; `values` are those of the prompt but for the chunk.
+    """Return the share of yes among the judged chunks. `values` are those of the prompt except the chunk.
 
-    `ratings`, `rationales` and `error_messages` of the metadata have one entry per chunk, None where there is none. A
-    chunk whose judgement failed, or that has no text, leaves the denominator. Raises `Skip` where there is nothing to
-    judge, `Unjudged` when all judgements have failed.
+    `ratings`, `rationales` and `error_messages` of the metadata have one entry per chunk, None if it does not
+    exist. A chunk whose judgement failed, or that has no text, is excluded from the denominator. Raises `Skip`
+    if there is nothing to judge, and `Unjudged` if all judgements failed.
     """
     check_chunks(chunks)
     gate = asyncio.Semaphore(MAX_CONCURRENT_CHUNKS)
@@ -361,13 +371,13 @@ async def rate_chunks(
 
 
 def check_chunk_prompt(prompt: Prompt) -> None:
-    """Raises `ValueError` for a prompt that would ask the same of every chunk."""
+    """Raise `ValueError` for a prompt that does not name the chunk, and would be the same for all."""
     if not set(CHUNK_PLACEHOLDERS) & set(prompt.asked):
         raise ValueError(f"prompt {prompt.id!r} is asked about one chunk after the other: it has to name {{documents}}")
 
 
 def check_chunks(documents: Sequence[Document]) -> None:
-    """Raises `Skip` where nothing was retrieved, or only documents without their text."""
+    """Raise `Skip` if nothing was retrieved, or only documents without text."""
     if not documents:
         raise Skip("needs documents; none was retrieved")
     if not any(document.content.strip() for document in documents):
@@ -385,7 +395,7 @@ async def _rate_chunk(
                 prompt, {**values, **dict.fromkeys(CHUNK_PLACEHOLDERS, text)}, CHUNK_SCALE.schema
             )
         return ChunkVerdict(str(CHUNK_SCALE.read(answer)[1]), get_rationale(answer))
-    except Exception as error:  # of one chunk; the others have theirs
+    except Exception as error:  # an error affects only its own chunk
         return ChunkVerdict(error=error)
 
 
@@ -398,7 +408,7 @@ def _make_verdict_lists(verdicts: Sequence[ChunkVerdict]) -> dict[str, list[str 
 
 
 def describe_error(error: Exception) -> str:
-    """What stands in the place of a judgement that did not come about."""
+    """Return the text that replaces a failed judgement."""
     return str(error) if isinstance(error, Unjudged | Skip) else f"{type(error).__name__}: {error}"
 
 
@@ -409,7 +419,9 @@ def _make_chunk_comment(ratings: Sequence[str], verdicts: Sequence[ChunkVerdict]
 
 
 def _make_no_verdict_error(verdicts: Sequence[ChunkVerdict], lists: Mapping[str, Any]) -> Exception:
-    """An error that begins as the first one did, or a skip where all are: a budget that is used up."""
+    """Return an error with the message of the first failure, or a skip if all chunks were skipped, as with an exhausted
+    budget.
+    """
     errors = [verdict.error for verdict in verdicts if verdict.error is not None]
     failures = [error for error in errors if not isinstance(error, Skip)]
     told = describe_error((failures or errors)[0]) + (

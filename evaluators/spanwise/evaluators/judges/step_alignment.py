@@ -23,7 +23,7 @@ from spanwise.evaluators.models.model_resolution import DEFAULT
 from spanwise.evaluators.models.similarity import align_steps, alignment_rows
 
 EVALUATOR_ID = "step_alignment"
-DEFAULT_SIMILARITY = 0.6  # of all-MiniLM-L6-v2: paraphrases of a step had 0.63 to 0.94, other steps 0.53 at most
+DEFAULT_SIMILARITY = 0.6  # for all-MiniLM-L6-v2: paraphrases of a step had 0.63 to 0.94, other steps 0.53 at most
 _COUNT_RANGE = (0.0, float("inf"))
 _EDIT_METRICS = ("edits", "insertions", "deletions", "mismatches")
 _STEPS_SCHEMA: Mapping[str, JSON] = {
@@ -36,7 +36,7 @@ _STEPS_SCHEMA: Mapping[str, JSON] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsByRules(EmbeddingEvaluator):
-    """Steps are told by rules, or by a function."""
+    """Step alignment with steps found by rules, or by a function."""
 
     similarity: float
     splitter: Splitter | None = None
@@ -56,7 +56,7 @@ class StepsByRules(EmbeddingEvaluator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsByJudge(JudgeEvaluator):
-    """A judge lists the steps: one question about the answer, and one about each chunk."""
+    """Step alignment with steps listed by a judge: one question about the answer, and one about each chunk."""
 
     PROMPT: ClassVar[str] = "steps"
     NAMES: ClassVar[tuple[str, ...]] = ("text",)
@@ -113,23 +113,23 @@ class StepsByJudge(JudgeEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAlignment:
-    """How many steps have to be inserted, deleted or replaced in the answer to get the steps of the retrieved context.
+    """Number of steps to insert, delete or replace in the answer to obtain the steps of the retrieved context.
 
-    The steps of both are put beside each other with the fewest edits; two are the same step from a cosine of
-    `similarity` on. An insertion is a step of the context that the answer lacks, a deletion one of the answer that the
-    context lacks, a mismatch one in the place of another; edits is their sum. Of several ways with the fewest edits it
-    is the one that leaves the most steps the same. The numbers of steps found on either side say how far to trust it.
-    Where neither has steps the case is skipped.
+    The two step sequences are aligned with the fewest edits. Two steps are the same if their cosine is at least
+    `similarity`. An insertion is a step of the context that the answer lacks. A deletion is a step of the
+    answer that the context lacks. A mismatch is one step in the place of another. Edits is their sum. Among
+    alignments with the fewest edits, the one with the most equal steps is used. The numbers of steps found on
+    either side indicate how reliable the result is. If neither side has steps, the case is skipped.
 
-    Steps are what numbered lines say, else bullets, else numbers or words of sequence ("First, …") in running text.
-    `splitter` is a function from a text to its steps in their place; `judge=…` has a judge list them, with one question
-    about the answer and one about each chunk, and `prompt` replaces its prompt. Where chunks overlap, the steps that
-    both have count once.
+    Steps are numbered lines, else bullets, else numbers or words of sequence ("First, …") in running text.
+    `splitter` replaces this by a function from a text to its steps. With `judge=…`, a judge lists the steps,
+    with one question about the answer and one about each chunk; `prompt` replaces its prompt. Steps that
+    overlapping chunks share count once.
 
-    `similarity` is 0.6 for all-MiniLM-L6-v2, which takes "Attach the wheel" and "Remove the wheel" (0.78) for the same
-    step; the document names no number. With another `model` it has to be given. The document's thresholds of 0.75 are
-    below any count but 0: nothing passes or fails until one is given. `sentence_level_metrics=False` leaves the
-    alignment, step by step, out of the metadata.
+    `similarity` is 0.6 for all-MiniLM-L6-v2, which considers "Attach the wheel" and "Remove the wheel" (0.78)
+    the same step. The document specifies no number. Another `model` requires an explicit value. The document's
+    thresholds of 0.75 are below any count but 0, so nothing passes or fails until a threshold is set.
+    `sentence_level_metrics=False` omits the alignment, step by step, from the metadata.
     """
 
     model: Any = None
@@ -138,7 +138,7 @@ class StepAlignment:
     sentence_level_metrics: bool = True
     judge: Any = None
     prompt: str | Path | Mapping[str, Any] | None = None
-    chosen: Any = field(init=False, repr=False, compare=False)  # who tells steps: this is what is called
+    chosen: Any = field(init=False, repr=False, compare=False)  # implementation that `__call__` uses
 
     def __post_init__(self) -> None:
         if self.judge is not None and self.splitter is not None:
@@ -174,7 +174,7 @@ class StepAlignment:
 
 
 def _join_steps(chunks: Iterable[list[str]]) -> list[str]:
-    """The steps of all chunks, in their order; those once that a chunk has in common with the end of the one before."""
+    """Return the steps of all chunks, in order. Steps shared with the end of the preceding chunk occur once."""
     found: list[str] = []
     seen: set[tuple[str, ...]] = set()
     for chunk in chunks:
@@ -186,7 +186,7 @@ def _join_steps(chunks: Iterable[list[str]]) -> list[str]:
 
 
 def _read_steps(answer: Answer) -> list[str]:
-    """Raises `ParseFailure`."""
+    """Return the steps of a reply. Raises `ParseFailure`."""
     listed = answer.value.get("steps") if isinstance(answer.value, Mapping) else None
     if not isinstance(listed, list) or not all(isinstance(step, str) for step in listed):
         raise ParseFailure('asked for {"steps": […]}, a list of texts', answer.text)

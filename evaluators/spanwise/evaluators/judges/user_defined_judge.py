@@ -25,7 +25,7 @@ from spanwise.evaluators.judges.untrusted_data import neutralize
 from spanwise.tracer.suggestions import did_you_mean
 
 _INVALID_SCHEMA_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")
-_RESERVED_NAMES = frozenset({"self", "case", "trace", "run", "root_run", "example"})  # whole records
+_RESERVED_NAMES = frozenset({"self", "case", "trace", "run", "root_run", "example"})  # complete records
 _CASE_PARAMETER = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
@@ -41,17 +41,17 @@ _CASE_PARAMETER = inspect.Parameter("case", inspect.Parameter.KEYWORD_ONLY, defa
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserDefinedJudge(JudgeEvaluator):
-    """A judge of one's own: a question, and what may be answered. `spanwise.evaluators.judge` makes it.
+    """User-defined judge: a question and its permitted ratings. Create one with `spanwise.evaluators.judge`.
 
-    `prompt` names what the judge sees: `{inputs}`, `{outputs}`, `{reference_outputs}`, `{documents}`,
-    `{expected_documents}`, `{conditions}`, `{guidelines}`, `{history}`, `{metadata}`, `{trajectory}`, and what `map`
-    names besides (`map={"question": "inputs.question"}`). A case that lacks one of them is skipped. What the ratings
-    mean, and how to reply, is said below it.
+    `prompt` names the fields that the judge gets: `{inputs}`, `{outputs}`, `{reference_outputs}`,
+    `{documents}`, `{expected_documents}`, `{conditions}`, `{guidelines}`, `{history}`, `{metadata}`,
+    `{trajectory}`, and further names from `map` (`map={"question": "inputs.question"}`). A case that lacks one
+    of them is skipped. The meaning of the ratings and the form of the reply are appended.
 
-    `scale` is two labels, of which the first is True, `("yes", "no")`; several labels; levels, `range(1, 6)`; a rubric,
-    `{1: "rude", …, 5: "warm"}`; or labels with what they are worth, `{"good": 1, "bad": 0}`. `examples` are shown to
-    the judge: dicts with what the prompt names, a `rationale` and a `rating`. `logprobs` weights a graded score by how
-    likely the judge was to give each rating, as G-Eval does.
+    `scale` is two labels, of which the first is True, `("yes", "no")`; several labels; levels, `range(1, 6)`; a
+    rubric, `{1: "rude", …, 5: "warm"}`; or labels with their scores, `{"good": 1, "bad": 0}`. `examples` are
+    shown to the judge: dicts with the names in the prompt, a `rationale` and a `rating`. `logprobs` weights a
+    graded score by the probability of each rating, as G-Eval does.
     """
 
     key: str
@@ -82,17 +82,17 @@ class UserDefinedJudge(JudgeEvaluator):
 
     @property
     def named(self) -> str:
-        """Under which name its feedback stands."""
+        """Return the key of its feedback."""
         return self.key
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What is known of its scores."""
+        """Return the metric of its scores."""
         return (self._scale.metric(self.key, self.higher_is_better),)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What it asks a case for: what its prompt names."""
+        """Return the fields that the prompt names."""
         return make_signature(self._prompt.asked, self.map or {})
 
     async def __call__(self, case: Case, **values: Any) -> dict[str, Any]:
@@ -134,10 +134,11 @@ def judge(
     max_characters: int | None = None,
     **options: Any,
 ) -> Evaluator:
-    """A judge of one's own in three lines: `judge("polite", "Is this answer polite?\\n{outputs}", ("yes", "no"))`.
+    r"""Return a user-defined judge: `judge("polite", "Is this answer polite?\n{outputs}", ("yes", "no"))`.
 
-    `Own` says what each means; `judge` is a model's name, a `Judge`, a function, None for what the environment says;
-    `options` are those of `get`. `to_dict` and `from_dict` write and read the definition. Raises `ValueError`.
+    `UserDefinedJudge` documents the parameters. `judge` is a model's name, a `Judge`, a function, or None for
+    the judge of the environment. `options` are those of `get_evaluator`. `to_dict` and `from_dict` write and
+    read the definition. Raises `ValueError`.
     """
     if threshold is not None and make_scale(scale).range is None:
         raise ValueError(f"judge {name!r}: labels have no order of worth, so no threshold; say {{label: worth, …}}")
@@ -159,16 +160,18 @@ def judge(
 
 
 def _check_placeholder_names(mapped: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for names that cannot be those of values."""
+    """Raise `ValueError` for names that cannot be placeholders."""
     for name in mapped:
         if not name.isidentifier() or iskeyword(name) or name in _RESERVED_NAMES:
             raise ValueError(f"map: {name!r} cannot be a placeholder's name; take another, such as 'question'")
 
 
 def make_signature(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.Signature:
-    """What is asked of a case by a prompt that names these: the case, and fields of it without which it is skipped."""
+    """Return the signature for a prompt with these placeholders: the case, and its required fields. A case that lacks
+    one is skipped.
+    """
     fields = dict.fromkeys("trace" if _is_trajectory(name, mapped) else name for name in names)
-    optional = inspect.Parameter("history", _CASE_PARAMETER.kind, default=None)  # it may stand in the inputs
+    optional = inspect.Parameter("history", _CASE_PARAMETER.kind, default=None)  # the inputs may contain it
     asked = [
         optional if name == "history" and name not in mapped else inspect.Parameter(name, _CASE_PARAMETER.kind)
         for name in fields
@@ -177,7 +180,7 @@ def make_signature(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.S
 
 
 def _make_schema_name(key: str) -> str:
-    """A key as endpoints take it for the name of a schema."""
+    """Return a key in the form that endpoints accept as a schema name."""
     return _INVALID_SCHEMA_CHARACTERS.sub("_", key)[:64]
 
 
@@ -186,17 +189,17 @@ def _is_trajectory(name: str, mapped: Mapping[str, Any]) -> bool:
 
 
 def _export_scale(scale: Any) -> Any:
-    """A scale as JSON has it."""
+    """Return a scale as JSON values."""
     if isinstance(scale, Mapping):
         return {str(restore_boolean_label(label)): value for label, value in scale.items()}
     return [restore_boolean_label(label) for label in scale]
 
 
-REPLY_COLUMNS = ("rationale", "rating")  # what a good judge replies
+REPLY_COLUMNS = ("rationale", "rating")  # columns of a good judge's reply
 
 
 def make_shots(examples: Iterable[Any], asked: Sequence[str], scale: Scale) -> tuple[Shot, ...]:
-    """Examples as they are shown. Raises `ValueError`, naming the column that is unknown or missing."""
+    """Return the examples as few-shot turns. Raises `ValueError`, which names the unknown or missing column."""
     return tuple(_make_shot(number, row, asked, scale) for number, row in enumerate(examples, 1))
 
 

@@ -1,4 +1,4 @@
-"""Local models and embedding endpoints, and the evaluators that use them. Loaded on first use.
+"""Local models and embedding endpoints, and the evaluators that use them. Models are loaded on first use.
 
 Modules, in the order in which data flows:
 

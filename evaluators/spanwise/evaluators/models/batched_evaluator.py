@@ -1,6 +1,7 @@
 """Base classes of evaluators that query a model for a batch of cases and isolate failing cases.
 
-A class says, as one generator, what it asks of its model for a case and what the replies make of it.
+Each evaluator implements a generator. It yields the model's inputs for a case, receives the replies, and returns the
+result.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ ModelSteps: TypeAlias = Generator[Sequence[Asked], Mapping[Asked, Reply], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchedEvaluator(ABC, Generic[Asked, Reply]):
-    """Base of the frozen dataclasses. `PRESET` names the model that is taken where none is named, `DEFAULT_MODEL` says
-    so in words, with its limits. `DOCUMENT` names the model of the document, whose thresholds hold for no other: with
-    another one nothing passes or fails until one is given (`threshold=`) or fitted.
+    """Base class of frozen dataclasses that score a batch of cases with one model.
+
+    The class variable `PRESET` names the default model, and `DEFAULT_MODEL` describes it with its limits. `DOCUMENT`
+    names the model that the thresholds of the source document were chosen for. With any other model, the metrics have
+    no threshold until one is given (`threshold=`) or fitted.
     """
 
     DOCUMENT: ClassVar[str | None] = None
@@ -45,23 +48,27 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
 
     @abstractmethod
     def _steps(self, case: Case) -> ModelSteps[Asked, Reply]:
-        """Of one case."""
+        """Yield the model's inputs for one case, receive the replies, and return the result."""
 
     @abstractmethod
     def _replies(self, asked: Sequence[Asked]) -> Mapping[Asked, Reply | Exception]:
-        """What the model says to each, or why it fails for this one. Raises `NoModel`."""
+        """Return the model's reply for each input, or the exception if the model fails for that input. Raises
+        `NoModel`.
+        """
 
     @abstractmethod
     def _load(self) -> None:
-        """Have the model in memory. Raises `NoModel`."""
+        """Load the model into memory. Raises `NoModel`."""
 
     @property
     @abstractmethod
     def _model(self) -> Mapping[str, Any]:
-        """What the scores depend on, of the model; its name is `model`."""
+        """Return the model's properties that the scores depend on. The key `model` holds its name."""
 
     def batch(self, cases: Sequence[Case]) -> list[Any]:
-        """What each case comes to, or the exception that it raised; what the cases ask in a step goes together."""
+        """Return the result of each case, or the exception that it raised. One model call serves the same step of all
+        cases.
+        """
         came: list[Any] = [None] * len(cases)
         try:
             self._load()
@@ -78,7 +85,7 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """With the document's thresholds where the model is the document's."""
+        """Return the metrics, without thresholds if the model differs from `DOCUMENT`."""
         known = find_registration(self)
         metrics = known.spec.metrics if known else ()
         if self.DOCUMENT in (None, self._model["model"]):
@@ -87,12 +94,12 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
 
     @property
     def version(self) -> str:
-        """8 hex digits over what its scores depend on: model and parameters."""
+        """Return 8 hex digits, a hash of the model and of the parameters that the scores depend on."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "model"}
         return hashlib.sha256(orjson.dumps([dict(self._model), own], default=repr)).hexdigest()[:8]
 
     def _one(self, **known: Any) -> Any:
-        """What a batch of one comes to, of which these fields are known. Raises what it raises."""
+        """Score one case that has these fields, and return the result. Raises the case's exception."""
         [came] = self.batch([cast(Case, SimpleNamespace(**known))])
         if isinstance(came, BaseException):
             raise came
@@ -106,7 +113,10 @@ def _advance_case(
     steps: ModelSteps[Asked, Reply],
     replies: Mapping[Asked, Reply | Exception] | None,
 ) -> None:
-    """One step of one case: it asks, is done, or has failed; a reply that is an exception is raised in it."""
+    """Advance one case by one step, and record its next inputs, its result or its exception.
+
+    A reply that is an exception is raised inside the case's generator.
+    """
     going.pop(place, None)
     try:
         failed = next((one for one in (replies or {}).values() if isinstance(one, Exception)), None)
@@ -124,9 +134,11 @@ EmbeddingSteps: TypeAlias = "Generator[Sequence[str], Mapping[str, Vector], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingEvaluator(BatchedEvaluator[str, "Vector"]):
-    """Base of the frozen dataclasses: `model` is whatever names an embedder (None: all-MiniLM-L6-v2).
+    """Base class of frozen dataclasses that score with an embedder. `model` is any argument of `embedder` (None:
+    all-MiniLM-L6-v2).
 
-    A class implements `_steps(case)`, and calls `Embedding.__post_init__(self)` in one of its own.
+    A subclass implements `_steps(case)`. If it defines `__post_init__`, it calls
+    `EmbeddingEvaluator.__post_init__(self)`.
     """
 
     model: Any = None
@@ -139,7 +151,7 @@ class EmbeddingEvaluator(BatchedEvaluator[str, "Vector"]):
         return self._embedder.by_text(asked)
 
     def _load(self) -> None:
-        """The first text loads it: a case that has none needs no model."""
+        """Do nothing. The first text loads the model, so cases without texts need no model."""
 
     @property
     def _model(self) -> Mapping[str, Any]:
@@ -148,15 +160,16 @@ class EmbeddingEvaluator(BatchedEvaluator[str, "Vector"]):
 
 PairScores: TypeAlias = tuple[float, ...]  # one score, or entailment, neutral and contradiction
 SupportSteps: TypeAlias = Generator[Sequence[TextPair], Mapping[TextPair, PairScores], list[float]]
-MAX_PAIRS = 100_000  # pairs of a case: hours on a CPU
-_PAIRS_PER_STEP = 4096  # pairs of a case whose texts are in memory at once
+MAX_PAIRS = 100_000  # pairs per case; scoring this many takes hours on a CPU
+_PAIRS_PER_STEP = 4096  # pairs of a case whose texts are in memory at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
-    """Base of the frozen dataclasses: `model` is whatever names a pair scorer (None: the class' `PRESET`).
+    """Base class of frozen dataclasses that score with a pair scorer. `model` is any argument of `pair_scorer` (None:
+    the class's `PRESET`).
 
-    A class calls `OfPairs.__post_init__(self)` in one of its own.
+    If a subclass defines `__post_init__`, it calls `PairEvaluator.__post_init__(self)`.
     """
 
     model: Any = None
@@ -176,10 +189,10 @@ class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
         return self._scorer.identity
 
     def _supports(self, context: Sequence[str], texts: Sequence[str]) -> SupportSteps:
-        """Of each text how far the context supports it: the most that a window of the context does.
+        """Return for each text the highest support by any window of the context.
 
-        A text that is itself too long for the model is as well supported as its least supported window. Raises
-        `ValueError` for more than `MOST` pairs.
+        A text that is longer than the model's input is cut into windows, and its least supported window counts.
+        Raises `ValueError` if there are more than `MAX_PAIRS` pairs.
         """
         firsts, seconds = self._scorer.parts(context, texts)
         pairs = ((first, second) for parts in seconds for second in parts for first in firsts)
@@ -195,12 +208,12 @@ class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
 
 
 def support_probability(row: PairScores, name: str) -> float:
-    """The probability of entailment, or the one score. Raises `ValueError` for a score that is no probability."""
+    """Return the probability of entailment, or the single score. Raises `ValueError` if the score is no probability."""
     if not 0 <= row[0] <= 1:
         raise ValueError(f"{name!r} gave {row[0]!r} for a pair: a model of support gives a probability, from 0 to 1")
     return row[0]
 
 
 def retrieved_chunks(case: Case) -> list[str]:
-    """The texts of what was retrieved, without those that are blank."""
+    """Return the texts of the retrieved documents, without blank ones."""
     return [content for document in case.documents or () if (content := document.content or "").strip()]

@@ -1,7 +1,8 @@
 """Causal language models: log-probabilities of given tokens, in strided windows.
 
-A window is what the model reads at once. The next one begins a stride later, and of its tokens those count that the
-one before has not counted: the strided window of Hugging Face's page "Perplexity of fixed-length models".
+A window is the number of tokens that the model reads at once. Each window starts one stride after the previous one,
+and counts only tokens that no earlier window has counted. Hugging Face's page "Perplexity of fixed-length models"
+describes this strided window.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ if TYPE_CHECKING:
 PrefixedText: TypeAlias = tuple[str, str]
 """A prefix, which may be empty, and the text after it."""
 
-GROUP_CHARACTERS = 1 << 20  # of texts whose tokens are in memory at once, or one text
-DEFAULT_WINDOW = 2048  # tokens that are read at once where nothing else is said
-MAX_LOGITS = 1 << 24  # numbers of a (tokens, vocabulary) array that is made at once: 64 MB as float32
+GROUP_CHARACTERS = 1 << 20  # characters of texts that are tokenized together, unless a single text is longer
+DEFAULT_WINDOW = 2048  # tokens per window, at most, by default
+MAX_LOGITS = 1 << 24  # elements of a (tokens, vocabulary) array computed at once: 64 MB as float32
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingSettings:
-    """How a model reads: tokens of a window and between two of them, a token before all, tokens of a batch."""
+    """Tokenization and window settings: window length, stride, BOS token, and tokens per batch."""
 
     max_length: int | None = None
     stride: int | None = None
@@ -60,7 +61,7 @@ class ReadingSettings:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPair:
-    """The tokens of prefix and text; those from `first` on count."""
+    """Tokens of a prefix and its text. Tokens from index `first` on are counted."""
 
     ids: list[int]
     first: int
@@ -68,7 +69,7 @@ class TokenizedPair:
 
 @dataclass(frozen=True, slots=True)
 class _TokenWindow:
-    """A piece of a text, of which the tokens from `first` on count."""
+    """Window of one text. `whose` is the index of the text; tokens from index `first` on are counted."""
 
     whose: int
     ids: list[int]
@@ -76,20 +77,22 @@ class _TokenWindow:
 
 
 class CausalModel:
-    """A model of transformers with its tokenizer, in memory. Not for two threads at once. Raises `NoModel`."""
+    """Causal language model of transformers with its tokenizer, in memory. It is not thread-safe. Raises `NoModel`."""
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self.model, self.name = model, name
         self._tokenizer = tokenizer
-        tokenizer.split_special_tokens = True  # a text that quotes "<|endoftext|>" is read as any other
-        tokenizer.model_max_length = int(1e30)  # windows are ours: no warning
+        tokenizer.split_special_tokens = True  # read "<|endoftext|>" inside a text as plain text
+        tokenizer.model_max_length = int(1e30)  # avoid the tokenizer's length warning: this module cuts the windows
         self._context = _context_length(model.config)
         self._head = _find_output_head(model, name)
 
     def log_probabilities(self, pairs: Sequence[PrefixedText], how: ReadingSettings) -> list[Vector]:
-        """Of each pair an array of (tokens of the text that have one before them,), natural logarithms.
+        """Return for each pair an array of natural log-probabilities, one per token of the text that has a preceding
+        token.
 
-        Raises `NoModel` where the model cannot read so, `ValueError` where it gives a number that is not finite.
+        Raises `NoModel` if the model does not support the settings, and `ValueError` if it returns a number that is
+        not finite.
         """
         return [found for group in _group_pairs(pairs) for found in self._together(group, how)]
 
@@ -105,15 +108,16 @@ class CausalModel:
         return [self._joined(found) for found in parts]
 
     def tokens(self, prefix: str, text: str, bos: bool | None) -> TokenizedPair:
-        """Both tokenized as one text; a token with characters of both, as the space before a word, is the text's.
+        """Tokenize prefix and text as one string.
 
-        Before them stands what `bos` says. The very first token has none before it, and never counts.
+        A token with characters of both, such as the space before a word, belongs to the text. `bos` decides which
+        tokens precede the prefix. The very first token has no preceding token, so it is never counted.
         """
         start, (ids, of_prefix) = self._start(bos), self._split(prefix, text)
         return TokenizedPair([*start, *ids], max(len(start) + of_prefix, 1))
 
     def _split(self, prefix: str, text: str) -> tuple[list[int], int]:
-        """The tokens of both, and how many of them are the prefix's."""
+        """Return the tokens of prefix and text, and the number of tokens that belong to the prefix."""
         ends_told = bool(getattr(self._tokenizer, "is_fast", False))
         found = self._tokenizer(prefix + text, add_special_tokens=False, return_offsets_mapping=ends_told)
         ids: list[int] = found["input_ids"]
@@ -123,7 +127,10 @@ class CausalModel:
         return ids, sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(before, ids, strict=False)))
 
     def _start(self, bos: bool | None) -> list[int]:
-        """The tokens before a text: None: what its tokenizer puts there; True: BOS, or EOS where there is no BOS."""
+        """Return the tokens before a text.
+
+        None: those that the tokenizer adds. True: BOS, or EOS if there is no BOS. False: none.
+        """
         if bos is None:
             whole, plain = (self._tokenizer("a", add_special_tokens=added)["input_ids"] for added in (True, False))
             return list(takewhile(lambda token: token != plain[0], whole))
@@ -143,13 +150,13 @@ class CausalModel:
         return width, stride
 
     def _fitting(self, batch_tokens: int) -> int:
-        """Tokens that go through the model together; fewer where it makes all logits at once."""
+        """Return the number of tokens per batch, reduced if the model computes all logits at once."""
         if self._head is not None:
             return batch_tokens
         return min(batch_tokens, max(MAX_LOGITS // _vocabulary_size(self.model.config), 1))
 
     def _scores(self, rows: Sequence[_TokenWindow]) -> list[Vector]:
-        """Of each window the log-probabilities of the tokens that count."""
+        """Return the log-probabilities of the counted tokens of each window."""
         import torch
 
         with torch.inference_mode():
@@ -164,13 +171,15 @@ class CausalModel:
         return [part.numpy() for part in found.split([end - first for _, first, end in ends])]
 
     def _states(self, ids: Any, mask: Any) -> Any:
-        """What the head makes logits of; the logits themselves where there is more between them."""
+        """Return the hidden states that the output head reads. If the model changes logits after the head, return the
+        logits.
+        """
         if self._head is None:
             return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         return self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
 
     def _picked(self, before: Any, tokens: Any) -> Any:
-        """The log-probability of each token after the state before it, so many at a time that memory stays bounded."""
+        """Return each token's log-probability given the preceding state, in slices of at most `MAX_LOGITS` numbers."""
         import torch
 
         many = max(MAX_LOGITS // _vocabulary_size(self.model.config), 1)
@@ -183,7 +192,7 @@ class CausalModel:
         return (chosen - logits.logsumexp(-1)).clamp(max=0.0)
 
     def _joined(self, parts: list[tuple[int, Vector]]) -> Vector:
-        """The windows of one text, in their order."""
+        """Concatenate the windows of one text in their order."""
         import numpy
 
         found = [part for _, part in sorted(parts, key=lambda part: part[0])]
@@ -191,7 +200,7 @@ class CausalModel:
 
 
 def _group_pairs(pairs: Sequence[PrefixedText]) -> Iterator[list[PrefixedText]]:
-    """In their order, as many as are tokenized at once."""
+    """Group consecutive pairs by total length. The pairs of one group are tokenized together."""
     group: list[PrefixedText] = []
     characters = 0
     for pair in pairs:
@@ -205,7 +214,7 @@ def _group_pairs(pairs: Sequence[PrefixedText]) -> Iterator[list[PrefixedText]]:
 
 
 def _token_windows(whose: int, given: TokenizedPair, width: int, stride: int) -> Iterator[_TokenWindow]:
-    """Those in which a token counts that no window before it has counted."""
+    """Yield the windows that contain a token which no earlier window has counted."""
     counted = given.first
     for begin in range(0, len(given.ids), stride):
         end = min(begin + width, len(given.ids))
@@ -217,7 +226,9 @@ def _token_windows(whose: int, given: TokenizedPair, width: int, stride: int) ->
 
 
 def _batch_windows(rows: Sequence[_TokenWindow], tokens: int) -> Iterator[list[int]]:
-    """Places of windows that go together: of about one length, as many as fit, and at least one."""
+    """Yield batches of window indices. Windows of similar length share a batch of at most `tokens` tokens, or of one
+    window.
+    """
     batch: list[int] = []
     longest = 0
     for place in sorted(range(len(rows)), key=lambda place: -len(rows[place].ids)):
@@ -232,7 +243,10 @@ def _batch_windows(rows: Sequence[_TokenWindow], tokens: int) -> Iterator[list[i
 
 
 def _pad_windows(rows: Sequence[_TokenWindow], device: Any) -> tuple[Any, Any]:
-    """Arrays of (windows, longest): tokens, padded on the right, and what is none; no mask where all are as long."""
+    """Return token ids and attention mask, both of shape (windows, longest), padded on the right.
+
+    The mask is None if all windows have the same length.
+    """
     import torch
 
     longest = max(len(row.ids) for row in rows)
@@ -245,10 +259,11 @@ def _pad_windows(rows: Sequence[_TokenWindow], device: Any) -> tuple[Any, Any]:
 
 
 def _find_output_head(model: Any, name: str) -> Any:
-    """The layer that makes logits of the last hidden states; None where logits are something else as well.
+    """Return the layer that computes logits from the last hidden states, or None if the model changes logits after that
+    layer.
 
-    Some models scale or cap them (Gemma 2, Cohere, Granite): both ways are tried on a few tokens. Raises `NoModel`
-    where what comes later changes what was before, as in BERT.
+    Some models scale or cap their logits (Gemma 2, Cohere, Granite), so both paths are compared on a few tokens.
+    Raises `NoModel` if a later token changes the logits of earlier ones, as in BERT.
     """
     import torch
 
@@ -265,7 +280,7 @@ def _find_output_head(model: Any, name: str) -> Any:
 
 
 def _context_length(config: Any) -> int | None:
-    """Tokens that the model can read at once; None where it has no such bound."""
+    """Return the maximum number of tokens that the model reads at once; None if it has no such limit."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return int(found) if found else None
 
@@ -278,7 +293,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 EXPECTED_LIKELIHOOD = (
     "a function of a list of (prefix, text) that gives a list of log-probabilities, one per token, for each"
 )
-_API_MODEL_NAME = re.compile(  # what only companies' own servers answer to
+_API_MODEL_NAME = re.compile(  # models that only their providers' servers offer
     r"(chatgpt|gpt-(3\.5|4|5)|o[1345](-|$)|claude-|gemini-|grok-|command-(r|a)(-|$)|deepseek-(chat|reasoner)$)"
 )
 _API_PROVIDERS = (
@@ -296,22 +311,24 @@ _API_PROVIDERS = (
 
 
 class LikelihoodModel(LocalModel):
-    """Log-probabilities of given texts, each text once per process and model; nothing is loaded before the first.
+    """Log-probabilities of given texts. Each text is scored once per process and model, and the first text loads the
+    model.
 
-    `model` is a folder, a model of the hub, a preset's name, a GGUF file (which needs `gguf` and `accelerate`), or a
-    function of a list of (prefix, text). `device` is "cuda", "mps" or "cpu" (None: the first that there is); `dtype`
-    "float32", or "bfloat16" or "float16" for half of the memory and two or three digits. Weights that run code when
-    they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where that is said.
+    The argument `model` is a folder, a model of the hub, a preset's name, a GGUF file (which needs `gguf` and
+    `accelerate`), or a function of a list of (prefix, text). `device` is "cuda", "mps" or "cpu" (None: the first one
+    available). `dtype` is "float32", or "bfloat16" or "float16" for half the memory at a precision of two or three
+    digits. Weights that run code on loading (`remote_code`) or that are pickles (`pickle`) are loaded only if the
+    argument is true.
 
-    Prefix and text are tokenized as one; a token with characters of both, as a space before a word, is the text's.
-    What special tokens are called is read as text. The first token has nothing before it: it has no log-probability,
-    and is left out, where the tokenizer puts no BOS there. `bos=True` puts one, or the EOS of models without, so that
-    all tokens count; `bos=False` none.
+    Prefix and text are tokenized as one string. A token with characters of both, such as the space before a word,
+    belongs to the text. Names of special tokens inside a text are read as plain text. The first token has no
+    preceding token and is left out, unless the tokenizer puts a BOS token before it. With `bos=True` a BOS token is
+    added (EOS if the model has no BOS), so that all tokens count; with `bos=False` none is added.
 
-    A text longer than `max_length` tokens (None: what the model reads at once, 2,048 at most) is read in windows that
-    begin `stride` tokens (None: half of them) after one another, and each of its tokens counts once, in the first
-    window that has it: the strided window of Hugging Face's page on perplexity. Windows of all texts go through the
-    model by about `batch_tokens` tokens.
+    A text longer than `max_length` tokens (None: the model's context length, at most 2,048) is read in windows.
+    Windows start `stride` tokens apart (None: half a window), and each token counts once, in the first window that
+    contains it. Hugging Face's page on perplexity describes this strided window. Windows of all texts are batched,
+    with about `batch_tokens` tokens per batch.
     """
 
     USE: ClassVar[ModelUse] = "likelihood"
@@ -336,12 +353,12 @@ class LikelihoodModel(LocalModel):
         super().__init__(local, name, device, token, remote_code, pickle)
         self.dtype = dtype
         self.reading = ReadingSettings(max_length, stride, bos, batch_tokens)
-        self._own = CoalescingEncoder(self._asked, ragged=True)  # of a function
+        self._own = CoalescingEncoder(self._asked, ragged=True)  # used if the model is a function
 
     def log_probabilities(self, pairs: Sequence[PrefixedText]) -> list[Vector]:
-        """Of each (prefix, text) an array of (tokens of the text,), in their order: natural logarithms.
+        """Return for each (prefix, text) an array of natural log-probabilities, one per counted token of the text.
 
-        Raises what the model raises for one of them.
+        Raises the model's exception if it fails for one of them.
         """
         if not pairs:
             return []
@@ -350,7 +367,10 @@ class LikelihoodModel(LocalModel):
         return [found[key] for key in keys]
 
     def each(self, pairs: Sequence[PrefixedText]) -> dict[PrefixedText, Vector | Exception]:
-        """The log-probabilities of each, or why the model fails for this one. Raises `NoModel`: no text's fault."""
+        """Return the log-probabilities of each pair, or the exception if the model fails for that pair.
+
+        Raises `NoModel` if the model cannot be loaded.
+        """
         return run_each(self.log_probabilities, pairs)
 
     @cached_property
@@ -409,7 +429,7 @@ class LikelihoodModel(LocalModel):
             return cast("Vectors", found)
 
     def _asked(self, keys: list[str]) -> Vectors:
-        """What a function gives, if these are log-probabilities. Raises `ValueError`."""
+        """Call the user's function and check its log-probabilities. Raises `ValueError`."""
         assert self._function is not None
         given = self._function([split_pair(key) for key in keys])
         if isinstance(given, str | bytes) or not hasattr(given, "__len__") or len(given) != len(keys):
@@ -420,13 +440,14 @@ class LikelihoodModel(LocalModel):
 
 
 def likelihood_model(given: Any = None, **options: Any) -> LikelihoodModel:
-    """A model of whatever names one: itself, a function, a folder, a name, a dict of arguments, None (the default).
+    """Return a likelihood model for a `LikelihoodModel`, a function, a folder, a name, a dict of arguments, or None (the
+    default).
 
     Raises `NoModel` for anything else, and for chat endpoints.
     """
     if (made := make_model(LikelihoodModel, given, options)) is not None:
         return made
-    if hasattr(given, "base_url") or hasattr(given, "backend"):  # a `Judge`, or somebody's client
+    if hasattr(given, "base_url") or hasattr(given, "backend"):  # a `Judge`, or an API client
         raise _chat_endpoint_error(type(given).__name__)
     if callable(given):
         return LikelihoodModel(given, **options)
@@ -434,7 +455,7 @@ def likelihood_model(given: Any = None, **options: Any) -> LikelihoodModel:
 
 
 def _check_local_name(given: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The name of a model that may run here. Raises `NoModel` for that of a server."""
+    """Return the name of a model that may run on this machine. Raises `NoModel` for the name of a hosted model."""
     name = os.fspath(given)
     first, *rest = re.split("[/:]", name)
     of_an_api = _API_MODEL_NAME.match(rest[-1] if rest and first in _API_PROVIDERS else name)
@@ -452,7 +473,7 @@ def _chat_endpoint_error(what: str) -> NoModel:
 
 
 def _check_settings(dtype: str, **counts: int | None) -> None:
-    """Raises `ValueError`."""
+    """Check the data type and the token counts. Raises `ValueError`."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {', '.join(map(repr, DTYPES))}, not {dtype!r}")
     for name, count in counts.items():
@@ -462,7 +483,7 @@ def _check_settings(dtype: str, **counts: int | None) -> None:
 
 
 def _check_log_probabilities(given: Any) -> Vector:
-    """One text's. Raises `ValueError`."""
+    """Return one text's log-probabilities as an array. Raises `ValueError`."""
     import numpy
 
     try:

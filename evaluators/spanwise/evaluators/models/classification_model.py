@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 def normalize_label(label: str, also: Mapping[str, str] | None = None) -> str:
-    """ "Severe_Toxic" is "severe toxic", or what `also` has under that."""
+    """Return a label in lower case with single spaces, or its synonym in `also`: "Severe_Toxic" becomes "severe
+    toxic".
+    """
     name = " ".join(str(label).lower().replace("_", " ").replace("-", " ").split())
     return (also or {}).get(name, name)
 
@@ -40,15 +42,19 @@ EXPECTED_CLASSIFIER = "a function of a list of texts that gives probabilities by
 
 
 class TextClassifier(LocalModel):
-    """Probabilities of labels, each text looked at once per process and model; nothing is loaded before the first one.
+    """Text classifier that returns probabilities by label. Each text is classified once per process and model, and the
+    first text loads the model.
 
-    `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A function gives a dict
-    for each, or one dict of lists, as Detoxify does, or a list of labels with scores for each, as a pipeline of
-    transformers does with `top_k=None`. Of logits probabilities are made by a sigmoid for each label where the model's
-    configuration says `multi_label_classification`, or has one label, else by a softmax over all; `activation`
-    says it where the configuration does not, or is wrong. `device` is "cuda", "mps" or "cpu" (None: the first that
-    there is), `batch_size` in texts. Weights that run code when they are loaded (`remote_code`), or that are pickles
-    (`pickle`), are loaded only where that is said. Raises `NoModel` where the model, or what runs it, is not here.
+    The argument `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A
+    function returns one dict per text, or one dict of lists as Detoxify does, or a list of labels with scores per
+    text as a pipeline of transformers does with `top_k=None`.
+
+    Logits become probabilities by a sigmoid per label if the model's configuration says `multi_label_classification`
+    or has one label, otherwise by a softmax over all labels. `activation` overrides a missing or wrong configuration.
+    `device` is "cuda", "mps" or "cpu" (None: the first one available), and `batch_size` is a number of texts.
+
+    Weights that run code on loading (`remote_code`) or that are pickles (`pickle`) are loaded only if the argument is
+    true. Raises `NoModel` if the model or a package that it needs is missing.
     """
 
     USE: ClassVar[ModelUse] = "classes"
@@ -74,9 +80,10 @@ class TextClassifier(LocalModel):
         self._activation = activation
 
     def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
-        """Of each text, in their order, the probability of each label. Raises what the model raises for one of them.
+        """Return the probability of each label for each text, in order. Raises the model's exception if it fails for one
+        text.
 
-        A text that the model cannot read whole is cut at its end: `windows` gives parts that it can.
+        A text longer than the model's input is truncated. Use `windows` to split it first.
         """
         if not texts:
             return []
@@ -87,16 +94,19 @@ class TextClassifier(LocalModel):
         return [dict(zip(labels, rows[text].tolist(), strict=True)) for text in texts]
 
     def each(self, texts: Sequence[str]) -> dict[str, dict[str, float] | Exception]:
-        """The probabilities for each text, or why the model fails for this one. Raises `NoModel`: no text's fault."""
+        """Return the probabilities of each text, or the exception if the model fails for that text.
+
+        Raises `NoModel` if the model cannot be loaded.
+        """
         return run_each(self.classify, texts)
 
     def windows(self, text: str) -> list[str]:
-        """The text, or parts of it that the model reads whole, with an overlap; a function is given it as it is."""
+        """Split a text into overlapping windows that fit the model's input. A function receives the text unsplit."""
         if self._function is not None:
             return [text]
         held = self._loaded()
         tokenizer, network = held.model
-        with held.running:  # a tokenizer serves one at a time
+        with held.running:  # a tokenizer is not thread-safe
             room = token_limit(tokenizer, network.config) - tokenizer.num_special_tokens_to_add()
             return split_windows(text, make_span_finder(tokenizer), room)
 
@@ -151,15 +161,16 @@ class TextClassifier(LocalModel):
 
 
 def text_classifier(given: Any = None, **options: Any) -> TextClassifier:
-    """A classifier of whatever names one: itself, a function, a folder, a name, a dict of arguments, None (a default).
+    """Return a classifier for a `TextClassifier`, a function, a folder, a name, a dict of arguments, or None (the
+    default).
 
     Raises `NoModel` for anything else.
     """
-    if isinstance(given, Mapping):  # `options` are for what it does not say
+    if isinstance(given, Mapping):  # arguments in the mapping take precedence over `options`
         given, options = {**options, **given}, {}
     if (made := make_model(TextClassifier, given, options)) is not None:
         return made
-    predict = getattr(given, "predict", given)  # Detoxify's models are no functions
+    predict = getattr(given, "predict", given)  # Detoxify's models are not callable
     if callable(predict):
         return TextClassifier(predict, name=None if predict is given else type(given).__name__, **options)
     raise NoModel(f"a text classifier is a model's name, a folder, or {EXPECTED_CLASSIFIER}, not {given!r:.200}")
@@ -171,8 +182,8 @@ def _default_activation(config: Any) -> Activation:
 
 
 def _check_probabilities(given: Any, number: int, name: str) -> list[dict[str, float]]:
-    """What a function gives, as a dict of finite numbers for each text. Raises `ValueError`."""
-    if isinstance(given, Mapping):  # of lists, by label
+    """Return a function's result as one dict of finite numbers per text. Raises `ValueError`."""
+    if isinstance(given, Mapping):  # lists by label, as Detoxify returns them
         given = _rows_by_text(given, number)
     if not isinstance(given, list | tuple) or len(given) != number:
         raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {EXPECTED_CLASSIFIER}")
@@ -188,7 +199,7 @@ def _rows_by_text(given: Mapping[str, Any], number: int) -> list[dict[str, Any]]
 
 def _label_probabilities(row: Any, name: str) -> dict[str, float]:
     try:
-        if isinstance(row, list | tuple):  # as pipelines of transformers give it
+        if isinstance(row, list | tuple):  # the format of transformers' pipelines
             row = {one["label"]: one["score"] for one in row}
         found = {str(label): float(value) for label, value in row.items()}
     except (AttributeError, KeyError, TypeError, ValueError):

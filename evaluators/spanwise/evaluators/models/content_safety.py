@@ -20,18 +20,20 @@ from spanwise.evaluators.models.model_resolution import NoModel
 
 _DETOXIFY_LABELS = ("toxicity", "severe_toxicity", "obscene", "threat", "insult", "identity_attack")
 _DETOXIFY_SYNONYMS = {"toxic": "toxicity", "severe toxic": "severe toxicity", "identity hate": "identity attack"}
-_PART_CHARACTERS = 200  # of a part of a sentence, among whose words one is still seen
-_PROFANITY_MODULE = "profanity_check"  # the module of alt-profanity-check
+_PART_CHARACTERS = 200  # characters per part of a sentence; among more words, a profane one no longer raises the score
+_PROFANITY_MODULE = "profanity_check"  # import name of alt-profanity-check
 
 
 def _toxicity_key(name: str) -> str:
-    """Return the metric key of one of Detoxify's labels: prefixed, so that other evaluators can have its name."""
+    """Return the metric key of a Detoxify label. The prefix leaves the plain names to other evaluators."""
     return name if name == "toxicity" else f"toxicity_{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AnswerClassifier(BatchedEvaluator[str, Mapping[str, float]]):
-    """Those that classify the answer: `model` is whatever names a text classifier (None: the class' own)."""
+    """Base class of evaluators that classify the answer. `model` is any argument of `text_classifier` (None: the class's
+    default).
+    """
 
     ACTIVATION: ClassVar[Activation | None] = None
 
@@ -59,7 +61,7 @@ class _AnswerClassifier(BatchedEvaluator[str, Mapping[str, float]]):
         return self._classifier.identity
 
     def _windows(self, case: Case) -> list[str]:
-        """Raises `Skip` for an empty answer."""
+        """Return the windows of the answer. Raises `Skip` if the answer is empty."""
         answer = extract_text(case.outputs)
         if not answer.strip():
             raise Skip("the answer is empty")
@@ -86,10 +88,10 @@ class _AnswerClassifier(BatchedEvaluator[str, Mapping[str, float]]):
 class Toxicity(_AnswerClassifier):
     """The six probabilities of Detoxify: toxicity, severe toxicity, obscene, threat, insult, identity attack.
 
-    Lower is better. A long answer is looked at in windows (Detoxify itself stops at 512 tokens), and each score is the
-    greatest of all windows; the window that is most toxic is named in the comment where there are several. The default
-    is Detoxify's `original` as it is on the hub; any classifier with its six labels (`toxic` or `toxicity`, …) will do,
-    others that it has are left out, and a `Detoxify(…)` is one. An empty answer is skipped.
+    Lower is better. A long answer is classified in windows (Detoxify itself stops at 512 tokens), and each score is
+    the maximum over all windows. If there are several windows, the comment names the most toxic one. The default
+    model is Detoxify's `original` from the hub. Any classifier with its six labels (`toxic` or `toxicity`, …) can
+    replace it, including a `Detoxify(…)` object; additional labels are ignored. An empty answer is skipped.
     """
 
     DOCUMENT: ClassVar[str] = "detoxify"
@@ -97,7 +99,7 @@ class Toxicity(_AnswerClassifier):
     DEFAULT_MODEL: ClassVar[str] = (
         "detoxify, a BERT for English, in windows of 512 tokens; the thresholds are its own, and hold for no other"
     )
-    ACTIVATION: ClassVar[Activation | None] = "sigmoid"  # as Detoxify, whatever the configuration says
+    ACTIVATION: ClassVar[Activation | None] = "sigmoid"  # as Detoxify does; the model's configuration is ignored
 
     def _steps(self, case: Case) -> ModelSteps[str, Mapping[str, float]]:
         parts = self._windows(case)
@@ -129,12 +131,12 @@ class Toxicity(_AnswerClassifier):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairnessBias(_AnswerClassifier):
-    """The probability that the answer is biased by gender, race or politics: that of `label`. Lower is better.
+    """The probability that the answer is biased by gender, race or politics, which is that of `label`. Lower is better.
 
-    The document leaves its method blank. The model that fits its words, d4data/bias-detection-model, has weights for
-    TensorFlow alone, which transformers no longer reads: `model` is to be named, be it a copy of that one for torch,
-    another classifier with its `label`, or a function. Of a long answer the most biased window counts. An empty answer
-    is skipped.
+    The source document leaves its method blank. The model that fits its description, d4data/bias-detection-model, has
+    weights for TensorFlow only, which transformers no longer reads. `model` must therefore be given: a copy of that
+    model for torch, another classifier with its `label`, or a function. Of a long answer, the most biased window
+    counts. An empty answer is skipped.
     """
 
     DOCUMENT: ClassVar[str] = "bias"
@@ -175,13 +177,13 @@ class FairnessBias(_AnswerClassifier):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profanity(_AnswerClassifier):
-    """The probability of profane or offensive English, by the linear model that alt-profanity-check carries.
+    """The probability of profane or offensive English, by the linear model that alt-profanity-check contains.
 
-    Lower is better. It needs no network and no torch (`pip install 'spanwise[profanity]'`). It weighs words and their
-    parts, so that it is no measure of toxicity: a threat or a prejudice in polite words is missed. Its weights are
-    pickles of scikit-learn inside the package, which are loaded only with `pickle=True`. The worst sentence counts,
-    since among many clean words a foul one is lost; an empty answer is skipped. `model` may be a function, or any other
-    classifier with the label "profanity".
+    Lower is better. It needs neither a network nor torch (`pip install 'spanwise[profanity]'`). It weights words and
+    parts of words, so it does not measure toxicity: it misses a threat or a prejudice in polite words. Its weights
+    are pickles of scikit-learn inside the package, which are loaded only with `pickle=True`. The worst sentence
+    counts, since many clean words would hide a profane one. An empty answer is skipped. `model` may be a function, or
+    any other classifier with the label "profanity".
     """
 
     DOCUMENT: ClassVar[str] = "alt-profanity-check"
@@ -212,7 +214,7 @@ class Profanity(_AnswerClassifier):
 
 
 def _detoxify_scores(row: Mapping[str, float], name: str) -> dict[str, float]:
-    """The six, by Detoxify's names. Raises `NoModel` where one is missing."""
+    """Return the six scores by Detoxify's names. Raises `NoModel` if a label is missing."""
     plain = {normalize_label(label, _DETOXIFY_SYNONYMS): value for label, value in row.items()}
     found = {key: plain[key.replace("_", " ")] for key in _DETOXIFY_LABELS if key.replace("_", " ") in plain}
     if missing := [key for key in _DETOXIFY_LABELS if key not in found]:
@@ -223,7 +225,7 @@ def _detoxify_scores(row: Mapping[str, float], name: str) -> dict[str, float]:
 
 
 def _label_score(row: Mapping[str, float], label: str, name: str) -> float:
-    """Raises `NoModel` where there is no such label."""
+    """Return the score of a label. Raises `NoModel` if the model has no such label."""
     plain = {normalize_label(one): value for one, value in row.items()}
     if normalize_label(label) not in plain:
         raise NoModel(f"{name!r} gives {_list_labels(row)}, without {label!r}: name one of these with label=")

@@ -1,12 +1,12 @@
 """Cross-encoders: scores of text pairs, natural language inference, Vectara's HHEM.
 
-What such a model gives is either one score (relevance, similarity, consistency), or the probabilities of natural
-language inference (NLI): does the second text follow from the first, contradict it, or neither?
+A cross-encoder returns either one score (relevance, similarity, consistency), or the probabilities of natural
+language inference (NLI): the second text follows from the first, contradicts it, or does neither.
 
-Its weights are a token classifier on FLAN-T5, loaded here as that: the code that lies beside them on the hub is not
-run. The prompt, the first token's logits and the second of their two classes are those of the model's documentation.
-The tokenizer and the shape of the network come with google/flan-t5-base, or with what `foundation` of the model's
-config.json names, which may be a folder.
+The weights of HHEM are a token classifier on FLAN-T5, and this module loads them as such. It does not run the code
+that is published with them on the hub. The prompt, and the use of the first token's logits and of the second of its
+two classes, follow the model's documentation. The tokenizer and the network's configuration come from
+google/flan-t5-base, or from the model or folder that `foundation` in the model's config.json names.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TextPair: TypeAlias = tuple[str, str]
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 EXPECTED_PAIR_SCORER = "a function of a list of pairs that gives one finite number, or probabilities by label, for each"
-_NLI_SYNONYMS = {  # how models of fact checking (FEVER, VitaminC) name the three
+_NLI_SYNONYMS = {  # label names of fact-checking models (FEVER, VitaminC)
     "supports": "entailment",
     "supported": "entailment",
     "refutes": "contradiction",
@@ -63,12 +63,12 @@ _NLI_SYNONYMS = {  # how models of fact checking (FEVER, VitaminC) name the thre
 }
 _PRESET_LABEL_ORDERS = {
     "vitaminc": ("entailment", "contradiction", "neutral")
-}  # of presets, as SummaC's own code has it
+}  # order of a preset's labels, as in SummaC's code
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """What an NLI model holds of a pair; the three are probabilities and make 1 together."""
+    """NLI probabilities of a pair. The three add up to 1."""
 
     entailment: float
     neutral: float
@@ -76,17 +76,17 @@ class Inference:
 
 
 class PairScorer(LocalModel):
-    """Scores of pairs of texts, each pair once per process and model; nothing is loaded before the first pair.
+    """Scores of text pairs. Each pair is scored once per process and model, and the first pair loads the model.
 
-    `model` is a folder, a model of the hub, a preset's name, or a function of a list of pairs. `device` is "cuda",
-    "mps" or "cpu" (None: the first that there is), `batch_size` in pairs. Weights that run code when they are loaded
-    (`remote_code`), or that are pickles (`pickle`), are loaded only where that is said; "hhem" needs neither. `labels`
-    names what a model gives, in its order, where its own configuration does not: `("contradiction", "entailment",
-    "neutral")`.
+    The argument `model` is a folder, a model of the hub, a preset's name, or a function of a list of pairs. `device`
+    is "cuda", "mps" or "cpu" (None: the first one available), and `batch_size` is a number of pairs. Weights that run
+    code on loading (`remote_code`) or that are pickles (`pickle`) are loaded only if the argument is true; "hhem"
+    needs neither. `labels` names the model's outputs in their order, if its configuration does not:
+    `("contradiction", "entailment", "neutral")`.
 
-    `score` gives one number for each pair, as the model gives it: after the activation that it was saved with (a
-    sigmoid where it names none). A function may also give probabilities by label, as dicts, or as rows in the order of
-    `labels`. Raises `NoModel` where the model, or what runs it, is not here or is of another kind.
+    The method `score` returns one number per pair as the model gives it, after the activation that it was saved with
+    (a sigmoid if it names none). A function may also return probabilities by label, as dicts, or as rows in the order
+    of `labels`. Raises `NoModel` if the model or a package that it needs is missing, or the model is of another kind.
     """
 
     USE: ClassVar[ModelUse] = "pairs"
@@ -108,44 +108,48 @@ class PairScorer(LocalModel):
         super().__init__(model, name, device, token, remote_code, pickle)
         self.batch_size = batch_size
         self._labels = None if labels is None else tuple(labels)
-        self._own = CoalescingEncoder(self._asked)  # of a function
+        self._own = CoalescingEncoder(self._asked)  # used if the model is a function
 
     def score(self, pairs: Sequence[TextPair]) -> list[float]:
-        """One number for each pair, in their order; of an NLI model the probability of entailment.
+        """Return one number per pair, in order: the score, or an NLI model's probability of entailment.
 
-        Raises what the model raises for one of them.
+        Raises the model's exception if it fails for one pair.
         """
         return [_single_score(rows) for rows in self._rows(pairs)]
 
     def infer(self, pairs: Sequence[TextPair]) -> list[Inference]:
-        """The probabilities of an NLI model, in the order of the pairs. Raises `NoModel` where it is none."""
+        """Return the NLI probabilities of each pair, in order. Raises `NoModel` if the model is no NLI model."""
         return [make_inference(rows, self.name) for rows in self._rows(pairs)]
 
     def each(self, pairs: Sequence[TextPair]) -> dict[TextPair, tuple[float, ...] | Exception]:
-        """What the model gives for each pair, one number or the three of `LABELS`, or why it fails for this one.
+        """Return for each pair one score or the three probabilities of `NLI_LABELS`, or the exception if the model fails
+        for it.
 
-        Raises `NoModel`, which is no pair's fault.
+        Raises `NoModel` if the model cannot be loaded.
         """
         return run_each(self._rows, pairs)
 
     @property
     def gives_logits(self) -> bool:
-        """Whether its scores have no bounds: the model was saved to give them as they come. Functions are not asked."""
+        """Return whether the scores are unbounded, because the model was saved without an activation. False for
+        functions.
+        """
         if self._function is not None:
             return False
         return type(getattr(self._loaded().model, "activation_fn", None)).__name__ == "Identity"
 
     def parts(self, firsts: Sequence[str], seconds: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-        """Windows of all first texts, and of each second one its own: the model reads any beside any whole.
+        """Return windows of all first texts, and the windows of each second text. Every pair of windows fits the model's
+        input.
 
-        A second text is cut where it has more tokens than half of what the model reads at once; the first ones have
-        what the longest second one leaves of that. A function is given texts as they are.
+        A second text is cut if it has more tokens than half of the model's input. The first texts get the tokens that
+        the longest second window leaves free. A function receives unsplit texts.
         """
         if self._function is not None:
             return list(firsts), [[second] for second in seconds]
         held = self._loaded()
         limit, taken = _token_budget(held.model)
-        with held.running:  # a tokenizer serves one at a time
+        with held.running:  # a tokenizer is not thread-safe
             spans_of = make_span_finder(held.model.tokenizer)
             cut = [split_windows(second, spans_of, (limit - taken) // 2) for second in seconds]
             longest = max(len(spans_of(part)) for parts in cut for part in parts)
@@ -173,7 +177,7 @@ class PairScorer(LocalModel):
             explain_loading_errors(place, f"scoring pairs with {place.name}"),
             explain_trust_errors(place, "PairScorer"),
         ):
-            import sentence_transformers  # noqa: F401 (which of the extra is missing is said before anything is read)
+            import sentence_transformers  # noqa: F401 (fail on a missing package before any file is read)
             from transformers import PretrainedConfig
 
             device = choose_device(self.device)
@@ -207,7 +211,9 @@ class PairScorer(LocalModel):
         return _check_finite(rows, self.name)
 
     def _order(self, model: Any) -> list[int] | None:
-        """Where the three labels stand; None for a model of one score. Raises `NoModel` for any other."""
+        """Return the positions of the three NLI labels; None for a model with one score. Raises `NoModel` for any other
+        model.
+        """
         if model.num_labels == 1:
             return None
         preset = self._place.preset
@@ -220,7 +226,7 @@ class PairScorer(LocalModel):
         return _check_finite(self._checked(self._function(list(pairs)), len(pairs)), self.name)
 
     def _checked(self, given: Any, number: int) -> Vectors:
-        """What a function gives, as rows of one or three. Raises `ValueError`, `NoModel`."""
+        """Return a function's result as rows of one or three numbers. Raises `ValueError` and `NoModel`."""
         import numpy
 
         if isinstance(given, list | tuple) and given and isinstance(given[0], Mapping):
@@ -245,7 +251,7 @@ class PairScorer(LocalModel):
 
 
 def make_inference(row: Sequence[float], name: str) -> Inference:
-    """The three of a pair. Raises `NoModel` where the model gives one score instead."""
+    """Return the three probabilities of a pair. Raises `NoModel` if the model gives one score instead."""
     if len(row) != len(NLI_LABELS):
         raise NoModel(
             f"{name!r} gives one score for a pair: what is asked for are {', '.join(NLI_LABELS)}, of an NLI model"
@@ -254,9 +260,9 @@ def make_inference(row: Sequence[float], name: str) -> Inference:
 
 
 def label_order(labels: Sequence[str], name: str) -> list[int]:
-    """Where entailment, neutral and contradiction stand among a model's labels, whatever their capitals.
+    """Return the positions of entailment, neutral and contradiction among a model's labels, ignoring case.
 
-    Raises `NoModel` where one is missing, or is there twice.
+    Raises `NoModel` if a label is missing or occurs twice.
     """
     plain = [normalize_label(label, _NLI_SYNONYMS) for label in labels]
     if any(plain.count(label) != 1 for label in NLI_LABELS):
@@ -268,7 +274,7 @@ def label_order(labels: Sequence[str], name: str) -> list[int]:
 
 
 def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
-    """A scorer of whatever names one: itself, a function, a folder, a name, a dict of arguments, None (the default).
+    """Return a pair scorer for a `PairScorer`, a function, a folder, a name, a dict of arguments, or None (the default).
 
     Raises `NoModel` for anything else.
     """
@@ -276,7 +282,7 @@ def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
         return made
     if hasattr(given, "activation_fn") and hasattr(given, "predict"):
         return _wrap_cross_encoder(given, **options)
-    predict = getattr(given, "predict", given)  # Vectara's model is no function of pairs
+    predict = getattr(given, "predict", given)  # Vectara's model is not callable with pairs
     if callable(predict):
         named = {} if predict is given else {"name": type(given).__name__}
         return PairScorer(predict, **{**named, **options})
@@ -284,7 +290,9 @@ def pair_scorer(given: Any = None, **options: Any) -> PairScorer:
 
 
 def _wrap_cross_encoder(model: Any, *, batch_size: int = 32, **options: Any) -> PairScorer:
-    """Around one that is in memory, which is no function of pairs; of NLI it gives logits, in an order of its own."""
+    """Wrap a `CrossEncoder` that is in memory. Its `predict` is no plain function of pairs: an NLI model returns logits,
+    in its own order of labels.
+    """
     name = type(model).__name__
     labels = options.pop("labels", None) or [model.config.id2label[place] for place in range(model.num_labels)]
     order = None if model.num_labels == 1 else label_order(labels, name)
@@ -306,9 +314,9 @@ def _predict_pairs(model: Any, pairs: list[TextPair], batch_size: int, order: li
 
 
 def _check_trained(model: Any, saved_as: Sequence[str] | None, name: str) -> None:
-    """Raises `NoModel` for what was saved without a layer that scores pairs, as embedding models are.
+    """Raise `NoModel` for a model that was saved without a layer that scores pairs, such as an embedding model.
 
-    sentence-transformers would give it one of random weights, and scores of it.
+    Otherwise sentence-transformers would add a layer with random weights, and return its scores.
     """
     made = len(model) == 1 and getattr(model[0], "transformer_task", None) == "sequence-classification"
     if made and saved_as and not any(one.endswith("ForSequenceClassification") for one in saved_as):
@@ -316,7 +324,9 @@ def _check_trained(model: Any, saved_as: Sequence[str] | None, name: str) -> Non
 
 
 def _token_budget(model: Any) -> tuple[int, int]:
-    """How many tokens a model reads at once, and how many of these no text of a pair has."""
+    """Return the number of tokens that a model reads at once, and the number of those that the texts of a pair cannot
+    use.
+    """
     if isinstance(model, ConsistencyModel):
         return HHEM_WINDOW, len(model.tokenizer(model.prompt.format(text1="", text2=""))["input_ids"])
     return token_limit(model.tokenizer, model.config), model.tokenizer.num_special_tokens_to_add(pair=True)
@@ -331,11 +341,11 @@ def _check_finite(rows: Vectors, name: str) -> Vectors:
 
 
 def _single_score(row: Sequence[float]) -> float:
-    return row[0]  # the only one, or that of entailment, which is the first of LABELS
+    return row[0]  # the single score, or entailment, the first of `NLI_LABELS`
 
 
 def _scores_by_label(row: Mapping[str, float]) -> dict[str, float]:
-    """Raises `ValueError` where a label of the three is missing."""
+    """Return the scores by normalized label. Raises `ValueError` if one of the three labels is missing."""
     plain = {normalize_label(label, _NLI_SYNONYMS): value for label, value in row.items()}
     if missing := [label for label in NLI_LABELS if label not in plain]:
         raise ValueError(f"a pair scorer gave {row!r:.200}, without {', '.join(missing)}: it is {EXPECTED_PAIR_SCORER}")
@@ -347,15 +357,15 @@ if TYPE_CHECKING:
 
     Column = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
 
-HHEM_MODEL_TYPE = "HHEMv2"  # the `model_type` of its config.json
+HHEM_MODEL_TYPE = "HHEMv2"  # `model_type` in its config.json
 HHEM_FOUNDATION = "google/flan-t5-base"
 HHEM_PROMPT = "<pad> Determine if the hypothesis is true given the premise?\n\nPremise: {text1}\n\nHypothesis: {text2}"
-HHEM_WINDOW = 2048  # tokens; it has no limit of its own, and its documentation speaks of inputs of 2k tokens
-_MAX_SQUARED_TOKENS = 1 << 22  # squared tokens, which bounds the memory of attention
+HHEM_WINDOW = 2048  # tokens; the model has no limit itself, and its documentation mentions inputs of 2k tokens
+_MAX_SQUARED_TOKENS = 1 << 22  # squared tokens per batch; this bounds the memory of attention
 
 
 class ConsistencyModel:
-    """The model and its tokenizer, with the method of a cross-encoder that pairs need."""
+    """Vectara's HHEM with its tokenizer, with the method `predict` of a cross-encoder."""
 
     num_labels = 1
 
@@ -365,7 +375,7 @@ class ConsistencyModel:
 
     @classmethod
     def load(cls, where: str, described: dict[str, Any], device: str, **options: Any) -> ConsistencyModel:
-        """`options` are those of transformers' `from_pretrained`; raises what that raises."""
+        """Load the model with `options` of transformers' `from_pretrained`. Raises the errors of that function."""
         from transformers import T5ForTokenClassification
 
         shape, tokenizer = _load_foundation(str(described.get("foundation") or HHEM_FOUNDATION), options)
@@ -376,11 +386,11 @@ class ConsistencyModel:
         return cls(network.to(device).eval(), tokenizer, described.get("prompt") or HHEM_PROMPT)
 
     def parameters(self) -> Any:
-        """Those of the network."""
+        """Return the parameters of the network."""
         return self.network.parameters()
 
     def predict(self, pairs: Sequence[tuple[str, str]], *, batch_size: int) -> Column:
-        """The probability that the second text of each pair is consistent with the first."""
+        """Return for each pair the probability that the second text is consistent with the first."""
         import numpy
 
         texts = [self.prompt.format(text1=one, text2=other) for one, other in pairs]
@@ -403,7 +413,7 @@ class ConsistencyModel:
 
 
 def _load_foundation(foundation: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """The shape of the network, and its tokenizer. Raises `NoModel` where they are not here."""
+    """Return the configuration of the network, and its tokenizer. Raises `NoModel` if they are not on this machine."""
     from transformers import AutoConfig, AutoTokenizer
 
     options = {name: value for name, value in options.items() if name != "use_safetensors"}

@@ -1,9 +1,10 @@
 """SQLite cache files in the user's cache directory, and the cache of embedding vectors.
 
-Whatever is wrong with it (damaged, locked, read-only, full, somebody else's) is said once and counted; who makes things
-goes on without it.
+A cache file that cannot be used (damaged, locked, read-only, full, another program's) is logged once and counted. The
+caller then works without the cache.
 
-Texts are not in it, only their hashes. A row that is not as it was written is no vector: the text is encoded anew.
+The vector cache stores hashes of texts, never the texts. A row that fails its checksum is ignored, and its text is
+encoded again.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ T = TypeVar("T")
 
 log = logging.getLogger("spanwise.evaluators")
 
-MAX_CACHE_BYTES = 512 << 20  # that a file may have; the oldest rows go first
+MAX_CACHE_BYTES = 512 << 20  # maximum size of a file; the oldest rows are deleted first
 LOCK_TIMEOUT_S = 2.0  # seconds to wait for a file that another process is writing
-FAILURE_PAUSE_S = 30.0  # seconds without a file that has failed
+FAILURE_PAUSE_S = 30.0  # seconds until a file that has failed is used again
 _OFF_VALUES = ("", "0", "off", "none", "false", "no")
 
 
 class ForeignDatabase(sqlite3.DatabaseError):
-    """A database of something else, or of a newer version."""
+    """Error for a database of another program, or of a newer version of the cache."""
 
 
 class CacheFile:
-    """One file, opened when it is first used; of one process, any thread.
+    """SQLite cache file, opened on first use. Any thread of one process may use it.
 
-    A kind of cache says its `TABLE`, of which `made` is in seconds since the epoch, the SQLite `APPLICATION` id and the
-    `FORMAT` that its files bear, and for people what it is of and what follows where it cannot be used. A file with the
-    `FORMER_APPLICATION` id, from before the product was renamed, gets the present one.
+    A subclass defines `TABLE`, whose column `made` is in seconds since the epoch, the SQLite `APPLICATION` id and the
+    `FORMAT` of its files. For warnings it also defines the contents (`OF`) and the consequence of an unusable file
+    (`WITHOUT`). A file with the `FORMER_APPLICATION` id, from before the product was renamed, gets the present id.
     """
 
     APPLICATION: ClassVar[int]
@@ -72,7 +73,10 @@ class CacheFile:
                 self._connection = None
 
     def _tried(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """What comes of it. What goes wrong with the file is counted, said once, and it is left alone for a while."""
+        """Run `work` with the connection, and return its result. After an error of the file, return None.
+
+        The error is counted and logged once per path. For `FAILURE_PAUSE_S` seconds the file is not used again.
+        """
         with self._lock:
             if time.monotonic() < self._rests_until:
                 return None
@@ -100,7 +104,7 @@ class CacheFile:
             )
 
     def _cleared(self, where: str, values: dict[str, object]) -> int:
-        """Forget rows, and give their room back. Raises `sqlite3.Error` and `OSError`."""
+        """Delete rows, and return the space to the file system. Raises `sqlite3.Error` and `OSError`."""
         with self._lock, self._opened() as connection:
             cleared = connection.execute(f"DELETE FROM {self.TABLE} WHERE {where}", values).rowcount
         with self._lock:
@@ -118,7 +122,7 @@ class CacheFile:
 
     def _connected(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would ask the umask
+        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would apply the umask
         connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
         try:
             self._set_up(connection)
@@ -128,8 +132,9 @@ class CacheFile:
         return connection
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        """Tables where there are none. Raises `NotOurs` before anything is changed in somebody else's file."""
-        connection.execute("BEGIN")  # all of it as it is at one moment: another process may be setting it up
+        """Create the tables if there are none. Raises `ForeignDatabase` before it changes another program's file."""
+        # read the three values from one snapshot, as another process may be creating the tables
+        connection.execute("BEGIN")
         (application,), (version,), (tables,) = (
             connection.execute(sql).fetchone()
             for sql in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
@@ -155,7 +160,7 @@ class CacheFile:
             )
 
     def _bounded(self, connection: sqlite3.Connection) -> None:
-        """Let the oldest tenth go when the pages in use are more than the file may have."""
+        """Delete the oldest tenth of the rows if the pages in use exceed the maximum size."""
         pages, free, page = (
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
         )
@@ -167,7 +172,7 @@ class CacheFile:
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:
-    """Have it a write-ahead log. SQLite itself does not wait for another process that writes at this moment."""
+    """Enable the write-ahead log. SQLite does not wait here while another process writes, so this function retries."""
     until = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -183,7 +188,7 @@ _warned_paths: set[Path] = set()
 
 
 def cache_path(variable: str, name: str) -> Path | None:
-    """What a variable of the environment says (a path, or `off`: None), else a file in the user's cache directory."""
+    """Return the path in an environment variable (None for `off`), else a file in the user's cache directory."""
     given = os.environ.get(variable)
     if given is not None:
         return None if given.strip().lower() in _OFF_VALUES else Path(given).expanduser()
@@ -191,16 +196,18 @@ def cache_path(variable: str, name: str) -> Path | None:
 
 
 def user_cache_path(name: str) -> Path:
-    """A file or folder in the user's cache directory."""
+    """Return the path of a file or folder in the user's cache directory."""
     return cache_folder() / name
 
 
-MAX_AGE_S = 90 * 86_400.0  # seconds that a vector is kept
-_KEYS_PER_QUERY = 500  # rows of a question: SQLite bounds the number of its values
+MAX_AGE_S = 90 * 86_400.0  # seconds until a vector expires
+_KEYS_PER_QUERY = 500  # keys per query: SQLite limits the number of parameters
 
 
 class VectorStats(NamedTuple):
-    """What the file holds: vectors per model, its bytes, when the oldest and the newest were made (seconds)."""
+    """Contents of the file: vectors per model, size in bytes, creation times of the oldest and newest vector (seconds
+    since the epoch).
+    """
 
     vectors: int
     models: Mapping[str, int]
@@ -210,7 +217,7 @@ class VectorStats(NamedTuple):
 
 
 class VectorFile(CacheFile):
-    """Rows of vectors. Only `stats` and `clear` raise."""
+    """Cache file of vectors. Only `stats` and `clear` raise."""
 
     APPLICATION = 0x53505643  # "SPVC"
     FORMER_APPLICATION = 0x41535643  # "ASVC"
@@ -222,7 +229,7 @@ class VectorFile(CacheFile):
     VARIABLE = "SPANWISE_VECTORS"
 
     def rows(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The bodies that are there and not too old, by key."""
+        """Return the stored bodies by key, without those that are too old."""
         since = time.time() - MAX_AGE_S
         slices = (keys[start : start + _KEYS_PER_QUERY] for start in range(0, len(keys), _KEYS_PER_QUERY))
         return {key: body for some in slices for key, body in self._of(some, since)}
@@ -232,7 +239,7 @@ class VectorFile(CacheFile):
         return self._tried(lambda file: file.execute(question, (since, *keys)).fetchall()) or []
 
     def keep(self, bodies: Mapping[bytes, bytes], model: str) -> None:
-        """Add rows, in one transaction; old ones go."""
+        """Add rows in one transaction, and delete old ones."""
         now = time.time()
 
         def write(file: sqlite3.Connection) -> None:
@@ -245,7 +252,7 @@ class VectorFile(CacheFile):
         self._tried(write)
 
     def stats(self) -> VectorStats:
-        """What it holds. Raises `sqlite3.Error` and `OSError`."""
+        """Return the contents of the file. Raises `sqlite3.Error` and `OSError`."""
         with self._lock:
             counted = self._opened().execute("SELECT model, count(*) FROM vectors GROUP BY model ORDER BY 2 DESC, 1")
             models = dict(counted.fetchall())
@@ -253,7 +260,8 @@ class VectorFile(CacheFile):
         return VectorStats(sum(models.values()), models, self._bytes(), oldest, newest)
 
     def clear(self, *, older_than: float | None = None, model: str | None = None) -> int:
-        """Forget vectors: all, or those made more than so many seconds ago, or of one model. Returns how many.
+        """Delete all vectors, those older than `older_than` seconds, or those of one model. Return the number of deleted
+        vectors.
 
         Raises `sqlite3.Error` and `OSError`.
         """
@@ -263,13 +271,15 @@ class VectorFile(CacheFile):
 
 
 class VectorCache:
-    """Those of one model in a file: `name` is for people, `digest` all that its vectors depend on."""
+    """Cached vectors of one model. `name` is shown to people; `digest` identifies everything that the vectors depend
+    on.
+    """
 
     def __init__(self, path: Path, name: str, digest: str) -> None:
         self._path, self._name, self._digest = path, name, digest.encode()
 
     def get(self, texts: Sequence[str]) -> dict[str, Vector]:
-        """Those that are there."""
+        """Return the cached vectors by text."""
         keys = {self._key(text): text for text in texts}
         rows = _get_vector_file(self._path).rows(list(keys))
         read = {keys[key]: vector for key, body in rows.items() if (vector := _decode_vector(body)) is not None}
@@ -277,7 +287,7 @@ class VectorCache:
         return read if len(lengths) == 1 else {}
 
     def put(self, vectors: Mapping[str, Vector]) -> None:
-        """Keep some."""
+        """Store vectors by text."""
         _get_vector_file(self._path).keep(
             {self._key(text): _encode_vector(vector) for text, vector in vectors.items()}, self._name
         )
@@ -287,12 +297,16 @@ class VectorCache:
 
 
 def default_vector_path() -> Path | None:
-    """SPANWISE_VECTORS (a path, or `off`), else a file in the user's cache directory; None: nowhere."""
+    """Return the path in SPANWISE_VECTORS (None for `off`), else a file in the user's cache directory."""
     return cache_path("SPANWISE_VECTORS", "vectors.db")
 
 
 def vector_path(cache: bool | str | os.PathLike[str] | None, paid: bool) -> Path | None:
-    """Where vectors are kept. Where nothing is said: what the environment names, else only those that cost money."""
+    """Return the path of the vector cache; None for no cache.
+
+    If `cache` is None, the path comes from the environment. Without SPANWISE_VECTORS, only vectors that cost money
+    (`paid`) are cached.
+    """
     if cache is None:
         return default_vector_path() if paid or "SPANWISE_VECTORS" in os.environ else None
     if isinstance(cache, bool):
@@ -301,7 +315,9 @@ def vector_path(cache: bool | str | os.PathLike[str] | None, paid: bool) -> Path
 
 
 def folder_digest(folder: str | os.PathLike[str]) -> str:
-    """Of a model's files: all of the small ones, of the large ones samples all over them, which training changes."""
+    """Return a digest of a model's files. Small files are read in full, and large ones by samples across the file, which
+    training changes.
+    """
     said = hashlib.sha256()
     for file in sorted(Path(folder).rglob("*")):
         if file.is_file() and not file.name.startswith(".") and "__pycache__" not in file.parts:
@@ -314,7 +330,7 @@ _SAMPLE_BYTES, _SAMPLE_COUNT = 1 << 16, 32
 
 
 def file_samples(path: Path) -> Iterator[bytes]:
-    """All of a small file; of a large one parts all over it. Raises `OSError`."""
+    """Yield a small file in full, or samples across a large file. Raises `OSError`."""
     size = path.stat().st_size
     step = max(_SAMPLE_BYTES, size // _SAMPLE_COUNT)
     with path.open("rb") as file:
@@ -329,16 +345,17 @@ def _encode_vector(vector: Vector) -> bytes:
 
 
 def _decode_vector(body: object) -> Vector | None:
-    """None for what is not as `_body` makes it."""
+    """Return the vector of a row, or None if the row is not in the format of `_encode_vector`."""
     import numpy
 
     if not isinstance(body, bytes) or len(body) < 8 or len(body) % 4 or zlib.crc32(body[4:]).to_bytes(4) != body[:4]:
         return None
-    return numpy.frombuffer(body, dtype="<f4", offset=4).astype(numpy.float32, copy=False)  # read-only, as all are
+    # the array is read-only, like all cached vectors
+    return numpy.frombuffer(body, dtype="<f4", offset=4).astype(numpy.float32, copy=False)
 
 
 _vector_files: dict[Path, VectorFile] = {}
-_parent_files: list[VectorFile] = []  # of the parent, in a forked child: not to be closed there
+_parent_files: list[VectorFile] = []  # files of the parent process, which a forked child must not close
 
 
 def _get_vector_file(path: Path) -> VectorFile:

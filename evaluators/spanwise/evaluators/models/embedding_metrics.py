@@ -1,7 +1,7 @@
 """Embedding evaluators: semantic similarity, groundedness, context relevancy.
 
-S(a, b) is the cosine of two vectors (the documents' "1 − cosine distance"), in [-1, 1]. Sentences are told apart by
-rules, or by `splitter`, a function from a text to a list of sentences.
+S(a, b) is the cosine of two vectors (the documents' "1 − cosine distance"), in [-1, 1]. Texts are split into
+sentences by rules, or by `splitter`, a function from a text to a list of sentences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 COSINE_RANGE = (-1.0, 1.0)
-_EXAMPLE_MODEL = "model=lambda texts: [[len(text), 1] for text in texts]"  # of the examples
+_EXAMPLE_MODEL = "model=lambda texts: [[len(text), 1] for text in texts]"  # model of the examples in the documentation
 
 
 @register_builtin(
@@ -40,7 +40,7 @@ _EXAMPLE_MODEL = "model=lambda texts: [[len(text), 1] for text in texts]"  # of 
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticSimilarity(EmbeddingEvaluator):
-    """(S + 1) / 2 of answer and reference, in [0, 1]."""
+    """(S + 1) / 2 of answer and reference, in [0, 1]. S is the cosine of their embeddings."""
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
         return self._one(outputs=outputs, reference_outputs=reference_outputs)
@@ -64,10 +64,10 @@ class SemanticSimilarity(EmbeddingEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSemanticSimilarity(ComparisonEvaluator):
-    """S of answer and reference, both as wholes; by a cross-encoder, what that says of the two, in [0, 1].
+    """S of answer and reference, each embedded as a whole; with a cross-encoder, its score of the two, in [0, 1].
 
-    Of a model that is named, its configuration says which it is; a function is one from texts to vectors, and
-    `PairScorer(function)` one from pairs to similarities. What a cross-encoder gives without bounds goes through a
+    The configuration of a named model decides whether it is an embedder or a cross-encoder. A function maps texts to
+    vectors, and `PairScorer(function)` maps pairs to similarities. Unbounded scores of a cross-encoder go through a
     sigmoid.
     """
 
@@ -87,22 +87,23 @@ class AnswerSemanticSimilarity(ComparisonEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticAnswerSimilarity(ComparisonEvaluator):
-    """Haystack's semantic answer similarity: S of answer and reference, or what a cross-encoder says of them (0 to 1).
+    """Haystack's semantic answer similarity: S of answer and reference, or a cross-encoder's score of them (0 to 1).
 
-    The model's configuration says which of the two it is. Haystack puts the scores of a cross-encoder through a sigmoid
-    where one of its list is above 1; here that depends on the model and not on other cases: where it gives logits. Its
-    own model is paraphrase-multilingual-mpnet-base-v2: `get("SAS")`. It names no threshold: one is given, or fitted.
+    The model's configuration decides which of the two it is. Haystack applies a sigmoid to the scores of a
+    cross-encoder if any score in its list is above 1. Here the sigmoid depends on the model and not on other cases:
+    it is applied if the model gives logits. Haystack's own model is paraphrase-multilingual-mpnet-base-v2:
+    `get_evaluator("SAS")`. Haystack names no threshold: give one, or fit one.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SentenceEvaluator(EmbeddingEvaluator):
-    """Those that look at sentences."""
+    """Base class of evaluators that compare sentences."""
 
     splitter: Splitter | None = None
 
     def _sentences(self, text: str, what: str) -> list[str]:
-        """Raises `Skip` where there are none."""
+        """Split a text into sentences. Raises `Skip` if there are none."""
         if not (told := split_text(text, self.splitter)):
             raise Skip(f"{what} has no sentence")
         return told
@@ -110,13 +111,15 @@ class _SentenceEvaluator(EmbeddingEvaluator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ChunkEvaluator(_SentenceEvaluator):
-    """Those that look at the sentences of each chunk of the retrieved context."""
+    """Base class of evaluators that compare the sentences of each retrieved chunk with the question."""
 
     def __call__(self, inputs: Any, documents: Sequence[Document]) -> Any:
         return self._one(inputs=inputs, documents=tuple(documents))
 
     def _relevances(self, case: Case) -> Generator[Sequence[str], Mapping[str, Vector], list[float | None]]:
-        """Of each chunk the greatest S of one of its sentences with the question; None for one without a sentence."""
+        """Return for each chunk the maximum S of its sentences with the question; None for a chunk without a
+        sentence.
+        """
         question, chunks = (
             extract_question(case.inputs),
             [split_text(chunk, self.splitter) for chunk in _chunk_texts(case)],
@@ -142,7 +145,9 @@ class _ChunkEvaluator(_SentenceEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSentenceSimilarity(_SentenceEvaluator):
-    """For each sentence of the answer the most alike one of the reference: mean and minimum of these S."""
+    """For each sentence of the answer, the maximum S with a sentence of the reference: mean and minimum of these
+    maxima.
+    """
 
     DOCUMENT: ClassVar[str] = "bge-small-en-v1.5"
 
@@ -178,7 +183,7 @@ class AnswerSentenceSimilarity(_SentenceEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRelevancySentences(_SentenceEvaluator):
-    """The greatest S of the question with a sentence of the answer. An answer without a sentence is skipped."""
+    """The maximum S of the question with a sentence of the answer. An answer without a sentence is skipped."""
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
 
@@ -209,11 +214,12 @@ class AnswerRelevancySentences(_SentenceEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groundedness(_SentenceEvaluator):
-    """The least, over the sentences of the answer, of the greatest S with a sentence of the retrieved context.
+    """The minimum, over the sentences of the answer, of the maximum S with a sentence of the retrieved context.
 
-    One sentence that nothing supports, be it "Hope this helps!", decides: it is named in the comment. An answer without
-    a sentence is an error (the document: a problem), as is a sentence of it whose vector is zero; where nothing was
-    retrieved nothing is grounded: 0. Databricks' `groundedness` asks a judge: `groundedness_judge`.
+    A single unsupported sentence, even "Hope this helps!", determines the score, and the comment names it. An answer
+    without a sentence is an error (the source document calls it a problem), as is a sentence of the answer whose
+    vector is zero. If nothing was retrieved, the score is 0. Databricks' `groundedness` uses a judge; here that
+    evaluator is `groundedness_judge`.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
@@ -250,11 +256,11 @@ class Groundedness(_SentenceEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMRR(_ChunkEvaluator):
-    """1 / rank of the first chunk of which some sentence has an S with the question of the threshold or more.
+    """1 / rank of the first chunk with a sentence whose S with the question reaches the threshold.
 
-    0 where no chunk has, and where the first is at a rank above `mrr_relevant_chunk_oor_idx` (10 still counts). The
-    document's threshold of 0.7 was chosen for its model, bge-small-en; with another one it is to be given, or fitted.
-    Where nothing was retrieved it is 0.
+    The score is 0 if no chunk reaches it, if the first such chunk is at a rank above `mrr_relevant_chunk_oor_idx` (10
+    still counts), or if nothing was retrieved. The document's threshold of 0.7 was chosen for its model,
+    bge-small-en; for another model, give one or fit one.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
@@ -295,9 +301,10 @@ class ContextMRR(_ChunkEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRelevancySoft(_ChunkEvaluator):
-    """Of each chunk the greatest S of a sentence with the question: the greatest of these (recall), and their mean.
+    """For each chunk, the maximum S of a sentence with the question: the maximum of these (recall), and their mean
+    (precision).
 
-    Chunks without a sentence are left out; where there are no others the case is skipped.
+    Chunks without a sentence are left out. If no chunk has a sentence, the case is skipped.
     """
 
     DOCUMENT: ClassVar[str] = "bge-small-en"
@@ -318,7 +325,7 @@ def _chunk_texts(case: Case) -> list[str]:
 
 
 def _best_similarities(vectors: Mapping[str, Vector], texts: Sequence[str], others: Sequence[str]) -> list[float]:
-    """Of each text the greatest S with one of the others."""
+    """Return for each text the maximum S with one of the others."""
     if not texts:
         return []
     best: list[float] = (

@@ -63,43 +63,46 @@ EXPECTED_EMBEDDER = "a function of a list of texts that gives one vector of fini
 
 
 class EmbeddingSource(Protocol):
-    """A model, wherever it runs. `key` is the same for what gives the same vectors in this process."""
+    """Protocol of an embedding model, local or remote."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Return the name for thresholds, versions and pages."""
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """By which its encoding is shared; another one when its files are written anew."""
+        """Return the key of the shared encoder. Sources with equal keys give the same vectors in this process.
+
+        The key changes when the model's files are overwritten.
+        """
 
     @property
     def portion(self) -> int | None:
-        """Texts that it takes at a time; None: all."""
+        """Return the number of texts per call; None for all."""
 
     @property
     def paid(self) -> bool:
-        """Whether its vectors cost money."""
+        """Return whether its vectors cost money."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What its vectors depend on, for versions."""
+        """Return the properties that the vectors depend on, for versions."""
 
     def digest(self) -> str | None:
-        """All that its vectors depend on, in any process; None where that is not known."""
+        """Return a digest of everything that the vectors depend on, in any process; None if unknown."""
 
     def check(self) -> None:
-        """Raises `NoModel` for what can be seen to be missing without loading anything."""
+        """Check for missing packages, files and keys without loading anything. Raises `NoModel`."""
 
     def load(self) -> None:
-        """Make it ready now. Raises `NoModel`."""
+        """Load the model now. Raises `NoModel`."""
 
     def encode(self, texts: list[str]) -> Vectors:
-        """An array of (number of texts, dimensions). Raises what goes wrong."""
+        """Return an array of shape (number of texts, dimensions). Raises the model's errors."""
 
 
 class FunctionSource:
-    """A function of the user's. `name` is what they call it, where they do."""
+    """Embedding function given by the user, with an optional name."""
 
     portion = None
     paid = False
@@ -107,31 +110,31 @@ class FunctionSource:
     def __init__(self, function: Callable[[list[str]], Any], name: str | None) -> None:
         self._function, self._named = function, name
         self.name = name or str(getattr(function, "__qualname__", type(function).__qualname__))
-        bound = getattr(function, "__self__", None)  # a bound method is another object each time
+        bound = getattr(function, "__self__", None)  # each access to a bound method creates a new object
         self.key = "function", id(function if bound is None else bound), id(getattr(function, "__func__", None))
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Nobody knows what it does: its name."""
+        """Return the function's name. Its vectors may depend on anything."""
         return {"model": self.name, "function": True}
 
     def digest(self) -> str | None:
-        """Its name, where the user gave it one."""
+        """Return the name that the user gave, or None."""
         return f"function {self._named}" if self._named else None
 
     def check(self) -> None:
-        """Nothing can be missing."""
+        """Do nothing: a function needs no packages or files."""
 
     def load(self) -> None:
-        """There is nothing to load."""
+        """Do nothing: there is no model to load."""
 
     def encode(self, texts: list[str]) -> Vectors:
-        """What it gives, if these are vectors. Raises `ValueError`."""
+        """Call the function and check its vectors. Raises `ValueError`."""
         return check_vectors(self._function(list(texts)), len(texts), "an embedder", EXPECTED_EMBEDDER)
 
 
 def check_vectors(given: Any, count: int, who: str, wanted: str) -> Vectors:
-    """An array of (count, dimensions) of finite numbers. Raises `ValueError` for anything else."""
+    """Return an array of shape (count, dimensions) with finite numbers. Raises `ValueError` for anything else."""
     import numpy
 
     try:
@@ -145,11 +148,11 @@ def check_vectors(given: Any, count: int, who: str, wanted: str) -> Vectors:
     return vectors
 
 
-TRANSFORMER_BATCH = 32  # texts, where nothing is said
+TRANSFORMER_BATCH = 32  # texts per batch by default
 
 
 class SentenceTransformerSource:
-    """A SentenceTransformer, loaded once per process, place and device."""
+    """Model of sentence-transformers, loaded once per process, location and device."""
 
     portion = None
     paid = False
@@ -170,21 +173,23 @@ class SentenceTransformerSource:
 
     @property
     def key(self) -> ModelKey:
-        """Files, and how they are run."""
+        """Return the model's files and the settings it runs with."""
         return "embedding", self._place.key, self._device, self._remote_code
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Its name, and of weights in a folder what these are."""
+        """Return the model's name, and a digest of the weights for a local folder."""
         return {"model": self.name, "function": False, **self._place.identity}
 
     def digest(self) -> str | None:
-        """Of its files, where they are here."""
+        """Return a digest of the model's files, or None if they are not on this machine."""
         folder = local_folder(self._place)
         return folder_digest(folder) if folder else None
 
     def check(self) -> None:
-        """Whether sentence-transformers is installed, and offline whether the model is here. Raises `NoModel`."""
+        """Check that sentence-transformers is installed, and offline that the model is on this machine. Raises
+        `NoModel`.
+        """
         with explain_loading_errors(self._place, f"embedding with {self.name}"):
             require_modules("sentence_transformers")
             if is_offline() and local_folder(self._place) is None:
@@ -195,7 +200,7 @@ class SentenceTransformerSource:
         load_shared(self.key, self._load)
 
     def encode(self, texts: list[str]) -> Vectors:
-        """As the model gives them. Raises `NoModel`."""
+        """Return the model's vectors. Raises `NoModel`."""
         held = load_shared(self.key, self._load)
         with held.running:
             held.texts += len(texts)
@@ -221,16 +226,16 @@ class SentenceTransformerSource:
 
 ENDPOINT_EXTRA = "pip install 'spanwise[server]'"
 DEADLINE_S = 120.0  # seconds for one request with all its attempts
-ENDPOINT_BATCH = 32  # texts in a request: some servers take no more
-REQUEST_CHARACTERS = 200_000  # of a request: OpenAI takes 300,000 tokens
-MAX_RESPONSE_BYTES = 256 << 20  # bytes of an answer
-MAX_ERROR_CHARACTERS = 300  # characters of what a server said
-_PLACEHOLDER_KEY = "none"  # the client insists on one; servers at home look at none
+ENDPOINT_BATCH = 32  # texts per request: some servers accept no more
+REQUEST_CHARACTERS = 200_000  # characters per request: OpenAI accepts 300,000 tokens
+MAX_RESPONSE_BYTES = 256 << 20  # bytes
+MAX_ERROR_CHARACTERS = 300  # characters of a server's error that are shown
+_PLACEHOLDER_KEY = "none"  # the client requires a key; local servers ignore it
 _EXPECTED_EMBEDDINGS = "a list of one vector of finite numbers for each text"
 
 
 class EmbeddingEndpoint:
-    """A model by name, at an address. Raises `ValueError` for arguments that cannot be right."""
+    """Model at an OpenAI-compatible endpoint. Raises `ValueError` for invalid arguments."""
 
     portion: int | None
     paid = True
@@ -256,20 +261,20 @@ class EmbeddingEndpoint:
         self.portion = batch_size or ENDPOINT_BATCH
         self.key = "endpoint", self.model, self.base_url, self._api_key, self.portion, deadline
         self._client: tuple[int, OpenAI] | None = (
-            None  # of which process, for a forked child has connections of its own
+            None  # process id and client: a forked child needs its own connections
         )
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Model and address, never the key."""
+        """Return model and address, never the key."""
         return {"model": self.model, "function": False, "endpoint": self.base_url}
 
     def digest(self) -> str | None:
-        """Model and address."""
+        """Return model and address."""
         return f"endpoint {self.model} {self.base_url}"
 
     def check(self) -> None:
-        """Raises `NoModel` where openai's client is not installed, or OpenAI would be asked without a key."""
+        """Raise `NoModel` if openai's client is not installed, or OpenAI would be called without a key."""
         with explain_loading_errors(
             ModelLocation(self.model, self.base_url), f"embedding with {self._where}", ENDPOINT_EXTRA
         ):
@@ -281,12 +286,14 @@ class EmbeddingEndpoint:
             )
 
     def load(self) -> None:
-        """There is nothing to load. Raises `NoModel` as `check` does."""
+        """Run `check`: there is no model to load. Raises `NoModel`."""
         self.check()
 
     def encode(self, texts: list[str]) -> Vectors:
-        """In as many requests as it takes. Raises `Unjudged` for what no other try can mend, and for what did not pass
-        within the deadline.
+        """Return the vectors, in as many requests as necessary.
+
+        Raises `Unjudged` for errors that a retry cannot fix, and `TimeoutError` if no attempt succeeds within the
+        deadline.
         """
         import numpy
 
@@ -302,7 +309,7 @@ class EmbeddingEndpoint:
         return f"{self.model} at {self.base_url}"
 
     def _in_time(self, texts: list[str]) -> Vectors:
-        """Attempts under one deadline, with pauses between."""
+        """Request vectors until an attempt succeeds, with pauses between attempts, until the deadline."""
         until, attempt = time.monotonic() + self._deadline, 0
         while True:
             try:
@@ -323,9 +330,9 @@ class EmbeddingEndpoint:
 
     def _once(self, texts: list[str], until: float) -> Vectors:
         left = until - time.monotonic()
-        timeout = max(0.01, min(left, self._deadline / 2))  # so that a hang leaves room for another attempt
+        timeout = max(0.01, min(left, self._deadline / 2))  # leave time for another attempt after a hang
         asking = self._connected().embeddings.with_streaming_response
-        said = [text or " " for text in texts]  # OpenAI refuses empty ones
+        said = [text or " " for text in texts]  # OpenAI rejects empty texts
         with suppress_instrumentation():
             asked = asking.create(model=self.model, input=said, encoding_format="base64", timeout=timeout)
             with asked as raw:
@@ -340,7 +347,7 @@ class EmbeddingEndpoint:
             ) from None
 
     def _connected(self) -> OpenAI:
-        """A client, whose connections are kept as long as this is."""
+        """Return the client of this process. Its connections close with this object."""
         from openai import DefaultHttpxClient, OpenAI
 
         if self._client is None or self._client[0] != os.getpid():
@@ -355,7 +362,11 @@ class EmbeddingEndpoint:
         return self._client[1]
 
     def _content(self, raw: Any, until: float) -> bytes:
-        """What came. Raises the client's error where it breaks off or takes too long, `Unjudged` for too much."""
+        """Return the response body.
+
+        Raises the client's connection error if the transfer breaks off or takes too long, and `Unjudged` if the body
+        is too large.
+        """
         import openai
 
         content = bytearray()
@@ -373,7 +384,7 @@ class EmbeddingEndpoint:
         return bytes(content)
 
     def _told(self, error: Exception) -> str:
-        """An error that no other try can mend, in words that say what to do."""
+        """Return the message for an error that a retry cannot fix, with a remedy."""
         status = get_http_status(error)
         words = {
             401: f"{self.base_url} refused the key",
@@ -392,12 +403,15 @@ class EmbeddingEndpoint:
         return self._hidden(" ".join(words.split()))[:MAX_ERROR_CHARACTERS]
 
     def _hidden(self, said: str) -> str:
-        """Without the key: some servers repeat it."""
+        """Remove the API key from a text: some servers repeat it in their errors."""
         return said.replace(self._api_key, "…") if self._api_key else said
 
 
 def _environment_key(url: str) -> str | None:
-    """The environment's key for an address; none for one that it does not name, or whoever names one would get it."""
+    """Return the environment's key for an address that the environment itself names; None for any other address.
+
+    Otherwise anyone who may name an address would receive the key.
+    """
     ours = first_variable("SPANWISE_EMBEDDINGS_URL")
     if ours is not None and url == check_address(ours, "SPANWISE_EMBEDDINGS_URL"):
         return first_variable("SPANWISE_EMBEDDINGS_KEY")
@@ -406,7 +420,7 @@ def _environment_key(url: str) -> str | None:
 
 
 def _split_requests(texts: list[str]) -> list[list[str]]:
-    """Texts in their order, as few characters together as a request may have."""
+    """Split texts, in order, into requests of at most `REQUEST_CHARACTERS` characters."""
     requests: list[list[str]] = []
     room = 0
     for text in texts:
@@ -419,7 +433,9 @@ def _split_requests(texts: list[str]) -> list[list[str]]:
 
 
 def _parse_embeddings(body: Any, count: int) -> Vectors:
-    """In the order of `index`, whatever order they came in. Raises `ValueError` for anything but `count` of them."""
+    """Return the vectors in the order of `index`, whatever their order in the response. Raises `ValueError` unless there
+    are `count`.
+    """
     data = body.get("data") if isinstance(body, Mapping) else None
     if not isinstance(data, list) or not all(isinstance(one, Mapping) for one in data):
         raise ValueError("no list of embeddings")
@@ -431,7 +447,7 @@ def _parse_embeddings(body: Any, count: int) -> Vectors:
 
 
 def _parse_embedding(given: Any) -> Any:
-    """Numbers as they are, or the bytes of 32-bit floats in base64."""
+    """Decode one embedding: 32-bit floats in base64. A list of numbers is returned as it is."""
     import numpy
 
     if not isinstance(given, str):
@@ -439,24 +455,30 @@ def _parse_embedding(given: Any) -> Any:
     return numpy.frombuffer(base64.b64decode(given, validate=True), dtype="<f4")
 
 
-_model_encoders: dict[ModelKey, CoalescingEncoder] = {}  # of models, which stay in memory as well
+# encoders of local models, which stay in memory as long as the models
+_model_encoders: dict[ModelKey, CoalescingEncoder] = {}
 _user_encoders: weakref.WeakValueDictionary[ModelKey, CoalescingEncoder] = weakref.WeakValueDictionary()
 
 
 class Embedder:
-    """Vectors of texts, each text encoded once per process and model.
+    """Embedding model that encodes each text once per process and model. The first text loads the model.
 
-    `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A folder with model.onnx
-    and no other weights, and a file that ends in .onnx, run on onnxruntime. With `base_url` it is the name of a model
-    at an OpenAI-compatible endpoint; `api_key` goes there and nowhere else (None: SPANWISE_EMBEDDINGS_KEY where the
-    address is SPANWISE_EMBEDDINGS_URL, OPENAI_API_KEY where it is OPENAI_BASE_URL or OpenAI's), and `deadline` is in
-    seconds, for one request with all its attempts. `device` is "cuda", "mps" or "cpu" (None: the first that there is),
-    `batch_size` in texts (None: what suits the model). `cache` keeps vectors in a file, True in the user's cache
-    directory, a path there; None keeps those of endpoints, and those of models where SPANWISE_VECTORS names a file.
-    Those of a function are kept where that is said and it has a `name`.
-    Weights that run code when they are loaded (`remote_code`), or that are pickles (`pickle`), are loaded only where
-    that is said. Nothing is loaded before the first text. Raises `NoModel` then, where the model or what runs it is not
-    here, and `ValueError` at once for arguments that do not go together.
+    The argument `model` is a folder, a model of the hub, a preset's name, or a function of a list of texts. A folder
+    with model.onnx and no other weights, and a file that ends in .onnx, run on onnxruntime. `device` is "cuda", "mps"
+    or "cpu" (None: the first one available), and `batch_size` is a number of texts (None: a default that suits the
+    model).
+
+    With `base_url`, `model` names a model at an OpenAI-compatible endpoint. `api_key` is sent only to that endpoint
+    (None: SPANWISE_EMBEDDINGS_KEY if the address is SPANWISE_EMBEDDINGS_URL, OPENAI_API_KEY if it is OPENAI_BASE_URL
+    or OpenAI's). `deadline` is in seconds, for one request with all its attempts.
+
+    The argument `cache` stores vectors in a file: True in the user's cache directory, a path at that path. None
+    stores those of endpoints, and those of models if SPANWISE_VECTORS names a file. Vectors of a function are stored
+    only if `cache` is set and the function has a `name`.
+
+    Weights that run code on loading (`remote_code`) or that are pickles (`pickle`) are loaded only if the argument is
+    true. The first text raises `NoModel` if the model or a package that it needs is missing. The constructor raises
+    `ValueError` for arguments that contradict each other.
     """
 
     def __init__(
@@ -493,21 +515,23 @@ class Embedder:
         return f"Embedder({self.name!r})"
 
     def __deepcopy__(self, memo: object) -> Embedder:
-        """Itself: what it holds is the process's."""
+        """Return the embedder itself, because its model is shared by the process."""
         return self
 
     @property
     def name(self) -> str:
-        """What people call it: for thresholds, versions, and pages."""
+        """Return the name for thresholds, versions and pages."""
         return self._name if self._name is not None else self._source.name
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What its vectors depend on."""
+        """Return the properties that the vectors depend on."""
         return {**self._source.identity, "model": self.name}
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """An array of (number of texts, dimensions), in their order, as the model gives them."""
+        """Return an array of shape (number of texts, dimensions), in the order of the texts, as the model returns
+        them.
+        """
         import numpy
 
         if not texts:
@@ -516,11 +540,11 @@ class Embedder:
         return numpy.stack([vectors[text] for text in texts])
 
     def by_text(self, texts: Sequence[str]) -> dict[str, Vector]:
-        """The vector of each text, by text."""
+        """Return the vectors by text."""
         return self._encoding()(texts)
 
     def check(self) -> None:
-        """Raises `NoModel` for what can be seen to be missing without loading anything."""
+        """Check for missing packages, files and keys without loading anything. Raises `NoModel`."""
         self._source.check()
 
     def load(self) -> None:
@@ -544,7 +568,10 @@ class Embedder:
         return SentenceTransformerSource(self._place, **running, **self._options)
 
     def _encoding(self) -> CoalescingEncoder:
-        """Shared by all that encode with the same; for functions and endpoints as long as anybody has an embedder."""
+        """Return the encoder that all embedders of the same model share.
+
+        Encoders of functions and endpoints live as long as an embedder uses them.
+        """
         key = self._source.key
         if self._used is None or self._used[0] != key:
             self._used = key, self._shared_as(key)
@@ -564,13 +591,13 @@ class Embedder:
 
 
 def embedder(given: Any = None, **options: Any) -> Embedder:
-    """An embedder of whatever names one: itself, a function, a folder, a name, a dict of arguments, None (the default).
+    """Return an embedder for an `Embedder`, a function, a folder, a name, a dict of arguments, or None (the default).
 
     Raises `ValueError` for anything else.
     """
     if (made := make_model(Embedder, given, options)) is not None:
         return made
-    encode = getattr(given, "encode", given)  # a SentenceTransformer is no function
+    encode = getattr(given, "encode", given)  # a SentenceTransformer is not callable with a list of texts
     if callable(encode):
         made = Embedder(encode, **options)
         if encode is not given and made._name is None:

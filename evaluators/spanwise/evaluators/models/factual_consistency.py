@@ -1,11 +1,12 @@
 """Factual consistency evaluators: hallucination, NLI faithfulness, SummaC summarization.
 
-Laban et al., "SummaC: Re-Visiting NLI-based Models for Inconsistency Detection in Summarization" (TACL 2022). ZS takes
-maxima and a mean. Conv counts, for each sentence of the summary, the probabilities of entailment by bins, and weighs
-the counts with what was learned: 23 numbers and a bias, then two classes of three features, in a file of its authors.
+SummaC: Laban et al., "SummaC: Re-Visiting NLI-based Models for Inconsistency Detection in Summarization" (TACL 2022).
+ZS takes maxima and a mean. Conv builds, for each sentence of the summary, a histogram of the entailment
+probabilities, and applies learned weights to it. The authors' file holds these weights: 23 numbers and a bias, then
+two classes of three features.
 
-Long contexts are cut into windows that the model reads whole, with an overlap; a text is as well supported as the
-window that supports it most says. An answer that is too long itself is cut, too: its least supported window counts.
+Long contexts are cut into overlapping windows that fit the model's input. The support of a text is the maximum over
+the windows. An answer that is itself too long is cut too, and its least supported window counts.
 """
 
 from __future__ import annotations
@@ -41,33 +42,33 @@ if TYPE_CHECKING:
 
     Numbers = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
-# Where the authors' bins ("percentile") begin and end; their other way is 50 even ones.
+# Edges of the authors' "percentile" bins. Their alternative is 50 bins of equal width.
 _LOW_PERCENTILES = (0.0, 0.01, 0.02, 0.03, 0.04, 0.07, 0.13, 0.37)
 _HIGH_PERCENTILES = (0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.955, 0.96, 0.965, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 1.0)
 PERCENTILES = (*_LOW_PERCENTILES, *_HIGH_PERCENTILES)
-CONV_SENTENCES = 10  # sentences of the summary that Conv looks at
-MAX_WEIGHT_BYTES = 1 << 20  # bytes of a file with weights; the authors' has 2 kB
+CONV_SENTENCES = 10  # sentences of the summary that Conv reads
+MAX_WEIGHT_BYTES = 1 << 20  # bytes of a file with weights; the authors' file has 2 kB
 _WEIGHT_SHAPES = {"mlp.weight": (1, None), "mlp.bias": (1,), "layer_final.weight": (2, 3), "layer_final.bias": (2,)}
 
 
 def zero_shot_score(entailment: Numbers, contradiction: Numbers) -> float:
-    """ZS, in [-1, 1]. Both are arrays of (sentences of the text, sentences of the summary).
+    """Return SummaC-ZS, in [-1, 1]. Both arrays have the shape (sentences of the text, sentences of the summary).
 
-    The mean, over the sentences of the summary, of the greatest entailment less the greatest contradiction.
+    It is the mean, over the sentences of the summary, of the maximum entailment minus the maximum contradiction.
     """
     return float(support_difference(entailment, contradiction).mean())
 
 
 def support_difference(entailment: Numbers, contradiction: Numbers) -> Numbers:
-    """Of each sentence of the summary the greatest entailment less the greatest contradiction."""
+    """Return for each sentence of the summary the maximum entailment minus the maximum contradiction."""
     return cast("Numbers", entailment.max(axis=0) - contradiction.max(axis=0))
 
 
 @dataclass(frozen=True, slots=True)
 class ConvWeights:
-    """The learned weights, from a file: safetensors, or the authors' `.bin`, a pickle, with `pickle=True`.
+    """Learned weights of SummaC-Conv, from a safetensors file, or with `pickle=True` from the authors' `.bin`, a pickle.
 
-    Raises `NoModel` where there is no such file, or it is no file of these weights.
+    Raises `NoModel` if the file is missing or does not hold these weights.
     """
 
     file: str
@@ -88,7 +89,10 @@ class ConvWeights:
         object.__setattr__(self, "digest", hashlib.sha256(path.read_bytes()).hexdigest()[:12])
 
     def score(self, entailment: Numbers) -> float:
-        """In [0, 1], of an array of (sentences of the text, sentences of the summary); ten of the latter count."""
+        """Return a score in [0, 1] for an array of shape (sentences of the text, sentences of the summary).
+
+        Only the first ten sentences of the summary count.
+        """
         import numpy
 
         weights = _load_weights(self.file, self.digest)
@@ -105,7 +109,9 @@ def _bin_edges(bins: int) -> list[float]:
 
 @lru_cache(maxsize=8)
 def _load_weights(file: str, digest: str) -> dict[str, Numbers]:
-    """Raises `NoModel` for a file that has no such weights; `digest` stands for what is in it."""
+    """Load the weights. `digest` makes the cache key depend on the file's content. Raises `NoModel` if the weights are
+    missing.
+    """
     path = Path(file).expanduser()
     try:
         read = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
@@ -144,12 +150,13 @@ def _check_weight_shape(file: str, name: str, found: tuple[int, ...], wanted: tu
         raise NoModel(f"{file!r} has {name} of {found}: SummaC-Conv's are {str(wanted).replace('None', '23 or 50')}")
 
 
-_EXAMPLE_MODEL = "model=lambda pairs: [float(answer in context) for context, answer in pairs]"  # of the examples
+# model of the examples in the documentation
+_EXAMPLE_MODEL = "model=lambda pairs: [float(answer in context) for context, answer in pairs]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ConsistencyEvaluator(PairEvaluator):
-    """Those that look at the answer beside what was retrieved."""
+    """Base class of evaluators that compare the answer with the retrieved context."""
 
     splitter: Splitter | None = None
 
@@ -157,7 +164,7 @@ class _ConsistencyEvaluator(PairEvaluator):
         return self._one(outputs=outputs, documents=tuple(documents))
 
     def _sentences(self, text: str) -> list[str]:
-        """Raises `Skip` where there are none."""
+        """Split the answer into sentences. Raises `Skip` if there are none."""
         if not (told := split_text(text, self.splitter)):
             raise Skip("the answer has no sentence")
         return told
@@ -180,12 +187,14 @@ class _ConsistencyEvaluator(PairEvaluator):
 class Hallucination(_ConsistencyEvaluator):
     """The probability that the answer is consistent with the retrieved context: 1 is good, 0 is hallucinated.
 
-    By Vectara's HHEM, or the probability of entailment of any NLI model. The chunks, in their order, are one text, and
-    the answer is the other. Where the text is too long for the model it is cut into windows, and the one that supports
-    the answer most counts; an answer that is too long itself is cut, too, and its least supported window counts. An
-    answer that takes its sentences from several windows is better looked at by sentence: `by="sentence"` takes each
-    sentence's best window, and the least of these, which is named in the comment. An empty answer is skipped; where
-    nothing was retrieved nothing is supported: 0.
+    The model is Vectara's HHEM; for any NLI model, the score is its probability of entailment. The retrieved chunks,
+    joined in order, are one text, and the answer is the other. If the context is too long for the model, it is cut
+    into windows, and the one that supports the answer most counts. An answer that is itself too long is cut too, and
+    its least supported window counts.
+
+    If an answer draws on several windows, `by="sentence"` is better. It takes each sentence's best window, and the
+    minimum over the sentences, which the comment names. An empty answer is skipped. If nothing was retrieved, the
+    score is 0.
     """
 
     DOCUMENT: ClassVar[str] = "hhem"
@@ -225,13 +234,13 @@ class Hallucination(_ConsistencyEvaluator):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaithfulnessNLI(_ConsistencyEvaluator):
-    """Sentences of the answer that follow from the retrieved context, over all that it has.
+    """Share of the answer's sentences that follow from the retrieved context.
 
-    A sentence follows where some chunk, or some window of a long one, entails it with a probability of `supported_from`
-    or more; the least supported one is named in the comment. Unlike `faithfulness`, which asks a judge, it takes
-    sentences as they stand: one that makes two claims is one, and one with "it" may be lost without those before it. An
-    answer without a sentence is skipped; where nothing was retrieved nothing follows: 0. The document's threshold is a
-    judge's, so there is none until one is given or fitted.
+    A sentence follows if a chunk, or a window of a long chunk, entails it with a probability of at least
+    `supported_from`. The comment names the least supported sentence. Unlike `faithfulness`, which uses a judge, it
+    takes sentences unchanged: a sentence with two claims counts once, and a sentence with "it" may be unclear without
+    those before it. An answer without a sentence is skipped. If nothing was retrieved, the score is 0. The document's
+    threshold was chosen for a judge, so there is none until one is given or fitted.
     """
 
     PRESET: ClassVar[str] = "nli"
@@ -295,19 +304,21 @@ _CONV_HINT = (
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summarization(BatchedEvaluator[TextPair, PairScores]):
-    """How faithful a summary is to the text (SummaC-ZS, SummaC-Conv), and how complete.
+    """Faithfulness of a summary to its text (SummaC-ZS, SummaC-Conv), and its completeness.
 
-    The text is what was retrieved, else the question. ZS is the mean, over the sentences of the summary, of the
-    greatest entailment by a sentence of the text less the greatest contradiction: from -1 to 1 (the document says from
-    0). Conv needs the learned weights, from a file that `conv` names: a `.safetensors`, or with `pickle=True` the
-    authors' `.bin`; without it that key is skipped. It was learned with VitaminC's model, "vitaminc", and looks at the
-    first 10 sentences of the summary. As published, sentences of 10 characters or less are left out (unless there are
-    no others), and the first `max_sentences` of the text count; one that is too long for the model counts as several.
+    The text is the retrieved context, or the question if nothing was retrieved. ZS is the mean, over the sentences of
+    the summary, of the maximum entailment by a sentence of the text minus the maximum contradiction. It ranges from
+    -1 to 1 (the document says from 0). Conv needs the learned weights from a file that `conv` names: a
+    `.safetensors`, or with `pickle=True` the authors' `.bin`. Without the file, that key is skipped. Conv was trained
+    with VitaminC's model, "vitaminc", and reads the first 10 sentences of the summary. As published, sentences of 10
+    characters or less are left out (unless there are no others), and the first `max_sentences` of the text count. A
+    sentence that is too long for the model counts as several.
 
-    Completeness, which the document does not define further, is here S of text and faithful part: the cosine, 0 where
-    it is less, of the mean vectors of the sentences of the text (all of them) and of those sentences of the summary
-    that are entailed more than contradicted; where none is, 0. No model is named for it, so that it has no threshold
-    until one is given or fitted. An empty summary or text is skipped.
+    The document does not define completeness further. Here it is S of the text and the faithful part of the summary:
+    the cosine, at least 0, of two mean vectors. One is the mean over all sentences of the text, the other over those
+    sentences of the summary that are entailed more than contradicted. If there are none, it is 0. The document names
+    no model for completeness, so it has no threshold until one is given or fitted. An empty summary or text is
+    skipped.
     """
 
     DOCUMENT: ClassVar[str] = "vitaminc"
@@ -369,15 +380,16 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
         ]
 
     def _sentences(self, text: str, what: str) -> list[str]:
-        """Raises `Skip` where there are none."""
+        """Split the summary or the text into sentences. Raises `Skip` if there are none."""
         if not (told := split_text(text, self.splitter)):
             raise Skip(f"the {what} has no sentence")
         return _long_sentences(told, self.min_characters) if what == "summary" else told
 
     def _image(self, firsts: list[str], seconds: list[str]) -> Asks:
-        """What the model holds of each pair: an array of (3 labels, sentences of the text, of the summary).
+        """Return the NLI probabilities of each pair as an array of shape (3 labels, sentences of the text, of the
+        summary).
 
-        A sentence of the summary after the other, so that few pairs of many are in memory.
+        It processes one sentence of the summary at a time, which bounds the number of pairs in memory.
         """
         import numpy
 
@@ -413,13 +425,13 @@ def _long_sentences(found: list[str], characters: int) -> list[str]:
 
 
 def _whole_sentences(holds: Sequence[bool], seconds: Sequence[Sequence[str]]) -> list[bool]:
-    """Of each sentence whether it holds for all of its windows."""
+    """Return for each sentence whether the condition holds for all of its windows."""
     of_parts = iter(holds)
     return [all(list(islice(of_parts, len(parts)))) for parts in seconds]
 
 
 def _mean_direction(vectors: Mapping[str, Vector], texts: Sequence[str]) -> Vector:
-    """The mean of the directions of their vectors; one of zeros has none."""
+    """Return the mean of the normalized vectors. A vector of zeros stays zero."""
     import numpy
 
     matrix = numpy.asarray([vectors[text] for text in texts], dtype=numpy.float64)

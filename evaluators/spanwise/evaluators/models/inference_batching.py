@@ -1,10 +1,10 @@
 """Inference batching: request coalescing, isolation of failing inputs, windows over long texts.
 
-Who comes while the model runs leaves texts behind; whoever is next takes all that waits. A text that the model cannot
-take fails alone.
+Callers that arrive while the model runs enqueue their texts, and the next caller encodes all waiting texts. A text
+that makes the model fail raises for its own caller only.
 
-A window is a part of the text as it stands, so that what is scored can be shown. Cuts are made between words where one
-is near, else between tokens.
+A window is an unchanged part of the text, so that it can be shown with its score. Windows are cut between words if a
+word boundary is near, else between tokens.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ if TYPE_CHECKING:
     Vector = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
     Vectors = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float32]]
 
-MEMORY_BYTES = 64 << 20  # bytes of vectors that are remembered
+MEMORY_BYTES = 64 << 20  # bytes of vectors in memory
 _all_encoders: weakref.WeakSet[CoalescingEncoder] = weakref.WeakSet()
 
 
 class PersistentVectors(Protocol):
-    """Vectors that outlive the process."""
+    """Protocol of a vector cache that outlives the process."""
 
     def get(self, texts: Sequence[str]) -> dict[str, Vector]:
-        """Those that are there."""
+        """Return the cached vectors by text."""
         ...
 
     def put(self, vectors: dict[str, Vector]) -> None:
-        """Keep some."""
+        """Store vectors by text."""
 
 
 class CoalescingEncoder:
-    """One model's vectors. `encode` is called by one thread at a time, with texts of which no two are the same: with
-    `portion` of them at most (None: with all), and what came of one portion is not lost for what comes of another.
-    Vectors are of one length, unless `ragged`.
+    """Encoder of one model that caches vectors and coalesces concurrent requests.
+
+    One thread at a time calls `encode`, with distinct texts and with at most `portion` of them (None: all). If one
+    portion fails, the vectors of the others are kept. All vectors have the same length, unless `ragged`.
     """
 
     def __init__(
@@ -61,13 +62,15 @@ class CoalescingEncoder:
         _all_encoders.add(self)
 
     def _nobody_at_work(self) -> None:
-        """As at the start, and in a forked child, where who held the locks is gone."""
+        """Reset locks and waiting texts, at the start and in a forked child, where the threads that held the locks do
+        not exist.
+        """
         self._guard = threading.Lock()
-        self._running = threading.RLock()  # a function may ask for other texts of its own
-        self._waiting: dict[str, list[dict[str, Vector]]] = {}  # text: where its vector goes
+        self._running = threading.RLock()  # reentrant: a function may encode other texts through the same encoder
+        self._waiting: dict[str, list[dict[str, Vector]]] = {}  # by text, the dicts that receive its vector
 
     def __call__(self, texts: Iterable[str]) -> dict[str, Vector]:
-        """The vector of each text. Raises what the model raises for one of these texts."""
+        """Return the vectors by text. Raises the model's exception for one of these texts."""
         wanted = dict.fromkeys(texts)
         found = self._remembered(wanted)
         missing = [text for text in wanted if text not in found]
@@ -79,7 +82,7 @@ class CoalescingEncoder:
         return found if self._ragged or len({len(vector) for vector in found.values()}) < 2 else self._anew(wanted)
 
     def _anew(self, texts: Iterable[str]) -> dict[str, Vector]:
-        """What is remembered is another model's, of the same name: its vectors have another length."""
+        """Discard cached vectors of another length, from another model of the same name, and encode the texts again."""
         with self._guard:
             self._known.clear()
             self._bytes = 0
@@ -103,8 +106,9 @@ class CoalescingEncoder:
             with self._running:
                 if any(text not in mine for text in texts):
                     self._run(mine)
-                mine |= self._remembered(texts)  # the same texts of others, who were first
-                if left := [text for text in texts if text not in mine]:  # others' texts were in the way
+                mine |= self._remembered(texts)  # vectors that another caller has encoded meanwhile
+                # the texts of another caller made the batch fail
+                if left := [text for text in texts if text not in mine]:
                     for vectors in self._vectors(left):
                         self._give(vectors, {text: [mine] for text in left})
         finally:
@@ -112,7 +116,9 @@ class CoalescingEncoder:
         return mine
 
     def _run(self, mine: dict[str, Vector]) -> None:
-        """Everything that waits; where that fails each caller tries its own, unless there is no other."""
+        """Encode all waiting texts. If that fails, each caller encodes its own texts; the exception is raised if there
+        is one caller.
+        """
         with self._guard:
             taken, self._waiting = self._waiting, {}
         self._hand_out(known := self._remembered(taken), taken)  # encoded while they waited
@@ -170,7 +176,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _read_only_copy(vector: Vector) -> Vector:
-    """A view would hold the whole array of its portion, which may be a function's own; and nobody changes another's."""
+    """Return a read-only copy. A view would keep the array of its whole portion alive, and callers share the vectors."""
     own = vector.copy()
     own.setflags(write=False)
     return own
@@ -185,9 +191,10 @@ Given = TypeVar("Given")
 
 
 def run_each(ask: Callable[[list[Asked]], Sequence[Given]], given: Sequence[Asked]) -> dict[Asked, Given | Exception]:
-    """What `ask` gives for each, or why it fails for this one: what fails together is tried in halves.
+    """Return the result of `ask` for each input, or the exception if it fails for that input. A failing batch is split
+    in halves.
 
-    Raises `NoModel`, which is nobody's fault among them.
+    Raises `NoModel`, which no single input causes.
     """
     found: dict[Asked, Given | Exception] = {}
     waiting = [list(dict.fromkeys(given))]
@@ -206,12 +213,12 @@ def run_each(ask: Callable[[list[Asked]], Sequence[Given]], given: Sequence[Aske
 
 
 def join_pair(one: str, other: str) -> str:
-    """A pair as one text, from which it can be told again."""
+    """Encode a pair as one text that `split_pair` can decode."""
     return f"{len(one)} {one}{other}"
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """The pair of which this was made."""
+    """Decode a pair from the text that `join_pair` made."""
     length, _, both = text.partition(" ")
     return both[: int(length)], both[int(length) :]
 
@@ -219,19 +226,19 @@ def split_pair(text: str) -> tuple[str, str]:
 TokenSpans: TypeAlias = Sequence[tuple[int, int]]
 """Of each token of a text the first character and the one behind its last."""
 
-WINDOW_OVERLAP = 0.2  # of a window that stands in the one before, too
-SPARE_TOKENS = 2  # tokens left free: a part of a text may have one or two more than it had inside the whole
-PIECE_CHARACTERS = 200_000  # characters that are looked at together
-_MIN_WINDOW = 8  # tokens of a window
+WINDOW_OVERLAP = 0.2  # share of a window that it has in common with the previous one
+SPARE_TOKENS = 2  # tokens left free: a part tokenized alone may have one or two more tokens than within the text
+PIECE_CHARACTERS = 200_000  # characters that are tokenized together
+_MIN_WINDOW = 8  # minimum number of tokens per window
 
 
 def split_windows(
     text: str, spans_of: Callable[[str], TokenSpans], size: int, *, characters: int = PIECE_CHARACTERS
 ) -> list[str]:
-    """The text itself where it has no more than `size` tokens, else windows of at most that many, in order.
+    """Return the text itself if it has at most `size` tokens, else its windows of at most that many tokens, in order.
 
-    Together they are all of the text but for blanks between them. `size` below 8 counts as 8. No more than so many
-    `characters` are looked at together.
+    The windows cover the whole text except for whitespace between them. A `size` below 8 counts as 8. The text is
+    tokenized in pieces of at most `characters` characters.
     """
     size = max(size, _MIN_WINDOW)
     if _surely_fits(text, size):
@@ -251,7 +258,10 @@ def split_windows(
 
 
 def make_span_finder(tokenizer: Any) -> Callable[[str], TokenSpans]:
-    """Where a tokenizer of transformers has its tokens. Raises `ValueError`, when it is called, where it cannot say."""
+    """Return a function that finds the token spans of a text with a tokenizer of transformers.
+
+    That function raises `ValueError` if the tokenizer does not support offsets.
+    """
 
     def spans_of(text: str) -> TokenSpans:
         try:
@@ -269,23 +279,25 @@ def make_span_finder(tokenizer: Any) -> Callable[[str], TokenSpans]:
 
 
 def token_limit(tokenizer: Any, config: Any) -> int:
-    """How many tokens a model reads at once: what its tokenizer says, else its positions, else 512."""
+    """Return the number of tokens that a model reads at once: its tokenizer's limit, else its positions, else 512."""
     positions = getattr(config, "max_position_embeddings", None) or 512
     if getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert"):
-        positions -= 2  # their positions begin behind the padding's
+        positions -= 2  # their positions start after the padding index
     said = getattr(tokenizer, "model_max_length", None) or positions
     return int(min(said, positions))
 
 
 def _surely_fits(text: str, size: int) -> bool:
-    """Without a look at its tokens, of which there is at least a byte for each, and one that stands for the start."""
+    """Return whether a text fits without tokenizing it. Each token has at least one byte, and one special token marks
+    the start.
+    """
     return len(text) < size and len(text.encode(errors="replace")) < size
 
 
 def _cut_piece(piece: str, spans: TokenSpans, size: int, ends: bool) -> tuple[list[str], int]:
-    """The windows of a piece of a text, and the token with which the next piece begins; 0 where there is no progress.
+    """Return the windows of a piece of a text, and the first token of the next piece; 0 if there is no progress.
 
-    Where the text goes on behind the piece, the last window is left to the next one.
+    If the text continues after the piece, the last window is left to the next piece.
     """
     found: list[str] = []
     at = 0
@@ -305,7 +317,7 @@ def _cut_piece(piece: str, spans: TokenSpans, size: int, ends: bool) -> tuple[li
 
 
 def _word_start(spans: TokenSpans, token: int, least: int) -> int:
-    """The nearest token at or before this one with which a word begins; itself where none is at `least` or behind."""
+    """Return the last token at or before `token` that starts a word; `token` itself if there is none from `least` on."""
     for before in range(token, least - 1, -1):
         if spans[before][0] > spans[before - 1][1]:
             return before

@@ -1,8 +1,8 @@
 """Likelihood evaluators: perplexity and GPTScore.
 
-GPTScore is the average negative log-likelihood of a text after an instruction, in nats per token: lower is better,
-where the paper (Fu et al., 2023) gives the mean log-likelihood, of which higher is better. The instructions are the
-document's, letter for letter. A chat endpoint tells no log-probabilities of a text that it is given: `model` runs here.
+GPTScore is the average negative log-likelihood of a text after an instruction, in nats per token. Lower is better,
+whereas the paper (Fu et al., 2023) gives the mean log-likelihood, of which higher is better. The instructions are the
+document's, verbatim. A chat endpoint returns no log-probabilities of a given text, so `model` runs locally.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 PairsByKey: TypeAlias = dict[str, list[PrefixedText]]
 """By key the pairs of prefix and text whose averages are averaged."""
 
-_EXAMPLE_MODEL = "model=lambda pairs: [[-1.5] * len(text.split()) for _, text in pairs]"  # of the examples
+# model of the examples in the documentation
+_EXAMPLE_MODEL = "model=lambda pairs: [[-1.5] * len(text.split()) for _, text in pairs]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LikelihoodEvaluator(BatchedEvaluator[PrefixedText, Any]):
-    """Base of the frozen dataclasses: `model` is whatever names a likelihood model (None: distilgpt2)."""
+    """Base class of frozen dataclasses that score by likelihood. `model` is any argument of `likelihood_model` (None:
+    distilgpt2).
+    """
 
     DOCUMENT: ClassVar[str | None] = "distilgpt2"
     PRESET: ClassVar[str] = "distilgpt2"
@@ -48,10 +51,10 @@ class _LikelihoodEvaluator(BatchedEvaluator[PrefixedText, Any]):
 
     @abstractmethod
     def _pairs(self, case: Case) -> PairsByKey:
-        """What is to be read of a case."""
+        """Return the prefixes and texts of a case by metric key."""
 
     def _score(self, loss: float) -> float:
-        """Of nats per token."""
+        """Return the score for a loss in nats per token."""
         return loss
 
     def _steps(self, case: Case) -> ModelSteps[PrefixedText, Any]:
@@ -84,12 +87,14 @@ class _LikelihoodEvaluator(BatchedEvaluator[PrefixedText, Any]):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Perplexity(_LikelihoodEvaluator):
-    """exp(mean cross-entropy of the answer's tokens): 1 for a text that the model is sure of, more for any other.
+    """exp(mean cross-entropy of the answer's tokens). It is 1 if the model predicts every token with certainty, and
+    higher otherwise.
 
-    The first token of the answer is read and does not count, where the model's tokenizer puts no token before it
-    (distilgpt2's does not): an answer of one token is skipped, as an empty one. `LikelihoodModel(…, bos=True)` counts
-    it. A long answer is read in windows that overlap by half; the package that the document names, lmppl, cuts it off.
-    The document's threshold of 0.5 can be met by none, so there is none: give `threshold=`, or fit one to your model.
+    If the model's tokenizer puts no token before the answer, the answer's first token is read but not counted.
+    distilgpt2's tokenizer puts none, so an answer of one token is skipped like an empty one. `LikelihoodModel(…,
+    bos=True)` counts the first token. A long answer is read in windows that overlap by half; the package that the
+    document names, lmppl, truncates it. No answer can meet the document's threshold of 0.5, so there is none: give
+    `threshold=`, or fit one to your model.
     """
 
     def __call__(self, outputs: Any) -> Any:
@@ -103,7 +108,9 @@ class Perplexity(_LikelihoodEvaluator):
 
 
 def _gptscore_metrics(id: str, aspects: Sequence[str]) -> tuple[Metric, ...]:
-    """The first is the primary one. The document's threshold is infinite: everything passes."""
+    """Return the metrics of the aspects; the first is the primary one. The document's threshold is infinite, so
+    everything passes.
+    """
     return tuple(
         Metric(f"{id}_{aspect}", (0.0, inf), higher_is_better=False, threshold=inf, primary=aspect == aspects[0])
         for aspect in aspects
@@ -115,7 +122,7 @@ class _RewritingEvaluator(_LikelihoodEvaluator):
     """GPTScore of the answer after the reference, and of the reference after the answer, averaged."""
 
     ID: ClassVar[str]
-    INSTRUCTIONS: ClassVar[Mapping[str, str]]  # up to "In other words,"
+    INSTRUCTIONS: ClassVar[Mapping[str, str]]  # the prompt before "In other words,"
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
         return self._one(outputs=outputs, reference_outputs=reference_outputs)
@@ -149,11 +156,11 @@ _TRANSLATION_ASPECTS = {
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTScoreTranslation(_RewritingEvaluator):
-    """Nats per token of what follows "In other words,": answer after reference and the other way round, averaged.
+    """Nats per token of the text after "In other words,": answer after reference and reference after answer, averaged.
 
     Accuracy: "Rewrite the following text with its core information and consistent facts: {reference} In other words,
     {answer}". Fluency: "… to make it more grammatical and well-written: …". Multidimensional quality (`mqm`): "… into
-    high-quality text with its core information: …". An empty answer or reference is skipped: it has no token. The
+    high-quality text with its core information: …". An empty answer or reference has no token and is skipped. The
     document's threshold is infinite: everything passes.
     """
 
@@ -184,13 +191,13 @@ _REFERENCE_SUMMARY_ASPECTS = {
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTScoreWithReference(_RewritingEvaluator):
-    """Nats per token of what follows "In other words,": answer after reference and the other way round, averaged.
+    """Nats per token of the text after "In other words,": answer after reference and reference after answer, averaged.
 
-    "Rewrite the following text {aspect} {reference} In other words, {answer}", where the aspect is "with the same
-    semantics." (semantic coverage), "with consistent facts." (factuality), "with its core information."
-    (informativeness), "into a coherent text." (coherence), "with consistent details." (relevance) or "into a fluent and
-    grammatical text." (fluency). An empty answer or reference is skipped: it has no token. The document's threshold is
-    infinite: everything passes.
+    The prompt is "Rewrite the following text {aspect} {reference} In other words, {answer}", where the aspect is
+    "with the same semantics." (semantic coverage), "with consistent facts." (factuality), "with its core
+    information." (informativeness), "into a coherent text." (coherence), "with consistent details." (relevance) or
+    "into a fluent and grammatical text." (fluency). An empty answer or reference has no token and is skipped. The
+    document's threshold is infinite: everything passes.
     """
 
     ID: ClassVar[str] = "gptscore_sum_ref"
@@ -221,14 +228,14 @@ _SUMMARY_ASPECTS = {
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTScoreWithoutReference(_LikelihoodEvaluator):
-    """Nats per token of the answer after "{instruction} {question}⏎Tl;dr⏎": one direction.
+    """Nats per token of the answer after "{instruction} {question}⏎Tl;dr⏎", in one direction only.
 
     The instructions are "Generate a summary with as much semantic coverage as possible for the following text:"
     (semantic coverage), "… a summary with consistent facts for …" (factuality), "… a factually consistent summary for
     …" (consistency), "… an informative summary that captures the key points of …" (informativeness), "… a coherent
     summary for …" (coherence), "… a relevant summary with consistent details for …" (relevance) and "… a fluent and
-    grammatical summary for …" (fluency). The text to be summarized is the question. An empty answer is skipped: it has
-    no token. The document's threshold is infinite: everything passes.
+    grammatical summary for …" (fluency). The text to be summarized is the question. An empty answer has no token and
+    is skipped. The document's threshold is infinite: everything passes.
     """
 
     def __call__(self, inputs: Any, outputs: Any) -> Any:
@@ -267,15 +274,15 @@ _ANSWER_ASPECTS = {
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTScoreAnswering(_LikelihoodEvaluator):
-    """Nats that " Yes" costs after a question about the conversation: one direction.
+    """Negative log-likelihood of " Yes", in nats, after a question about the conversation, in one direction only.
 
-    The prompt is "Answer the question based on the conversation between a human and AI.⏎Question: Are the responses of
-    AI {aspect}? (a) Yes. (b) No.⏎Conversation: {history}⏎Answer:", where the aspect is "interesting", "engaging",
-    "understandable", "relevant to the conversation", "generic or specific to the conversation" (to which no Yes is an
-    answer: it is the document's question), "correct to conversations", "semantically appropriate" or "fluently
-    written". The document averages over "the tokens Answer: Yes"; "Answer:" is the same in every prompt, and what
-    counts here is " Yes" alone. Nor does it say how question and answer make the history: "Human: {question}⏎AI:
-    {answer}". An empty answer is scored as any other. The document's threshold is infinite: everything passes.
+    The prompt is "Answer the question based on the conversation between a human and AI.⏎Question: Are the responses
+    of AI {aspect}? (a) Yes. (b) No.⏎Conversation: {history}⏎Answer:". The aspect is "interesting", "engaging",
+    "understandable", "relevant to the conversation", "generic or specific to the conversation" (the document's
+    question, although "Yes" does not answer it), "correct to conversations", "semantically appropriate" or "fluently
+    written". The document averages over "the tokens Answer: Yes". "Answer:" is the same in every prompt, so only "
+    Yes" counts here. The document does not define the history either; here it is "Human: {question}⏎AI: {answer}". An
+    empty answer is scored like any other. The document's threshold is infinite: everything passes.
     """
 
     def __call__(self, inputs: Any, outputs: Any) -> Any:
@@ -299,7 +306,7 @@ def _question_prompt(aspect: str, history: str) -> str:
 
 
 def _mean_loss(found: Vector) -> float:
-    """Nats per token. Raises `Skip` for a text without a token that counts."""
+    """Return the loss in nats per token. Raises `Skip` for a text without a counted token."""
     if not len(found):
         raise Skip("it is undefined: the text has no token with another one before it")
     return 0.0 - fsum(map(float, found)) / len(found)

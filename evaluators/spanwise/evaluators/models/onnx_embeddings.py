@@ -1,7 +1,7 @@
 """Embeddings by ONNX Runtime: tokenization, batching, pooling and normalization without torch.
 
-What sentence-transformers does around the model is done here: tokens up to the model's length, pooling, normalisation,
-all as the files beside the weights say (without these: the mean over the tokens, normalised).
+This module replaces sentence-transformers: it truncates tokens to the model's length, pools and normalizes as the
+configuration files next to the weights specify. Without these files it takes the mean over the tokens, normalized.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     Mask = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.int64]]
 
 ONNX_EXTRA = "pip install 'spanwise[onnx]'"
-ONNX_BATCH = {"cpu": 8, "cuda": 32}  # texts, where nothing is said
+ONNX_BATCH = {"cpu": 8, "cuda": 32}  # default texts per batch
 MAX_THREADS = 16
-DEFAULT_LENGTH = 512  # tokens, where no file says it
+DEFAULT_LENGTH = 512  # tokens, if no file specifies the length
 _MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _DYNAMIC_QUANTIZATION = (b"DynamicQuantizeLinear", b"DynamicQuantizeMatMul", b"QAttention")
 _CONFIG_FILES = ("tokenizer.json", "*config.json", "modules.json", "1_Pooling/config.json")
-_BATCHES_PER_UPDATE = 64  # batches between two looks at how far it is
+_BATCHES_PER_UPDATE = 64  # batches between two updates of the progress display
 
 
 class OnnxSource:
-    """A file of weights and what stands beside it, loaded once per process, place and device.
+    """ONNX weights with their configuration files, loaded once per process, location and device.
 
-    Weights of 8 bits whose activations are quantized while they run give a text another vector for each company that it
-    keeps in a batch: such a model reads texts one by one, several at the same time.
+    With 8-bit weights and dynamically quantized activations, the vector of a text depends on the other texts in its
+    batch. Such a model gets batches of one text, several in parallel.
     """
 
     portion = None
@@ -62,16 +62,16 @@ class OnnxSource:
 
     @property
     def key(self) -> ModelKey:
-        """Files, and how they are run."""
+        """Return the model's files and the settings it runs with."""
         return "onnx", self._place.key, self.name, self._device, self._batch_size
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Its name, and of weights in a folder what these are."""
+        """Return the model's name, and a digest of the weights for a local folder."""
         return {"model": self.name, "function": False, **self._place.identity}
 
     def digest(self) -> str | None:
-        """Of all files that it reads, where they are here."""
+        """Return a digest of all files that the model reads, or None if they are not on this machine."""
         where = Path(self._place.where) if self._place.where else None
         like = (
             local_folder(locate_model(self._place.preset.like))
@@ -84,7 +84,7 @@ class OnnxSource:
         return f"onnx {where.name} {self._batch_size} {' '.join(map(folder_digest, folders))}"
 
     def check(self) -> None:
-        """Whether onnxruntime is installed, and the file is here. Raises `NoModel`."""
+        """Check that onnxruntime is installed and the file exists. Raises `NoModel`."""
         with explain_loading_errors(self._place, f"embedding with {self.name}", ONNX_EXTRA):
             require_modules("onnxruntime", "tokenizers")
             _find_onnx_file(self._place)
@@ -94,7 +94,7 @@ class OnnxSource:
         load_shared(self.key, self._load)
 
     def encode(self, texts: list[str]) -> Vectors:
-        """Pooled as the model's files say. Raises `NoModel`."""
+        """Return vectors pooled as the model's files specify. Raises `NoModel`."""
         held = load_shared(self.key, self._load)
         with held.running:
             held.texts += len(texts)
@@ -121,14 +121,14 @@ class OnnxSource:
                 )
             except (OSError, ValueError, NoModel):
                 raise
-            except Exception as error:  # onnxruntime's and the tokenizer's own are of no common kind
+            except Exception as error:  # errors of onnxruntime and tokenizers have no common base class
                 raise ValueError(f"{type(error).__name__}: {error}") from error
         return LoadedModel(model, self.name, "embedding", str(file), device, file.stat().st_size, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _EncodingConfig:
-    """What is done with texts before the model, and with its tokens after it."""
+    """Processing of texts before the model, and of token vectors after it."""
 
     length: int
     pooling: str
@@ -138,7 +138,7 @@ class _EncodingConfig:
 
     @classmethod
     def of(cls, folders: Sequence[Path]) -> _EncodingConfig:
-        """As sentence-transformers' files say. Raises `NoModel` for what is not done here."""
+        """Read the configuration files of sentence-transformers. Raises `NoModel` for unsupported layers."""
         own, tokens = _read_json(folders, "sentence_bert_config.json"), _read_json(folders, "tokenizer_config.json")
         modules = [str(one.get("type", "")).rpartition(".")[2] for one in _read_json(folders, "modules.json", [])]
         for module in modules:
@@ -156,7 +156,7 @@ class _EncodingConfig:
 
 
 class _OnnxModel:
-    """Texts to vectors, in batches of like length, as many at the same time as there are processors."""
+    """ONNX model that encodes texts in batches of similar length, in parallel on the available processors."""
 
     def __init__(self, session: Any, reader: Any, habits: _EncodingConfig, device: str, size: int) -> None:
         self._session, self._reader, self._habits, self._size = session, reader, habits, size
@@ -190,7 +190,7 @@ class _OnnxModel:
 
         fed, mask = _pad_tokens(read)
         given = self._session.run(None, {name: fed[name] for name in self._fed})
-        whole = next((one for one in given if one.ndim == 2), None)  # pooled in the model itself
+        whole = next((one for one in given if one.ndim == 2), None)  # the model pools by itself
         vectors = whole if whole is not None else _POOLING_FUNCTIONS[self._habits.pooling](given[0], mask)
         if self._habits.normalized:
             vectors = vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -199,12 +199,14 @@ class _OnnxModel:
 
 
 def _count_processors() -> int:
-    """Those that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pad_tokens(read: Sequence[Any]) -> tuple[dict[str, Mask], Mask]:
-    """Token ids and the like as arrays, with zeros on the right of what is shorter than the longest."""
+    """Return token ids, attention mask and type ids as arrays padded with zeros on the right, and the attention mask
+    again.
+    """
     import numpy
 
     longest = max(len(one.ids) for one in read)
@@ -243,7 +245,9 @@ _POOLING_FUNCTIONS: Mapping[str, Callable[[Hidden, Mask], Any]] = {
 
 
 def _pooling_mode(told: Mapping[str, Any]) -> str:
-    """The one mode that `1_Pooling/config.json` names, in either of its forms. Raises `NoModel` for others."""
+    """Return the pooling mode in `1_Pooling/config.json`, in its old or new format. Raises `NoModel` for unsupported
+    modes.
+    """
     old = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
     flags = [name.removeprefix("pooling_mode_") for name, on in told.items() if name.startswith("pooling_mode_") and on]
     said = told.get("pooling_mode") or [old.get(flag, flag) for flag in flags] or "mean"
@@ -262,7 +266,7 @@ def _find_onnx_file(place: ModelLocation) -> Path:
 
 
 def _config_folders(file: Path, place: ModelLocation) -> list[Path]:
-    """Where the files beside the weights are looked for, in this order."""
+    """Return the folders to search for configuration files, in this order."""
     folders = [file.parent, *([file.parent.parent] if file.parent.name == "onnx" else [])]
     if place.preset is None or place.preset.like is None:
         return folders
@@ -286,20 +290,21 @@ def _load_tokenizer(tokenizers: Any, folders: Sequence[Path]) -> Any:
 
 
 def _read_json(folders: Sequence[Path], name: str, empty: Any = None) -> Any:
-    """The first file of that name, as JSON."""
+    """Return the content of the first file of that name, or `empty`."""
     file = next((folder / name for folder in folders if (folder / name).is_file()), None)
     return json.loads(file.read_text("utf-8")) if file is not None else {} if empty is None else empty
 
 
 def _make_session(onnxruntime: Any, file: Path, device: str) -> Any:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # several batches run at the same time instead, which shares no work
+    # several batches run in parallel instead, which share no work
+    options.intra_op_num_threads = 1
     providers = ["CUDAExecutionProvider"] if device == "cuda" else []
     return onnxruntime.InferenceSession(str(file), options, providers=[*providers, "CPUExecutionProvider"])
 
 
 def _choose_onnx_device(given: str | None, providers: Sequence[str]) -> str:
-    """ "cuda" or "cpu". Raises `NoModel` where the first is asked for and onnxruntime cannot."""
+    """Return "cuda" or "cpu". Raises `NoModel` if "cuda" is requested and onnxruntime does not support it."""
     named = (given or os.environ.get("SPANWISE_DEVICE") or "").partition(":")[0]
     has = "CUDAExecutionProvider" in providers
     if named == "cuda" and not has:
@@ -308,6 +313,6 @@ def _choose_onnx_device(given: str | None, providers: Sequence[str]) -> str:
 
 
 def _choose_batch_size(file: Path, device: str) -> int:
-    """Texts in a batch: one where they would change each other's vectors."""
+    """Return the number of texts per batch: one if the texts of a batch would change each other's vectors."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return 1 if any(content.find(name) >= 0 for name in _DYNAMIC_QUANTIZATION) else ONNX_BATCH[device]

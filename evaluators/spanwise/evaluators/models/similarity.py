@@ -1,6 +1,7 @@
 """Similarity of texts: cosine of vectors, bi- and cross-encoder comparison, alignment of steps.
 
-Which of the two a model is stands in its configuration, as Haystack reads it: one that classifies is a cross-encoder.
+A model's configuration decides between bi- and cross-encoder, as in Haystack: a classification model is a
+cross-encoder.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ if TYPE_CHECKING:
 
 
 def cosine(one: Vector, other: Vector) -> float:
-    """In [-1, 1], in double precision. Raises `Skip` for a vector of zeros, whose direction is undefined."""
+    """Return the cosine of two vectors, in [-1, 1] and double precision.
+
+    Raises `Skip` for a vector of zeros, whose direction is undefined.
+    """
     return float(cosines([one], [other])[0, 0])
 
 
 def cosines(ones: Sequence[Vector], others: Sequence[Vector]) -> Matrix:
-    """Of each with each of the others, an array of (ones, others). Raises `Skip` for a vector of zeros.
+    """Return the cosines of all pairs as an array of shape (ones, others). Raises `Skip` for a vector of zeros.
 
-    To 12 digits: equal directions have a cosine of 1, and reach a threshold of 1.
+    Values are rounded to 12 digits, so that equal directions have a cosine of exactly 1 and reach a threshold of 1.
     """
     import numpy
 
@@ -60,32 +64,30 @@ def _unit_vectors(vectors: Sequence[Vector]) -> Matrix:
 
 
 CLASSIFIER_SUFFIX = "ForSequenceClassification"
-_PAIR_SCORER_PARAMETERS = frozenset(
-    inspect.signature(PairScorer).parameters
-)  # what else is said is said of an embedder
+_PAIR_SCORER_PARAMETERS = frozenset(inspect.signature(PairScorer).parameters)  # other arguments belong to an embedder
 
 
 class TextComparer:
-    """Similarities of pairs by whatever names an embedder or a pair scorer. Nothing is loaded before the first pair."""
+    """Similarity of text pairs by an embedder or a pair scorer. The first pair loads the model."""
 
     def __init__(self, model: Any = None, **options: Any) -> None:
         self._given, self._options = model, options
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What its similarities depend on."""
+        """Return the properties that the similarities depend on."""
         return self.model.identity if isinstance(self._given, PairScorer) else self._as_embedder().identity
 
     @cached_property
     def model(self) -> Embedder | PairScorer:
-        """The bi-encoder or cross-encoder; of a name its configuration says which. Raises `NoModel`."""
+        """Return the bi-encoder or cross-encoder. For a name, the model's configuration decides. Raises `NoModel`."""
         cross = _is_cross_encoder(self._given, self._options.get("token"))
         return pair_scorer(self._given, **self._options) if cross else self._as_embedder()
 
     def each(self, pairs: Sequence[TextPair]) -> dict[TextPair, float | Exception]:
-        """The similarity of each pair, or why there is none: a `Skip` where the vector of a text is zero.
+        """Return the similarity of each pair, or an exception: `Skip` if the vector of a text is zero.
 
-        A cosine is in [-1, 1], what a cross-encoder says in [0, 1]: through a sigmoid where it gives logits.
+        A cosine is in [-1, 1], a cross-encoder's similarity in [0, 1]. Logits go through a sigmoid.
         """
         if isinstance(self.model, PairScorer):
             said = self.model.each(pairs)
@@ -103,9 +105,9 @@ class TextComparer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonEvaluator(BatchedEvaluator[TextPair, float]):
-    """Base of the frozen dataclasses that compare the answer with the reference, both as wholes.
+    """Base class of frozen dataclasses that compare the whole answer with the whole reference.
 
-    `model` is whatever names an embedder or a pair scorer (None: all-MiniLM-L6-v2).
+    The argument `model` is any argument of `embedder` or `pair_scorer` (None: all-MiniLM-L6-v2).
     """
 
     model: Any = None
@@ -113,7 +115,7 @@ class ComparisonEvaluator(BatchedEvaluator[TextPair, float]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_comparer", TextComparer(self.model))
-        self._comparer.identity  # noqa: B018 (what names no model is said now)
+        self._comparer.identity  # noqa: B018 (reject an invalid model now)
 
     def __call__(self, outputs: Any, reference_outputs: Any) -> Any:
         return self._one(outputs=outputs, reference_outputs=reference_outputs)
@@ -135,7 +137,7 @@ class ComparisonEvaluator(BatchedEvaluator[TextPair, float]):
 
 
 def sigmoid(score: float) -> float:
-    """The share of a logit, in [0, 1]; 0 for one so low that its exponential is no number."""
+    """Return the sigmoid of a score, in [0, 1]. Returns 0 if the exponential would overflow."""
     return 1 / (1 + exp(-score)) if score > -700 else 0.0
 
 
@@ -146,14 +148,14 @@ def _is_cross_encoder(given: Any, token: str | None = None) -> bool:
         return given.keys() <= _PAIR_SCORER_PARAMETERS and _is_cross_encoder(given.get("model"), token)
     if isinstance(given, str | os.PathLike):
         return _is_classifier(locate_model(given), token)
-    return hasattr(given, "predict") and not hasattr(given, "encode")  # a function is one of texts
+    return hasattr(given, "predict") and not hasattr(given, "encode")  # a plain function maps texts to vectors
 
 
 def _is_classifier(place: ModelLocation, token: str | None) -> bool:
     if place.preset is not None:
         return place.preset.use == "pairs"
     if place.local and not (Path(place.where) / "config.json").is_file():
-        return False  # a folder of sentence-transformers that holds its parts below it
+        return False  # a folder of sentence-transformers whose modules are in subfolders
     with explain_loading_errors(place, f"comparing texts with {place.name}"):
         from transformers import PretrainedConfig
 
@@ -164,7 +166,7 @@ def _is_classifier(place: ModelLocation, token: str | None) -> bool:
 def _cosine_or_error(one: Any, other: Any) -> float | Exception:
     try:
         return cosine(one, other)
-    except Exception as error:  # a `Skip`, of this pair alone
+    except Exception as error:  # a `Skip` concerns this pair only
         return error
 
 
@@ -177,15 +179,15 @@ def _bounded_similarity(score: float, is_logit: bool) -> float | Exception:
 
 
 Edit: TypeAlias = Literal["same", "mismatch", "insertion", "deletion"]
-_Cost: TypeAlias = tuple[int, int, float]  # edits, steps that are not the same, 1 - S of those beside each other
+_Cost: TypeAlias = tuple[int, int, float]  # edits, steps that are not the same, sum of 1 - S over aligned steps
 
-MAX_STEPS = 500  # steps of a side: their number squared is looked at
-DETAIL_LIMITS = 100, 300  # entries of an alignment in metadata, and characters of a step
+MAX_STEPS = 500  # steps per side; time and memory grow with the square
+DETAIL_LIMITS = 100, 300  # entries of an alignment in metadata, characters of a step
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedStep:
-    """A step of the context beside one of the answer, either of which may be missing; `similarity` is their S."""
+    """Step of the context aligned with a step of the answer. Either may be missing. `similarity` is their cosine."""
 
     edit: Edit
     context: str | None
@@ -194,7 +196,7 @@ class AlignedStep:
 
     @property
     def told(self) -> dict[str, Any]:
-        """As metadata keep it."""
+        """Return the step in the form that metadata stores."""
         known = {"edit": self.edit, "context": _shorten_step(self.context), "answer": _shorten_step(self.answer)}
         return known if self.similarity is None else {**known, "similarity": round(self.similarity, 4)}
 
@@ -202,10 +204,12 @@ class AlignedStep:
 def align_steps(
     context: Sequence[str], answer: Sequence[str], vectors: Mapping[str, Vector], same: float
 ) -> list[AlignedStep]:
-    """The alignment with the fewest edits (Levenshtein), where steps of an S of `same` or more are the same step.
+    """Return the alignment with the fewest edits (Levenshtein). Steps with a cosine of at least `same` count as the same
+    step.
 
-    Several may have the fewest: it is one that leaves the most steps the same, and then has the most alike beside each
-    other, so that all counts are unique. Raises `ValueError` for very many steps, and `Skip` for vectors of zeros.
+    Of several such alignments, it returns one with the most identical steps, and then the highest similarity of
+    aligned steps. The counts are therefore unique. Raises `ValueError` for more than `MAX_STEPS` steps, and `Skip`
+    for vectors of zeros.
     """
     if max(len(context), len(answer)) > MAX_STEPS:
         raise ValueError(
@@ -222,7 +226,7 @@ def align_steps(
 def alignment_rows(
     id: str, context: Sequence[str], answer: Sequence[str], found: Sequence[AlignedStep], details: bool
 ) -> list[Any]:
-    """The six metrics, as an evaluator returns them. Raises `Skip` where neither side has a step."""
+    """Return the six metrics in the format of an evaluator's result. Raises `Skip` if neither side has a step."""
     if not context and not answer:
         raise Skip("neither the retrieved context nor the answer has steps")
     edits = [one.edit for one in found]
@@ -242,7 +246,7 @@ def alignment_rows(
 
 
 def _cost_table(alike: Sequence[Sequence[float]], same: float) -> list[list[_Cost]]:
-    """The least costs of the first so many steps of either side."""
+    """Return the minimum costs of aligning each prefix of the context with each prefix of the answer."""
     table: list[list[_Cost]] = [[(place, place, 0.0) for place in range(len(alike[0]) + 1)]]
     for number, row in enumerate(alike, 1):
         before, costs = table[-1], [(number, number, 0.0)]
@@ -273,7 +277,7 @@ def _trace_back(
     answer: Sequence[str],
     same: float,
 ) -> list[AlignedStep]:
-    """The way through the table, from its end."""
+    """Return the alignment by following the table backwards from its end."""
     found: list[AlignedStep] = []
     left, right = len(context), len(answer)
     while left or right:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-FAILURE_THRESHOLD = 20  # in a row, after which an evaluator is paused
-MIN_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0  # seconds of a pause, twice as long each time that it is in vain
+FAILURE_THRESHOLD = 20  # consecutive failures until an evaluator is paused
+MIN_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0  # seconds of a pause, doubled after each failed probe
 PROBE_TIMEOUT_S = 700.0  # seconds after which the run that probes an evaluator counts as lost
 FIRST_BUDGET_PROBE_S, MAX_BUDGET_PROBE_S = (
     2.0,
@@ -17,23 +17,23 @@ FIRST_BUDGET_PROBE_S, MAX_BUDGET_PROBE_S = (
 
 @dataclass(slots=True)
 class _FailureStreak:
-    """Failures of an evaluator in a row."""
+    """Consecutive failures of an evaluator."""
 
     count: int = 0
     reason: str = ""
     until: float = 0.0
     pauses: int = 0
-    probed: float | None = None  # since when a run probes whether it works again
+    probed: float | None = None  # start time of the run that probes the evaluator
 
 
 class CircuitBreaker:
-    """Of one rule, from any thread. Times are seconds of any clock that does not go back."""
+    """Circuit breaker of one rule. It is thread-safe. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._failures: dict[str, _FailureStreak] = {}
-        self.refused_until = 0.0  # a judge says that it gets too many calls
-        self.refusals = 0  # in a row
+        self.refused_until = 0.0  # end of the pause that a judge's rate limit caused
+        self.refusals = 0  # consecutive refusals
         self.money = BudgetBreaker()
 
     def failed(self, key: str, reason: str, now: float) -> None:
@@ -46,19 +46,19 @@ class CircuitBreaker:
                 run.pauses += 1
 
     def came(self, key: str) -> None:
-        """Forget an evaluator's failures: it has come to an outcome."""
+        """Reset an evaluator's failures after an outcome."""
         with self._lock:
             self._failures.pop(key, None)
             self.refusals = 0
 
     def came_to_nothing(self, key: str) -> None:
-        """Let another run probe an evaluator: this one ended without an outcome of it."""
+        """Let another run probe an evaluator, because this one ended without an outcome."""
         with self._lock:
             if key in self._failures:
                 self._failures[key].probed = None
 
     def begin(self, key: str, now: float) -> bool:
-        """Return whether an evaluator may run now. After a pause one run probes it, until it comes to an outcome."""
+        """Return whether an evaluator may run now. After a pause, one run probes it until that run has an outcome."""
         with self._lock:
             run = self._failures.get(key)
             if run is None or run.count < FAILURE_THRESHOLD:
@@ -69,42 +69,42 @@ class CircuitBreaker:
             return True
 
     def is_probing(self, now: float) -> bool:
-        """Return whether the pause of some evaluator is over, and one run at a time is to probe it."""
+        """Return whether an evaluator's pause is over, so that one run at a time may probe it."""
         with self._lock:
             return any(run.count >= FAILURE_THRESHOLD and now >= run.until for run in self._failures.values())
 
     def refuse(self, seconds: float, now: float) -> None:
-        """Ask a judge nothing for some seconds."""
+        """Send no judge calls for some seconds."""
         self.refusals += 1
         self.refused_until = max(self.refused_until, now + seconds)
 
     def paused(self, key: str, now: float) -> str | None:
-        """Return why an evaluator is not asked now."""
+        """Return the reason why an evaluator is paused now, or None."""
         run = self._failures.get(key)
         if run is None or now >= run.until:
             return None
         return f"{key!r} has failed {run.count} times in a row and is paused: {run.reason}"
 
     def until(self, key: str) -> float:
-        """Return when an evaluator may be asked again."""
+        """Return the time when an evaluator's pause ends."""
         run = self._failures.get(key)
         return run.until if run is not None else 0.0
 
     def all(self, now: float) -> dict[str, str]:
-        """Return why which evaluators are paused."""
+        """Return the paused evaluators with the reasons."""
         return {key: why for key in self._failures.copy() if (why := self.paused(key, now)) is not None}
 
 
 class BudgetBreaker:
-    """Whether a rule's budget is used up, and when one run probes it again.
+    """Circuit breaker for a rule's budget: when it is used up, single runs probe it.
 
-    The wait doubles while others settle nothing. It ends with the period of the budget, by the store's clock.
+    The wait doubles while no other call is settled. It ends with the budget's period, by the store's clock.
     """
 
     def __init__(self) -> None:
         self.reason = ""
         self.until = 0.0
-        self._budget: Mapping[str, float] | None = None  # that was used up; None: there is money
+        self._budget: Mapping[str, float] | None = None  # the budget that was used up; None if calls are possible
         self._period_end_ns = 0
         self._wait = FIRST_BUDGET_PROBE_S
         self._settled = 0.0
@@ -112,9 +112,9 @@ class BudgetBreaker:
     def refused(
         self, reason: str, *, settled: float, left: float, end_ns: int, budget: Mapping[str, float], now: float
     ) -> float:
-        """Note that a call found no room, `left` seconds before the period's end; return the seconds to wait."""
+        """Record that a call exceeded the budget, `left` seconds before the period's end. Return the seconds to wait."""
         if self._budget == budget and now < self.until:
-            return self.until - now  # a run that had begun before
+            return self.until - now  # a run that had started before the refusal
         same = self._budget == budget and settled == self._settled
         self._wait = min(2 * self._wait, MAX_BUDGET_PROBE_S) if same else FIRST_BUDGET_PROBE_S
         self.reason, self.until, self._settled = reason, now + min(self._wait, left), settled
@@ -122,9 +122,9 @@ class BudgetBreaker:
         return self.until - now
 
     def found(self) -> None:
-        """Note that a call found room."""
+        """Record that the budget had room for a call."""
         self._budget, self._wait = None, FIRST_BUDGET_PROBE_S
 
     def is_used_up(self, budget: Mapping[str, float], store_ns: int) -> bool:
-        """Return whether the last call found no room in this budget, and its period goes on."""
+        """Return whether the last call exceeded this budget, and its period has not ended."""
         return self._budget == budget and store_ns < self._period_end_ns

@@ -1,8 +1,8 @@
 """Change feed of a rule: lease, slices, decisions, and their delivery to the store.
 
-A step reads a slice of what changed, lets what has to wait do so, and gives the store what is decided. Whatever breaks
-off on the way is decided again: rows and cursors are idempotent. Rules whose filters ask the text index go by
-themselves, as they wait for it.
+A step reads a slice of changes, queues targets that must wait, and sends decisions to the store. After an
+interruption the same changes are decided again: rows and cursors are idempotent. Rules whose filters use the
+full-text index are read separately, because they wait for the index.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from spanwise.evaluators.monitors.rule_decision import (
 )
 from spanwise.evaluators.monitors.rule_spending import BudgetPacing
 
-SLICE_HEADS = 1_000  # heads at once
-LEASE_S = 9.0  # seconds that the right to decide is held for
-MAX_TRACE_SIZES = 20_000  # of traces that are remembered
+SLICE_HEADS = 1_000  # heads per slice
+LEASE_S = 9.0  # seconds of the lease on decisions
+MAX_TRACE_SIZES = 20_000  # number of traces whose sizes are remembered
 SECOND_NS = 1_000_000_000
 
 
 class FeedFollower:
-    """Reads the feed and decides. `now` is a clock that measures, in seconds."""
+    """Reader of the change feed that makes the decisions of all rules. `now` is a monotonic clock in seconds."""
 
     def __init__(
         self, store: Store, held: Sequence[ActiveRule], holder: str, now: Callable[[], float] = time.monotonic
@@ -66,28 +66,28 @@ class FeedFollower:
         self._following: dict[RuleKey, RuleFeed] = {}
         self._spread, self._pacing = DecisionBuilder(store), BudgetPacing(store)
         self._renew_at = 0.0
-        self.now_ns = 0  # the store's
-        self.behind = False  # whether there is more to be read at once
-        self.decided = 0  # changes of traces
-        self.sizes: OrderedDict[str, int] = OrderedDict()  # bytes of traces that were let in
+        self.now_ns = 0  # time of the store
+        self.behind = False  # True if more changes can be read at once
+        self.decided = 0  # number of decided changes
+        self.sizes: OrderedDict[str, int] = OrderedDict()  # bytes of admitted traces
 
     @property
     def waiting(self) -> int:
-        """Targets that wait in memory."""
+        """Return the number of targets that wait in memory."""
         return sum(len(one.waits) for one in self._following.values())
 
     @property
     def deciding(self) -> list[RuleKey]:
-        """Rules for which this process decides."""
+        """Return the rules for which this process decides."""
         return list(self._following)
 
     @property
     def next(self) -> float | None:
-        """When something that waits will be ready."""
+        """Return the time when the next waiting target is ready."""
         return min((at for one in self._following.values() if (at := one.waits.next) is not None), default=None)
 
     def step(self) -> int:
-        """Read one slice for each place that rules are at, and decide; how many changes and rows that was."""
+        """Read one slice for each position of the rules, and decide. Return the number of changes and rows."""
         if self._now() >= self._renew_at:
             self._lease()
         self.behind = False
@@ -97,7 +97,7 @@ class FeedFollower:
         return done
 
     def take_over(self, dead: Sequence[str]) -> None:
-        """Release the leases of dead holders, and acquire what is free at the next step."""
+        """Release the leases of dead holders, and acquire free leases at the next step."""
         names = {decision_lease_name(*held.name) for held in self._held}
         for lease in self._store.leases():
             if lease.name in names and lease.holder in dead:
@@ -105,7 +105,7 @@ class FeedFollower:
         self._renew_at = self._now()
 
     def stop(self) -> None:
-        """Let others decide."""
+        """Release all leases, so that other workers can decide."""
         for name in list(self._following):
             self._leave(name)
 
@@ -123,7 +123,7 @@ class FeedFollower:
         self._renew_at = self._now() + LEASE_S / 3
 
     def _leave(self, name: RuleKey) -> None:
-        """Let another decide for a rule."""
+        """Release the lease of a rule, so that another worker can decide."""
         if self._following.pop(name, None) is not None:
             self._store.release(decision_lease_name(*name), self._holder)
 
@@ -131,7 +131,8 @@ class FeedFollower:
         rule = held.in_force
         cursor = self._store.cursor(rule.name, rule.version, project=rule.project)
         start = cursor if cursor is not None else _start_cursor(rule)
-        now_ns = self._store.changes(start, limit=1).now_ns if cursor is not None else 0  # nobody has decided before
+        # no process has decided before
+        now_ns = self._store.changes(start, limit=1).now_ns if cursor is not None else 0
         self._following[held.name] = RuleFeed(rule, self._history(rule), token, cursor, start, now_ns)
 
     def _history(self, rule: Rule) -> list[SettingsVersion]:
@@ -156,8 +157,9 @@ class FeedFollower:
         return len(heads)
 
     def _still_holds(self, group: Sequence[RuleFeed]) -> bool:
-        """Whether rules and settings are those that were asked with. What is saved from now on holds for later changes
-        than those that were read.
+        """Return whether the rules and settings of the query are still in force.
+
+        Settings saved later apply only to changes after those that were read.
         """
         refresh_rules(self._store, self._held)
         same = True
@@ -173,7 +175,7 @@ class FeedFollower:
         return same
 
     def _until_others(self, group: Sequence[RuleFeed], heads: Sequence[TraceHead]) -> Sequence[TraceHead]:
-        """Only as far as to where other rules are: from there on one slice does for all."""
+        """Cut the heads at the position of other rules. From there on, one slice serves all of them."""
         text = group[0].asks_text
         others = {one.position for one in self._following.values() if one.asks_text == text} - {group[0].position}
         last = max((place for place, head in enumerate(heads) if head.cursor in others), default=len(heads) - 1)
@@ -196,7 +198,8 @@ class FeedFollower:
         if kept:
             one.kept(decided)
             return
-        self._following.pop(rule_key(one.rule), None)  # another decides, or the version is not in force: begin anew
+        # another worker decides, or the version is not in force: start again
+        self._following.pop(rule_key(one.rule), None)
         self._renew_at = self._now()
 
     def _remember(self, one: RuleFeed) -> None:
@@ -207,17 +210,17 @@ class FeedFollower:
 
 
 def decision_lease_name(project: str, rule: str) -> str:
-    """The name of the lease on deciding for a rule."""
+    """Return the name of the lease on a rule's decisions."""
     return f"monitor/{project}/{rule}"
 
 
 def _start_cursor(rule: Rule) -> str:
-    """Where the feed begins for a rule that has decided nothing yet."""
+    """Return the position where the feed starts for a rule without decisions."""
     return "0" if rule.since_ns is not None else str(rule.active_from)
 
 
 def _group_by_position(following: Iterable[RuleFeed]) -> list[list[RuleFeed]]:
-    """Rules that stand at the same place and wait for the same."""
+    """Group the rules at the same position that either all use the full-text index or all do not."""
     groups: dict[tuple[bool, str], list[RuleFeed]] = {}
     for one in following:
         groups.setdefault((one.asks_text, one.position), []).append(one)
@@ -225,9 +228,9 @@ def _group_by_position(following: Iterable[RuleFeed]) -> list[list[RuleFeed]]:
 
 
 def _decidable_heads(asked: Sequence[tuple[RuleFeed, list[EffectiveRule]]], changes: ChangePage) -> Sequence[TraceHead]:
-    """What comes before the first trace of which the text index cannot tell yet what it says.
+    """Return the heads before the first trace whose full-text answer is not yet known.
 
-    One that it has not reached in all the time that traces are waited for is taken to say nothing.
+    A trace that the index does not reach within `max_wait_s` counts as not matching.
     """
     if not any(None in head.passes for head in changes.heads):
         return changes.heads
@@ -238,12 +241,14 @@ def _decidable_heads(asked: Sequence[tuple[RuleFeed, list[EffectiveRule]]], chan
     return changes.heads
 
 
-DECISIONS_PER_PASS = 1_000  # decided at once
-MAX_SETTINGS = 1_000  # settings that are looked at: what changed before them is decided by the oldest
+DECISIONS_PER_PASS = 1_000  # targets admitted per pass
+MAX_SETTINGS = 1_000  # number of settings considered; the oldest one also applies to earlier changes
 
 
 class RuleFeed:
-    """`rule` is the store's record, with `active_from`. `now` in its methods is in seconds, by any clock."""
+    """State of one rule's feed. `rule` is the stored record, with `active_from`. `now` is in seconds of any one
+    clock.
+    """
 
     def __init__(
         self, rule: Rule, history: Sequence[SettingsVersion], token: int, cursor: str | None, start: str, began_ns: int
@@ -255,25 +260,25 @@ class RuleFeed:
         self.let_in: list[AdmittedTarget] = []
         self.left_out: list[
             tuple[TraceHead, SamplingDraw]
-        ] = []  # of spans and documents, whose rows have to be asked for
+        ] = []  # excluded traces of span and document rules, whose rows must be queried
         self.rows: list[Decision] = []
-        self.outcomes: dict[str, tuple[int, str]] = {}  # of traces that are decided, for the store to count
+        self.outcomes: dict[str, tuple[int, str]] = {}  # outcomes of decided traces, for the store's counters
 
     @property
     def asks_text(self) -> bool:
-        """Whether the text index may hold it up."""
+        """Return whether the rule uses the full-text index, which may delay it."""
         return any(
             filter.text for setting in self.history[:1] for filter in build_rule_filters(self.rule, setting.settings)
         )
 
     def asks(self, questions: FilterQueries) -> list[EffectiveRule]:
-        """Its settings, newest first, with what they ask of each trace."""
+        """Return the rule's settings, newest first, with the indices of their filters."""
         return [apply_setting(self.rule, setting, questions) for setting in self.history]
 
     def meet(
         self, settings: Sequence[EffectiveRule], heads: Sequence[TraceHead], changes: ChangePage, now: float
     ) -> None:
-        """Decide on what has changed, or let it wait."""
+        """Decide on changed traces, or queue them if they must wait."""
         before = self.position
         for head in heads:
             current = _setting_at(settings, head.change)
@@ -287,12 +292,12 @@ class RuleFeed:
         self.waits.read(self.position)
 
     def take_due(self, now: float) -> None:
-        """What has waited long enough is let in."""
+        """Admit the waiting targets that are ready."""
         for waiting in islice(self.waits.due(now), DECISIONS_PER_PASS):
             self._let_in(AdmittedTarget(waiting.head, waiting.drawn, waiting.ready.incomplete), waiting.key)
 
     def decided(self) -> DecisionBatch | None:
-        """What the store is to keep; None if there is nothing new."""
+        """Return the decisions for the store; None if there are none."""
         upto = self.waits.low_water
         if not self.rows and not self.outcomes and upto == self._kept:
             return None
@@ -308,7 +313,7 @@ class RuleFeed:
         )
 
     def kept(self, decided: DecisionBatch) -> None:
-        """The store has it."""
+        """Record that the store has the decisions."""
         self.cursor = self._kept = decided.upto
         self.rows, self.outcomes = [], {}
         self.waits.decided()
@@ -335,12 +340,13 @@ class RuleFeed:
             self.waits.put(WaitingTarget(key, head, drawn, first, due, FeedMark(before)))
 
     def _leave(self, current: EffectiveRule, head: TraceHead, drawn: SamplingDraw, now: float) -> None:
-        """It is out: what it has waited for is void, and a row that it may have is told."""
+        """Exclude a trace: cancel its wait, and update a decision that it may have."""
         key = get_sampling_unit(self.rule, head)
         if drawn.verdict != "outside":
             self.outcomes[head.trace_id] = head.number, drawn.verdict
         if self.rule.target == "session" and drawn.verdict != "sampled_out":
-            self.waits.postpone(key, now + current.settings.session_quiet_s)  # another turn of it may be in
+            # another turn of the session may be sampled
+            self.waits.postpone(key, now + current.settings.session_quiet_s)
             return
         self.waits.drop(key)
         if not self._known.may_have_row(key, head):
@@ -362,19 +368,19 @@ def _setting_at(settings: Sequence[EffectiveRule], change: int) -> EffectiveRule
 
 
 def _higher_rate(drawn: SamplingDraw, earlier: WaitingTarget | None) -> SamplingDraw:
-    """A session is in as soon as one of its turns is: what counts is the highest of their rates."""
+    """Return the draw with the highest rate, because a session is sampled as soon as one of its turns is."""
     before = earlier.drawn if earlier is not None else drawn
     return before if (before.rate or 0) > (drawn.rate or 0) and drawn.probability is not None else drawn
 
 
 class DecisionBuilder:
-    """Spans and documents are looked for in their traces, which are read for that."""
+    """Builder of decision rows. It reads traces to find their target spans and documents."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def rows(self, one: RuleFeed) -> None:
-        """Turn what is let in, and what is out by now, into rows."""
+        """Convert admitted and excluded targets of a rule into rows."""
         if one.rule.target in ("trace", "session"):
             one.rows += [make_decision(one.rule, trace_target(one.rule, let.head), let) for let in one.let_in]
         else:

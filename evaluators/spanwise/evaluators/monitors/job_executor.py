@@ -1,6 +1,6 @@
 """Executor of jobs: claims due targets, loads their cases, watches timeouts, reports to the store.
 
-No code of a user's runs on it: evaluators look on the slots of their rule.
+The executor's thread runs no user code: evaluators run on the threads of their rule.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ from spanwise.evaluators.monitors.rule_jobs import (
 from spanwise.evaluators.scoring import load_turns, make_case
 from spanwise.tracer import attribute_names as names
 
-ROWS_PER_REQUEST = 200  # rows that are claimed in a step, and finished in a request
+ROWS_PER_REQUEST = 200  # rows claimed per step, and finished per request
 TIMEOUT_CHECK_S = 0.1  # seconds between two checks for evaluators that take too long
-TIMEOUT_GRACE_S = 5.0  # seconds beyond its time before a thread is given up that the loop should have ended
+# seconds after the timeout until the thread of an async evaluator, which the loop should have cancelled, is given up
+TIMEOUT_GRACE_S = 5.0
 
 
 class Stuck(SpanwiseError, RuntimeError):
-    """All slots of a rule are held by evaluators that do not come back: only another process can go on with it."""
+    """Error when evaluators that hang occupy all slots of a rule. Only another process can continue the rule."""
 
 
 class JobExecutor:
-    """`now` is a clock that measures, in seconds; claims are held for `claim_s` seconds, and renewed by somebody.
-    `wake` is set when an evaluator is done.
+    """Executor of the jobs of all rules. `now` is a monotonic clock in seconds.
+
+    Claims last `claim_s` seconds, and another thread renews them. `wake` is set when a job is done.
     """
 
     def __init__(
@@ -67,12 +69,13 @@ class JobExecutor:
         self._loading = JobLoader(store, sizes)
         self._finishes: list[tuple[RuleExecution, ClaimResult]] = []
         self._teller = ThreadPoolExecutor(1, "spanwise-monitor-tell")
-        self._telling: Future[list[str]] | None = None  # of the first finishes; meanwhile the next rows are read
-        self._keeping = 0  # runs of judgements that are stored with it
-        self._leaving: frozenset[str] = frozenset()  # orphans that are removed with it
-        self._orphans: set[str] = set()  # traces of judgements to which no feedback leads, perhaps stored already
-        self._runs: list[Run] = []  # of judgements, which feedback leads to that is not stored before them
-        self._unread: dict[RuleKey, dict[Target, Decision]] = {}  # claimed, and still to be read
+        # request that stores the first results while further cases are loaded
+        self._telling: Future[list[str]] | None = None
+        self._keeping = 0  # number of judge runs that this request stores
+        self._leaving: frozenset[str] = frozenset()  # orphans that this request deletes
+        self._orphans: set[str] = set()  # judge traces without feedback, which may be stored already
+        self._runs: list[Run] = []  # judge runs, which are stored before the feedback that refers to them
+        self._unread: dict[RuleKey, dict[Target, Decision]] = {}  # claimed rows whose cases are not loaded yet
         self.working = [
             RuleExecution(one, EventLoopThread(), self._put, self._judgements, ledgers.get(one.name), self._memory, now)
             for one in held
@@ -85,26 +88,29 @@ class JobExecutor:
 
     @property
     def claims(self) -> list[Claim]:
-        """What is held. From any thread."""
+        """Return the claims that are held. It is thread-safe."""
         return [row_claim(row) for one in self.working for row in one.claimed.copy().values()]
 
     @property
     def in_flight(self) -> int:
-        """Targets that are claimed and not finished."""
+        """Return the number of targets that are claimed and not finished."""
         return sum(len(one.claimed) for one in self.working)
 
     @property
     def busy(self) -> bool:
-        """Whether something is claimed, or is still to be told the store."""
+        """Return whether targets are claimed, or results are not yet stored."""
         return bool(self.in_flight or self._telling is not None or self._finishes or self._runs or self._orphans)
 
     @property
     def next(self) -> float:
-        """When there may be something to claim."""
+        """Return the time when targets may be due."""
         return min((one.look_at for one in self.working), default=0.0)
 
     def step(self) -> int:
-        """Take what is due, and tell what is done; how much that was. Raises `Stuck` once nothing else is under way."""
+        """Claim due targets, and send finished results to the store. Return the number of both.
+
+        Raises `Stuck` once no other rule's job is in progress.
+        """
         done = self._collect()
         if time.monotonic() >= self._watch_at:
             self._watch()
@@ -113,7 +119,7 @@ class JobExecutor:
         return done + claimed + self._tell()
 
     def stop(self, seconds: float) -> None:
-        """Let end what is under way, for so long; the rest is given back."""
+        """Let running jobs finish for up to `seconds`, and release the rest."""
         until = self._now() + seconds
         while self.in_flight and self._now() < until:
             try:
@@ -131,7 +137,7 @@ class JobExecutor:
             self._teller.shutdown(wait=False)
 
     def see_time(self, store_ns: int) -> None:
-        """Note the store's time, by which budgets begin anew."""
+        """Record the store's time, which decides when a budget's period ends."""
         for one in self.working:
             one.store_ns = max(one.store_ns, store_ns)
 
@@ -162,8 +168,9 @@ class JobExecutor:
             self._forget(orphans)
 
     def _forget(self, judgements: set[str]) -> None:
-        """Let judgements go to which no feedback leads, as of an attempt that is made again: nobody would find them,
-        nor would who deletes the trace that they quote.
+        """Delete judge traces without feedback, such as those of an attempt that is repeated.
+
+        They would be unreachable, also for a user who deletes the trace that they quote.
         """
         self._runs += mark_monitor_runs(self._judgements.take())
         kept = self._runs[: self._keeping]
@@ -171,7 +178,7 @@ class JobExecutor:
         self._orphans |= judgements
 
     def _watch(self) -> None:
-        """Give up evaluators that take longer than they may; their threads keep their slots."""
+        """Give up evaluators that exceed their timeout. Their threads keep their slots."""
         now = time.monotonic()
         self._watch_at = now + TIMEOUT_CHECK_S
         for one in self.working:
@@ -184,7 +191,7 @@ class JobExecutor:
             raise Stuck(self.stuck)
 
     def _give_back(self, one: RuleExecution) -> None:
-        """No slot of this rule comes free any more in this process: what waits for one is somebody else's."""
+        """Release the waiting jobs of a rule whose slots are all occupied, so that other processes can take them."""
         name = one.held.record.name
         self.stuck = self.stuck or f"all {one.slots.size} slots of rule {name!r} are held by evaluators that hang"
         for job in one.slots.drain():
@@ -214,7 +221,7 @@ class JobExecutor:
 
     @property
     def _suspects(self) -> bool:
-        """Whether something is held whose last holder died: it runs with nothing beside it."""
+        """Return whether a claim is held whose previous worker died. Such a job runs alone."""
         return any(row.deaths for one in self.working for row in one.claimed.values())
 
     def _claim_of(self, one: RuleExecution, limit: int, now: float) -> int:
@@ -240,7 +247,7 @@ class JobExecutor:
         return len(rows)
 
     def _start(self) -> None:
-        """Read what was claimed, and let it run. Raises `Unavailable`; what was not read is read next time."""
+        """Load the claimed cases, and queue their jobs. Raises `Unavailable`; unread rows are read next time."""
         for name, rows in self._unread.items():
             one = self._by_name[name]
             due = [row for row in rows.values() if not row.deaths or self.in_flight == 1]
@@ -252,8 +259,9 @@ class JobExecutor:
                     self._finishes.append((one, made))
 
     def _tell(self) -> int:
-        """Let the store be told what is done, and take its answers to what it was told before. Raises what it raises:
-        what was not kept is told again.
+        """Send results to the store in the background, and process the answers to the previous request.
+
+        Raises the store's errors; results that were not stored are sent again.
         """
         told = self._take_answers() if self._telling is not None and self._telling.done() else 0
         self._runs += mark_monitor_runs(self._judgements.take())
@@ -276,7 +284,7 @@ class JobExecutor:
         return len(lot)
 
     def _tell_store(self, runs: Sequence[Run], finishes: Sequence[ClaimResult], orphans: tuple[str, ...]) -> list[str]:
-        """Judgements first, then the feedback that leads to them."""
+        """Store judge traces first, then the feedback that refers to them."""
         if runs:
             self._store.append(runs)
         answers = self._finish(finishes) if finishes else []
@@ -285,7 +293,7 @@ class JobExecutor:
         return answers
 
     def _tell_rest(self) -> None:
-        """Until the store knows all that is done."""
+        """Send results until the store has all of them."""
         while self._telling is not None or self._finishes or self._runs or self._orphans:
             if self._telling is not None:
                 wait([self._telling])
@@ -319,7 +327,7 @@ class JobExecutor:
 
 
 def _judge_trace_ids(feedback: Iterable[Feedback]) -> set[str]:
-    """The traces of the judgements that it leads to."""
+    """Return the ids of the judge traces that the feedback refers to."""
     return {one.judge_trace_id for one in feedback if one.judge_trace_id is not None}
 
 
@@ -334,7 +342,7 @@ def _release_claim(row: Decision) -> ClaimResult:
 
 
 def _overdue_evaluator(job: EvaluationJob, now: float) -> tuple[str, float] | None:
-    """The evaluator that has taken longer than it may, and how long that is."""
+    """Return the evaluator that exceeds its timeout, and the timeout in seconds; None if there is none."""
     current = job.current
     if current is None:
         return None
@@ -351,13 +359,13 @@ JobOrFinish = EvaluationJob | ClaimResult
 
 
 class JobLoader:
-    """`sizes` are bytes of traces, so far as they are known here."""
+    """Loader of the cases of claimed targets. `sizes` are bytes by trace, as far as they are known."""
 
     def __init__(self, store: Store, sizes: Mapping[str, int]) -> None:
         self._store, self._sizes = store, sizes
 
     def jobs(self, working: RuleExecution, rows: Sequence[Decision], now: float) -> Iterator[JobOrFinish]:
-        """What is to be run, and the ends of claims of which nothing is."""
+        """Yield the jobs to run, and the results of claims for which nothing has to run."""
         wanted = []
         for row in rows:
             if working.to_run(row.states, now) or row.inputs_hash is not None:
@@ -387,12 +395,12 @@ class JobLoader:
 
 
 def _load_target_case(row: Decision, trace: Trace | None) -> Case | str:
-    """What evaluators see; else why there is nothing."""
+    """Return the case of a target, or the reason why there is none."""
     if trace is None:
         return "the trace is not there any more"
     try:
         return make_target_case(row.target, trace) or "its span is not there any more"
-    except Exception as error:  # values that nobody foresaw fail alone
+    except Exception as error:  # unexpected values must fail this target only
         return f"it cannot be shown to evaluators: {type(error).__name__}: {error}"
 
 
@@ -421,7 +429,7 @@ _VALUE_FIELDS = frozenset((*_HASHED_FIELDS, "expected_documents", "conditions", 
 
 
 def hash_case(case: Case, evaluators: Sequence[Evaluator]) -> str:
-    """32 hex digits. Over the values of the case, where that is all that they ask for; else over all of its runs."""
+    """Return 32 hex digits, a hash of the case's values, or of all its runs if evaluators use more than the values."""
     asked = {name for evaluator in evaluators for name in (*evaluator.needs, *evaluator.uses)}
     seen: dict[str, Any] = {name: getattr(case, name) for name in _HASHED_FIELDS}
     seen["root"] = None if case.run is None else (case.run.status, case.run.error)
@@ -436,5 +444,5 @@ def _run_fields(run: Run) -> dict[str, Any]:
 
 
 def mark_monitor_runs(runs: Iterable[Run]) -> list[Run]:
-    """Judgements begin in no context; their runs get the mark before they are stored."""
+    """Mark the runs of judges as the monitor's. Judges start outside any tracing context that could carry the mark."""
     return [replace(run, resource={**run.resource, names.MONITOR: True}) for run in runs]

@@ -23,14 +23,15 @@ from spanwise.evaluators.monitors.rule_jobs import EvaluationJob, EvaluatorResul
 from spanwise.evaluators.monitors.rule_spending import BudgetExceeded
 
 OUTCOME_ORDER: tuple[Verdict, ...] = ("failed", "skipped", "scored")
-SHADOW_PREFIX = "shadow:"  # before the keys of a shadow's feedback, which no mean of the rule's own key is to have
-WAITING_RETRY_S = 1.0  # seconds, for what was not even begun
-MAX_FULL_TRIES = 10  # failures in full workers after which one more counts
-MAX_FULL_DELAY_S = 300.0  # seconds between two of these tries
+# prefix of the feedback keys of shadow rules, which keeps them out of the means of the rule's own keys
+SHADOW_PREFIX = "shadow:"
+WAITING_RETRY_S = 1.0  # seconds until an evaluator is tried that was not started
+MAX_FULL_TRIES = 10  # memory failures in full workers that do not count as attempts
+MAX_FULL_DELAY_S = 300.0  # seconds between two of these attempts
 
 
 class _Retry(NamedTuple):
-    """An evaluator that has to look again: in how many seconds, and what the row is called meanwhile."""
+    """Retry of an evaluator: the row's outcome until then, the delay in seconds, and the reason."""
 
     verdict: Verdict
     seconds: float
@@ -38,7 +39,7 @@ class _Retry(NamedTuple):
 
 
 class JobOutcome:
-    """The end of one claim. Made where pauses are known; `now` is in seconds of their clock."""
+    """Outcome of a claim. `now` is in seconds of the circuit breaker's clock."""
 
     def __init__(self, job: EvaluationJob, pauses: CircuitBreaker, memory: WorkerMemory, now: float) -> None:
         self._job, self._pauses, self._memory, self._now = job, pauses, memory, now
@@ -56,7 +57,7 @@ class JobOutcome:
             self._look(evaluator.key)
 
     def finish(self) -> ClaimResult:
-        """What is told the store."""
+        """Return the result for the store."""
         again = min(self._again, key=lambda one: one.seconds, default=None)
         done = [state["state"] for state in self._states.values()]
         verdict: Verdict = (
@@ -115,7 +116,7 @@ class JobOutcome:
             self._pauses.came(key)
 
     def _to_try_again(self, key: str, came: EvaluatorResult, attempts: int) -> _Retry | None:
-        """Whether, why and when an evaluator is to look again; None if this is its outcome."""
+        """Return the delay and reason of a retry, or None if the result is final."""
         error = came.error
         if isinstance(error, BudgetExceeded):
             seconds = self._pauses.money.refused(
@@ -162,7 +163,7 @@ class JobOutcome:
 
 
 def finish_unchanged(job: EvaluationJob) -> ClaimResult:
-    """The end of a claim of which nothing new was to be seen."""
+    """Return the result of a claim whose evaluated values have not changed."""
     states = {key: evaluator_state(job.states, key) for key in job.states}
     done = [state.get("state") for state in states.values()]
     verdict: Verdict = next((word for word in OUTCOME_ORDER if word in done), "skipped")
@@ -177,12 +178,14 @@ def finish_unchanged(job: EvaluationJob) -> ClaimResult:
 
 
 def is_rate_limited(error: BaseException) -> bool:
-    """Whether a server says that it gets too much: no fault of the target, and no attempt at it."""
+    """Return whether a server reports that it receives too many requests. The target is not at fault, so this is no
+    attempt.
+    """
     return is_transient(error) and (get_http_status(error) in (429, 503, 529) or get_retry_after(error) is not None)
 
 
 def feedback_cost(feedback: Sequence[Feedback]) -> float | None:
-    """US dollars that judges have taken; None where nobody says."""
+    """Return the cost of judges in US dollars; None if it is unknown."""
     spent, counted = JudgeCost(), set[Any]()
     for one in feedback:
         spent.add(one, counted)

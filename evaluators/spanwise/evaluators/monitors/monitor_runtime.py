@@ -1,6 +1,7 @@
 """Monitor: threads that follow the feed, execute jobs, renew claims and send reports.
 
-Evaluators run on none of them. Several workers, in several processes, share a store: of each rule one decides, all run.
+Evaluators run on other threads. Several workers, in several processes, may share a store: one of them decides for
+each rule, and all execute jobs.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from spanwise.evaluators.monitors.monitored_rule import API_OWNER, ActiveRule, M
 from spanwise.evaluators.monitors.process_limits import WorkerMemory
 from spanwise.evaluators.monitors.rule_spending import StoreLedger, find_unpriced_judge
 
-MIN_FEED_POLL_S, MAX_FEED_POLL_S = 0.02, 2.0  # seconds between two looks at the feed
-CLAIM_S = 30.0  # seconds that a claim is held for, unless it is renewed
+MIN_FEED_POLL_S, MAX_FEED_POLL_S = 0.02, 2.0  # seconds between two polls of the feed
+CLAIM_S = 30.0  # seconds that a claim lasts unless it is renewed
 REPORT_INTERVAL_S = 5.0  # seconds between two reports
-STORE_RETRY_S = 1.0  # seconds after a store did not answer
-SHUTDOWN_GRACE_S = 10.0  # seconds that evaluators have at the end
+STORE_RETRY_S = 1.0  # seconds until a retry after the store did not answer
+SHUTDOWN_GRACE_S = 10.0  # seconds that evaluators have to finish at the end
 _log = logging.getLogger("spanwise.monitor")
 
 
 class Monitor:
-    """Carries out rules on what a store takes in, until it is stopped.
+    """Monitor that executes rules on the traces of a store until it is stopped.
 
-    `holder` names the process for people; a random part is added, so that one that starts anew is another one. Rules
-    of a file take the place of all that it held before. `activate` puts versions in force again that newer ones have
-    superseded; without it the worker idles for those. Nothing is saved or read before the first step.
+    The name `holder` identifies the process for people; a random part distinguishes restarts. The rules of a file
+    replace all rules that the file owned before. `activate` puts superseded versions in force again; without it, the
+    worker idles for them. Nothing is saved or read before the first step.
     """
 
     def __init__(
@@ -73,25 +74,25 @@ class Monitor:
 
     @property
     def idle(self) -> Mapping[str, str]:
-        """The rules for which it does nothing, and why."""
+        """Return the rules that are not executed, with the reasons."""
         return {one.record.name: one.idle for one in self._held if one.idle is not None}
 
     def rest(self, rules: Collection[RuleKey]) -> None:
-        """Leave these rules alone for now, from any thread: they have ended workers."""
+        """Suspend rules that have crashed workers. It is thread-safe."""
         for one in self._held:
             one.rests = "it has ended several workers and rests for a while" if one.name in rules else None
             if one.rests:
                 one.idle = one.rests
 
     def take_over(self, dead: Sequence[str]) -> None:
-        """Release the leases of workers that have died, from any thread, so that this one need not wait for them."""
+        """Release the leases of dead workers, so that this one need not wait for them. It is thread-safe."""
         self._dead = list(dead)
         self._look_at_feed.set()
 
     def step(self) -> int:
-        """Decide and run what there is now, to its end; how much that was. 0: there is nothing to do now.
+        """Decide and execute all that is due, to its end, and return the number of processed items; 0 if nothing is due.
 
-        Raises what the store raises, and `Stuck`.
+        Raises the store's errors, and `Stuck`.
         """
         self._start()
         done, self._follower.behind = 0, True
@@ -103,7 +104,7 @@ class Monitor:
         return done
 
     def run(self) -> None:
-        """Go on until `stop()`. A store that is away is waited for. Raises `Stuck` when another process must go on."""
+        """Run until `stop()`. An unavailable store is retried. Raises `Stuck` if another process must continue."""
         threads = [
             threading.Thread(target=self._following, name="spanwise-monitor-feed", daemon=True),
             threading.Thread(target=self._keeping, name="spanwise-monitor-keep", daemon=True),
@@ -121,14 +122,16 @@ class Monitor:
             self.close()
 
     def stop(self, seconds: float | None = None) -> None:
-        """End `run`, from any thread or signal handler: what is under way has some seconds, the rest is given back."""
+        """End `run`, from any thread or signal handler. Running jobs have some seconds to finish, the rest is
+        released.
+        """
         self._last = self._last if seconds is None else seconds
         self._over.set()
         self._wake.set()
         self._look_at_feed.set()
 
     def close(self) -> None:
-        """Give back what is held; for who drives it by `step`."""
+        """Release claims and leases. Callers that use `step` call it at the end."""
         ends: tuple[Callable[[], None], ...] = (lambda: self._runner.stop(self._last), self._follower.stop)
         for end in ends:
             try:
@@ -137,7 +140,7 @@ class Monitor:
                 _log.warning("spanwise monitor: at its end: %s", error)
 
     def reports(self) -> list[WorkerReport]:
-        """Return what it says of itself, for each project that it serves."""
+        """Return the worker's reports, one for each project."""
         then, finished, decided = self._reported
         now = self._now()
         self._reported = (now, self._runner.finished, self._follower.decided)
@@ -168,7 +171,7 @@ class Monitor:
         return projects
 
     def _by_rule(self, names: Collection[RuleKey], now: float) -> dict[str, JSON]:
-        """Return what is reported by a rule's name, of rules of one project."""
+        """Return the parts of a project's report that are keyed by rule name."""
         working = [one for one in self._runner.working if one.held.name in names]
         return {
             "deciding": sorted(rule for project, rule in self._follower.deciding if (project, rule) in names),
@@ -183,7 +186,7 @@ class Monitor:
             self._saved = True
 
     def _begin(self) -> None:
-        """Put the rules in force, as soon as the store answers. Raises `Refused`."""
+        """Put the rules in force as soon as the store answers. Raises `Refused`."""
         while not self._saved and not self._over.is_set():
             try:
                 self._start()
@@ -211,7 +214,7 @@ class Monitor:
                 self._wake.wait(self._pause())
 
     def _pause(self) -> float:
-        """Seconds until something may be due; evaluators at work are looked after often."""
+        """Return the seconds until rows may be due. While evaluators run, the pause is short, for their timeouts."""
         longest = TIMEOUT_CHECK_S if self._runner.in_flight else MAX_FEED_POLL_S
         return min(longest, max(0.001, self._runner.next - self._now()))
 
@@ -235,8 +238,8 @@ class Monitor:
             self._dead = []
 
     def _keeping(self) -> None:
-        """Claims are renewed whatever else is slow, and somebody is told how it goes."""
-        self._persist(self._report)  # so that nobody misses a worker that has just begun
+        """Renew claims and send reports, independently of slow work on other threads."""
+        self._persist(self._report)  # so that a new worker appears in the reports at once
         report_at = self._now() + REPORT_INTERVAL_S
         while not self._over.wait(min(REPORT_INTERVAL_S, self._claim_s / 4)):
             self._persist(self._renew)
@@ -253,18 +256,18 @@ class Monitor:
             self._store.renew(claims, self.holder, self._claim_s)
 
     def _persist(self, do: Callable[[], Any]) -> Any:
-        """Do something with the store; where it does not answer, or refuses, say so and try again later."""
+        """Call a function that uses the store. After an error, log it, wait, and return None."""
         try:
             return do()
         except Stuck:
             raise
-        except Exception as error:  # a worker that dies of what it did not foresee would evaluate nothing more
+        except Exception as error:  # a worker that ends on an unforeseen error would evaluate nothing more
             self._say(f"{type(error).__name__}: {error}")
             self._over.wait(getattr(error, "retry_after", STORE_RETRY_S))
             return None
 
     def _say(self, what: str) -> None:
-        """Once, not every second while it lasts."""
+        """Log a message once, not each second while it lasts."""
         if what != self._said:
             self._said = what
             _log.warning("spanwise monitor: %s", what)

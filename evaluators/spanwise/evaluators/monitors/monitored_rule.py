@@ -29,21 +29,21 @@ _VERSIONED_FIELDS = ("filter", "target", "kind", "scope", "evaluators")
 
 
 def assign_version(rule: Rule) -> Rule:
-    """The rule with its version: 12 hex digits over filter, target, scope and evaluators."""
+    """Return the rule with its version: 12 hex digits, a hash of filter, target, kind, scope and evaluators."""
     return replace(rule, version=_digest({name: getattr(rule, name) for name in _VERSIONED_FIELDS}))
 
 
 def make_evaluator_entry(rule: str, evaluator: Evaluator, version: str | None) -> Mapping[str, JSON]:
-    """What a store keeps of an evaluator: registry id and parameters, or name and hash of source.
+    """Return the stored form of an evaluator: registry id and parameters, or name and hash of the source.
 
-    Raises `ValueError` for code whose source is not to be had, unless a `version` stands for it.
+    Raises `ValueError` for code without available source, unless `version` replaces the hash.
     """
     entry: dict[str, Any] = {"key": evaluator.key, "version": evaluator.revision}
     code: Any
     if _is_registered(evaluator):
         try:
             return {**entry, **evaluator.to_dict()}
-        except ValueError:  # a parameter is a function
+        except ValueError:  # a parameter is a function, which has no stored form
             entry["type"], code = evaluator.origin["type"], dict(evaluator.origin["init_parameters"])
     elif identity := vars(type(evaluator.function)).get("RULE_IDENTITY"):
         entry["function"], digest = identity
@@ -66,7 +66,7 @@ def _qualified_name(function: Callable[..., Any]) -> str:
 
 
 def _source_digest(code: Any) -> str:
-    """The digest of the source of a function, or of parameters of which some are functions. Raises `NoSource`."""
+    """Return a digest of a function's source, or of parameters that include functions. Raises `SourceUnavailable`."""
     if isinstance(code, Mapping):
         return _digest(
             {name: _source_digest(value) if callable(value) else repr(value) for name, value in code.items()}
@@ -82,12 +82,12 @@ FilterLike: TypeAlias = "Filter | Mapping[str, Any] | str | None"
 BUDGETS = ("usd_per_day", "usd_per_minute", "calls_per_day", "calls_per_minute")
 rules_being_loaded: ContextVar[list[MonitoredRule] | None] = ContextVar(
     "collecting", default=None
-)  # of the file being loaded
+)  # rules of the file that is being loaded
 
 
 @dataclass(frozen=True, slots=True)
 class MonitoredRule:
-    """A rule with the evaluators themselves: `record` is what a store keeps."""
+    """Rule with its evaluator objects. `record` is the stored form."""
 
     record: Rule
     evaluators: tuple[Evaluator, ...]
@@ -120,18 +120,22 @@ def monitor(
     enabled: bool = True,
     metadata: Mapping[str, JSON] | None = None,
 ) -> MonitoredRule:
-    """A rule: these evaluators on the traces that pass `filter`, `sample_rate` of them.
+    """Define a rule: these evaluators run on the traces that pass `filter`, sampled at `sample_rate`.
 
-    `filter` and the filters of `strata`, `(filter, rate)`, are in the store's grammar: `{"name": "answer"}`, or as on a
-    command line `"name=answer latency_ms>200"`. The first stratum that a trace passes gives its rate. `target` says
-    what is scored: traces, their spans (of one `kind`), their documents, or sessions once they are quiet. `scope` says
-    whose traces: of live traffic, of experiments, or both. `budget` takes usd_per_day, usd_per_minute, calls_per_day
-    and calls_per_minute; money is paced over the day unless `pace=False`. `timeout`, `quiet` (since the last span of a
-    trace that does not say when it is whole), `max_wait` and `session_quiet` are in seconds, `max_bytes` is the size
-    above which a target is skipped. `project` is SPANWISE_PROJECT, else "default". `since` also takes traces that began
-    since then (`"7d"`, an ISO date). `version` is needed where an evaluator has no source text; by default filter,
-    target, scope and the evaluators' source and parameters make it. `shadow_of` names the rule beside which this one is
-    tried. Raises `ValueError` for what cannot be.
+    The filters, also those of `strata` (`(filter, rate)`), use the store's grammar: `{"name": "answer"}`, or as on
+    the command line `"name=answer latency_ms>200"`. The first stratum that a trace passes determines its rate.
+    `target` selects traces, their spans (of one `kind`), their documents, or sessions once they are quiet. `scope`
+    selects traces of live traffic, of experiments, or both.
+
+    A `budget` has the keys usd_per_day, usd_per_minute, calls_per_day and calls_per_minute. Dollars per day are paced
+    over the day unless `pace=False`. `timeout`, `quiet`, `max_wait` and `session_quiet` are in seconds. `quiet`
+    counts from the last span of a trace that does not report its completion. A target larger than `max_bytes` is
+    skipped.
+
+    The default `project` is SPANWISE_PROJECT, else "default". `since` includes traces that started at or after that
+    time (`"7d"`, an ISO date). By default, filter, target, scope and the evaluators' source and parameters determine
+    the version. `version` is required if an evaluator has no source text. `shadow_of` names the rule that this one is
+    compared with. Raises `ValueError` for an invalid definition.
     """
     made = tuple(map(as_evaluator, [evaluators] if callable(evaluators) else evaluators))
     _check_definition(name, made, target, kind, scope, shadow_of)
@@ -200,7 +204,7 @@ def _check_definition(
 
 
 def _normalize_filter(name: str, given: FilterLike) -> Mapping[str, JSON]:
-    """The normal form of a filter; one whose times move with the clock is refused."""
+    """Return the normal form of a filter. Filters with a time range are rejected."""
     try:
         made = validate_filter(given if isinstance(given, Filter) else _parse_filter(given))
     except (ValueError, TypeError, Refused) as error:
@@ -237,34 +241,36 @@ def _check_budget(name: str, budget: Mapping[str, float]) -> Mapping[str, float]
     return dict(budget)
 
 
-API_OWNER = "api"  # the owner of rules that came through the API, where the store has them already
+API_OWNER = "api"  # owner of rules created through the API, which the store already has
 REASON_UNSAVED, REASON_PAUSED = "it is not saved yet", "the rule is paused"
 RuleKey: TypeAlias = tuple[str, str]  # project and name
 
 
 class ActiveRule:
-    """A rule of this worker. `in_force` is the store's record of it; `idle` says why it is not worked on, or None."""
+    """Rule executed by this worker. `in_force` is the store's record of it; `idle` is the reason why it is not executed,
+    or None.
+    """
 
     def __init__(self, rule: MonitoredRule) -> None:
         self.record = rule.record
         self.evaluators: tuple[Evaluator, ...] = rule.evaluators
         self.in_force = rule.record
         self.idle: str | None = REASON_UNSAVED
-        self.barred: str | None = None  # why it cannot be worked on as it stands
-        self.rests: str | None = None  # why this process leaves it alone, whatever the store says
+        self.barred: str | None = None  # why it cannot be executed in its present form
+        self.rests: str | None = None  # why this process does not execute it, independently of the store
 
     @property
     def name(self) -> RuleKey:
-        """Project and name."""
+        """Return project and name."""
         return rule_key(self.record)
 
     @property
     def reported_idle(self) -> str | None:
-        """Why it is idle, as reports say it. The store knows itself whether the rule is paused; a report may be old."""
+        """Return the idle reason for reports. A pause is left out: the store knows it, and a report may be outdated."""
         return None if self.idle == REASON_PAUSED else self.idle
 
     def see(self, current: Rule | None) -> None:
-        """What the store has in force under this name by now."""
+        """Update the state from the rule that the store has in force under this name; None if it was removed."""
         if current is None:
             self.idle = "the rule was removed"
         elif current.version != self.record.version:
@@ -278,38 +284,39 @@ class ActiveRule:
 
 
 def rule_key(rule: Rule) -> RuleKey:
-    """Project and name of a rule."""
+    """Return project and name of a rule."""
     return rule.project, rule.name
 
 
 def rules_by_key(rules: Sequence[Rule]) -> Mapping[RuleKey, Rule]:
-    """Rules in force by project and name."""
+    """Return rules by project and name."""
     return {rule_key(rule): rule for rule in rules}
 
 
 def save_rules(store: Store, held: Sequence[ActiveRule], owner: str | None, *, activate: bool) -> None:
-    """Put rules in force, those that another version has superseded only if they are to be activated again.
+    """Put rules in force. A version that was superseded is put in force again only with `activate`; otherwise the worker
+    idles for it.
 
-    For such a one the worker idles. Raises `Refused` for a rule that belongs to another owner.
+    Raises `Refused` for a rule that belongs to another owner.
     """
     old = {} if activate else rules_by_key(_superseding_rules(store, held))
     own = [
         one for one in held if owner is None or one.record.owner != API_OWNER
-    ]  # beside a file's, those are the store's
+    ]  # the store already has the API's rules
     if own:
         store.save_rule(*(old.get(one.name, one.record) for one in own), owner=owner, activate=activate)
     refresh_rules(store, held)
 
 
 def refresh_rules(store: Store, held: Sequence[ActiveRule]) -> None:
-    """Ask the store what is in force."""
+    """Update all rules from the store."""
     current = rules_by_key(store.rules())
     for one in held:
         one.see(current.get(one.name))
 
 
 def _superseding_rules(store: Store, held: Sequence[ActiveRule]) -> list[Rule]:
-    """What is in force in the place of versions of ours that were in force before."""
+    """Return the rules in force that have superseded earlier versions of ours."""
     current = rules_by_key(store.rules())
     before = {(*rule_key(rule), rule.version) for rule in store.rules(all_versions=True)}
     ours = [one for one in held if one.name in current and current[one.name].version != one.record.version]

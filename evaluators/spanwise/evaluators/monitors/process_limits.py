@@ -1,6 +1,6 @@
 """Limits of a worker process: memory limit and use, parent-death signal, crash reports.
 
-Known on Linux only. Elsewhere, and without a limit, no worker counts as full.
+Memory use is known on Linux only. On other systems, and without a limit, no worker counts as full.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def protect_process(report: int, memory: int | None) -> None:
-    """End with the parent, go first when memory runs out, say on `report` where a crash happened, leave no core file.
+    """Configure the process to end with its parent, to be the first victim of the OOM killer, and to write no core file.
 
-    `memory` bounds what this process may fill, in bytes: beyond it allocations fail here, and nowhere else.
+    The file descriptor `report` receives the traceback of a crash. `memory` limits the process's memory in bytes:
+    allocations beyond it fail in this process only.
     """
-    import resource  # which there is on Unix alone, as much of this
+    import resource  # available on Unix only, like much of this module
 
     faulthandler.enable(file=report, all_threads=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        # The kernel does it, also while an extension keeps Python's threads from running
+        # The kernel sends the signal even while an extension blocks Python's threads
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")
@@ -35,7 +36,9 @@ def protect_process(report: int, memory: int | None) -> None:
 
 
 def default_memory_limit(workers: int) -> int:
-    """Bytes that each of some workers may fill: together half of what the machine has, but never less than 2 GiB."""
+    """Return the memory limit of each worker in bytes: together half of the machine's memory, but at least 2 GiB
+    each.
+    """
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(has // 2 // workers, 2 << 30)
 
@@ -43,14 +46,15 @@ def default_memory_limit(workers: int) -> int:
 def _limit_memory(memory: int) -> None:
     import resource
 
-    # RLIMIT_DATA counts the heap and private writable pages; RLIMIT_AS also what is mapped and never filled, of which
-    # models and threads have tens of gigabytes
+    # RLIMIT_DATA counts the heap and private writable pages. RLIMIT_AS also counts mapped pages that are never used;
+    # models and threads have tens of gigabytes of these.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
 
 
 OWN_GROWTH_SHARE = (
-    0.25  # of the memory that was free after loading: with less growth than this, an error is the evaluator's own
+    # share of the memory that was free after loading; with less growth than this, the error is the evaluator's own
+    0.25
 )
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_ERRORS = ("can't start new thread", "can't allocate memory", "cannot allocate memory", "out of memory")
@@ -59,7 +63,7 @@ _MEMORY_ERRORS = ("can't start new thread", "can't allocate memory", "cannot all
 class WorkerMemory:
     """Use of the process's data limit (`RLIMIT_DATA`), in bytes.
 
-    `deferred` counts evaluator failures that were put down to the full process.
+    The counter `deferred` counts evaluator failures that were attributed to the full process.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -67,12 +71,12 @@ class WorkerMemory:
         self.deferred = 0
 
     def rules_are_loaded(self) -> None:
-        """Take the present use as that of a process in which no evaluator has run yet."""
+        """Record the present use as the baseline, before any evaluator has run."""
         self._loaded = memory_in_use() or 0
 
     @property
     def has_grown(self) -> bool:
-        """Whether evaluators have filled so much of this process that one of them may fail because of the others."""
+        """Return whether memory use has grown so much that an evaluator may fail because of the others."""
         now = memory_in_use()
         return (
             self._limit is not None
@@ -81,7 +85,7 @@ class WorkerMemory:
         )
 
     def is_to_blame(self, error: BaseException | None) -> bool:
-        """Whether an evaluator failed because the process was full, and not by what it needs itself."""
+        """Return whether an evaluator failed because the process was full, and not because of its own needs."""
         if error is None or not is_memory_error(error) or not self.has_grown:
             return False
         self.deferred += 1
@@ -89,7 +93,7 @@ class WorkerMemory:
 
     @property
     def is_short(self) -> bool:
-        """Whether evaluators have failed because the process was full, and it still is."""
+        """Return whether evaluators have failed because the process was full, and it still is."""
         return self.deferred > 0 and self.has_grown
 
     def __str__(self) -> str:
@@ -97,14 +101,14 @@ class WorkerMemory:
 
 
 def memory_in_use() -> int | None:
-    """Return the bytes that count against `RLIMIT_DATA`; None where the system does not say."""
+    """Return the bytes that count against `RLIMIT_DATA`; None if the system does not report them."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb", buffering=0) as file:
         return int(file.read(200).split()[5]) * _PAGE_BYTES
     return None
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Return whether an exception, or one that led to it, says that memory ran out."""
+    """Return whether an exception, or one in its chain of causes, reports that memory ran out."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

@@ -1,6 +1,7 @@
 """Readiness of traces and sessions: quiet periods, maximum wait, waiting targets, low-water mark.
 
-What waits, waits in memory, up to a bound. The low-water mark of a rule stands before the oldest change that does.
+A limited number of targets waits in memory. The low-water mark of a rule is the position before the oldest waiting
+change.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from typing import NamedTuple
 from spanwise.collector.records import RuleSettings, TraceHead
 from spanwise.evaluators.monitors.rule_decision import SamplingDraw
 
-MAX_WAITING_TARGETS = 10_000  # targets that wait in the memory of one rule
-MAX_INCOMPLETE_KEYS = 20_000  # ids that are remembered of what went before
+MAX_WAITING_TARGETS = 10_000  # targets of one rule that wait in memory
+MAX_INCOMPLETE_KEYS = 20_000  # remembered ids of targets that were admitted while incomplete
 
 
 class Readiness(NamedTuple):
-    """`at`: seconds, by the clock that was asked with. `incomplete`: that it is taken as it is then."""
+    """Time when a target is ready. `at` is in seconds of the caller's clock; `incomplete` means that spans are missing
+    then.
+    """
 
     at: float
     incomplete: bool
 
 
 def trace_readiness(head: TraceHead, settings: RuleSettings, first: float, changed: float, *, again: bool) -> Readiness:
-    """When a trace may be looked at that was first seen to change at `first` and has changed last at `changed`.
+    """Return the readiness of a trace whose first known change was at `first` and whose last was at `changed`.
 
-    `again`: it was taken before although something was missing; then only what is whole, or a long silence, is
-    worth another look.
+    The flag `again` means that the trace was evaluated before, while incomplete. Then only a complete trace or a long
+    silence justifies another evaluation.
     """
     if head.settled:
         return Readiness(changed, not head.whole)
@@ -41,7 +44,7 @@ def trace_readiness(head: TraceHead, settings: RuleSettings, first: float, chang
 
 @dataclass(slots=True)
 class WaitingTarget:
-    """A target that waits; `head` is that of its last change, `mark` stands before that change."""
+    """Target that waits. `head` is that of its last change; `mark` is the position before that change."""
 
     key: str
     head: TraceHead
@@ -53,16 +56,16 @@ class WaitingTarget:
 
 @dataclass(slots=True)
 class FeedMark:
-    """A stretch of the feed that begins with a change which waits."""
+    """Section of the feed that starts with a waiting change."""
 
-    before: str  # the position in front of it
+    before: str  # the position before it
     waits: bool = True
 
 
 class WaitingTargets:
-    """What waits of one rule, and how far everything before is decided.
+    """Waiting targets of one rule, and the position up to which everything is decided.
 
-    It also remembers what was let in before it was whole.
+    It also remembers targets that were admitted while incomplete.
     """
 
     def __init__(self, cursor: str, most: int = MAX_WAITING_TARGETS) -> None:
@@ -72,75 +75,75 @@ class WaitingTargets:
         self._numbers = 0
         self._marks: list[FeedMark] = [FeedMark(cursor, waits=False)]
         self._position = cursor
-        self._incomplete: OrderedDict[str, None] = OrderedDict()  # that were taken before they were whole
+        self._incomplete: OrderedDict[str, None] = OrderedDict()  # admitted while incomplete
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     @property
     def full(self) -> bool:
-        """Whether what comes has no place here any more."""
+        """Return whether the limit of waiting targets is reached."""
         return len(self._by_key) >= self._most
 
     @property
     def next(self) -> float | None:
-        """When the next of them is ready."""
+        """Return the time when the next target is ready."""
         while self._due and self._by_key.get(self._due[0][2].key) is not self._due[0][2]:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
 
     def get(self, key: str) -> WaitingTarget | None:
-        """What waits under a key."""
+        """Return the target that waits under a key."""
         return self._by_key.get(key)
 
     def took(self, key: str, *, incomplete: bool) -> None:
-        """It is let in, perhaps as it is."""
+        """Record that a target was admitted, and whether it was incomplete."""
         if incomplete:
             self._incomplete[key] = None
             if len(self._incomplete) > MAX_INCOMPLETE_KEYS:
                 self._incomplete.popitem(last=False)
 
     def was_incomplete(self, key: str) -> bool:
-        """Whether it was taken as it was before."""
+        """Return whether the target was admitted before while incomplete."""
         return key in self._incomplete
 
     def put(self, waiting: WaitingTarget) -> None:
-        """Let a target wait, in the place of an earlier change of the same."""
+        """Add a waiting target, in place of an earlier change of the same target."""
         self.drop(waiting.key)
         self._marks.append(waiting.mark)
         self._push(waiting)
 
     def postpone(self, key: str, at: float) -> None:
-        """Let what waits under a key, if anything does, wait longer: a turn of its session that is out has changed."""
+        """Postpone a waiting session, because a turn of it that is not sampled has changed."""
         waiting = self._by_key.get(key)
         if waiting is not None and at > waiting.ready.at:
             self._push(replace(waiting, ready=waiting.ready._replace(at=at)))
 
     def drop(self, key: str) -> WaitingTarget | None:
-        """It waits no more: it has changed again, or is decided."""
+        """Remove a waiting target that has changed again or is decided."""
         waiting = self._by_key.pop(key, None)
         if waiting is not None:
             waiting.mark.waits = False
         return waiting
 
     def due(self, now: float) -> Iterator[WaitingTarget]:
-        """Those that are ready; they wait no more."""
+        """Remove and yield the targets that are ready."""
         while (at := self.next) is not None and at <= now:
             waiting = heapq.heappop(self._due)[2]
             self.drop(waiting.key)
             yield waiting
 
     def read(self, position: str) -> None:
-        """The feed was read up to here."""
+        """Record the position up to which the feed was read."""
         self._position = position
 
     @property
     def low_water(self) -> str:
-        """The position before the oldest change that waits."""
+        """Return the position before the oldest waiting change."""
         return next((mark.before for mark in self._marks if mark.waits), self._position)
 
     def decided(self) -> None:
-        """What stands before the low-water mark is kept."""
+        """Drop the marks before the low-water mark, after the store has saved it."""
         first = next((place for place, mark in enumerate(self._marks) if mark.waits), None)
         if first is None:
             self._marks = [FeedMark(self._position, waits=False)]
@@ -156,22 +159,24 @@ class WaitingTargets:
 
 
 def _merge_marks(marks: list[FeedMark]) -> list[FeedMark]:
-    """Without those that wait no more behind one that does: a trace that changes for hours makes a mark each time."""
+    """Remove marks that no longer wait from behind one that does. A trace that changes for hours adds a mark each
+    time.
+    """
     if len(marks) < 2 * sum(mark.waits for mark in marks) + 100:
         return marks
     return [marks[0], *(mark for mark in marks[1:] if mark.waits)]
 
 
 MAX_DECIDED_TARGETS = 50_000
-CLOCK_MARGIN_NS = 60_000_000_000  # by which the clocks of senders may differ from the store's
+CLOCK_MARGIN_NS = 60_000_000_000  # maximum assumed difference between the clocks of senders and the store
 
 
 class DecidedTargets:
-    """Of which targets it has to be told that they are out by now: those that may have been in before.
+    """Targets that may have a decision in the store, which needs an update when they are no longer sampled.
 
-    Of those that this process has let in itself it knows, up to a bound; of those that were there before it began to
-    decide (`before_ns`, 0 where nobody did) it has to suppose so. Of most of the traffic it is sure, which saves a
-    write for each trace that is not sampled.
+    Targets admitted by this process are remembered, up to a limit. Targets that started before it began to decide
+    (`before_ns`, 0 if no process decided before) are assumed to have one. For most traffic the answer is no, which
+    saves a write for each trace that is not sampled.
     """
 
     def __init__(self, before_ns: int) -> None:
@@ -179,7 +184,7 @@ class DecidedTargets:
         self._ids: OrderedDict[str, None] = OrderedDict()
 
     def add(self, key: str, head: TraceHead) -> None:
-        """It gets a row."""
+        """Record that a target gets a decision."""
         self._ids[key] = None
         self._ids.move_to_end(key)
         if len(self._ids) > MAX_DECIDED_TARGETS:
@@ -187,5 +192,5 @@ class DecidedTargets:
             self._before_ns = max(self._before_ns, head.start_ns)
 
     def may_have_row(self, key: str, head: TraceHead) -> bool:
-        """False only where there can be none."""
+        """Return whether the target may have a decision. False is certain."""
         return key in self._ids or head.start_ns <= self._before_ns or head.change != head.runs_change

@@ -40,16 +40,14 @@ from spanwise.evaluators.monitors.rule_decision import batch_by_size, choose_tar
 from spanwise.evaluators.scoring import CaseScorer, Estimate, estimate, load_turns, make_case
 from spanwise.evaluators.scoring.judge_calibration import open_optional_store
 
-MAX_COUNTED_TRACES = 20_000  # traces that are counted one by one, the newest; of more the share of these stands for all
-IDS_PER_FILTER = 500  # ids in one question
-MAX_PRICED_TARGETS = (
-    50  # traces that are read for their targets, and targets that are rehearsed for what judges would cost
-)
+MAX_COUNTED_TRACES = 20_000  # newest traces that are checked one by one; their share is extrapolated to older ones
+IDS_PER_FILTER = 500  # ids per query
+MAX_PRICED_TARGETS = 50  # traces that are read for their targets, and targets whose judge cost is estimated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialScore:
-    """What a rule's evaluators say of one target; nothing of it is stored."""
+    """Scores of one target by a rule's evaluators in a preview. Nothing is stored."""
 
     target: Target
     feedback: tuple[Feedback, ...]
@@ -57,12 +55,13 @@ class TrialScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulePreview:
-    """What a rule would have done over some time: of `traces` there, `matched` pass and `sampled` are taken.
+    """Preview of a rule over a period with `traces` traces: `matched` pass its filter and `sampled` are sampled.
 
-    `targets` are what of these is scored: the traces (sessions) themselves, or spans or documents in them, by the mean
-    of the newest that are read. Where `exact` is false, more matched than are looked at one by one, and what is said is
-    extrapolated. `estimate` is of the `priced` newest targets, `usd` of all of them (None: some judge has no known
-    price). `paced` is the factor on the rates that a budget in US dollars a day asks for.
+    The number `targets` counts the objects to score: the traces (sessions) themselves, or spans or documents in them,
+    by the mean over the newest traces that are read. If `exact` is false, more traces match than are checked one by
+    one, and the figures are extrapolated. `estimate` covers the `priced` newest targets, and `usd` covers all (None:
+    the price of a judge is unknown). `paced` is the factor on the sample rates that a daily budget in US dollars
+    requires.
     """
 
     rule: Rule
@@ -81,9 +80,9 @@ class RulePreview:
 
 
 def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries: int = 0) -> RulePreview:
-    """What a rule would have done over the last `seconds`; `tries` of the newest that it takes are really scored.
+    """Preview a rule over the last `seconds` on stored traffic; `tries` of the newest sampled targets are scored.
 
-    Nothing is stored, and nobody is asked but for `tries`. Raises `NoJudge` for a judge that is not named.
+    Nothing is stored, and no judge is called except for `tries`. Raises `NoJudge` for an unnamed judge.
     """
     since_ns = time.time_ns() - int(seconds * 1e9)
     wanted = _rule_filter(rule.record, since_ns)
@@ -116,7 +115,7 @@ def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries
 
 
 def _rule_filter(rule: Rule, since_ns: int) -> Filter:
-    """The rule's filter over its own project and scope since a time."""
+    """Return the rule's filter, limited to its project and scope and to traces since a time."""
     wanted = replace(extend_filter(None, rule.filter), project=rule.project, since_ns=since_ns)
     return replace(wanted, experiment="") if rule.scope == "live" and wanted.experiment is None else wanted
 
@@ -126,7 +125,9 @@ def _count_traces(store: Store, filter: Filter) -> int:
 
 
 def _sample_traces(rule: Rule, store: Store, wanted: Filter) -> list[tuple[TraceSummary, bool]]:
-    """The newest traces that match, and whether each would be taken; of a session its newest stands for it."""
+    """Return the newest matching traces, and whether each would be sampled. The newest trace of a session represents
+    it.
+    """
     matching = list(islice(_filter_scope(rule, _summaries(store, wanted)), MAX_COUNTED_TRACES))
     strata = [_matching_ids(store, matching, stratum.filter) for stratum in rule.settings.strata]
     rates = (get_sampling_rate(rule.settings, [it.trace_id in ids for ids in strata])[0] for it in matching)
@@ -149,7 +150,7 @@ def _filter_scope(rule: Rule, summaries: Iterator[TraceSummary]) -> Iterator[Tra
 
 
 def _matching_ids(store: Store, summaries: Sequence[TraceSummary], filter: Mapping[str, object]) -> set[str]:
-    """Ids of those of the traces that pass a further filter, which may speak of the same things as the first."""
+    """Return the ids of those traces that also pass a second filter, which may use the same fields as the first."""
     ids = [summary.trace_id for summary in summaries]
     lots = (tuple(ids[start : start + IDS_PER_FILTER]) for start in range(0, len(ids), IDS_PER_FILTER))
     passing = (_summaries(store, extend_filter(None, {**filter, "trace_ids": lot})) for lot in lots)
@@ -169,7 +170,9 @@ def _pacing_factor(rule: Rule, usd: float | None, seconds: float) -> float | Non
 
 
 def _trial_targets(rule: Rule, store: Store, taken: Sequence[TraceSummary]) -> Iterator[tuple[Target, Case]]:
-    """What a worker would score of traces, or of the sessions that they stand for, each with what evaluators see."""
+    """Yield the targets that a worker would score, in traces or in the sessions that they represent, each with its
+    case.
+    """
     if rule.target == "session":
         for session in (summary.session_id or "" for summary in taken):
             yield Target(session_id=session), make_case(load_turns(session, store, rule.project))
@@ -182,7 +185,7 @@ def _trial_targets(rule: Rule, store: Store, taken: Sequence[TraceSummary]) -> I
 
 
 def _score_targets(rule: MonitoredRule, seen: Sequence[tuple[Target, Case]]) -> Iterator[TrialScore]:
-    """Really scored, newest first. What judges do meanwhile leaves no trace: nothing would lead to it."""
+    """Score the targets, newest first. Judge traces are discarded, because no stored feedback would refer to them."""
     scoring = CaseScorer(rule.evaluators)
     for target, case in seen:
         with use_judge_context(judgements=DiscardedJudgements()):
@@ -193,13 +196,15 @@ async def _score_target(scoring: CaseScorer, case: Case, target: Target) -> tupl
     return (*await scoring.on_loop(case, target), *await scoring.later(case, target))
 
 
-MAX_COMPARED_SCORES = 50_000  # scores of each rule, the newest
+MAX_COMPARED_SCORES = 50_000  # newest scores of each rule
 _ScoreKey = tuple[str | None, str | None, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyDifference:
-    """Under one key, on the traces (sessions) that both rules have scored: both means, and that of new minus old."""
+    """Comparison of one key on the traces (sessions) that both rules have scored: both means, and the mean of new minus
+    old.
+    """
 
     key: str
     old: SampledMean
@@ -208,16 +213,17 @@ class KeyDifference:
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether the 95 % interval of the change leaves out 0."""
+        """Return whether the 95 % interval of the change excludes 0."""
         low, high = self.change.low, self.change.high
         return low is not None and high is not None and not low <= 0 <= high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleComparison:
-    """Two rules on the same targets. `cost_old` and `cost_new` are US dollars per target, None where none is known.
+    """Comparison of two rules on the same targets. Costs are US dollars per target, None if unknown.
 
-    `only_old` and `only_new` are traces (sessions) that one of them alone has scored, or failed to.
+    The counts `only_old` and `only_new` are of traces (sessions) that only one of the rules has scored, or has tried
+    to score.
     """
 
     old: Rule
@@ -231,10 +237,10 @@ class RuleComparison:
 
 
 def diff(store: StoreLocation, rule: str, shadow: str | None = None, *, project: str = "default") -> RuleComparison:
-    """What a rule and its shadow say of the same targets; `shadow` names the one that is meant, where it has several.
+    """Compare the scores of a rule and its shadow on the same targets. `shadow` selects one if the rule has several.
 
-    `store` may be a path or URL. Raises `NotFound` for a rule that there is not, `Refused` where it has no shadow, or
-    several.
+    The argument `store` may be a path or URL. Raises `NotFound` for an unknown rule, and `Refused` if the rule has no
+    shadow, or several.
     """
     with open_store_location(store) as found:
         return _compare_rules(found, *_find_rule_pair(found, rule, shadow, project))
@@ -273,7 +279,7 @@ def _find_rule_pair(store: Store, rule: str, shadow: str | None, project: str) -
 
 
 def _mean_scores(store: Store, rule: Rule) -> dict[_ScoreKey, WeightedScore]:
-    """By trace, session and key the mean score of its targets there."""
+    """Return the mean score of a rule's targets by trace, session and key."""
     found: dict[_ScoreKey, list[WeightedScore]] = {}
     for one in _stored_scores(store, rule):
         if one.score is not None:
@@ -318,11 +324,11 @@ def summary(
     until: str | int | None = None,
     store: Store | str | None = None,
 ) -> list[SampledMean]:
-    """Per key the mean of all that a rule could have looked at, with its 95 % interval, by the version in force.
+    """Return per key the estimated mean over all eligible targets, with its 95 % interval, for the version in force.
 
-    Scores are weighted by the inverse of the probability with which their target was sampled. `since` and `until`
-    (`"7d"`, an ISO date) bound when the traces started, whenever they were scored. `project` is SPANWISE_PROJECT, else
-    "default". Raises `NotFound`.
+    Scores are weighted by the inverse of the sampling probability of their target. `since` and `until` (`"7d"`, an
+    ISO date) bound the start of the traces, not the time of scoring. `project` is SPANWISE_PROJECT, else "default".
+    Raises `NotFound`.
     """
     place = project or os.environ.get("SPANWISE_PROJECT") or "default"
     with open_optional_store(store) as at:

@@ -35,27 +35,29 @@ SamplingOutcome: TypeAlias = Literal["outside", "filtered", "sampled_out", "take
 
 
 class SamplingDraw(NamedTuple):
-    """What became of a trace: `outside` is no rule's business and counted nowhere."""
+    """Sampling result for a trace. `outside` means outside the rule's scope; such traces are not counted."""
 
     verdict: SamplingOutcome
     u: float | None = None
     rate: float | None = None
     stratum: int | None = None
-    probability: float | None = None  # inclusion probability: head × rate; None where the head's is unknown
+    probability: float | None = None  # inclusion probability: head × rate; None if the head's is unknown
 
 
 _DRAW_OUTSIDE, _DRAW_FILTERED = SamplingDraw("outside"), SamplingDraw("filtered")
 
 
 class FilterQueries:
-    """The filters of all rules and strata of a process: each, by its normal form, is asked once in a slice."""
+    """Distinct filters of all rules and strata of a process. The store evaluates each normal form once per slice."""
 
     def __init__(self) -> None:
         self.filters: list[Filter] = []
         self._places: dict[bytes, int] = {}
 
     def place(self, filter: Filter) -> int | None:
-        """Where the answer to a filter stands in `Head.passes`; None for one without conditions, which all pass."""
+        """Return the index of a filter's answer in `TraceHead.passes`; None for a filter without conditions, which every
+        trace passes.
+        """
         form = filter_to_dict(filter)
         if not form:
             return None
@@ -66,22 +68,24 @@ class FilterQueries:
 
 
 class EffectiveRule(NamedTuple):
-    """A rule under one of its settings, with the places of its filters."""
+    """Rule with one of its settings and the indices of its filters."""
 
     rule: Rule
     settings: RuleSettings
     from_change: int
-    places: tuple[int | None, ...]  # of its own filter, then of its strata
+    places: tuple[int | None, ...]  # indices of its own filter, then of its strata
 
 
 def apply_setting(rule: Rule, setting: SettingsVersion, questions: FilterQueries) -> EffectiveRule:
-    """Raises `Refused` for a filter that no rule can have."""
+    """Return the rule with a setting and its filter indices. Raises `Refused` for a filter that rules may not have."""
     places = tuple(map(questions.place, build_rule_filters(rule, setting.settings)))
     return EffectiveRule(rule, setting.settings, setting.from_change, places)
 
 
 def decide_trace(of: EffectiveRule, head: TraceHead) -> SamplingDraw:
-    """What a rule makes of a head. An answer that is not told yet (`awaits`) counts as no."""
+    """Return the sampling result of a rule for a trace head. An answer that is not yet known (`awaits_text_index`)
+    counts as no.
+    """
     if find_exclusion_reason(of.rule, head) is not None:
         return _DRAW_OUTSIDE
     passes = _filter_answers(of, head)
@@ -95,14 +99,15 @@ def decide_trace(of: EffectiveRule, head: TraceHead) -> SamplingDraw:
 
 
 def awaits_text_index(of: EffectiveRule, head: TraceHead) -> bool:
-    """Whether it cannot be told yet what becomes of a trace: its text is not indexed."""
+    """Return whether the result is not yet known because the trace's text is not indexed."""
     return find_exclusion_reason(of.rule, head) is None and any(answer is None for answer in _filter_answers(of, head))
 
 
 def inclusion_probability(rule: Rule, head: TraceHead, rate: float) -> float | None:
-    """The chance that a target was looked at. Of a session whose turns were sampled one by one nobody knows it.
+    """Return the probability that a target was sampled; None for a session whose turns were sampled one by one.
 
-    0 for a trace that the head kept for its error alone: errors that it sampled stand for this one already.
+    Returns 0 for a trace that the head kept for its error only: the errors that it sampled already represent this
+    one.
     """
     if head.partial:
         return 0.0
@@ -116,23 +121,23 @@ def _filter_answers(of: EffectiveRule, head: TraceHead) -> Sequence[bool | None]
     return [True if place is None else passes[place] for place in of.places]
 
 
-sampling_position = lru_cache(maxsize=4096)(get_sampling_position)  # several rules ask of the same trace in turn
+sampling_position = lru_cache(maxsize=4096)(get_sampling_position)  # several rules draw for the same trace in turn
 
 
 MAX_TARGETS = 100  # spans or documents of one trace
 
 
 def trace_target(rule: Rule, head: TraceHead) -> Target:
-    """The trace, or its session where that is the target."""
+    """Return the trace, or its session if sessions are the target."""
     if rule.target == "session" and head.session_id is not None:
         return Target(session_id=head.session_id)
     return Target(trace_id=head.trace_id)
 
 
 def choose_targets(rule: Rule, trace: Trace, most: int = MAX_TARGETS) -> tuple[list[Target], float]:
-    """The spans or documents of a trace that are targets, and the chance that each had of being among them.
+    """Return the target spans or documents of a trace, and the probability with which each was chosen.
 
-    Where there are more, those count whose hashes are the lowest: the same ones whenever they are chosen.
+    If there are more than `most`, those with the lowest hashes are chosen, which makes the choice repeatable.
     """
     targets = list(_candidates(rule, trace))
     if len(targets) <= most:
@@ -141,8 +146,10 @@ def choose_targets(rule: Rule, trace: Trace, most: int = MAX_TARGETS) -> tuple[l
 
 
 def make_target_case(target: Target, trace: Trace) -> Case | None:
-    """What evaluators see of a target of a trace: of a span what is below it, of a document what was asked for and it
-    alone. None where it is not there (any more).
+    """Return the evaluators' view of a target: for a span its subtree, for a document its request and that document
+    alone.
+
+    Returns None if the target no longer exists.
     """
     if target.span_id is None:
         return make_case(trace)
@@ -173,7 +180,7 @@ def _target_position(target: Target) -> float:
 
 
 def _subtree_runs(span: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
-    """A span and what is below it, in their order."""
+    """Return a span and its descendants, in their order."""
     of: dict[str | None, list[Run]] = {}
     for run in runs:
         of.setdefault(run.parent_id, []).append(run)
@@ -186,12 +193,12 @@ def _subtree_runs(span: Run, runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 BATCH_BYTES = 32_000_000  # bytes that are read at once
-ASSUMED_TRACE_BYTES = 2_000_000  # bytes that a trace is taken to have whose size is not known here
+ASSUMED_TRACE_BYTES = 2_000_000  # assumed size of a trace if it is unknown here
 MAX_BATCH_TRACES = 500  # traces
 
 
 def batch_by_size(sizes: Iterable[tuple[str, int | None]]) -> Iterator[list[str]]:
-    """Ids by lots; one that is larger than a lot is one of its own."""
+    """Group ids into batches of limited size. An id that exceeds the limit is a batch by itself."""
     lot: list[str] = []
     room = BATCH_BYTES
     for id, size in sizes:
@@ -206,16 +213,18 @@ def batch_by_size(sizes: Iterable[tuple[str, int | None]]) -> Iterator[list[str]
 
 
 class AdmittedTarget(NamedTuple):
-    """A target that is let in: `head` is that of its trace, of a session that of the turn that changed last."""
+    """Target that a rule has sampled. `head` is that of its trace; for a session, that of the turn that changed last."""
 
     head: TraceHead
     drawn: SamplingDraw
     incomplete: bool
-    next_ns: int | None = None  # it waits until then, as there is no room for it in memory
+    next_ns: int | None = None  # time until which it waits in the store, because the memory limit is reached
 
 
 def make_decision(rule: Rule, target: Target, let: AdmittedTarget, share: float = 1.0) -> Decision:
-    """A row that is to be claimed. `share` is the chance that a span had of being among those that are scored."""
+    """Return the decision that a worker can claim. `share` is the probability with which a span was chosen among its
+    trace's spans.
+    """
     head, drawn = let.head, let.drawn
     probability = None if drawn.probability is None else drawn.probability * share
     verdict, reason = _initial_outcome(rule, let)
@@ -238,7 +247,7 @@ def make_decision(rule: Rule, target: Target, let: AdmittedTarget, share: float 
 
 
 def make_exclusion(rule: Rule, target: Target, head: TraceHead, drawn: SamplingDraw) -> Decision:
-    """What tells a row that is there that its target is out by now."""
+    """Return the decision that marks an existing row's target as no longer sampled."""
     verdict: Verdict = "sampled_out" if drawn.verdict == "sampled_out" else "filtered"
     return Decision(
         project=rule.project,
@@ -256,7 +265,7 @@ def make_exclusion(rule: Rule, target: Target, head: TraceHead, drawn: SamplingD
 
 
 def make_empty_decision(rule: Rule, let: AdmittedTarget) -> Decision:
-    """The row of a trace that has no span that would be a target."""
+    """Return the decision for a trace without a span that qualifies as a target."""
     of_kind = f" of kind {rule.kind!r}" if rule.kind is not None else ""
     nothing = f"no span{of_kind}" if rule.target == "span" else f"no document in a span{of_kind}"
     made = make_decision(rule, Target(trace_id=let.head.trace_id), let)

@@ -1,6 +1,7 @@
 """Jobs of a rule: claimed targets, evaluator threads and event loop, concurrency, raised exceptions.
 
-No thread of ours waits for them: one that hangs keeps its slot, or holds up its rule's loop, and nothing else.
+The monitor's own threads do not wait for evaluators. An evaluator that hangs occupies its slot, or blocks its rule's
+event loop, and nothing else.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FINAL_STATES = ("scored", "skipped", "failed")
 
 @dataclass(slots=True)
 class EvaluatorResult:
-    """What an evaluator has said of a target, what it raised, and how long it took (seconds)."""
+    """Feedback of an evaluator on a target, the exception that it raised, and its duration in seconds."""
 
     feedback: Sequence[Feedback]
     error: BaseException | None = None
@@ -48,99 +49,99 @@ class EvaluatorResult:
 
 @dataclass(slots=True, eq=False)
 class EvaluationJob:
-    """A claimed row with what is to be done about it. Its thread writes `came` and `current`, others read them."""
+    """Claimed row with its evaluators. Its thread writes `came` and `current`, other threads read them."""
 
     held: ActiveRule
     row: Decision
     case: Case
     inputs_hash: str
-    evaluators: Sequence[Evaluator]  # that are to look
-    states: Mapping[str, JSON]  # of those that have looked before
-    unpaid: frozenset[str] = frozenset()  # judges that are not asked for want of money
+    evaluators: Sequence[Evaluator]  # evaluators that are to run
+    states: Mapping[str, JSON]  # states of evaluators that have run before
+    unpaid: frozenset[str] = frozenset()  # judges that do not run because the budget is used up
     came: dict[str, EvaluatorResult] = field(default_factory=dict)
-    current: tuple[str, float] | None = None  # the evaluator at work, and since when
-    over: bool = False  # let go: what comes from now on is nobody's
+    current: tuple[str, float] | None = None  # running evaluator and its start time
+    over: bool = False  # given up: further results are discarded
 
     @property
     def target(self) -> Target:
-        """What is looked at."""
+        """Return the target to evaluate."""
         return self.row.target
 
     @property
     def claim(self) -> Claim:
-        """The right to finish it."""
+        """Return the claim that allows the worker to finish the target."""
         return row_claim(self.row)
 
     def begin(self, key: str) -> None:
-        """An evaluator starts."""
+        """Record the start of an evaluator."""
         self.current = (key, time.monotonic())
 
     def end(self, key: str, feedback: Sequence[Feedback], error: BaseException | None) -> None:
-        """An evaluator has looked."""
+        """Record the result of an evaluator."""
         began = self.current[1] if self.current is not None else time.monotonic()
         if not self.over:
             self.came[key] = EvaluatorResult(feedback, error, time.monotonic() - began)
 
 
 def row_claim(row: Decision) -> Claim:
-    """The claim that a row was given out with."""
+    """Return the claim under which the store issued a row."""
     return Claim(project=row.project, rule=row.rule, version=row.version, target=row.target, number=row.claim)
 
 
 def evaluator_state(states: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """What is known of an evaluator on a target."""
+    """Return the stored state of an evaluator on a target."""
     state = states.get(key)
     return dict(state) if isinstance(state, Mapping) else {}
 
 
 def is_final(state: Mapping[str, Any]) -> bool:
-    """Whether an evaluator has come to an outcome."""
+    """Return whether an evaluator has reached a final state."""
     return state.get("state") in FINAL_STATES
 
 
-MAX_EXCEPTIONS = 10_000  # of evaluators that were let go nobody asks any more
+MAX_EXCEPTIONS = 10_000  # exceptions of abandoned evaluators are never taken
 
 
 class RaisedExceptions:
-    """Exceptions by evaluator and target, until somebody takes them. From any thread."""
+    """Exceptions by evaluator and target, until they are taken. It is thread-safe."""
 
     def __init__(self) -> None:
         self._raised: OrderedDict[tuple[str, Target], BaseException] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, key: str, target: Target, error: BaseException) -> None:
-        """An evaluator has raised."""
+        """Record that an evaluator has raised an exception."""
         with self._lock:
             self._raised[key, target] = error
             if len(self._raised) > MAX_EXCEPTIONS:
                 self._raised.popitem(last=False)
 
     def take(self, key: str, target: Target) -> BaseException | None:
-        """What an evaluator has raised on a target, if it did."""
+        """Remove and return the exception of an evaluator on a target, or None."""
         with self._lock:
             return self._raised.pop((key, target), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingMaker(FeedbackFactory):
-    """Makes feedback of what was raised, and notes it."""
+    """Feedback factory that also records raised exceptions."""
 
     notes: RaisedExceptions
 
     def failure(self, target: Target, error: BaseException, hint: str = "") -> list[Feedback]:
-        """As of `Maker`."""
+        """Record the exception, and return the feedback of `FeedbackFactory.failure`."""
         self.notes.add(self.key, target, error)
         return FeedbackFactory.failure(self, target, error, hint)
 
 
 def record_exceptions(evaluator: Evaluator, notes: RaisedExceptions) -> Evaluator:
-    """The same evaluator; what it raises is noted."""
+    """Return the evaluator with a factory that records its exceptions."""
     made = {field.name: getattr(evaluator.make, field.name) for field in fields(FeedbackFactory)}
     return replace(evaluator, make=RecordingMaker(notes=notes, **{**made, "key": evaluator.key}))
 
 
 class EventLoopThread:
-    """An event loop on a daemon thread, which goes on after a Ctrl-C that an evaluator has raised."""
+    """Event loop on a daemon thread. It continues after an evaluator raises `KeyboardInterrupt`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -149,7 +150,7 @@ class EventLoopThread:
         self._thread.start()
 
     def stop(self, seconds: float = 1.0) -> None:
-        """End it; one that an evaluator holds up is left to itself."""
+        """Stop the loop. A loop that an evaluator blocks is abandoned."""
         self._over = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(seconds)
@@ -171,7 +172,7 @@ async def _cancel_tasks() -> None:
 
 
 class EvaluatorThreads:
-    """The threads of one rule. Jobs that are done are given to `done`, on the thread that did them."""
+    """Evaluator threads of one rule. The thread that finishes a job passes it to `done`."""
 
     def __init__(
         self,
@@ -191,10 +192,10 @@ class EvaluatorThreads:
         self._idle = 0
         self._lock = threading.Lock()
         self.running: set[EvaluationJob] = set()
-        self.held: set[EvaluationJob] = set()  # past their time, and still on a thread
+        self.held: set[EvaluationJob] = set()  # past their timeout and still on a thread
 
     def put(self, job: EvaluationJob) -> None:
-        """Let a job run when there is a thread for it."""
+        """Queue a job for the next free thread."""
         self._queue.put(job)
         with self._lock:
             if self._threads < self.size and self._queue.qsize() > self._idle:
@@ -202,7 +203,7 @@ class EvaluatorThreads:
                 threading.Thread(target=self._work, name="spanwise-monitor-slot", daemon=True).start()
 
     def let_go(self, job: EvaluationJob) -> bool:
-        """Give up a job that takes too long; whether it was still at work."""
+        """Give up a job that exceeds its timeout, and return whether it was still running."""
         with self._lock:
             if job not in self.running:
                 return False
@@ -212,11 +213,11 @@ class EvaluatorThreads:
 
     @property
     def stuck(self) -> bool:
-        """Whether every slot is held by what takes too long."""
+        """Return whether jobs that exceed their timeouts occupy every slot."""
         return len(self.held) >= self.size
 
     def drain(self) -> list[EvaluationJob]:
-        """Take back what no thread has begun."""
+        """Remove and return the jobs that no thread has started."""
         jobs: list[EvaluationJob] = []
         while True:
             try:
@@ -227,7 +228,7 @@ class EvaluatorThreads:
                 jobs.append(job)
 
     def stop(self) -> None:
-        """Let the threads end that are not held up, and the loop. What no thread has begun stays undone."""
+        """Stop the loop and the threads that are not blocked. Jobs that no thread has started are dropped."""
         self._stopped = True
         self.drain()
         for _ in range(self._threads):
@@ -290,26 +291,28 @@ class EvaluatorThreads:
 
 
 JUDGE_QUEUE_S = (
-    600.0  # seconds more for a judge: while it waits for its turn no call runs, and each question has its deadline
+    600.0  # additional seconds for a judge: no call runs while it is queued, and each call has its own deadline
 )
 
 
 def evaluator_timeout(evaluator: Evaluator, timeout: float) -> float:
-    """How long an evaluator may look."""
+    """Return the timeout of an evaluator in seconds."""
     return timeout + JUDGE_QUEUE_S if evaluator.asking is not None else timeout
 
 
-MAX_CLAIMED_ROWS = 200  # rows of a rule that are held at most
+MAX_CLAIMED_ROWS = 200  # rows of a rule that are held, at most
 BATCH_SIZE = 32  # cases that a model scores at once
-CLAIM_BATCHES = 4  # requests in which the rows that are held at most are claimed
-CLAIM_AHEAD_S = 0.3  # of work that are claimed ahead: what a crash leaves is run one by one
-MIN_DURATION_S = 0.001  # seconds that are no less than nothing
-FIRST_POLL_S, MAX_POLL_S = 0.05, 5.0  # seconds between two questions what is due, while nothing is
-RECENT_DURATIONS = 500  # durations of an evaluator that are kept
+CLAIM_BATCHES = 4  # number of requests in which the maximum number of rows is claimed
+CLAIM_AHEAD_S = 0.3  # seconds of work claimed ahead; jobs that a crash leaves run one by one
+MIN_DURATION_S = 0.001  # seconds; avoids a division by zero
+FIRST_POLL_S, MAX_POLL_S = 0.05, 5.0  # seconds between two claims while nothing is due
+RECENT_DURATIONS = 500  # number of durations kept per evaluator
 
 
 class RuleExecution:
-    """`money` is the ledger of its judges, if it has a budget. Times are seconds of one clock."""
+    """Execution of one rule. `money` is the budget ledger of its judges, if it has one. Times are seconds of one
+    clock.
+    """
 
     def __init__(
         self,
@@ -325,11 +328,11 @@ class RuleExecution:
         self.pauses = CircuitBreaker()
         self.claimed: dict[Target, Decision] = {}
         self.look_at = 0.0
-        self.store_ns = 0  # the store's time, as it was last seen
+        self.store_ns = 0  # last known time of the store
         self.outcomes: Counter[str] = Counter()
         self.money, self._judgements = money, judgements
         self._patience = FIRST_POLL_S
-        self._mean = CLAIM_AHEAD_S  # of what a target takes, of late
+        self._mean = CLAIM_AHEAD_S  # moving average of a target's duration
         self._took: dict[str, deque[float]] = {}
         self._failed: Counter[str] = Counter()
         self._looked: Counter[str] = Counter()
@@ -346,7 +349,9 @@ class RuleExecution:
         return max(concurrency, BATCH_SIZE) if self._is_batched else concurrency
 
     def room(self, now: float) -> int:
-        """Return how many more rows it may claim now: none until a batch of them fits, as each claim is a request."""
+        """Return the number of rows to claim now. It is 0 until a batch of them fits, because each claim is a
+        request.
+        """
         if self.held.idle is not None or now < max(self.look_at, self.pauses.refused_until):
             return 0
         if all(self.pauses.paused(evaluator.key, now) for evaluator in self.evaluators):
@@ -360,7 +365,7 @@ class RuleExecution:
         return free if free >= most // CLAIM_BATCHES else 0
 
     def took(self, rows: int, asked: int, now: float) -> None:
-        """The store gave so many of the rows that it was asked for."""
+        """Record the number of rows that the store returned. If it returned fewer than requested, poll later."""
         if rows:
             self._patience = FIRST_POLL_S
         if rows < asked:
@@ -368,12 +373,12 @@ class RuleExecution:
             self._patience = min(2 * self._patience, MAX_POLL_S)
 
     def look_soon(self, at: float) -> None:
-        """There will be something due then."""
+        """Record that rows will be due at a time."""
         self.look_at = min(self.look_at, at)
         self._patience = FIRST_POLL_S
 
     def to_run(self, states: Mapping[str, JSON], now: float) -> list[Evaluator]:
-        """Which evaluators have still to look, and may."""
+        """Return the evaluators without a final state that may run now."""
         return [
             evaluator
             for evaluator in self.evaluators
@@ -383,14 +388,14 @@ class RuleExecution:
         ]
 
     def unpaid(self, states: Mapping[str, JSON], now: float) -> frozenset[str]:
-        """Return the keys of judges that have still to look, and are not asked for want of money."""
+        """Return the keys of judges without a final state that the used-up budget prevents from running."""
         if not self._has_no_money(now):
             return frozenset()
         waiting = (one for one in self.evaluators if not is_final(evaluator_state(states, one.key)))
         return frozenset(one.key for one in waiting if one.asking is not None)
 
     def over_budget(self, now: float) -> int | None:
-        """Return how many rows over budget it may take now: all (None), one that probes the budget, or none."""
+        """Return how many over-budget rows may be claimed now: all (None), one that probes the budget, or none."""
         if not self.pauses.money.is_used_up(self.held.in_force.settings.budget, self.store_ns):
             return None
         return int(now >= self.pauses.money.until)
@@ -399,17 +404,17 @@ class RuleExecution:
         return self.over_budget(now) == 0
 
     def ended(self, job: EvaluationJob) -> None:
-        """A job is done."""
+        """Record the durations and outcomes of a finished job."""
         self._mean += (sum(came.seconds for came in job.came.values()) - self._mean) / 10
         for key, came in job.came.items():
             self._note(key, came)
 
     def told(self) -> dict[str, JSON]:
-        """What a worker says of its evaluators."""
+        """Return the evaluators' statistics for the worker's report."""
         return {key: self._of(key) for key in self._took.copy()}
 
     def _may_begin(self, job: EvaluationJob, key: str) -> bool:
-        """Return whether an evaluator may look at a target that has waited for its turn."""
+        """Return whether an evaluator may run on a target that has waited in the queue."""
         return self.pauses.begin(key, self._now())
 
     def _note(self, key: str, came: EvaluatorResult) -> None:

@@ -24,15 +24,16 @@ from spanwise.tracer.suggestions import did_you_mean
 
 
 class BrokenRules(SpanwiseError, ValueError):
-    """A file of rules that cannot be used: it does not run, holds no rule, or two of one
-    name, or a rule whose budget cannot be kept."""
+    """Error for an unusable rule file: it does not run, has no rule, two rules of one name, or a rule with an
+    unenforceable budget.
+    """
 
 
 def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
-    """The rules of a file. Raises `BrokenRules`; what the file itself raises is the cause.
+    """Return the rules of a file. Raises `BrokenRules`, with the file's own exception as the cause.
 
-    The file is run as a module of its own, with its folder importable as for `python FILE`. Its path, as it is given,
-    is the owner of its rules.
+    The file is executed as a module, with its folder importable as for `python FILE`. Its path, as given, is the
+    owner of its rules.
     """
     path = Path(file)
     rules: list[MonitoredRule] = []
@@ -41,7 +42,7 @@ def load(file: str | os.PathLike[str]) -> list[MonitoredRule]:
         _execute_file(path)
     except (BrokenRules, KeyboardInterrupt):
         raise
-    except BaseException as error:  # also one that ends the process, had it been the main program
+    except BaseException as error:  # includes `SystemExit`
         raise BrokenRules(f"{str(path)!r} does not run: {type(error).__name__}: {error}") from error
     finally:
         rules_being_loaded.reset(token)
@@ -75,15 +76,17 @@ def _check_rules(path: Path, rules: list[MonitoredRule]) -> None:
 
 
 _ENTRY_FIELDS = ("type", "init_parameters", "parameters", "key", "version", "source")
-_MODEL_PARAMETERS = ("model", "embed", "embedding")  # parameters that name what is loaded
-_JUDGE_PARAMETERS = ("judge", "agent")  # whose model is a name at an address
+_MODEL_PARAMETERS = ("model", "embed", "embedding")  # parameters that name a model to load
+_JUDGE_PARAMETERS = ("judge", "agent")  # parameters whose model is a name at an address
 _COMPARISON_PARAMETERS = ("json_schema", "attributes", "inputs", "expected", "expectations", "tools", "examples", "map")
 _CODE_PARAMETERS, _PATH_PARAMETERS = ("pickle", "remote_code"), ("directory", "conv")
 _FILE_HINT = "write such a rule in a file"
 
 
 def rule_from_data(rule: Rule) -> MonitoredRule:
-    """The rule with its evaluators. Raises `ValueError`, with the way out, for what data may not say."""
+    """Build a rule's evaluators from its stored data. Raises `ValueError`, with the remedy, for definitions not allowed
+    in data.
+    """
     made = tuple(_evaluator_from_data(entry) for entry in rule.evaluators)
     if not made:
         raise ValueError("a rule has at least one evaluator, not []")
@@ -101,7 +104,7 @@ def _evaluator_from_data(entry: Mapping[str, JSON]) -> Evaluator:
     if unknown := next((name for name in entry if name not in _ENTRY_FIELDS), None):
         raise ValueError(f"an evaluator in data has type and init_parameters, not {unknown!r}")
     if not isinstance(id, str) or id not in list_evaluators():
-        # A dotted name would import a module: data names what is registered, and nothing else
+        # A dotted name would import a module, so data may name registered evaluators only
         hint = did_you_mean(str(id), list_evaluators(), 3) or "; `spanwise evaluators list` shows all"
         raise ValueError(f"{id!r} is no registered evaluator{hint}")
     if not isinstance(parameters, Mapping):
@@ -109,13 +112,15 @@ def _evaluator_from_data(entry: Mapping[str, JSON]) -> Evaluator:
     _check_parameters(id, parameters)
     try:
         return from_dict({"type": id, "init_parameters": dict(parameters)})
-    except Exception as error:  # an evaluator of another package may raise anything
+    except Exception as error:  # evaluators of other packages may raise anything
         raise ValueError(f"evaluator {id!r}: {error}") from error
 
 
 def _check_parameters(id: str, parameters: Mapping[str, Any]) -> None:
-    """Whoever may save a rule is not whoever runs the monitor: what it names runs no code, is no file, and sends no
-    text to where the environment does not send it anyway. Keys would be seen by all who read the rule.
+    """Raise `ValueError` for parameters that run code, name files, send text to unconfigured addresses or contain keys.
+
+    A user who may save a rule need not have access to the monitor's machine. Keys would be visible to all readers of
+    the rule.
     """
     for name, value in _machine_parameters(id, parameters):
         if name in ("api_key", "token"):
@@ -146,8 +151,10 @@ def _check_parameters(id: str, parameters: Mapping[str, Any]) -> None:
 
 
 def _machine_parameters(id: str, parameters: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Parameters that say what the machine does, and what is within them. What answers and spans are compared with says
-    nothing of it; what another package's evaluator takes for a model nobody knows.
+    """Yield the parameters, nested ones included, that control the machine.
+
+    Parameters that only describe expected answers and spans are not searched. For evaluators of other packages, model
+    parameters are left out, as their meaning is unknown.
     """
     if get_registration(id) is None:
         yield from ((name, value) for name, value in _nested_items(parameters) if name not in _MODEL_PARAMETERS)
@@ -172,12 +179,12 @@ def _nested_items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 _FileStamps: TypeAlias = dict[str, tuple[int, int, int]]
-MAX_WATCHED_FILES = 500  # files that are looked at
-_COARSE_CLOCK_NS = 2 * 10**9  # ns; clocks of file systems may be as coarse
+MAX_WATCHED_FILES = 500  # files that are watched
+_COARSE_CLOCK_NS = 2 * 10**9  # nanoseconds; file systems may have clocks this coarse
 
 
 def source_files(file: Path) -> list[str]:
-    """The file, then the modules of this process that come from its folder, as paths."""
+    """Return the paths of the file and of the loaded modules from its folder."""
     folder, own = file.parent.resolve(), str(file.resolve())
     named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     found = {path for path in named if path and Path(path).is_relative_to(folder) and "site-packages" not in path}
@@ -185,7 +192,7 @@ def source_files(file: Path) -> list[str]:
 
 
 def content_digest(files: Iterable[str]) -> str:
-    """A digest of what stands in the files; those that cannot be read are left out."""
+    """Return a digest of the files' contents. Unreadable files are left out."""
     digest = hashlib.sha256()
     for file in sorted(files):
         with suppress(OSError):
@@ -194,10 +201,10 @@ def content_digest(files: Iterable[str]) -> str:
 
 
 class FileWatch:
-    """Looks at files whenever `changed` is asked.
+    """Watch on the rule file and its modules, polled by `changed`.
 
-    A change counts once two looks in a row see the same: editors write in pieces, or put a new file in the old one's
-    place. While the file itself is away nothing has changed.
+    A change counts once two consecutive polls see the same state, because editors write in several steps or replace
+    the file. While the file is missing, no change is reported.
     """
 
     def __init__(self, file: Path) -> None:
@@ -206,24 +213,24 @@ class FileWatch:
 
     @property
     def away(self) -> bool:
-        """Whether there is no such file now."""
+        """Return whether the file is missing."""
         return not os.path.exists(self._file)
 
     def follow(self, files: Iterable[str], known: str) -> None:
-        """From now on these are the files, and `known` is their content of which everybody knows."""
+        """Watch these files from now on. `known` is the digest of their loaded content."""
         self._files = sorted({self._file, *files})
-        self._stamp: _FileStamps = {}  # as it was last seen
-        self._digested: _FileStamps = {}  # whose content is known
+        self._stamp: _FileStamps = {}  # state at the last poll
+        self._digested: _FileStamps = {}  # state whose content was digested
         self.known = known
 
     def follow_folder(self) -> None:
-        """All Python files beside the file, too: one of them may be what it lacks."""
+        """Watch all Python files in the folder too: one of them may supply a missing import."""
         beside = sorted(map(str, Path(self._file).parent.glob("*.py")))
         files = [*self._files, *beside][:MAX_WATCHED_FILES]
         self.follow(files, content_digest(files))
 
     def changed(self) -> bool:
-        """Whether there is other content than what is known, which is known from now on."""
+        """Return whether the content differs from the known one, and remember it as known."""
         stamp = {file: found for file in self._files if (found := _file_stamp(file))}
         before, self._stamp = self._stamp, stamp
         if self._file not in stamp or stamp != before or (stamp == self._digested and not _is_recent(stamp)):
@@ -247,7 +254,7 @@ def _file_stamp(file: str) -> tuple[int, int, int] | None:
 
 
 def describe_rules(rules: Iterable[MonitoredRule]) -> list[dict[str, Any]]:
-    """Of each rule what runs, on what, how often, at what cost at most, and to whom text goes."""
+    """Describe each rule: evaluators, target, sample rates, budget, and the addresses that receive text."""
     return [_describe_rule(rule) for rule in rules]
 
 

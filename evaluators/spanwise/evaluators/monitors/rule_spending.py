@@ -1,7 +1,7 @@
 """Spending of a rule: budget ledger in the store, and pacing of the sample rate over the day.
 
-Each call is booked in the store before it is made, at the most that it can cost, and settled after it; what is to be
-booked at the same time goes in one request. A worker that dies in between leaves what it has booked.
+Each call is booked in the store before it is made, at its maximum cost, and settled after it. Concurrent bookings
+share one request. If a worker dies in between, its bookings remain.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from spanwise.evaluators.interface import Evaluator, Skip
 from spanwise.evaluators.judges import Amount, Judge
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule, RuleKey, rule_key
 
-BATCH_DELAY_S = 0.005  # seconds in which bookings and settlements gather
+BATCH_DELAY_S = 0.005  # seconds in which bookings and settlements are collected
 PERIOD_LENGTH_S: Mapping[str, int] = {"minute": 60, "day": 86_400}
-STORE_RETRY_S = 2.0  # seconds until the store is asked again after it did not answer
-OWN_CALLS_WAIT_S = 30.0  # seconds that own calls are waited for, which mostly come to less than was reserved for them
+STORE_RETRY_S = 2.0  # seconds until the next request after the store did not answer
+OWN_CALLS_WAIT_S = 30.0  # seconds to wait for the worker's own calls, which usually cost less than their reservations
 SECOND_NS = 1_000_000_000
-MAX_NESTING = 4  # levels of objects in which judges are looked for
+MAX_NESTING = 4  # levels of nested objects that are searched for judges
 
 
 class BudgetExceeded(Skip):
-    """There is no room for a call in a budget of which `settled` is spent; its period ends in `left` seconds."""
+    """Error for a call that does not fit in a budget of which `settled` is spent. Its period ends in `left` seconds."""
 
     def __init__(self, why: str, *, settled: float, left: float, end_ns: int) -> None:
         super().__init__(why)
@@ -37,28 +37,30 @@ class BudgetExceeded(Skip):
 
 
 class BudgetLimit(NamedTuple):
-    """One bound: US dollars or calls, by the day or by the minute."""
+    """Limit of a budget: US dollars or calls, per day or per minute."""
 
-    key: str  # as settings call it: "usd_per_day"
+    key: str  # key in the settings: "usd_per_day"
     limit: float
 
     @property
     def period(self) -> Period:
-        """Day or minute."""
+        """Return "day" or "minute"."""
         return "day" if self.key.endswith("day") else "minute"
 
     def of(self, amount: Amount) -> float:
-        """What an amount takes of it."""
+        """Return the part of an amount that counts against this limit."""
         return amount.usd if self.key.startswith("usd") else float(amount.calls)
 
 
 def budget_name(project: str, rule: str, key: str) -> str:
-    """The name under which a store keeps what a rule has spent of a bound."""
+    """Return the name under which the store records a rule's spending against a limit."""
     return f"{project}/{rule}/{key}"
 
 
 def find_unpriced_judge(budget: Mapping[str, float], evaluators: Sequence[Evaluator]) -> str | None:
-    """Return why a rule's budget in dollars cannot be kept: the price of one of its judges is unknown."""
+    """Return why a rule's budget in dollars cannot be enforced: the price of one of its judges is unknown. None if it
+    can.
+    """
     if not any(key.startswith("usd") for key in budget):
         return None
     judges = (judge for evaluator in evaluators for judge in _find_judges(evaluator.function))
@@ -71,7 +73,7 @@ def find_unpriced_judge(budget: Mapping[str, float], evaluators: Sequence[Evalua
 
 
 def _find_judges(value: object, depth: int = 0) -> Iterator[Judge]:
-    """Yield the judges that an evaluator's function holds, in panels too."""
+    """Yield the judges that an evaluator's function holds, including those in panels."""
     if isinstance(value, Judge):
         yield value
     elif depth < MAX_NESTING and isinstance(value, list | tuple):
@@ -88,7 +90,7 @@ class _BookingRequest(NamedTuple):
 
 
 class StoreLedger:
-    """A `Ledger` of one rule, with the limits that are in force. Lives on the judges' loop."""
+    """Budget ledger of one rule, with the limits in force. It runs on the judges' event loop."""
 
     def __init__(self, store: Store, held: ActiveRule) -> None:
         self._store, self._held = store, held
@@ -100,7 +102,7 @@ class StoreLedger:
         self._settling: list[asyncio.Future[None]] = []
 
     async def book(self, id: str, amount: Amount) -> None:
-        """Reserve an amount; the same id books once. Raises `OverBudget` where there is no room."""
+        """Reserve an amount. The same id books once. Raises `BudgetExceeded` if the budget has no room."""
         limits = [BudgetLimit(key, limit) for key, limit in self._held.in_force.settings.budget.items()]
         until = time.monotonic() + OWN_CALLS_WAIT_S
         while limits and id not in self._booked:
@@ -115,7 +117,7 @@ class StoreLedger:
             await self._own_settlement()
 
     async def settle(self, id: str, actual: Amount | None) -> None:
-        """Replace the reserved amount by the actual one; None: it stays booked, with its cost unknown.
+        """Replace the reserved amount by the actual one. None keeps the reservation as unknown cost.
 
         An id that is not booked changes nothing.
         """
@@ -155,7 +157,7 @@ class StoreLedger:
             self._sending = asyncio.get_running_loop().create_task(self._sent())
 
     async def _sent(self) -> None:
-        """Settle, then book, until nothing is left to be sent."""
+        """Settle, then book, until nothing is pending."""
         await asyncio.sleep(BATCH_DELAY_S)
         while self._asked or self._settled:
             settled, self._settled = self._settled, {}
@@ -169,7 +171,7 @@ class StoreLedger:
             bookings = [booking for one in asked for booking in one.bookings]
             kept = await asyncio.to_thread(self._store.book, *bookings) if bookings else []
         except BaseException as error:
-            self._settled = {**settled, **self._settled}  # the same again changes nothing
+            self._settled = {**settled, **self._settled}  # repeating a settlement changes nothing
             for one in asked:
                 if not one.answer.done():
                     one.answer.set_exception(error)
@@ -183,7 +185,7 @@ class StoreLedger:
                 one.answer.set_result(mine)
 
     async def _refusal(self, full: BudgetLimit, amount: Amount) -> BudgetExceeded:
-        """Return why there is no room, and until when the period goes on."""
+        """Return the error with the state of the budget and the end of its period."""
         now_ns, booked = await asyncio.to_thread(self._seen, full)
         length = PERIOD_LENGTH_S[full.period] * SECOND_NS
         start_ns = now_ns // length * length
@@ -203,30 +205,35 @@ class StoreLedger:
         return self._store.changes(limit=1).now_ns, booked
 
 
-PACING_INTERVAL_S = 2.0  # seconds between two looks at what was spent
+PACING_INTERVAL_S = 2.0  # seconds between two measurements of spending
 MIN_CHANGE_INTERVAL_S = 60.0  # seconds between two changes of the rate
-SPEND_WINDOW_S = 600.0  # seconds over which the speed of spending is measured
-MIN_CHANGE = 0.1  # changes below this part are not worth a line in the history
-MAX_INCREASE = 2.0  # the most that a rate rises in one change: what is spent follows with a delay
+SPEND_WINDOW_S = 600.0  # seconds over which the rate of spending is measured
+MIN_CHANGE = 0.1  # smaller relative changes are not recorded in the history
+MAX_INCREASE = 2.0  # maximum increase of a rate in one change, because spending follows with a delay
 DAY_S = 86_400.0
 
 
 class Pacer:
-    """Of one rule. `factor` is what its rates are multiplied with, `LEAST_PACED` at the lowest: a burst must not end
-    the scoring of a day. What is still too expensive then stops when the budget is used up.
+    """Pacer of one rule. `factor` multiplies its sample rates.
+
+    The factor is at least `MIN_PACING_FACTOR`: a burst must not end the scoring of a day. If spending is still too
+    high, it stops when the budget is used up.
     """
 
     def __init__(self, factor: float | None) -> None:
         self.factor = 1.0 if factor is None else factor
-        self._seen: deque[tuple[float, float]] = deque()  # when, and what had been spent by then
+        self._seen: deque[tuple[float, float]] = deque()  # times, and the amounts spent by then
         self._changed_at: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to look again."""
+        """Return whether the next measurement is due."""
         return not self._seen or now >= self._seen[-1][0] + PACING_INTERVAL_S
 
     def look(self, now: float, spent: float, limit: float) -> float | None:
-        """The factor from now on, if it changes. `now` is in seconds since 1970, UTC; `spent` is of this day."""
+        """Record the spending, and return the new factor if it changes.
+
+        The argument `now` is in seconds since 1970, UTC; `spent` is the amount of this day.
+        """
         if self._seen and spent < self._seen[-1][1] - 1e-9 and now // DAY_S != self._seen[-1][0] // DAY_S:
             self._seen.clear()  # a new day
         self._seen.append((now, spent))
@@ -245,7 +252,7 @@ class Pacer:
         return wanted
 
     def _wanted(self, speed: float, allowed: float) -> float:
-        """Both in dollars per second."""
+        """Return the desired factor. Both arguments are in dollars per second."""
         if speed <= 0:
             return min(1.0, MAX_INCREASE * self.factor) if allowed > 0 else self.factor
         return max(MIN_PACING_FACTOR, min(1.0, self.factor * MAX_INCREASE, self.factor * allowed / speed))
@@ -255,14 +262,14 @@ PACED_BUDGET = "usd_per_day"
 
 
 class BudgetPacing:
-    """For those rules for which this process decides."""
+    """Pacers of the rules for which this process decides."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._pacers: dict[RuleKey, Pacer] = {}
 
     def look(self, rules: Iterable[Rule], now: float) -> None:
-        """Change rates that no longer fit. `now` is the store's time, in seconds since 1970."""
+        """Change the sample rates that no longer fit. `now` is the store's time, in seconds since 1970."""
         paced = {rule_key(rule): rule for rule in rules if rule.settings.pace and PACED_BUDGET in rule.settings.budget}
         self._pacers = {name: pacer for name, pacer in self._pacers.items() if name in paced}
         for name, rule in paced.items():

@@ -1,6 +1,6 @@
 """Supervisor: starts, restarts and stops worker processes; quarantines rules that crash them.
 
-No code of users is loaded here: whatever rules and evaluators do, they do to a worker's process.
+The supervisor's process loads no user code, so rules and evaluators can only affect worker processes.
 """
 
 from __future__ import annotations
@@ -16,32 +16,34 @@ from spanwise.evaluators.monitors.rule_loading import FileWatch
 from spanwise.evaluators.monitors.worker_process import LoadedRules, WorkerPlan, WorkerProcess
 from spanwise.tracer.backoff import compute_backoff
 
-MAX_DEATHS = 3  # deaths while nothing but this rule ran
-FIRST_QUARANTINE_S, MAX_QUARANTINE_S = 60.0, 3600.0  # seconds of rest; each is twice as long as the one before
-RESET_AFTER_S = 3600.0  # seconds without a death after which a rule begins anew
+MAX_DEATHS = 3  # deaths of workers that ran only this rule
+FIRST_QUARANTINE_S, MAX_QUARANTINE_S = 60.0, 3600.0  # seconds of quarantine, doubled each time
+RESET_AFTER_S = 3600.0  # seconds without a death after which a rule's record is reset
 
 
 @dataclass(slots=True)
 class _CrashRecord:
     deaths: int = 0
     rests: int = 0
-    left: float = 0.0  # seconds of rest
+    left: float = 0.0  # seconds of quarantine that remain
     since: float = 0.0  # seconds since its last death
 
 
 class RuleQuarantine:
-    """Who rests, and for how long; time passes as it is told."""
+    """Quarantine of rules that crash workers. The caller reports elapsed time through `passed`."""
 
     def __init__(self, tell: Callable[[str], Any]) -> None:
         self._tell = tell
         self._rules: dict[tuple[str, str], _CrashRecord] = {}
 
     def names(self) -> list[Sequence[str]]:
-        """Project and name of the rules that rest."""
+        """Return project and name of the rules in quarantine."""
         return [rule for rule, record in self._rules.items() if record.left > 0]
 
     def blame(self, claims: Iterable[Sequence[str]]) -> None:
-        """A worker has died with these claims, (project, rule, target); where one rule alone ran it was that one."""
+        """Record that a worker died with these claims, (project, rule, target). It counts only if all claims are of one
+        rule.
+        """
         rules = {(claim[0], claim[1]) for claim in claims}
         if len(rules) != 1:
             return
@@ -55,7 +57,7 @@ class RuleQuarantine:
             )
 
     def passed(self, seconds: float) -> bool:
-        """Time has passed; whether somebody has rested enough."""
+        """Advance the time, and return whether a quarantine has ended."""
         before = len(self.names())
         for rule, record in list(self._rules.items()):
             record.left, record.since = max(0.0, record.left - seconds), record.since + seconds
@@ -65,20 +67,20 @@ class RuleQuarantine:
 
 
 TICK_S = 0.2  # seconds
-FILE_CHECK_INTERVAL_S = 1.0  # seconds between two looks at the files
-MAX_RESTART_DELAY_S = 30.0  # seconds between a death and the next beginning
-STEADY_RUN_S = 600.0  # seconds of work after which a full worker counts as the first of its kind
-MAX_DEAD_HOLDERS = 20  # dead workers whose names are passed on
-HEALTHY_RUN_S = 10.0  # seconds of work after which a death is not one more of a row
-RELOAD_RETRY_S = 30.0  # seconds until a file that could not be loaded is tried once more, if nothing runs
+FILE_CHECK_INTERVAL_S = 1.0  # seconds between two polls of the files
+MAX_RESTART_DELAY_S = 30.0  # seconds between a death and the restart, at most
+STEADY_RUN_S = 600.0  # seconds of running after which a full worker counts as the first in a row
+MAX_DEAD_HOLDERS = 20  # dead workers whose names are passed on to the others
+HEALTHY_RUN_S = 10.0  # seconds of running after which a death counts as the first in a row
+RELOAD_RETRY_S = 30.0  # seconds until a file that could not be loaded is tried again, if nothing runs
 
 LineLogger: TypeAlias = Callable[[str], Any]
 
 
 class Supervisor:
-    """Runs the workers of a plan until it is told to stop; `tell` takes what is to be known, a line at a time.
+    """Supervisor of a plan's workers. `tell` receives log lines, one at a time.
 
-    `shown` is called with what was found in the file, at first and after each change.
+    The callback `shown` receives the loaded rules at first and after each change.
     """
 
     def __init__(
@@ -90,22 +92,22 @@ class Supervisor:
         self._watch = FileWatch(plan.file)
         self._rest = RuleQuarantine(tell)
         self._accepted: LoadedRules | None = None
-        self._former: LoadedRules | None = None  # what was accepted before that
-        self._ever = False  # whether rules were in force
+        self._former: LoadedRules | None = None  # rules accepted before the present ones
+        self._ever = False  # True once rules were in force
         self._shown_content: str | None = None
-        self._broken: str | None = None  # the content that could not be loaded
-        self._said: set[str] = set()  # of this content
-        self._deaths = 0  # in a row
+        self._broken: str | None = None  # digest of the content that could not be loaded
+        self._said: set[str] = set()  # messages logged for this content
+        self._deaths = 0  # consecutive deaths
         self._begun = 0
-        self._dead: list[str] = []  # names of dead workers, whose leases others release
-        self._full = 0  # workers replaced in a row because they were full
+        self._dead: list[str] = []  # names of dead workers, whose leases the others release
+        self._full = 0  # consecutive replacements of full workers
         self._not_before = 0.0
         self._looked = 0.0
 
     def run(self, stop: threading.Event, *, patient: bool = False) -> bool:
-        """Until `stop` is set. False, at once, where the file cannot be loaded at first, unless `patient`.
+        """Run until `stop` is set. Return False at once if the file cannot be loaded initially, unless `patient`.
 
-        To be called in the thread that ends last: on Linux workers end with the thread that began them.
+        Call it in the thread that ends last: on Linux, workers die with the thread that started them.
         """
         last = time.monotonic()
         try:
@@ -113,7 +115,8 @@ class Supervisor:
                 self._fill()
                 self._listen(TICK_S)
                 now = time.monotonic()
-                self._pass(min(now - last, 5 * TICK_S))  # more than that this process has slept, and workers with it
+                # a longer gap means that this process and its workers were suspended
+                self._pass(min(now - last, 5 * TICK_S))
                 last = now
                 if self._broken and not self._ever and not patient:
                     return False
@@ -124,11 +127,13 @@ class Supervisor:
 
     @property
     def _sure(self) -> bool:
-        """Whether what the files hold now has been loaded before."""
+        """Return whether the files' present content has been loaded before."""
         return self._accepted is not None and self._accepted.content == self._watch.known
 
     def _fill(self) -> None:
-        """As many workers as planned; only one while it is unknown whether the file can be loaded."""
+        """Start a missing worker, up to the planned number; up to one while it is unknown whether the file can be
+        loaded.
+        """
         here = [worker for worker in self._workers if worker.phase != "ending"]
         wanted = self._plan.workers if self._sure else 1
         if len(here) < wanted and time.monotonic() >= self._not_before:
@@ -143,12 +148,13 @@ class Supervisor:
     def _listen(self, seconds: float) -> None:
         self._selector.select(seconds)
         for worker in list(self._workers):
-            ended = worker.process.poll() is not None  # asked first: what it said before its end is there then
+            # checked first, so that the pipe then holds all messages sent before the exit
+            ended = worker.process.poll() is not None
             for message in worker.told():
                 self._hear(worker, message)
             if ended:
                 self._ended(worker)
-        time.sleep(0.005)  # a pipe whose other end is closed is always ready
+        time.sleep(0.005)  # a pipe whose other end is closed is always readable
 
     def _hear(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         match message["kind"]:
@@ -159,7 +165,7 @@ class Supervisor:
             case "broken":
                 worker.end(0.0)
                 self._refuse(message["error"], message["files"])
-            case "refused":  # by the store
+            case "refused":  # the store refused the rules
                 worker.end(0.0)
                 self._accepted = self._former
                 self._refuse(f"{str(self._plan.file)!r}: {message['error']}", [])
@@ -171,7 +177,7 @@ class Supervisor:
                 self._say(message["text"])
 
     def _accept(self, worker: WorkerProcess, loaded: LoadedRules) -> None:
-        """It may run. What is new in it takes the place of what ran."""
+        """Start a worker's rules. New content replaces the rules that ran before."""
         before, self._broken = self._accepted, None
         new = before is None or before.content != loaded.content
         self._watch.follow(loaded.files, loaded.content)
@@ -179,26 +185,28 @@ class Supervisor:
             self._said.clear()
             self._former, self._accepted = before, loaded
         elif sum(other.phase == "running" for other in self._workers) >= self._plan.workers:
-            worker.end(0.0)  # the file is again what it was
+            worker.end(0.0)  # the file has its previous content again
             return
         worker.enter("running")
         activate = self._plan.activate or (new and before is not None)
         worker.tell(resting=self._rest.names(), activate=activate, dead=self._dead)
 
     def _show(self, worker: WorkerProcess) -> None:
-        """Show the rules once they are in force; one that another file owns never is."""
+        """Show the rules once they are in force. Rules that another file owns never are."""
         if worker.loaded and worker.loaded.content != self._shown_content:
             self._shown_content = worker.loaded.content
             self._shown(worker.loaded)
 
     def _retire(self, worker: WorkerProcess) -> None:
-        """Its rules are in force: workers with those from before finish what they have begun."""
+        """End workers with earlier rules, because the new rules are in force. They finish the jobs that they have
+        started.
+        """
         for other in self._workers:
             if other.loaded and worker.loaded and other.loaded.content != worker.loaded.content:
                 other.end(self._plan.draining)
 
     def _refuse(self, error: str, files: list[str]) -> None:
-        """The file cannot be loaded: what ran before goes on."""
+        """Report that the file cannot be loaded. The rules that ran before continue."""
         self._watch.follow(files, self._watch.known)
         self._watch.follow_folder()
         self._not_before = time.monotonic() + RELOAD_RETRY_S
@@ -208,7 +216,7 @@ class Supervisor:
         self._broken = self._watch.known
 
     def _say(self, text: str) -> None:
-        """What several workers find is told once."""
+        """Log a message once, even if several workers send it."""
         if text not in self._said:
             self._said.add(text)
             self._tell(text)
@@ -243,7 +251,7 @@ class Supervisor:
             self._send_rest()
 
     def _replace_full(self, worker: WorkerProcess) -> None:
-        """Let another worker take the place of one whose memory stays full."""
+        """Replace a worker whose memory stays full."""
         self._full = 0 if worker.spent > STEADY_RUN_S else self._full + 1
         if "full" not in self._said:
             self._said.add("full")
@@ -260,7 +268,7 @@ class Supervisor:
                 worker.tell(resting=self._rest.names(), dead=self._dead)
 
     def _look(self) -> None:
-        """Look at the files, and try what has changed beside what runs."""
+        """Poll the files, and start a worker with changed content in parallel to those that run."""
         if time.monotonic() < self._looked + FILE_CHECK_INTERVAL_S:
             return
         self._looked = time.monotonic()
@@ -275,7 +283,7 @@ class Supervisor:
             self._begin()
 
     def _end(self) -> None:
-        """Ask all to end, and end them."""
+        """Ask all workers to end, and kill those that do not."""
         for worker in self._workers:
             worker.end(self._plan.ending)
         last = time.monotonic()

@@ -1,7 +1,7 @@
 """Worker process entry point: loads rules, sends heartbeats, restarts on changed API rules.
 
-It loads the file, says what is in it, waits to be told to go, and runs until it is told to end or the supervisor is
-gone.
+The process loads the rule file, reports its rules, and waits for the supervisor's start message. It then runs until
+the supervisor sends an end message or exits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ from spanwise.evaluators.monitors.worker_process import MessageSender
 
 
 def make_reporting_store(store: Store, teller: MessageSender, idle: Mapping[str, str]) -> Store:
-    """The same store. `idle` are rules for which nothing is done, and why: said in this worker's reports, too."""
+    """Return a store that also reports claims to the supervisor.
+
+    The mapping `idle` holds rules that this worker does not execute, with the reasons. They are added to the worker's
+    reports.
+    """
     return cast(Store, _ReportingStore(store, teller, idle))
 
 
@@ -85,16 +89,16 @@ def _describe_target(target: Target) -> str:
     return f"trace {target.trace_id}" + (f", span {target.span_id}" if target.span_id else "")
 
 
-API_POLL_INTERVAL_S = 2.0  # seconds between two looks at the rules of the API
+API_POLL_INTERVAL_S = 2.0  # seconds between two queries for the API's rules
 EXIT_STUCK, EXIT_REFUSED, EXIT_MONITOR_FAILED = 75, 65, 70  # exit statuses
 
 MessageQueue: TypeAlias = "queue.SimpleQueue[Mapping[str, Any]]"
 
 
 class WorkerController:
-    """Runs a monitor of the rules that there are; when the API's become others, a new one takes its place.
+    """Controller of a worker's monitor. It replaces the monitor when the rules of the API change.
 
-    `said` is what the supervisor says: `{"resting": [[project, rule]], …}` or `{"end": seconds}`.
+    The queue `said` delivers the supervisor's messages: `{"resting": [[project, rule]], …}` or `{"end": seconds}`.
     """
 
     def __init__(
@@ -107,17 +111,17 @@ class WorkerController:
         memory: WorkerMemory | None = None,
     ) -> None:
         self._own, self._said, self._teller, self._memory = own, said, teller, memory
-        self._logged: dict[str, str] = {}  # rules for which this worker does nothing, and why, as it was logged
-        self._idle: dict[str, str] = {}  # rules of the API that cannot be, and why
+        self._logged: dict[str, str] = {}  # idle rules and their reasons, as last logged
+        self._idle: dict[str, str] = {}  # invalid rules of the API, and the reasons
         self._store = make_reporting_store(store, teller, self._idle)
-        self._dead: list[str] = []  # workers that have died, by the names of their leases
+        self._dead: list[str] = []  # holder names of dead workers
         self._resting: set[tuple[str, str]] = set()
         self._known: dict[
             tuple[str, str, bytes], MonitoredRule | None
-        ] = {}  # of the API, by project, name and what it says
+        ] = {}  # rules of the API by project, name and content; None for an invalid rule
 
     def run(self, first: Mapping[str, Any]) -> int:
-        """Until told to end; the exit status of this process."""
+        """Run until the supervisor sends an end message, and return the exit status of the process."""
         self._hear(first)
         activate, claim_s = bool(first.get("activate")), first.get("claim_s")
         of_api: list[MonitoredRule] = self._of_api([])
@@ -135,7 +139,7 @@ class WorkerController:
         return running.status
 
     def _log_idle(self, idle: Mapping[str, str]) -> None:
-        """Log once for which rules this worker does nothing, and why; the supervisor logs each rest itself."""
+        """Log each idle rule and its reason once. The supervisor itself logs rules in quarantine."""
         resting = {name for _, name in self._resting}
         now = {name: why for name, why in idle.items() if why != REASON_UNSAVED and name not in resting}
         for name in sorted(name for name, why in now.items() if self._logged.get(name) != why):
@@ -149,7 +153,7 @@ class WorkerController:
             return {}
 
     def _hear(self, message: Mapping[str, Any]) -> bool:
-        """Note what the supervisor says; whether workers have died since."""
+        """Apply a message of the supervisor, and return whether further workers have died."""
         if "resting" in message:
             self._resting = {(project, name) for project, name in message["resting"]}
         before, self._dead = self._dead, message.get("dead", self._dead)
@@ -164,7 +168,7 @@ class WorkerController:
         return _MonitorThread(monitor, self._teller)
 
     def _of_api(self, before: list[MonitoredRule]) -> list[MonitoredRule]:
-        """Rules that came through the API, as they are now; while the store is away, as they were."""
+        """Return the current rules of the API, or the previous ones while the store is unavailable."""
         try:
             rules = [rule for rule in self._store.rules() if rule.owner == API_OWNER]
         except StoreError:
@@ -189,12 +193,12 @@ class WorkerController:
 
 
 def _rule_identity(rule: Rule) -> bytes:
-    """What makes it another one for this process; the rest the monitor asks the store for."""
+    """Return the properties that require a new monitor when they change. The monitor reads all others from the store."""
     return canonical_json([rule.version, rule.target, rule.kind, rule.scope, dict(rule.filter), list(rule.evaluators)])
 
 
 class _MonitorThread:
-    """A monitor in a thread of its own, so that signals and the supervisor are heard meanwhile."""
+    """Thread that runs a monitor, so that the main thread can handle signals and the supervisor's messages."""
 
     def __init__(self, monitor: Monitor, teller: MessageSender) -> None:
         self.monitor, self._teller = monitor, teller
@@ -204,11 +208,11 @@ class _MonitorThread:
 
     @property
     def alive(self) -> bool:
-        """Whether it goes on."""
+        """Return whether the monitor still runs."""
         return self._thread.is_alive()
 
     def end(self, seconds: float | None = None) -> None:
-        """Let it give back what it holds, after it had so many seconds to finish it."""
+        """Stop the monitor and wait for its thread. Jobs get `seconds` to finish; the rest is released."""
         self.monitor.stop(seconds)
         self._thread.join()
 
@@ -229,11 +233,11 @@ class _MonitorThread:
 HEARTBEAT_INTERVAL_S = 1.0  # seconds
 EXIT_BROKEN_RULES, EXIT_WORKER_FAILED = 64, 70  # exit statuses
 
-_END_MESSAGE: Mapping[str, Any] = {"end": None}  # as long as the monitor likes
+_END_MESSAGE: Mapping[str, Any] = {"end": None}  # None: the monitor's default grace period
 
 
 def main() -> None:
-    """Run until told to end. The process ends here whatever threads are left."""
+    """Run until the supervisor or SIGTERM ends the worker. The process exits even if threads are left."""
     given = _parse_arguments()
     teller = MessageSender(given.report)
     os.set_inheritable(given.report, False)
@@ -247,7 +251,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: said.put(_END_MESSAGE))
     try:
         status = _run_rules(given, teller, said, memory)
-    except BaseException:  # nothing of this process's may end it without a word
+    except BaseException:  # report every error before the process ends
         teller.tell("say", text=f"a worker failed: {traceback.format_exc(limit=-3)}")
         status = EXIT_WORKER_FAILED
     _exit_now(status)
@@ -268,7 +272,7 @@ def _run_rules(
 
 
 def _load_rules(file: Path, url: str, teller: MessageSender) -> list[MonitoredRule] | None:
-    """The rules, of which the supervisor is told; None where there are none."""
+    """Load the rules and report them to the supervisor. Return None if the file is broken."""
     try:
         rules = load(file)
     except BrokenRules as error:
@@ -284,19 +288,19 @@ def _load_rules(file: Path, url: str, teller: MessageSender) -> list[MonitoredRu
 
 
 def _report_file(url: str, file: Path, broken: str | None) -> None:
-    """Tell the store whether the file loads: a rule that no worker runs says so."""
+    """Report to the store whether the file loads, so that a rule without a worker shows the reason."""
     data = {"file": file.as_posix(), "broken": broken}
     with suppress(StoreError), closing(connect(url)) as store:
         store.report(WorkerReport(holder=f"{socket.gethostname()} {file}", project="default", rules={}, data=data))
 
 
 def _error_line(error: BrokenRules, file: Path) -> str:
-    """What is wrong, in one line, and in which line of the user's files."""
+    """Return the error in one line, with the line of the user's file that raised it."""
     cause = error.__cause__
     told = str(error).splitlines()[0]
     if cause is None:
         return told
-    if isinstance(cause, SyntaxError):  # which says where
+    if isinstance(cause, SyntaxError):  # its message contains the line
         return told
     folder = file.parent.resolve()
     frames = [
@@ -310,9 +314,9 @@ def _traceback_frames(trace: TracebackType | None) -> list[tuple[str, int]]:
 
 
 def _send_heartbeats(teller: MessageSender, memory: WorkerMemory) -> None:
-    """Tell the supervisor that this process lives, and how full it is.
+    """Send heartbeats with the memory use to the supervisor.
 
-    No message comes while something keeps all threads of this process from running.
+    No heartbeat is sent while an extension blocks all threads of this process.
     """
     never = threading.Event()
     while not never.wait(HEARTBEAT_INTERVAL_S):
@@ -321,7 +325,7 @@ def _send_heartbeats(teller: MessageSender, memory: WorkerMemory) -> None:
 
 
 def _receive_messages(line: int, said: queue.SimpleQueue[Mapping[str, Any]], ending: float) -> None:
-    """What the supervisor says; once he is gone, this process ends."""
+    """Queue the supervisor's messages. When the supervisor is gone, end this process."""
     with open(line, "rb", closefd=False) as lines:
         for each in lines:
             said.put(orjson.loads(each))
@@ -335,7 +339,7 @@ def _start_thread(what: Any, *arguments: Any) -> None:
 
 
 def _exit_now(status: int) -> None:
-    """End at once: threads of evaluators that hang would keep the process for ever."""
+    """Exit at once. Threads of evaluators that hang would otherwise keep the process alive."""
     from spanwise.tracer import flush
 
     flush(1.0)

@@ -1,6 +1,6 @@
 """Worker process seen from the supervisor: start, pipe messages, deadlines, cause of death.
 
-Whatever else comes on a worker's pipe is the traceback of a crash, as `faulthandler` writes it.
+Any line on a worker's pipe that is no message belongs to a crash traceback of `faulthandler`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _CHUNK_BYTES = 1 << 16
 
 
 class MessageSender:
-    """The worker's end: whole lines, from any thread. A reader that is gone is no error; this process ends with it."""
+    """Worker's end of the pipe. It writes whole lines and is thread-safe.
+
+    A closed pipe is no error, because the process ends with the supervisor.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._lock = descriptor, threading.Lock()
 
     def tell(self, kind: str, **what: Any) -> None:
-        """One message."""
+        """Send one message."""
         line = orjson.dumps({"kind": kind, **what}, default=str) + b"\n"
         with self._lock, suppress(BrokenPipeError):
             while line:
@@ -37,7 +40,7 @@ class MessageSender:
 
 
 class MessageReceiver:
-    """The supervisor's end: messages as they come, and the lines of a crash in `crash`."""
+    """Supervisor's end of the pipe. It parses messages, and collects the lines of a crash in `crash`."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -46,7 +49,7 @@ class MessageReceiver:
         os.set_blocking(descriptor, False)
 
     def messages(self) -> Iterator[Mapping[str, Any]]:
-        """All that is there by now."""
+        """Yield all messages that have arrived."""
         while chunk := self._read():
             *lines, self._rest = (self._rest + chunk).split(b"\n")
             yield from filter(None, map(self._message, lines))
@@ -67,7 +70,7 @@ class MessageReceiver:
         return None
 
     def close(self) -> None:
-        """Let go of the pipe."""
+        """Close the pipe."""
         os.close(self.descriptor)
 
 
@@ -82,7 +85,7 @@ EXIT_CODES = {64: "it could not begin", 75: "all its slots were held by evaluato
 
 
 def describe_exit(code: int) -> str:
-    """What an exit status says: `killed by SIGSEGV (…)`, `exit code 3`."""
+    """Describe an exit status: `killed by SIGSEGV (…)`, `exit code 3`."""
     if code >= 0:
         return f"exit code {code}" + (f" ({EXIT_CODES[code]})" if code in EXIT_CODES else "")
     try:
@@ -93,9 +96,10 @@ def describe_exit(code: int) -> str:
 
 
 def find_crash_location(crash: Iterable[str]) -> str | None:
-    """Where a crash happened, as `faulthandler` tells it: the innermost line that is neither Python's own nor ours.
+    """Return the location of a crash from the traceback of `faulthandler`: the innermost frame of user or third-party
+    code.
 
-    Frames of the thread that crashed go before those of others.
+    Frames of the crashed thread come before those of other threads.
     """
     lines = list(crash)
     current = next((place for place, line in enumerate(lines) if line.startswith("Current thread")), 0)
@@ -109,26 +113,30 @@ def _is_internal_frame(file: str) -> bool:
 
 
 def describe_claims(claims: Sequence[Sequence[str]], most: int = 3) -> str:
-    """What it was running: rules and targets."""
+    """Describe claims by rule and target."""
     told = [f"rule {rule!r} on {target}" for _, rule, target in claims[:most]]
     more = [f"{len(claims) - most} more"] if len(claims) > most else []
     return " and ".join([*told, *more])
 
 
 Phase: TypeAlias = Literal["loading", "loaded", "running", "ending"]
-EXIT_GRACE_S = 4.0  # seconds for giving back and for what threads are left, when a worker ends
-NEAR_MEMORY_LIMIT = 0.9  # of the memory limit
+EXIT_GRACE_S = 4.0  # seconds for releasing claims and for remaining threads when a worker ends
+NEAR_MEMORY_LIMIT = 0.9  # share of the memory limit
 WORKER_MODULE = "spanwise.evaluators.monitors.worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """What is to run: a file of rules, against a collector, in some processes, each with so many bytes at most.
+    """Configuration of the worker processes: the rule file, the collector, the number of processes and the memory limit
+    in bytes.
 
-    `key` is the collector's, handed over in the environment. The times are in seconds: `loading` for the file to run,
-    `grace` beyond the longest timeout of its rules until a worker that gives no sign is replaced, `ending` for what
-    runs when all is told to end, `draining` when rules have changed or a worker is full, `full` for which a worker may
-    be near its memory limit.
+    The environment variable SPANWISE_API_KEY passes the collector's `key` to workers. The times are in seconds:
+
+    - `loading`: maximum time to execute the file.
+    - `grace`: time beyond the longest timeout of the rules until a worker without heartbeat is replaced.
+    - `ending`: time for running jobs at shutdown.
+    - `draining`: time for running jobs when rules have changed or a worker is full.
+    - `full`: time near the memory limit after which a worker is replaced.
     """
 
     file: Path
@@ -142,34 +150,36 @@ class WorkerPlan:
     ending: float = 2.0
     draining: float = 20.0
     full: float = 10.0
-    claim: float | None = None  # seconds for which a target is taken; None: as the monitor does
+    claim: float | None = None  # seconds that a claim lasts; None: the monitor's default
 
 
 @dataclass(slots=True)
 class LoadedRules:
-    """What a worker has found in the file: its rules in words, the files they come from, and a digest of these."""
+    """Rules that a worker has loaded from the file: their descriptions, the source files, and a digest of these."""
 
     rules: list[Mapping[str, Any]]
     files: list[str]
     content: str
-    longest: float  # seconds: the longest timeout of a rule
+    longest: float  # longest timeout of a rule, in seconds
 
 
 class WorkerProcess:
-    """One process. Time is counted by whoever watches it, in `silent` and `spent`: while he sleeps it stands still."""
+    """Worker process. The supervisor advances `silent` and `spent` through `passed`, so they stop while the supervisor
+    is suspended.
+    """
 
     def __init__(self, plan: WorkerPlan, number: int) -> None:
         self.plan, self.number = plan, number
         self.phase: Phase = "loading"
         self.loaded: LoadedRules | None = None
         self._ending = 0.0
-        self.silent = self.spent = 0.0  # seconds since the last sign of life, and in this phase
-        self.overdue: str | None = None  # why it was killed
-        self.holders: list[str] = []  # the names under which it holds leases
+        self.silent = self.spent = 0.0  # seconds since the last heartbeat or message, and in this phase
+        self.overdue: str | None = None  # reason for killing it
+        self.holders: list[str] = []  # holder names of its leases
         self.claims: dict[tuple[str, ...], None] = {}
-        self.used: int | None = None  # bytes, as it was last told
+        self.used: int | None = None  # bytes, as last reported
         self.near = 0.0  # seconds for which it has been near its memory limit
-        self._deferred = 0  # failures of evaluators because it was full
+        self._deferred = 0  # evaluator failures attributed to its full memory
         report, theirs = os.pipe()
         mine, self._line = os.pipe()
         try:
@@ -180,30 +190,30 @@ class WorkerProcess:
         self.listener = MessageReceiver(report)
 
     def tell(self, **what: Any) -> None:
-        """Say something to the worker; one that has ended hears nothing."""
+        """Send a message to the worker. It is dropped if the worker has ended."""
         with suppress(OSError):
             os.write(self._line, orjson.dumps(what) + b"\n")
 
     def enter(self, phase: Phase) -> None:
-        """A new phase, whose time begins."""
+        """Enter a phase and reset its times."""
         self.phase, self.spent, self.silent, self.near = phase, 0.0, 0.0, 0.0
 
     def end(self, seconds: float) -> None:
-        """Ask it to end: what runs has so many seconds to finish, the rest is given back."""
+        """Ask the worker to end. Running jobs have `seconds` to finish; the rest is released."""
         if self.phase != "ending":
             self.enter("ending")
             self._ending = seconds
             self.tell(end=seconds)
 
     def kill(self, why: str | None = None) -> None:
-        """End it and what it has begun, now. With `why` it says first where each of its threads is."""
+        """Kill the worker and its child processes now. With `why`, it first writes the tracebacks of its threads."""
         self.overdue = self.overdue or why
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGCONT)
             os.killpg(self.process.pid, signal.SIGABRT if why else signal.SIGKILL)
 
     def passed(self, seconds: float) -> None:
-        """Time has passed; one that has no more of it is killed."""
+        """Advance the time, and kill the worker if it exceeds a deadline."""
         self.silent, self.spent = self.silent + seconds, self.spent + seconds
         is_near = self.plan.memory is not None and (self.used or 0) > NEAR_MEMORY_LIMIT * self.plan.memory
         self.near = self.near + seconds if is_near else 0.0
@@ -225,15 +235,16 @@ class WorkerProcess:
         return None
 
     def is_full(self, patience: float) -> bool:
-        """Whether another worker shall take its place: evaluators fail because of its memory, or it stays near the
-        limit for so many seconds.
+        """Return whether the worker must be replaced.
+
+        That is the case if evaluators fail because of its memory, or it stays near the limit for `patience` seconds.
         """
         return self.phase == "running" and (
             self.near > patience or (self._deferred > 0 and self.spent > self.plan.full)
         )
 
     def told(self) -> list[Mapping[str, Any]]:
-        """What it says; signs of life and claims are noted here."""
+        """Return the worker's messages. Heartbeats and claims are recorded here and left out."""
         messages = list(self.listener.messages())
         if messages:
             self.silent = 0.0
@@ -250,14 +261,14 @@ class WorkerProcess:
         return [message for message in messages if message["kind"] not in ("beat", "holder", "claimed", "finished")]
 
     def obituary(self) -> str:
-        """How it ended, where, and what it was running."""
+        """Return the cause of the worker's end, its location, and the claims that it held."""
         how = self.overdue or describe_exit(self.process.returncode or 0)
         where = find_crash_location(self.listener.crash)
         held = describe_claims(list(self.claims))
         return f"{how}{f', in {where}' if where else ''}{f'; it held {held}' if held else ''}"
 
     def bury(self) -> None:
-        """Let go of what is left of it, its children among that."""
+        """Kill the remaining child processes, and close the pipes."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -266,7 +277,7 @@ class WorkerProcess:
 
 
 def _start_process(plan: WorkerPlan, report: int, line: int) -> subprocess.Popen[bytes]:
-    """A fresh interpreter, never a fork: in a session of its own, so that what is sent to its group stays there."""
+    """Start a fresh interpreter, not a fork, in its own session, so that signals to its process group stay inside."""
     return subprocess.Popen(
         [sys.executable, "-P", "-B", "-m", WORKER_MODULE, *_command_arguments(plan, report, line)],
         stdin=subprocess.DEVNULL,

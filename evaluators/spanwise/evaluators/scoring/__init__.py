@@ -1,13 +1,14 @@
-"""Cases from traces and values, evaluators on them, and agreement of judges with people.
+"""Evaluation of single cases, and comparison of judges with human feedback.
 
 Modules, in the order in which data flows:
 
-- `case_builder`: Case builder: what evaluators see of a trace, a session, an example or plain values.
+- `case_builder`: Case builder: the view of a trace, session, example or plain values that evaluators get.
 - `case_scoring`: Evaluators applied to cases: `score`, batches for models, threads and the event loop.
-- `cost_estimate`: Cost estimate: calls, tokens and price of judges over cases, without asking them.
-- `judge_calibration`: Calibration of judges against human feedback: agreement, biases, prediction-powered mean.
+- `cost_estimate`: Cost estimate: calls, tokens and price of judges over cases, without calling them.
+- `judge_calibration`: Calibration of judges against human feedback: agreement, biases, prediction-powered
+  mean.
 - `threshold_fitting`: Threshold of an evaluator fitted to human feedback, with its confidence interval.
-- `pairwise_comparison`: Pairwise comparison of two answers or experiments by a judge, asked in both orders.
+- `pairwise_comparison`: Pairwise comparison of two answers or experiments by a judge, in both orders.
 """
 
 from spanwise.evaluators.scoring.case_builder import load_turns, make_case, retrieved_documents

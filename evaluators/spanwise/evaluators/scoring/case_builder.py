@@ -1,4 +1,4 @@
-"""Case builder: what evaluators see of a trace, a session, an example or plain values."""
+"""Case builder: the view of a trace, session, example or plain values that evaluators get."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ _DOCUMENT_FIELDS = frozenset({"documents", "expected_documents"})
 def make_case(
     target: Trace | Iterable[Trace] | None, example: Example | None = None, kind: str = "kv", **fields: Any
 ) -> Case:
-    """What evaluators see of a finished trace, of a session (its traces, in any order), or, with None, of values alone.
+    """Return the case that evaluators score. `target` is a finished trace, the traces of a session in any order, or None
+    for plain values alone.
 
-    - `inputs`, `reference_outputs` and `history` are the example's, as datasets of its `kind` show them ("kv": as they
-      are, "llm" and "chat": as texts). Without an example `inputs` are those of the root.
-    - `outputs` are those of the root, as `kind` shows them.
-    - `documents` are what was retrieved: `()` when a retriever or reranker ran and found nothing. Where none ran, they
-      are those that the example brings along, else None.
-    - `expected_documents`, `conditions` and `guidelines` are the example's.
-    - `metadata` are those of the root and of the example together; where both have a key, the example's counts.
-    - Of a session, trace, `inputs`, `outputs` and `documents` are those of the latest turn; `history` is all of its
-      turns, as messages.
-    - Of a run that was tried again, all is of the attempt that counts: those that had failed are left out of `trace`.
-    - `fields`, any of `Case` but None, take precedence, as they are; documents may be texts or dicts. They may also be
-      called as Databricks calls its columns (`request`, `response`, `expected_response`, …).
+    - `inputs`, `reference_outputs` and `history` come from the example, as datasets of its `kind` show them
+      ("kv": unchanged, "llm" and "chat": as texts). Without an example, `inputs` are those of the root run.
+    - `outputs` are those of the root run, as `kind` shows them.
+    - `documents` are the retrieved documents: `()` if a retriever or reranker ran and found nothing. If none
+      ran, they are the example's documents, else None.
+    - `expected_documents`, `conditions` and `guidelines` come from the example.
+    - `metadata` merges that of the root run and that of the example. The example's value wins.
+    - For a session, `trace`, `inputs`, `outputs` and `documents` are those of the latest turn. `history` holds
+      the messages of all turns.
+    - For a run that was retried, only the final attempt counts. `trace` leaves failed attempts out.
+    - `fields` override these values if they are not None. They are fields of `Case` or Databricks' column names
+      (`request`, `response`, `expected_response`, …). Documents may be texts or dicts.
 
-    Raises `TypeError` for a field that there is not, for one that is given twice, and for documents that are none,
-    `ValueError` for no trace at all.
+    Raises `TypeError` for an unknown field, for a field given twice, and for invalid documents. Raises
+    `ValueError` for an empty session.
     """
     if target is None:
         seen = _trace_fields(None, example, kind)
@@ -55,14 +56,16 @@ def make_case(
 
 
 def normalize_case(case: Case) -> Case:
-    """A case made by hand with its values as evaluators see them in `evaluate()`, and none of the caller's objects."""
+    """Convert the values of a case to plain values, as `evaluate()` passes them to evaluators. The result shares no
+    mutable objects with the caller.
+    """
     values = ((name, getattr(case, name)) for name in _NORMALIZED_FIELDS)
     changed = {name: seen for name, value in values if (seen := to_plain(value)) is not value}
     return replace(case, **changed) if changed else case
 
 
 def retrieved_documents(trace: Trace) -> tuple[Document, ...] | None:
-    """The retrieved context: `()` when a retrieval ran and found nothing, None when none ran."""
+    """Return the retrieved documents: `()` if a retrieval ran and found nothing, None if none ran."""
     documents = trace.documents
     if documents:
         return documents
@@ -70,7 +73,7 @@ def retrieved_documents(trace: Trace) -> tuple[Document, ...] | None:
 
 
 def final_attempt(trace: Trace) -> Trace:
-    """A trace without the attempts that had failed before: `evaluate(…, retries=…)` keeps them below its root."""
+    """Return the trace without its failed attempts, which `evaluate(…, retries=…)` keeps below its root run."""
     if names.ATTEMPT not in trace.root.attributes:
         return trace
     left_out: set[str] = set()
@@ -81,7 +84,7 @@ def final_attempt(trace: Trace) -> Trace:
 
 
 def _runs_from_root(trace: Trace) -> Iterator[Run]:
-    """Runs after the runs that they are below; such as are below nothing that is there come not at all."""
+    """Yield the runs that are connected to the root run, each parent before its children."""
     below: dict[str | None, list[Run]] = {}
     for run in trace.runs:
         below.setdefault(run.parent_id, []).append(run)
@@ -107,7 +110,9 @@ def _trace_fields(trace: Trace | None, example: Example | None, kind: str) -> di
 
 
 def _input_fields(trace: Trace | None, example: Example | None, kind: str) -> dict[str, Any]:
-    """What was asked, and what should have been answered; for a trace without an example what its root says."""
+    """Return `inputs`, and for an example also `reference_outputs` and `history`. Without an example, the root run
+    supplies them.
+    """
     if example is not None:
         return view_example(example, kind)
     if trace is None or kind == "kv":
@@ -133,7 +138,7 @@ def _check_traces(traces: Iterable[Any]) -> list[Trace]:
 
 
 def _turn_messages(root: Run) -> list[JSON]:
-    """What was said in one turn: by the user, and by the assistant if it answered."""
+    """Return the messages of one turn: the user's, and the assistant's if it answered."""
     conversation = to_messages(unwrap_single_value(root.inputs))
     asked = conversation[-1].get("content") if conversation else unwrap_single_value(root.inputs)
     answered = view_outputs(root.outputs, "chat")
@@ -154,7 +159,7 @@ def _merge_metadata(trace: Trace | None, example: Example | None) -> Mapping[str
 
 
 def _explicit_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are given. Raises `TypeError` for one that there is not, and for one that is given twice."""
+    """Return the fields that are not None. Raises `TypeError` for an unknown field, and for one that is given twice."""
     given: dict[str, Any] = {}
     for said, value in fields.items():
         name = DATABRICKS_COLUMNS.get(said, said)
@@ -167,15 +172,15 @@ def _explicit_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-MAX_TURNS = 1_000  # of a longer session the latest
+MAX_TURNS = 1_000  # the latest traces of a longer session
 PAGE_TRACES = 100
 
 
 def load_turns(session: str, where: TraceStore | str | PathLike[str] | None, project: str | None = None) -> list[Trace]:
-    """The traces of a session (of one project, or of all), first start first; of all but the last, which evaluators
-    see whole, the root alone.
+    """Return the traces of a session, oldest first, of one project or of all.
 
-    Raises `NotFound` for a session that has none.
+    Only the last trace has all of its runs, as evaluators need it in full. The others have only their root run.
+    Raises `NotFound` for a session without traces.
     """
     if where is None or isinstance(where, str | PathLike):
         with closing(connect(where)) as store:

@@ -1,7 +1,7 @@
 """Evaluators applied to cases: `score`, batches for models, threads and the event loop.
 
-It gives only outcomes: whatever an evaluator raises is an error of its own, and no other feedback is lost for it. What
-ends everything (see `ends_the_run`) is raised.
+An exception of an evaluator becomes feedback with the outcome "error", so it costs no other evaluator's feedback.
+Exceptions that end the whole run (see `is_interruption`) are raised.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def ascore(
     store: StoreLocation = None,
     **fields: Any,
 ) -> list[Feedback]:
-    """As `score`, from async code."""
+    """Return the feedback of one evaluator like `score`, from async code."""
     judge = as_evaluator(evaluator)
     if session is not None:
         return await _score_session(judge, on, session, store, example, fields)
@@ -65,15 +65,19 @@ def score(
     store: StoreLocation = None,
     **fields: Any,
 ) -> list[Feedback]:
-    """What one evaluator says of a trace, a case, or values: `score(get_evaluator("exact"), outputs="a", reference_outputs="b")`.
+    """Return the feedback of one evaluator on a trace, a case, or values: `score(get_evaluator("exact"), outputs="a",
+    reference_outputs="b")`.
 
-    `fields` are those of `Case`, or Databricks' columns (`request`, `response`, …); over a trace they take precedence.
-    The evaluator sees them as in `evaluate()`, as plain values: a model as a dict, numpy's numbers as Python's. A
-    set-level evaluator takes a list of cases, or a list per field. With `session`, the id of one, it sees the last
-    turn, and all turns as `history`; the feedback is about the session. It is read from `store` (None: see
-    `spanwise.collector.connect`). Nothing is stored: `store.add_feedback(…)` does that.
-    Never raises for what the evaluator does; raises `TypeError` when `evaluator` is none, and for fields that are
-    none, `ValueError` for lists of unequal length, `NotFound` for a session without traces.
+    `fields` are those of `Case`, or Databricks' columns (`request`, `response`, …). They override those of a
+    trace. The evaluator gets plain values, as in `evaluate()`: a dict for a model, Python numbers for numpy's.
+    A set-level evaluator takes a list of cases, or one list per field.
+
+    With the id of a `session`, the evaluator gets the last turn, and all turns as `history`. The feedback is about
+    the session. The session is read from `store` (None: see `spanwise.collector.connect`). Nothing is stored: call
+    `store.add_feedback(…)` for that.
+
+    Errors of the evaluator never raise. Raises `TypeError` if `evaluator` is not an evaluator, and for unknown
+    fields. Raises `ValueError` for lists of unequal length, and `NotFound` for a session without traces.
     """
     return run_coroutine(ascore(evaluator, on, example=example, session=session, store=store, **fields))
 
@@ -110,7 +114,9 @@ def _input_cases(on: Any, columns: dict[str, Any]) -> list[Case]:
 
 
 def _require_column(name: str, column: Any) -> list[Any]:
-    """A field of many cases. Raises `TypeError` for what is one value, such as a text, or has no order."""
+    """Return a field of many cases as a list. Raises `TypeError` for a single value, such as a text, and for a set,
+    which has no order.
+    """
     if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
         raise TypeError(f"an evaluator of a set takes a list per field, not {name}={column!r:.200}")
     return list(column)
@@ -118,11 +124,14 @@ def _require_column(name: str, column: Any) -> list[Any]:
 
 _FAILURE_FIELDS = frozenset(
     {"run", "root_run", "trace", "case"}
-)  # evaluators that ask for these can judge a failed run
+)  # evaluators that need one of these can judge a failed run
 
 
 class CaseScorer:
-    """A set of evaluators of single cases, sorted by where they run. `only` names those of them that are to look."""
+    """Evaluators of single cases, grouped by the thread or loop that runs them.
+
+    The argument `only` of its methods restricts a call to these evaluators.
+    """
 
     def __init__(self, evaluators: Sequence[Evaluator], batch_size: int = 32) -> None:
         self._batchers = {judge.key: CaseBatcher(judge, batch_size) for judge in evaluators if is_batch(judge)}
@@ -130,13 +139,13 @@ class CaseScorer:
         self._others = tuple(judge for judge in evaluators if not judge.plain)
         self.has_later = bool(self._others)
         self._owners = list_declared_keys(evaluators)
-        self._returned: set[str] = set()  # keys of plain ones that have come back once
+        self._returned: set[str] = set()  # keys of plain evaluators that returned at least once
         self._looked = {judge.key: count(1) for judge in evaluators if judge.max_cases is not None}
 
     def here(
         self, case: Case, target: Target, wait: AwaitFunction, only: Sequence[Evaluator] | None = None
     ) -> list[Feedback]:
-        """What the plain evaluators say, on this thread; `wait` gets what has to be awaited."""
+        """Score with the plain evaluators on this thread. `wait` blocks on their awaitables."""
         feedback: list[Feedback] = []
         for evaluator in _select_evaluators(self._plain, only):
             left_out = self._left_out(evaluator, case, target)
@@ -145,7 +154,7 @@ class CaseScorer:
         return feedback
 
     async def on_loop(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
-        """What the plain evaluators say, on the loop; those that turn out slow move to threads."""
+        """Score with the plain evaluators on the event loop. Slow ones move to threads."""
         feedback: list[Feedback] = []
         for evaluator in _select_evaluators(self._plain, only):
             said = self._left_out(evaluator, case, target) or await self._tried(evaluator, case, target)
@@ -153,7 +162,7 @@ class CaseScorer:
         return feedback
 
     async def later(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
-        """What all others say, at the same time."""
+        """Score with all other evaluators concurrently."""
         evaluators = _select_evaluators(self._others, only)
         looking = (self._one(evaluator, case, target) for evaluator in evaluators)
         outcomes = await asyncio.gather(*looking, return_exceptions=True)
@@ -163,7 +172,9 @@ class CaseScorer:
         return feedback
 
     async def _tried(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
-        """The first time on a thread: one that hangs would hold up the loop, and Ctrl-C with it."""
+        """Score on a thread the first time, on the loop later. An evaluator that hangs would block the event loop, and
+        Ctrl-C with it.
+        """
         if evaluator.key in self._returned:
             return await evaluator.evaluate(case, target)
         wait = make_loop_waiter(asyncio.get_running_loop())
@@ -178,7 +189,7 @@ class CaseScorer:
         return await (evaluator.evaluate(case, target) if batcher is None else batcher.score(case, target))
 
     def _left_out(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback] | None:
-        """Skips, when the task failed or the evaluator has looked at as many runs as it may."""
+        """Return skips if the task failed or the evaluator has scored its maximum number of cases, else None."""
         if failed := skip_failed(evaluator, case, target):
             return failed
         if evaluator.max_cases is None or next(self._looked[evaluator.key]) <= evaluator.max_cases:
@@ -187,7 +198,7 @@ class CaseScorer:
 
 
 def skip_failed(evaluator: Evaluator, case: Case, target: Target) -> list[Feedback] | None:
-    """Return skips when the task failed, or was cancelled without outputs, and the evaluator judges its outputs."""
+    """Return skips if the task failed, or was cancelled without outputs, and the evaluator judges its outputs."""
     run = case.run
     cancelled = run is not None and run.status == "cancelled" and run.outputs is None
     if run is None or not (cancelled or run.status == "error"):
@@ -202,13 +213,13 @@ def _select_evaluators(evaluators: Sequence[Evaluator], only: Sequence[Evaluator
     return evaluators if only is None else [judge for judge in evaluators if judge in only]
 
 
-IDLE_S = 0.02  # seconds that a batch waits for more
+IDLE_S = 0.02  # seconds that a batch waits for more cases
 
 FeedbackFuture: TypeAlias = "asyncio.Future[list[Feedback]]"
 
 
 class WaitingCase(NamedTuple):
-    """A case that waits for its batch, and where its feedback goes."""
+    """Case that waits for its batch, with the future of its feedback."""
 
     case: Case
     target: Target
@@ -216,23 +227,23 @@ class WaitingCase(NamedTuple):
 
 
 def is_batch(evaluator: Evaluator) -> bool:
-    """Whether an evaluator scores many cases better together."""
+    """Return whether the evaluator scores cases in batches."""
     return isinstance(evaluator.function, Batch)
 
 
 class CaseBatcher:
-    """Gathers cases for one evaluator: full batches of `size`, or what came within `IDLE` seconds."""
+    """Batches of cases for one evaluator: up to `size` cases, or those that arrive within `IDLE_S` seconds."""
 
     def __init__(self, evaluator: Evaluator, size: int) -> None:
         self._evaluator = evaluator
         self._size = size
         self._waiting: list[WaitingCase] = []
-        self._one_at_a_time = asyncio.Lock()  # two batches at once would only share the model's threads
+        self._one_at_a_time = asyncio.Lock()  # two concurrent batches would only share the model's threads
         self._timer: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[None]] = set()
 
     async def score(self, case: Case, target: Target) -> list[Feedback]:
-        """The feedback on one case, when its batch is done."""
+        """Return the feedback on one case after its batch was scored."""
         loop = asyncio.get_running_loop()
         outcome: FeedbackFuture = loop.create_future()
         self._waiting.append(WaitingCase(case, target, outcome))
@@ -257,14 +268,14 @@ class CaseBatcher:
                 await self._settle(batch)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Start the next batch for those that still wait, however this one ended: it may have been cancelled."""
+        """Start the next batch if cases wait, also after a batch that was cancelled."""
         self._running.discard(task)
         self._waiting = [one for one in self._waiting if not one.outcome.done()]
         if self._waiting and not self._running and self._timer is None:
             self._start()
 
     async def _settle(self, batch: Sequence[WaitingCase]) -> None:
-        """Give every case of a batch its outcome, whatever happens: nobody else will."""
+        """Set the outcome of every case of a batch, also when scoring fails: their callers would wait forever."""
         cases, targets, outcomes = zip(*batch, strict=True)
         try:
             feedback = await self._evaluator.evaluate_batch(cases, targets)
@@ -279,7 +290,7 @@ class CaseBatcher:
 
 
 def _cancel_outcomes(outcomes: Sequence[FeedbackFuture], error: BaseException) -> None:
-    """What ends the run ends the wait."""
+    """Cancel the futures of cases whose batch failed or was interrupted."""
     for outcome in outcomes:
         if not outcome.done():
             outcome.cancel(f"the batch was not scored: {type(error).__name__}")

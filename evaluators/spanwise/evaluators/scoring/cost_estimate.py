@@ -1,4 +1,4 @@
-"""Cost estimate: calls, tokens and price of judges over cases, without asking them."""
+"""Cost estimate: calls, tokens and price of judges over cases, without calling them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of evaluators over cases, by evaluator's key and together; `skipped` are cases that lack what it needs, `errors`
-    what an evaluator raises before it asks anything.
+    """Estimated judge calls, tokens and price, per evaluator key and in total.
 
-    `where` says to whom text would go. Printed, it is a line for each evaluator and one for all.
+    `skipped` counts cases that lack a field that the evaluator needs. `errors` holds errors that an evaluator
+    raises before its first call. `where` names the endpoints that would receive text. `str()` gives one line
+    per evaluator and one for the total.
     """
 
     by_evaluator: Mapping[str, DryRunCounts]
@@ -38,7 +39,7 @@ class Estimate:
 
     @property
     def total(self) -> DryRunCounts:
-        """Of all evaluators."""
+        """Return the counts of all evaluators together."""
         return _sum_counts(self.by_evaluator.values())
 
     def __str__(self) -> str:
@@ -51,24 +52,24 @@ class Estimate:
 
 
 def estimate(evaluators: Any, cases: Iterable[Any], *, repetitions: int = 1) -> Estimate:
-    """What `score` or `evaluate` would ask judges, and what it would cost; nobody is asked, and nothing is stored.
+    """Estimate the judge calls and the price of `score` or `evaluate`. No judge is called, and nothing is stored.
 
-    `cases` are cases, traces, dicts of a case's fields, or examples, whose reference outputs stand for the outputs that
-    no task has made yet. Evaluators without a judge cost nothing and are left out; those that ask several questions
-    are led through them with made-up answers. Answers that the cache holds are counted as such.
-    Raises `NoJudge` for an evaluator whose judge is not named.
+    `cases` are cases, traces, dicts of a case's fields, or examples. As no task has run for an example, its
+    reference outputs take the place of outputs. Evaluators without a judge cost nothing and are left out.
+    Evaluators that ask several questions get made-up answers to each. Cached answers are counted separately.
+    Raises `NoJudge` for an evaluator whose judge is not configured.
     """
     given = [evaluators] if isinstance(evaluators, str) or callable(evaluators) else list(evaluators)
     judged = {each.key: each for each in map(as_evaluator, given) if find_judges(each)}
     for each in judged.values():
         for judge in find_judges(each):
-            if not judge.model:  # a key is not asked for: nobody is asked
+            if not judge.model:  # no API key is needed, as no judge is called
                 judge.check()
     return run_coroutine(_estimate_evaluators(judged, [_to_case(case) for case in cases], repetitions))
 
 
 def find_judges(evaluator: Evaluator) -> list[Judge]:
-    """The judges that an evaluator holds, also in lists of them."""
+    """Return the judges that an evaluator holds, including those in lists."""
     from spanwise.evaluators.judges import Judge
 
     function = evaluator.function
@@ -93,7 +94,10 @@ async def _estimate_evaluators(evaluators: Mapping[str, Evaluator], cases: list[
 
 
 async def _estimate_case(evaluator: Evaluator, case: Case, repetition: int) -> tuple[DryRunCounts, Feedback | None]:
-    """What one case takes at most, and what is said where nothing is asked."""
+    """Return the maximum counts for one case, and the feedback if no judge would be called.
+
+    The number of calls may depend on the answers, so the case is run with two sets of made-up answers.
+    """
     from spanwise.evaluators.judges.llm_client.judge_dry_run import JudgeDryRun
 
     outcomes = [await _rehearse_case(evaluator, case, repetition, JudgeDryRun(label)) for label in (0, -1)]

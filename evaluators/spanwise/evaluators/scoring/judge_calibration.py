@@ -32,15 +32,17 @@ from spanwise.evaluators.interface import Evaluator, as_evaluator, run_coroutine
 from spanwise.evaluators.scoring.case_builder import make_case
 from spanwise.evaluators.scoring.case_scoring import ascore
 
-TRACES_PER_BATCH = 50  # traces read, and judged, together
-_EXAMPLE_FIELDS = ("inputs", "outputs", "reference_outputs", "history")  # by which a case is known as an example
+TRACES_PER_BATCH = 50  # traces that are read and judged together
+# fields that identify a case as an example of the prompt
+_EXAMPLE_FIELDS = ("inputs", "outputs", "reference_outputs", "history")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bias:
-    """How far the judge is above people on average (`difference`, with its 95 % interval), and on how many cases.
+    """Mean difference between the judge's scores and people's, with its 95 % interval and the number of cases.
 
-    Of two halves of the cases: how much farther above it is on the second. None where one case, or none, is left.
+    For two halves of the cases, it is the difference on the second half minus that on the first. Fewer than two cases
+    give None in place of a `Bias`.
     """
 
     what: str
@@ -57,7 +59,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A case on which the judge and people differ. `why` is the judge's rationale, `said` what people wrote."""
+    """Case on which the judge and people disagree. `why` is the judge's rationale; `said` holds people's comments."""
 
     target: Target
     judged: Value
@@ -68,13 +70,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """One version of a judge against people's votes under `votes_key` (None: votes that were given).
+    """Comparison of one version of a judge with human labels under `votes_key` (None: labels given as a list).
 
-    `agreement` holds the share, kappa with its interval, and the confusion matrix; `differing` the cases where the two
-    differ, farthest first. `undecided`, `failed`, `skipped`, `unjudged` and `examples` count the voted targets that are
-    not in it: people differ evenly; the judge failed, skipped, or has not spoken; the case is an example of its prompt.
-    `among` is the share of pairs of people who agree with each other. `length` and `position` are biases: judges
-    tend to like what is long, and what comes first.
+    - `agreement` holds the share, kappa with its interval, and the confusion matrix.
+    - `differing` lists the cases on which judge and people disagree, largest difference first.
+    - `undecided`, `failed`, `skipped`, `unjudged` and `examples` count labelled targets that are left out:
+      people disagree evenly; the judge failed, skipped, or has not scored it; the case is an example in the
+      judge's prompt.
+    - `among` is the share of pairs of people who agree with each other.
+    - `length` and `position` are biases: judges tend to prefer long answers, and the answer shown first.
     """
 
     key: str
@@ -93,7 +97,7 @@ class Calibration:
     examples: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         confusion = [[*pair, count] for pair, count in self.agreement.confusion.items()]
         return {**asdict(self), "agreement": {**asdict(self.agreement), "confusion": confusion}}
 
@@ -133,14 +137,15 @@ def calibrate(
     version: str | None = None,
     missing: bool = False,
 ) -> Calibration:
-    """Compare a judge with people, over the cases on which there are votes.
+    """Compare a judge with human labels of the same targets.
 
-    `judge` is an evaluator, the key of its feedback, or a list of its feedback; `votes` the key of people's feedback
-    (None: the judge's own), or a list of feedback. They are paired by target: the same trace, span, session. Of a judge
-    the version of the evaluator counts, else the newest, or `version`; so each version has a calibration of its own.
-    With `missing` an evaluator judges what it has not, and that is kept. `store`: as `connect()` finds it.
+    `judge` is an evaluator, the key of its feedback, or a list of its feedback. `votes` is the key of human
+    feedback (None: the judge's own key), or a list of feedback. Scores and labels are paired by target: the
+    same trace, span or session. One version of the judge counts: `version`, else the evaluator's, else the
+    newest. With `missing`, the evaluator also scores the labelled traces that it has not scored, and the store
+    keeps these scores. `store` is resolved as by `connect()`.
 
-    Raises `ValueError` where there are no votes, or no evaluator to judge what is missing.
+    Raises `ValueError` if there are no labels, and for `missing` without an evaluator.
     """
     evaluator = None if isinstance(judge, str | list | tuple) else as_evaluator(judge)
     if missing and evaluator is None:
@@ -155,7 +160,7 @@ def calibrate(
 
 
 def judge_feedback_key(judge: Any, evaluator: Evaluator | None) -> str:
-    """The key of a judge's feedback. Raises `ValueError` for a list that is of no key, or of several."""
+    """Return the key of a judge's feedback. Raises `ValueError` for a list of feedback under no key or under several."""
     if evaluator is not None:
         return evaluator.key
     if isinstance(judge, str):
@@ -168,7 +173,9 @@ def judge_feedback_key(judge: Any, evaluator: Evaluator | None) -> str:
 
 @contextmanager
 def open_optional_store(store: Store | str | None, *, needed: bool = True) -> Iterator[Store | None]:
-    """The store that is given, or that `connect` finds, which is closed again; None where none is given or needed."""
+    """Yield the given store, or open one with `connect` and close it afterwards. Yield None if none is given or
+    needed.
+    """
     if store is not None and not isinstance(store, str):
         yield store
         return
@@ -200,8 +207,10 @@ def match_labels(
     version: str | None,
     missing: bool,
 ) -> JudgeCheck:
-    """Votes beside what a judge said of the same: a list of its feedback, else what the store has under its key, and
-    with `missing` more of it.
+    """Match labels with the judge's scores of the same targets.
+
+    The scores are a list of feedback, else those in the store under the key. With `missing`, the evaluator first adds
+    the scores that the store lacks.
     """
     wanted = version or (evaluator.version if evaluator else None)
     source = evaluator.make.source if evaluator else "model"
@@ -219,7 +228,7 @@ def match_labels(
 
 
 def _judge_missing(store: Store, evaluator: Evaluator, targets: Sequence[Target]) -> None:
-    """Let the judge look at the voted traces that it has not judged, some at a time, and keep what it says."""
+    """Score the labelled traces that the judge has not scored, in batches, and store the feedback."""
     ids = list(dict.fromkeys(target.trace_id for target in targets if target.trace_id and target.span_id is None))
     for place in range(0, len(ids), TRACES_PER_BATCH):
         store.add_feedback(run_coroutine(_score_traces(evaluator, store.many(ids[place : place + TRACES_PER_BATCH]))))
@@ -231,7 +240,9 @@ async def _score_traces(evaluator: Evaluator, traces: Sequence[Trace]) -> list[F
 
 
 def _case_texts(store: Store, pairs: Sequence[LabelledCase]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Per trace id what an example of a prompt may show of it, and how long its answer is."""
+    """Yield, per trace id, the texts that identify a case as a prompt example, and the length of its answer in
+    characters.
+    """
     ids = list(dict.fromkeys(pair.target.trace_id for pair in pairs if pair.target.trace_id))
     for place in range(0, len(ids), TRACES_PER_BATCH):
         for trace in store.many(ids[place : place + TRACES_PER_BATCH]):
@@ -264,7 +275,7 @@ def _make_calibration(
 
 
 def _is_example(case: Mapping[str, Any] | None, examples: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all that an example shows of what was asked and answered is that of the case."""
+    """Return whether every input and output field that one of the examples shows equals the field of the case."""
     if case is None:
         return False
     shown = (
@@ -309,7 +320,7 @@ def _measure_bias(what: str, gaps: Sequence[float]) -> Bias | None:
 
 
 def _length_bias(pairs: Sequence[LabelledCase], seen: Mapping[str, Mapping[str, Any]]) -> Bias | None:
-    """The longer half of the answers less the shorter."""
+    """Return the difference between the longer and the shorter half of the answers."""
     measured = [
         (case["length"], gap)
         for pair in pairs
@@ -325,7 +336,9 @@ def _length_bias(pairs: Sequence[LabelledCase], seen: Mapping[str, Mapping[str, 
 
 
 def _position_bias(pairs: Sequence[LabelledCase]) -> Bias | None:
-    """Of pairwise judges: how much farther above people where the answer was shown first; of documents: later ones."""
+    """Return the position bias. For pairwise judges it is the preference for the answer shown first. For documents it is
+    the difference between later and earlier ranks.
+    """
     turned = [pair.judge.metadata.get("pairwise") for pair in pairs]
     known = [one["turned"] for one in turned if isinstance(one, Mapping) and "turned" in one]
     if known:
@@ -344,7 +357,7 @@ def _position_bias(pairs: Sequence[LabelledCase]) -> Bias | None:
 
 
 def _mean_difference(what: str, first: Sequence[float], second: Sequence[float]) -> Bias | None:
-    """The second mean less the first (Welch), with the degrees of freedom of the smaller half."""
+    """Return the second mean minus the first with Welch's interval, using the degrees of freedom of the smaller half."""
     if min(len(first), len(second)) < 2:
         return None
     half = t_quantile(0.975, min(len(first), len(second)) - 1)
@@ -354,7 +367,7 @@ def _mean_difference(what: str, first: Sequence[float], second: Sequence[float])
 
 
 def _format_matrix(confusion: Mapping[tuple[Value, Value], int]) -> Iterator[str]:
-    """The confusion matrix, a row per value of the judge's."""
+    """Yield the lines of the confusion matrix, one row per value of the judge."""
     if not confusion:
         return
     values = sorted({value for pair in confusion for value in pair}, key=lambda value: (isinstance(value, str), value))
@@ -366,7 +379,7 @@ def _format_matrix(confusion: Mapping[tuple[Value, Value], int]) -> Iterator[str
 
 
 _PAGE_ROWS = 5_000
-_MAX_LABELS = 100_000  # votes
+_MAX_LABELS = 100_000  # maximum number of human labels
 
 
 def corrected_mean(
@@ -378,15 +391,17 @@ def corrected_mean(
     version: str | None = None,
     assume_random: bool = False,
 ) -> CorrectedMean:
-    """The mean that people would have given, with its 95 % interval, of all cases that a judge has scored.
+    """Return the mean score that people would give to all cases that a judge has scored, with its 95 % interval.
 
-    `scores` is the key of the judge's feedback, its evaluator, or a list of its feedback; `votes` the key of people's
-    feedback (None: the judge's own), or a list. `where` says which traces (`Filter(experiment=…)`), None all. One
-    version of the judge counts, the evaluator's, else the newest. Voted cases are some of the scored ones: votes on
-    others are left out, which is said in `notes`.
+    The method is prediction-powered inference (PPI). `scores` is the key of the judge's feedback, its
+    evaluator, or a list of its feedback. `votes` is the key of human feedback (None: the judge's own key), or a
+    list. `where` restricts the traces (`Filter(experiment=…)`). One version of the judge counts: `version`,
+    else the evaluator's, else the newest. Labels of cases that the judge has not scored are left out, and
+    `notes` reports their number.
 
-    Votes that `spanwise judges label` draws carry their probability, and are weighted by it. Raises `ValueError` where
-    none does, as people vote on what catches their eye: `assume_random=True` insists that all cases were as likely.
+    Labels from `spanwise judges label` carry the sampling probability of their case, and are weighted by its inverse.
+    Raises `ValueError` if no label has a probability and not all cases are labelled, as people tend to label
+    conspicuous cases. `assume_random=True` declares that all cases were equally likely.
     """
     evaluator = None if isinstance(scores, str | list | tuple) else as_evaluator(scores)
     key = judge_feedback_key(scores, evaluator)
@@ -429,9 +444,10 @@ def _stored_scores(store: Store | None, key: str, where: Filter | None) -> Itera
 def _gather_scores(
     said: Iterator[Feedback], voted: set[Target], version: str | None
 ) -> tuple[list[float], list[Feedback]]:
-    """All scores of one version, once per target, and the feedback itself on voted targets. The newest come first.
+    """Return all scores of one version, one per target, and the feedback on labelled targets. The rows must arrive
+    newest first.
 
-    Raises `ValueError` for labels, of which there is no mean.
+    Raises `ValueError` for textual labels, which have no mean.
     """
     first = next(said, None)
     if first is None:

@@ -1,6 +1,6 @@
-"""Pairwise comparison of two answers or experiments by a judge, asked in both orders.
+"""Pairwise comparison of two answers or experiments by a judge, in both orders.
 
-As in MT-Bench (Zheng et al. 2023, arXiv 2306.05685, section 3.4).
+The method is that of MT-Bench (Zheng et al. 2023, arXiv 2306.05685, section 3.4).
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ Winner: TypeAlias = Literal["first", "second", "tie"]
 
 _NAMES = ("inputs", "first", "second")
 _SCHEMA = make_rating_schema(("A", "B", "tie"))
-_PAIRS_PER_BATCH = 50  # pairs judged together
+_PAIRS_PER_BATCH = 50  # pairs that are judged together
 _WINNER_SCORES: Mapping[Winner, float] = {"first": 1.0, "tie": 0.5, "second": 0.0}
 _SWAPPED_WINNER: Mapping[Winner, Winner] = {"first": "second", "second": "first", "tie": "tie"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """What came of one pair. `verdicts` are of the first answer shown first, and of it shown second, both in terms of
-    which answer is better; `winner` is what both say, else "tie". `turned` is the place that the judge preferred where
-    its verdict turned with the order.
+    """Result of comparing one pair of answers.
+
+    `verdicts` holds the better answer as judged with the first answer shown first, then with the second answer
+    shown first. `winner` is the answer that both name, else "tie". `turned` is the position that the judge
+    preferred if its verdict changed with the order.
     """
 
     winner: Winner
@@ -54,47 +56,51 @@ class Preference:
 
     @property
     def turned(self) -> Literal["first", "second"] | None:
-        """ "first" where each order made the answer shown first the better one."""
+        """Return "first" if the judge preferred the answer shown first in both orders, "second" for the opposite, else
+        None.
+        """
         return {("first", "second"): "first", ("second", "first"): "second"}.get(self.verdicts)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """What came of all pairs of two experiments: the examples that each won, ties, and what could not be judged.
+    """Results of comparing all pairs of two experiments: wins, ties and errors.
 
-    `test` is of the difference between the shares of pairs won, +1 to −1; None without pairs.
+    `test` tests the difference between the shares of pairs won, from −1 to +1. It is None without pairs.
     """
 
     key: str
     names: tuple[str, str]
-    pairs: Mapping[str, Preference]  # by example id, and repetition after the first
+    pairs: Mapping[str, Preference]  # by example id, with the repetition unless it is the first
     errors: Mapping[str, str]
-    alone: int  # runs that only one of the two has, or that failed
+    alone: int  # runs without a counterpart, or that failed
 
     @property
     def wins(self) -> tuple[int, int]:
-        """How many pairs the first experiment won, and how many the second."""
+        """Return the number of pairs that the first experiment won, and the number that the second won."""
         winners = [preference.winner for preference in self.pairs.values()]
         return winners.count("first"), winners.count("second")
 
     @property
     def ties(self) -> int:
-        """How many pairs neither won."""
+        """Return the number of pairs that neither won."""
         return len(self.pairs) - sum(self.wins)
 
     @property
     def turned(self) -> tuple[int, int]:
-        """How many verdicts turned with the order: towards the answer shown first, and towards that shown second."""
+        """Return the number of verdicts that changed with the order: in favour of the answer shown first, and of the one
+        shown second.
+        """
         places = [preference.turned for preference in self.pairs.values()]
         return places.count("first"), places.count("second")
 
     @property
     def test(self) -> PairedTest | None:
-        """Whether one wins more often than chance."""
+        """Return the paired test of the hypothesis that neither experiment is better."""
         return paired_test([2 * _WINNER_SCORES[one.winner] - 1 for one in self.pairs.values()]) if self.pairs else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         pairs = {id: {"winner": one.winner, "verdicts": list(one.verdicts)} for id, one in self.pairs.items()}
         names = {"key": self.key, "names": list(self.names), "errors": dict(self.errors), "alone": self.alone}
         return {**names, "wins": list(self.wins), "ties": self.ties, "turned": list(self.turned), "pairs": pairs}
@@ -112,7 +118,7 @@ class Preferences:
 
 
 class ComparedRuns(Protocol):
-    """Two of these are compared: experiments."""
+    """Interface of an experiment that can be compared."""
 
     @property
     def id(self) -> str: ...
@@ -121,13 +127,13 @@ class ComparedRuns(Protocol):
     @property
     def store(self) -> Any: ...
     def rows(self) -> Iterator[Any]:
-        """Rows with `example_id`, `repetition`, `inputs`, `outputs`, `error` and `trace`."""
+        """Return rows with `example_id`, `repetition`, `inputs`, `outputs`, `error` and `trace`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pairwise:
-    """Which of two answers is better. `pairwise` makes it."""
+    """Judge that names the better of two answers. Create one with `pairwise`."""
 
     key: str
     prompt: Prompt
@@ -135,17 +141,17 @@ class Pairwise:
 
     @property
     def version(self) -> str:
-        """8 hex digits over prompt and judge."""
+        """Return 8 hex digits of the hash of prompt and judge."""
         said = self.prompt.hash, sorted(self.judge.identity.items(), key=str)
         return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
 
     def __call__(self, inputs: Any, first: Any, second: Any) -> Preference:
-        """Two answers to the same inputs, by hand. Raises `Unjudged` where a verdict did not come about."""
+        """Compare two answers to the same inputs. Raises `Unjudged` if the judge gives no usable verdict."""
         preference: Preference = run_coroutine(self.prefer(inputs, first, second))
         return preference
 
     async def prefer(self, inputs: Any, first: Any, second: Any) -> Preference:
-        """The same from async code."""
+        """Compare two answers, from async code."""
         case = make_case(None, inputs=inputs, outputs={"first": first, "second": second})
         async with Judgement(self.key, self.judge, case) as both:
             verdicts = await asyncio.gather(
@@ -173,13 +179,15 @@ class Pairwise:
         return place, answer.value.get("rationale")
 
     def compare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
-        """Two experiments, example by example and repetition by repetition. What comes of it is kept as feedback on
-        both runs: 1 for the better one, ½ each for a tie, under a rule that names the other experiment.
+        """Compare two experiments, example by example and repetition by repetition.
+
+        With `keep`, both runs of a pair get feedback: 1 for the better one, ½ each for a tie. Its rule names the
+        other experiment.
         """
         return run_coroutine(self.acompare(first, second, keep=keep))
 
     async def acompare(self, first: ComparedRuns, second: ComparedRuns, *, keep: bool = True) -> Preferences:
-        """As `compare`, from async code."""
+        """Compare like `compare`, from async code."""
         others = {_run_key(row): row for row in second.rows() if row.error is None}
         pairs: dict[str, Preference] = {}
         errors: dict[str, str] = {}
@@ -242,7 +250,7 @@ def _preference_fields(preference: Preference, other: Any, *, turned: bool) -> d
     return {
         "score": 1 - worth if turned else worth,
         "comment": preference.rationales[0],
-        "metadata": {**({} if turned else preference.metadata), "pairwise": pairwise},  # what it cost counts once
+        "metadata": {**({} if turned else preference.metadata), "pairwise": pairwise},  # the cost counts once
         "judge_trace_id": preference.judge_trace_id,
     }
 
@@ -260,13 +268,13 @@ def _run_key(row: Any) -> str:
 
 
 def pairwise(key: str, criterion: str, *, judge: Any = None) -> Pairwise:
-    """A judge of pairs: `better = pairwise("better", "Which answer helps the customer more?")`.
+    """Return a judge of pairs: `better = pairwise("better", "Which answer helps the customer more?")`.
 
-    `better(inputs, one, other)` compares two answers; `better.compare(before, after)` two experiments over the same
-    examples. The judge sees each pair in both orders. Raises `ValueError` for an empty criterion.
+    `better(inputs, one, other)` compares two answers; `better.compare(before, after)` compares two experiments
+    over the same examples. The judge gets each pair in both orders. Raises `ValueError` for an empty criterion.
     """
     if not criterion.strip():
         raise ValueError(f"a criterion says by what answers are compared, not {criterion!r}")
     frame = prompt("pairwise", names=_NAMES)
-    plain = criterion.strip().replace("{", "(").replace("}", ")")  # it names no arguments
+    plain = criterion.strip().replace("{", "(").replace("}", ")")  # braces would be placeholders
     return Pairwise(key, replace(frame, text=frame.text.replace("[criterion]", plain)), make_judge(judge))

@@ -19,7 +19,7 @@ from spanwise.evaluators.scoring.judge_calibration import (
     open_optional_store,
 )
 
-ScorePair: TypeAlias = tuple[Any, Any]  # a score, a case or its fields, and whether it is good
+ScorePair: TypeAlias = tuple[Any, Any]  # a score, a case or its fields; and a boolean, grade or label
 _LABELS_HINT = (
     "votes are the key of people's feedback, a list of that, or a list of pairs of a score (or a case, or a dict of "
     "its fields) and True or False"
@@ -28,14 +28,16 @@ _LABELS_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedThreshold:
-    """The threshold of one version of an evaluator, which is that of its model and its parameters.
+    """Threshold fitted for one version of an evaluator, that is, for its model and its parameters.
 
-    `get(…, threshold=fitted.threshold)` takes it over. `low` to `high` is its 95 % interval; `agreement` says how far
-    passing agrees with people, on votes that the threshold was not fitted to. Where votes give none (too few, all the
-    same, scores that are inverted or tell nothing), `threshold` is None and `why` says so.
+    Pass it to `get_evaluator(…, threshold=fitted.threshold)`. `low` and `high` are the ends of its 95 % interval.
+    `agreement` compares passing with human labels that were left out of the fit. `threshold` is None if the
+    labels determine none, and `why` gives the reason: too few labels, all labels equal, or scores that are
+    inverted or uninformative.
 
-    `n` votes count, of which `good` say good; `apart` is how often a good one has the better score than a bad one.
-    `undecided`, `failed`, `skipped` and `unjudged` count the voted cases that are not in it, as in a `Calibration`.
+    `n` labels count, of which `good` are positive. `apart` is the share of pairs in which the positive case has
+    the better score than the negative one. `undecided`, `failed`, `skipped` and `unjudged` count labelled cases
+    that are left out, as in a `Calibration`.
     """
 
     key: str
@@ -55,7 +57,7 @@ class FittedThreshold:
     unjudged: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         confusion = [[*pair, count] for pair, count in self.agreement.confusion.items()]
         return {**asdict(self), "agreement": {**asdict(self.agreement), "confusion": confusion}}
 
@@ -90,15 +92,20 @@ def fit_threshold(
     version: str | None = None,
     missing: bool = False,
 ) -> FittedThreshold:
-    """The threshold of an evaluator's primary metric, from what people say of the same cases.
+    """Fit the threshold of an evaluator's primary metric to human labels of the same cases.
 
-    `evaluator` is one, the key of its feedback, or a list of its feedback. `votes` are the key of people's feedback
-    (None: that of the metric) or a list of feedback, which are paired by target as in `calibrate`; or pairs: of a score
-    (or a case, or a dict of a case's fields, which the evaluator scores now) and whether it is good. A vote is yes or
-    no; of grades `good` says from which on they are good, of labels which one is. `higher_is_better` is the metric's
-    unless it is given. `version`, `missing` and `store` are as in `calibrate`.
+    `evaluator` is an evaluator, the key of its feedback, or a list of its feedback. `votes` is one of:
 
-    Raises `ValueError` for no votes, for grades or labels without `good`, and for labels in place of scores.
+    - the key of human feedback (None: the key of the metric) or a list of feedback, paired by target as in
+      `calibrate`;
+    - a list of pairs of a score (or a case, or a dict of a case's fields, which the evaluator scores now) and a
+      boolean.
+
+    A label is yes or no. `good` maps other labels: the lowest grade that is good, or the textual label that is.
+    `higher_is_better` defaults to that of the metric. `version`, `missing` and `store` are as in `calibrate`.
+
+    Raises `ValueError` without labels, for grades or textual labels without `good`, and for an evaluator that gives
+    textual labels in place of scores.
     """
     known = None if isinstance(evaluator, str | list | tuple) else as_evaluator(evaluator)
     metric = _primary_metric(known) if known else None
@@ -114,7 +121,7 @@ def fit_threshold(
 
 
 def _primary_metric(evaluator: Evaluator) -> Metric:
-    """The metric to which `threshold=` belongs. Raises `ValueError` where that is not one."""
+    """Return the metric to which `threshold=` belongs. Raises `ValueError` if there is not exactly one."""
     primary = [metric for metric in evaluator.metrics if metric.primary] or list(evaluator.metrics)
     if len(primary) != 1:
         keys = ", ".join(metric.key for metric in primary) or "none"
@@ -143,7 +150,7 @@ def _match_stored_labels(
 
 
 def _match_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) -> JudgeCheck:
-    """Pairs as feedback, each on a target of its own. Raises `ValueError` for what is no pair."""
+    """Convert pairs to feedback, each pair with a separate target. Raises `ValueError` for an invalid pair."""
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise ValueError(_LABELS_HINT)
     seen, verdicts = zip(*pairs, strict=True)
@@ -179,7 +186,7 @@ def _pair_case(seen: Any) -> Case:
 
 
 async def _score_cases(evaluator: Evaluator, cases: Sequence[Case], targets: Sequence[Target]) -> list[Feedback]:
-    """What an evaluator says of cases, some at a time."""
+    """Return the feedback of an evaluator on cases, scored in batches."""
     said: list[Feedback] = []
     for place in range(0, len(cases), TRACES_PER_BATCH):
         part = slice(place, place + TRACES_PER_BATCH)

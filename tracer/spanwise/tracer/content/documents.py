@@ -11,21 +11,22 @@ from spanwise.tracer import attribute_names as names
 
 DocumentFields: TypeAlias = dict[str, Any]  # content, id, score, metadata
 
-_MAX_DOCUMENTS = 1000  # documents looked at on the caller's thread, whose time is bounded
+_MAX_DOCUMENTS = 1000  # documents that are converted on the caller's thread, whose time is bounded
 _CONTENT_FIELDS = ("content", "page_content", "text")
 _ID_FIELDS = ("id", "doc_uri", "id_", "node_id")
 _METADATA_FIELDS = ("metadata", "meta")
-_NODE_REPR_PREFIX = (
-    "<NodeWithScore("  # LlamaIndex's nodes as its instrumentor writes them: they name texts and hold none
-)
+_NODE_REPR_PREFIX = "<NodeWithScore("  # reprs of LlamaIndex nodes, as its instrumentor records them, without text
 _DOCUMENT_LIST_FIELDS = ("documents", "source_nodes", "nodes", "results")
 
 
 def convert_documents(value: Any) -> Any:
-    """What a retriever returned, with document objects turned into dicts; plain values are returned as they are."""
+    """Return the result of a retriever with document objects converted to dicts.
+
+    Plain values are returned unchanged.
+    """
     try:
         return _convert_value(value)
-    except Exception:  # a class that answers every question with an exception
+    except Exception:  # a class whose attribute access always raises
         return value
 
 
@@ -43,7 +44,7 @@ def _convert_value(value: Any) -> Any:
 def _convert_item(value: Any) -> Any:
     try:
         return _document_to_dict(value)
-    except Exception:  # a property of the document raised: keep what the general serialiser makes of it
+    except Exception:  # a property of the document raised: keep the general serializer's result
         return value
 
 
@@ -57,13 +58,17 @@ def _document_to_dict(value: Any) -> Any:
 
 
 def parse_document(value: Any, nested: bool = False) -> DocumentFields | None:
-    """`{content, id, score, metadata}` of one document, None if the value is none. Absent fields are None or {}."""
+    """Return `{content, id, score, metadata}` of a document, or None if the value is not a document.
+
+    Absent fields are None or {}.
+    """
     if isinstance(value, str):
         if value.startswith(_NODE_REPR_PREFIX):
             return None
         return {"content": value, "id": None, "score": None, "metadata": {}}
     inner = _find_first_value(value, ("node", "document"))
-    if not (nested or inner is None or isinstance(inner, (str, int, float))):  # NodeWithScore: the score is outside
+    # NodeWithScore: the outer object has the score
+    if not (nested or inner is None or isinstance(inner, (str, int, float))):
         fields = parse_document(inner, nested=True)
         return fields and {**fields, "score": _to_score(_find_first_value(value, ("score",)), fields["score"])}
     content = _find_first_value(value, _CONTENT_FIELDS)
@@ -81,7 +86,10 @@ def parse_document(value: Any, nested: bool = False) -> DocumentFields | None:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether it is a document all the same: a dict with an id or content that is None, an object with such content."""
+    """Return whether a value without content is a document.
+
+    It is one if it is a dict with a key for an id or content, or an object whose content is None.
+    """
     if isinstance(value, Mapping):
         return any(key in value for key in (*_CONTENT_FIELDS, *_ID_FIELDS))
     missing = object()
@@ -107,7 +115,7 @@ def _to_text(value: Any) -> str | None:
 
 
 def flatten_documents(text: str) -> dict[str, Any]:
-    """OpenInference attributes of the documents in a JSON text; empty if it holds none."""
+    """Return the OpenInference attributes of the documents in a JSON text. Empty if it contains no documents."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
 """JSON serialization of any Python value, bounded in bytes, depth and CPU time.
 
-A value of plain types within the bounds goes to orjson as it is. Anything else is first rewritten into plain types, and
-what does not fit is cut with a marker that says how much is missing.
+A value of plain types within the limits is passed to orjson unchanged. Any other value is first rewritten into plain
+types. Parts that do not fit are replaced by a marker with the number of omitted items.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ import orjson
 from spanwise.tracer import internal_errors
 
 MAX_NODES = 20_000  # values in containers, all levels together
-MAX_SECONDS = 0.02  # CPU time for a value that is not of plain types: together they bound what a caller can lose
-MAX_WALL_SECONDS = 0.25  # by the clock, in all reprs of a value together, for one may wait instead of working
-_SLOW_REPR_SECONDS = 0.02  # seconds by the clock of one repr; less is the machine's
+# CPU seconds for a value of other than plain types; together with MAX_NODES, limits the caller's cost
+MAX_SECONDS = 0.02
+MAX_WALL_SECONDS = 0.25  # wall-clock seconds of all reprs of a value, because a repr may wait instead of computing
+_SLOW_REPR_SECONDS = 0.02  # wall-clock seconds of one repr; shorter times are ignored as noise
 _MAX_DEPTH = 60
 _MAX_SLOW_TYPES = 1_000
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 _PLAIN_TYPES = frozenset((str, int, float, bool, types.NoneType))
 _STR_TYPES = (numbers.Number, uuid.UUID, pathlib.PurePath, datetime.timedelta, range, slice)  # Decimal is a Number
-_MUTABLE_TYPES = frozenset((dict, set, deque))  # copied in one step; cannot be iterated while they change
-_MISSING_VALUE_TYPES = frozenset(("NAType", "NaTType"))  # pandas' word for a value that is not there
+_MUTABLE_TYPES = frozenset((dict, set, deque))  # copied atomically, because they cannot be iterated while they change
+_MISSING_VALUE_TYPES = frozenset(("NAType", "NaTType"))  # pandas' types of missing values
 _SEQUENCE_TYPES: tuple[Any, ...] = (
     list,
     tuple,
@@ -49,7 +50,10 @@ _SEQUENCE_TYPES: tuple[Any, ...] = (
 
 
 def to_json(value: object, limit: int, nodes: int = MAX_NODES, seconds: float = MAX_SECONDS) -> str:
-    """JSON text of at most `limit` bytes (and a marker's length) of any value; the other two are bounds of the work."""
+    """Return any value as JSON text of at most `limit` bytes plus the length of a marker.
+
+    `nodes` and `seconds` limit the work.
+    """
     try:
         if _is_plain_value(value, limit, nodes):
             text = orjson.dumps(value)
@@ -61,7 +65,10 @@ def to_json(value: object, limit: int, nodes: int = MAX_NODES, seconds: float = 
 
 
 def truncate_text(text: str, limit: int) -> str:
-    """The text, or its beginning and a marker. The last word before a cut goes too: it may be half of a secret."""
+    """Return the text, or its beginning and a marker.
+
+    The last word is removed too, because it may be half of a secret.
+    """
     if len(text) <= limit:
         return text
     kept = text[: max(0, limit)]
@@ -71,7 +78,7 @@ def truncate_text(text: str, limit: int) -> str:
 
 
 def _is_plain_value(value: object, limit: int, most: int) -> bool:
-    """Whether the value holds only plain types and is within both bounds. Stops as soon as it is not."""
+    """Return whether a value contains only plain types and is within both limits. Stops at the first violation."""
     nodes = [value]
     add = nodes.extend
     for node in nodes:
@@ -103,12 +110,12 @@ def _rewrite_value(value: object, limit: int, nodes: int, seconds: float) -> str
             return orjson.dumps(f"[{_type_name(value)} that could not be captured: {type(error).__name__}]").decode()
         if len(text) <= limit + 200:
             return text.decode()
-        size = int(size * limit / len(text) * 0.9)  # escapes and non-ASCII text take more bytes than characters
+        size = int(size * limit / len(text) * 0.9)  # escapes and non-ASCII characters take more bytes than characters
     return orjson.dumps(f"…[cut {len(text):,} bytes]").decode()
 
 
 class _Rewriter:
-    """Rewrites a value into plain types while its budget of bytes, of nodes and of CPU time lasts."""
+    """Rewriter of a value into plain types within budgets of bytes, nodes and CPU time."""
 
     __slots__ = ("deadline", "nodes", "path", "patience", "size")
 
@@ -141,7 +148,7 @@ class _Rewriter:
             return "…[cut: nested too deeply]"
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # `SystemExit` out of somebody's property, for one
+        except BaseException as error:  # for example `SystemExit` raised by a property
             return f"[{_type_name(value)} that could not be captured: {type(error).__name__}]"
         finally:
             self.path.discard(id(value))
@@ -179,7 +186,7 @@ class _Rewriter:
         return float(value) if isinstance(value, numbers.Rational) else self.text(self.words(value))
 
     def array(self, value: Any, depth: int) -> Any:
-        """numpy arrays and scalars, and what looks like them (tensors). Large ones give their beginning."""
+        """Rewrite numpy arrays and scalars, and similar types such as tensors. Large ones are truncated."""
         total = _count_items(value)
         if total <= max(self.nodes, 1):
             return self.rewrite(value.tolist(), depth + 1)
@@ -188,7 +195,7 @@ class _Rewriter:
         return {"shape": list(value.shape), "head": flat[:1000].tolist(), "…": f"[cut: {total - 1000:,} more items]"}
 
     def table(self, value: Any, depth: int) -> list[Any]:
-        """pandas' DataFrames: a dict per row. Large ones give their first rows."""
+        """Rewrite a pandas DataFrame as a dict per row. Large ones are truncated."""
         kept = max(self.nodes, 0) // (len(value.columns) + 1)
         rows: list[Any] = []
         for row in value.head(kept).to_dict("records"):
@@ -234,7 +241,7 @@ class _Rewriter:
 
     def number(self, value: Any) -> Any:
         if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
-            return None  # as in a value of plain types
+            return None  # the same result as for values of plain types
         if type(value) is int and not -(2**63) <= value < 2**64:
             return _format_large_integer(value)
         return value
@@ -249,7 +256,7 @@ class _Rewriter:
 
 
 def _count_items(array: Any) -> int:
-    """How many items there are in an array, a tensor (whose `size` is a method) or a series."""
+    """Return the number of items in an array, a tensor (whose `size` is a method) or a series."""
     size = getattr(array, "size", 0)
     return size if isinstance(size, int) else int(array.numel()) if hasattr(array, "numel") else 0
 
@@ -263,7 +270,7 @@ _FieldsReader: TypeAlias = Callable[[Any], Mapping[str, Any]]
 
 @functools.lru_cache(maxsize=1024)
 def _find_fields_reader(kind: Any) -> _FieldsReader | None:
-    """How to read the named fields of pydantic models, dataclasses, attrs classes and named tuples; else None."""
+    """Return a reader for the fields of pydantic models, dataclasses, attrs classes and named tuples, or None."""
     if callable(getattr(kind, "model_dump", None)):
         return _dump_model
     if dataclasses.is_dataclass(kind):
@@ -282,12 +289,12 @@ def _dump_model(model: Any) -> Mapping[str, Any]:
     return fields if isinstance(fields, Mapping) else {"root": fields}
 
 
-_slow_reprs: Counter[str] = Counter()  # by type: how often its repr took longer than a whole value may
-_MAX_SLOW_REPRS = 2  # times; the first may have been the machine's fault
+_slow_reprs: Counter[str] = Counter()  # by type: number of reprs that took longer than `MAX_WALL_SECONDS`
+_MAX_SLOW_REPRS = 2  # slow reprs after which a type is skipped; the first may be due to the machine
 
 
 def _describe_value(value: object) -> str:
-    """A short text for a value without a JSON form; its own `__repr__` may raise, or take its time."""
+    """Return a short text for a value without a JSON form. Its `__repr__` may raise or be slow."""
     if isinstance(value, BaseException):
         return internal_errors.describe_error(value)
     if _slow_reprs and _slow_reprs[_full_type_name(value)] >= _MAX_SLOW_REPRS:
@@ -298,7 +305,7 @@ def _describe_value(value: object) -> str:
         return describe(value)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # `pytest.fail`, `SystemExit`: no way to say what a value is ends a program
+    except BaseException as error:  # `pytest.fail`, `SystemExit`: a failing repr must not end the program
         return f"[{_type_name(value)} whose repr raised {type(error).__name__}]"
     finally:
         if time.perf_counter() - began > MAX_WALL_SECONDS and len(_slow_reprs) < _MAX_SLOW_TYPES:

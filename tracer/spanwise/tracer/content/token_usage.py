@@ -1,6 +1,6 @@
 """Token usage: vendors' usage fields as OpenTelemetry attributes, and estimates for calls without them.
 
-Counted with tiktoken where the application has it and a vocabulary lies on disk or in memory; nothing is downloaded.
+Estimates use tiktoken if it is installed and a vocabulary is on disk or in memory. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 USAGE_PREFIX = "gen_ai.usage."
 CACHE_READ, CACHE_WRITE = f"{USAGE_PREFIX}cache_read.input_tokens", f"{USAGE_PREFIX}cache_creation.input_tokens"
 REASONING = f"{USAGE_PREFIX}reasoning.output_tokens"
-# Counts beside input and output tokens, by their names in the APIs of Anthropic, Gemini and others
+# Counts in addition to input and output tokens, by their names in the APIs of Anthropic, Gemini and others
 VENDOR_FIELDS = {
     "cache_read_input_tokens": CACHE_READ,
     "cache_creation_input_tokens": CACHE_WRITE,
     "cached_content_token_count": CACHE_READ,
     "thoughts_token_count": REASONING,
 }
-# Objects of finer counts in OpenAI's APIs, and what these are counts of
+# Objects with detailed counts in OpenAI's APIs
 INPUT_DETAILS = {
     "cached_tokens": CACHE_READ,
     "cache_write_tokens": CACHE_WRITE,
@@ -45,10 +45,10 @@ TOTAL_FIELDS = ("total_tokens", "total_token_count")
 def build_usage_attributes(
     input_tokens: int | None, output_tokens: int | None, more: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return the attributes for token counts; `more` holds what an API reports beside, under its own names.
+    """Return the attributes for token counts. `more` holds further counts of an API, under its own names.
 
-    Input tokens include those read from and written to the cache, output tokens include reasoning. Anthropic's
-    `input_tokens` and Gemini's `candidates_token_count` do not, so that these parts are added.
+    Input tokens include tokens read from and written to the cache, and output tokens include reasoning. Anthropic's
+    `input_tokens` and Gemini's `candidates_token_count` do not include them, so that these parts are added.
     """
     made: dict[str, int] = {}
     for name, value in more.items():
@@ -85,15 +85,16 @@ def _map_field_name(name: str) -> str:
     return f"{USAGE_PREFIX}{name}.input_tokens" if name.startswith("cache") else USAGE_PREFIX + name
 
 
-ESTIMATED_LIBRARIES = frozenset(("openai", "dspy", "litellm"))  # whose calls may come without counts
+ESTIMATED_LIBRARIES = frozenset(("openai", "dspy", "litellm"))  # calls of these libraries may have no counts
 ESTIMATED_SCOPES = frozenset(f"openinference.instrumentation.{name}" for name in ESTIMATED_LIBRARIES)
 is_enabled = False  # set when one of the libraries is instrumented and tiktoken is installed
 _VOCABULARY_URL = (
-    "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"  # tiktoken names its cache files after it
+    # tiktoken derives the names of its cache files from it
+    "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 )
 _FALLBACK_ENCODING = "cl100k_base"
-_MAX_CHARACTERS = 400_000  # of a call; longer ones are not counted
-_CHUNK_CHARACTERS = 10_000  # characters that are encoded at once
+_MAX_CHARACTERS = 400_000  # characters of a call; tokens of longer calls are not estimated
+_CHUNK_CHARACTERS = 10_000  # characters encoded at once
 _TOKENS_PER_MESSAGE, _REPLY_TOKENS = (
     4,
     3,
@@ -101,7 +102,7 @@ _TOKENS_PER_MESSAGE, _REPLY_TOKENS = (
 
 
 def enable_estimates() -> None:
-    """Estimate from now on, if tiktoken is installed."""
+    """Enable estimates if tiktoken is installed."""
     global is_enabled
     try:
         import tiktoken  # noqa: F401
@@ -112,7 +113,10 @@ def enable_estimates() -> None:
 
 @internal_errors.error_boundary("token_estimates")
 def add_usage_estimate(attributes: dict[str, Any]) -> None:
-    """Add token counts to the attributes of an OpenInference model span that has none, marked as estimated."""
+    """Add estimated token counts to the attributes of an OpenInference model span without counts.
+
+    They are marked as estimated.
+    """
     if attributes.get(names.KIND) != "LLM" or any(name.startswith("llm.token_count.") for name in attributes):
         return
     inputs, outputs = _collect_texts(attributes, "input"), _collect_texts(attributes, "output")
@@ -132,7 +136,10 @@ def add_usage_estimate(attributes: dict[str, Any]) -> None:
 
 
 def _collect_texts(attributes: Mapping[str, Any], side: str) -> list[str]:
-    """Return the texts of a call's messages, tool calls included; without messages, its whole input or output."""
+    """Return the texts of a call's messages, including tool calls.
+
+    Without messages, return the whole input or output.
+    """
     prefix = f"llm.{side}_messages."
     wanted = (".content", ".text", ".arguments", ".function.name")
     found = [
@@ -150,7 +157,7 @@ def _count_tokens(encoding: Encoding, text: str) -> int:
 
 
 def _find_encoding(model: str) -> Encoding | None:
-    """Return the encoding of an OpenAI model, else a similar one; None without a vocabulary or for other models."""
+    """Return the encoding of an OpenAI model, or a similar one. None without a vocabulary or for other models."""
     from tiktoken.model import encoding_name_for_model
 
     try:

@@ -1,6 +1,6 @@
 """Batch exporter: splits queued spans into batches, sends and retries them, spools them when offline.
 
-What cannot be spooled either returns to the queue. Each item is counted once as delivered, spilled or dropped.
+Items that cannot be spooled return to the queue. Each item is counted once, as delivered, spilled or dropped.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from spanwise.tracer.export.otlp_http_client import (
 from spanwise.tracer.export.span_queue import BATCH_ITEMS, ExportItem, SpanQueue
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 
-BATCH_BYTES = 4 << 20  # of values
-MAX_FINAL_SEND = 5.0  # seconds of sending at the end of the process, while the collector answers
-SLOW_ANSWER = 1.0  # seconds without an answer, after which what a request holds up is spooled
-_SLOW_ANSWER_AT_END = 0.2  # the same at the end of the process, and the least time left for another request
-_ANSWER_POLL_INTERVAL = 0.1  # seconds between two looks at the time while a request waits for its answer
-_TIMEOUT_GRACE = 1.0  # seconds beyond the timeout of a request, which does not count the time of a slow answer
+BATCH_BYTES = 4 << 20  # bytes of values in a batch
+MAX_FINAL_SEND = 5.0  # most seconds of sending at the end of the process, while the collector responds
+SLOW_ANSWER = 1.0  # seconds without a response after which waiting items are spooled
+_SLOW_ANSWER_AT_END = 0.2  # the same at the end of the process, and the minimum time left for another request
+_ANSWER_POLL_INTERVAL = 0.1  # seconds between two checks of the time while a request waits for its response
+_TIMEOUT_GRACE = 1.0  # seconds beyond a request's timeout, which does not include the time of a slow response
 _FIRST_BACKOFF, _MAX_BACKOFF = 0.5, 60.0
-_random = random.Random()  # our own: the application's sequence must not depend on our retries
+_random = random.Random()  # separate generator: retries must not change the application's random sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -53,17 +53,17 @@ class Batch:
 
     path: str
     items: list[Any]
-    whole: Batch | None = None  # that it is a part of; counts the items of all its parts
+    whole: Batch | None = None  # the batch that this one is a part of; it counts the items of all its parts
     unsettled: int = 0
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Return parts of at most `size` items each."""
+        """Yield parts of at most `size` items each."""
         for start in range(0, len(self.items), size):
             yield Batch(self.path, self.items[start : start + size], self.whole or self)
 
 
 def split_into_batches(items: Sequence[ExportItem]) -> list[Batch]:
-    """Split items by signal, number and bytes of values; spans come first."""
+    """Split items by signal, number and bytes of values. Batches of spans come first."""
     made: list[Batch] = []
     for path in (TRACES_PATH, LOGS_PATH):
         size = BATCH_BYTES + 1
@@ -81,7 +81,10 @@ def split_into_batches(items: Sequence[ExportItem]) -> list[Batch]:
 
 
 class Exporter:
-    """Exports what is queued, on the delivery thread. `spool_some`, `discard` and `abandon` run on others, too."""
+    """Exporter of queued items, used by the delivery thread.
+
+    Other threads may also call `spool_some`, `discard` and `abandon`.
+    """
 
     def __init__(self, settings: Settings, finisher: SpanSanitizer, queue: SpanQueue) -> None:
         self.settings, self.queue = settings, queue
@@ -89,24 +92,27 @@ class Exporter:
         self.spool = Spool(disk_spool.get_spool_folder(settings), about=disk_spool.describe_owner(settings))
         self.account = get_account(settings.url)
         self.account.folders.add(self.spool.folder)
-        self.deadline = float("inf")  # of sending, on the monotonic clock
+        self.deadline = float("inf")  # time at which sending ends, on the monotonic clock
         self._finisher = finisher
         post = OtlpHttpClient(settings)
         self._requests = RequestThread(post)
         self._presence = ProcessReporter(self.account, finisher, post)
         self._batches: deque[Batch] = deque()  # taken from the queue
         self._patience, self._longest = 0.0, float("inf")
-        self._failures, self._not_before = 0, 0.0  # in a row
-        self._failure = RequestOutcome("later")  # of the latest request that failed
+        self._failures, self._not_before = 0, 0.0  # consecutive failures, and the time of the next attempt
+        self._failure = RequestOutcome("later")  # outcome of the last failed request
         self._is_last = self._is_abandoned = False
 
     @property
     def pending(self) -> int:
-        """Items in memory."""
+        """Return the number of items in memory."""
         return len(self.queue) + self.queue.in_hand
 
     def export(self, urgent: bool = False) -> None:
-        """Export what is queued now, send what the spool holds, and report. `urgent`: do not wait for the backoff."""
+        """Export the queued items, send the requests of the spool, and report.
+
+        `urgent`: do not wait for the backoff.
+        """
         if self._is_abandoned:
             return
         if urgent:
@@ -121,37 +127,37 @@ class Exporter:
             self._survive(self._report, urgent)
 
     def export_last(self) -> None:
-        """Export the rest: what can be neither sent nor spooled is dropped."""
+        """Export the remaining items. Those that can be neither sent nor spooled are dropped."""
         self._is_last = True
         self.export()
         self.spool.rest()
         self._requests.end()
 
     def limit(self, timeout: float) -> None:
-        """Send for `timeout` seconds more, counted from the last acknowledgement, and for `LONGEST_END` at most."""
+        """Send for `timeout` more seconds after the last acknowledgement, and for `MAX_FINAL_SEND` at most."""
         now = time.monotonic()
         self._patience, self._longest = timeout, now + max(timeout, MAX_FINAL_SEND)
         self.deadline = now + timeout
         self.queue.keep_less(True)
 
     def extend(self, share: float = 1.0) -> None:
-        """Leave at least this share of the time that `limit` sets, counted from now."""
+        """Extend the deadline to at least this share of the time that `limit` set, counted from now."""
         if self.deadline != float("inf"):
             self.deadline = max(self.deadline, min(time.monotonic() + share * self._patience, self._longest))
 
     def spool_some(self) -> None:
-        """Write some of the queue to the spool: it grows faster than it can be sent."""
-        if self.spool.works:  # else it grows up to its bound
+        """Write a part of the queue to the spool, because the queue grows faster than it can be sent."""
+        if self.spool.works:  # otherwise the queue grows to its limit
             for batch in split_into_batches(self.queue.take_some(BATCH_ITEMS)):
                 self._settle(self._spool_batch, batch)
 
     def discard(self, reason: str) -> None:
-        """Drop what is queued."""
+        """Drop the queued items."""
         for batch in split_into_batches(self.queue.take()):
             self._drop_items(batch, len(batch.items), reason)
 
     def abandon(self) -> None:
-        """Drop what is queued and what was taken: the delivery thread hangs, in a redactor or in the file system."""
+        """Drop the queued and the taken items: the delivery thread hangs in a redactor or in the file system."""
         self.discard("delivery_stuck")
         self._is_abandoned = True
         self._batches.clear()
@@ -161,7 +167,7 @@ class Exporter:
             self.drop("delivery_stuck", held)
 
     def drop(self, reason: str, count: int, path: str = TRACES_PATH, detail: str = "") -> None:
-        """Count items as dropped, and log the first of each reason, with the cause in words."""
+        """Count items as dropped, and log the first drop of each reason with its cause."""
         self.tally.add(dropped=count, reason=reason)
         if path == TRACES_PATH:
             self.account.dropped[reason] += count
@@ -173,14 +179,14 @@ class Exporter:
         )
 
     def _settle(self, step: Callable[[Batch], object], batch: Batch) -> None:
-        """Send or spool a batch; whatever fails, each item is counted in the end."""
+        """Send or spool a batch. Every item is counted in the end, even after an error."""
         try:
             self._survive(step, batch)
         finally:
             self._drop_items(batch, batch.unsettled, "delivery_failed")
 
     def _survive(self, step: Callable[..., object], *arguments: Any) -> None:
-        """Run code that may call code of others (redactors, instrumented clients): no error ends the thread."""
+        """Run code that may call foreign code (redactors, instrumented clients). No error ends the thread."""
         try:
             step(*arguments)
         except BaseException as error:
@@ -189,7 +195,7 @@ class Exporter:
             internal_errors.record_error("delivery", error)
 
     def _send(self, batch: Batch) -> None:
-        """Send a batch, or spool it where the collector cannot be asked now or says to try later."""
+        """Send a batch. Spool it if the collector cannot be asked now or asks to try later."""
         if not self._may_send():
             self._spool_batch(batch)
             return
@@ -218,8 +224,10 @@ class Exporter:
         return None
 
     def _encoded(self, batch: Batch, otherwise: Callable[[Batch], object]) -> bytes | None:
-        """Return the body of a request. None if none of the items is left, or one of them cannot be encoded, so that
-        `otherwise` was called with each of them alone.
+        """Return the body of a request, or None.
+
+        None means that no item is left, or that one of them could not be encoded. In that case, `otherwise` was
+        called with each item separately.
         """
         if batch.path == LOGS_PATH:
             return encode_events(map(self._finisher.feedback, batch.items))
@@ -238,9 +246,10 @@ class Exporter:
         return None
 
     def _answer(self, path: str, body: bytes, count: int = 0) -> tuple[RequestOutcome, RequestCopy | None]:
-        """Send a request and wait for its answer. If that takes long, return a copy of the request in the spool, too.
+        """Send a request and wait for its response.
 
-        Meanwhile what waits behind the request is spooled, so that a process that is killed loses little.
+        If that takes long, also return a copy of the request in the spool. Meanwhile, the items that wait behind the
+        request are spooled, so that little is lost if the process is killed.
         """
         timeout = min(self.settings.timeout, self.deadline - time.monotonic())
         request, copy = self._requests.send(path, body, timeout), None
@@ -258,18 +267,18 @@ class Exporter:
         return RequestOutcome("later", "no_answer", explanation="no answer in time"), copy
 
     def _is_over(self, request: PendingRequest) -> bool:
-        """Return whether to wait for the answer no longer."""
+        """Return whether to stop waiting for the response."""
         return time.monotonic() >= self.deadline or request.age >= self.settings.timeout + _TIMEOUT_GRACE
 
     def _spool_behind(self, request: PendingRequest) -> None:
-        """Spool what waits, until the request is answered."""
+        """Spool the waiting items until the request is answered."""
         self.queue.keep_less(True)
         self._batches.extend(split_into_batches(self.queue.take()))
         while self._batches and not request.is_done:
             self._settle(self._spool_batch, self._batches.popleft())
 
     def _keep(self, batch: Batch, body: bytes, copy: RequestCopy | None) -> None:
-        """Spool a batch that was sent in vain."""
+        """Spool a batch after a failed attempt to send it."""
         if copy is not None:
             copy.leave()
             self._count(batch, len(batch.items), spilled=len(batch.items))
@@ -286,8 +295,9 @@ class Exporter:
             self._give_back(batch)
 
     def _write(self, batch: Batch, body: bytes | None = None) -> bool:
-        """Write a batch to the spool, or as much of it as the disk has room for; the rest goes back to the queue.
-        Returns whether all of it was written.
+        """Write a batch to the spool, or as much of it as fits on the disk. The remaining items return to the queue.
+
+        Return whether the whole batch was written.
         """
         body = self._encoded(batch, self._write) if body is None else body
         if body is None:
@@ -296,7 +306,7 @@ class Exporter:
         if kept:
             self._count(batch, kept, spilled=kept)
             for reason, count in lost.items():
-                self.drop(reason, count, batch.path)  # older ones, to make room
+                self.drop(reason, count, batch.path)  # older items, removed to make space
             return True
         if not self.spool.is_full or len(batch.items) == 1:
             self._give_back(batch)
@@ -308,7 +318,7 @@ class Exporter:
         return False
 
     def _give_back(self, batch: Batch) -> None:
-        """Return a batch that cannot be spooled to the queue, or drop it where the process ends."""
+        """Return a batch that cannot be spooled to the queue, or drop it if the process ends."""
         if self._is_last:
             away = self._failure.reason if self._failure.reason.startswith("http_") else "collector_away"
             self._drop_items(batch, len(batch.items), away if self.spool.folder is None else "disk")
@@ -317,7 +327,10 @@ class Exporter:
             self.queue.put_back(batch.items)
 
     def _may_send(self) -> bool:
-        """Return whether to send now: not during the backoff, nor when the process ends before there is an answer."""
+        """Return whether a request may be sent now.
+
+        It may not during the backoff, or if the process ends before there can be a response.
+        """
         now = time.monotonic()
         return now >= self._not_before and self.deadline - now >= _SLOW_ANSWER_AT_END
 
@@ -358,15 +371,15 @@ class Exporter:
         self.extend()
 
     def _replay_all(self) -> None:
-        """Send what the spool holds."""
+        """Send the requests of the spool."""
         held, dropped = disk_spool.count_spooled(self.spool.folder), self.account.dropped.total()
         for reason, count in self.spool.replay(self._replay).items():
             self.drop(reason, count)
         sent = held - disk_spool.count_spooled(self.spool.folder) - (self.account.dropped.total() - dropped)
-        self.account.delivered += max(0, sent)  # what other processes had left there is no part of this account
+        self.account.delivered += max(0, sent)  # the account does not include items of other processes
 
     def _replay(self, path: str, body: bytes, count: int) -> str:
-        """Send a request from the spool; returns the verdict."""
+        """Send a request of the spool. Return the verdict."""
         if not self._may_send():
             return "later"
         answer, _ = self._answer(path, body)
@@ -384,7 +397,7 @@ class Exporter:
         return answer.verdict
 
     def _report(self, urgent: bool) -> None:
-        """Send what Spanwise's collectors are told besides spans. It is not kept where it cannot be sent."""
+        """Send the reports for Spanwise's collectors. Reports that cannot be sent are not stored."""
         self._presence.tell(self._send_aside, self.pending, self.queue.dropped, urgent)
 
     def _send_aside(self, path: str, body: bytes) -> RequestOutcome:

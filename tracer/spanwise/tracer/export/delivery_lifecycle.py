@@ -1,13 +1,14 @@
 """Delivery lifecycle: background thread, export interval, flush, shutdown at exit and SIGTERM, and fork.
 
-A delivery is `running`, then `draining`, then `closed`, and never goes back:
+The state of a delivery is `running`, then `draining`, then `closed`. It never returns to an earlier state.
 
-- running: `put` queues, and the delivery thread exports every half second. It starts when it is first needed.
-- draining: `put` only queues, and starts no thread. The delivery thread exports what is queued and ends.
-- closed: what is put is dropped and counted, or handed to the delivery that has replaced this one.
+- running: `put` queues items, and the delivery thread exports every half second. The thread starts when it is first
+  needed.
+- draining: `put` queues items but starts no thread. The delivery thread exports the queued items and ends.
+- closed: new items are dropped and counted, or passed to the delivery that has replaced this one.
 
-`shutdown()`, the end of the process, SIGTERM and a second `configure()` all call `close`. Each wait in it has a
-deadline. A forked child begins anew, in the state `running`.
+`shutdown()`, the end of the process, SIGTERM and a second `configure()` all call `close`. Every wait in it has a
+deadline. A forked child starts again in the state `running`.
 """
 
 from __future__ import annotations
@@ -44,26 +45,26 @@ from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 from spanwise.tracer.internal_errors import error_boundary
 from spanwise.tracer.otel import live_span, thread_context
 
-EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a sign of the collector
-_MAX_STALL = 5.0  # seconds without progress after which the delivery thread is given up
-_MAX_CLOSE_TIME = 15.0  # seconds that closing takes, even if the delivery thread makes progress
-_POLL_INTERVAL = 0.1  # seconds between two looks whether the delivery thread is still there
-_INTERVAL = 0.5  # between two rounds
+EXIT_TIMEOUT = 0.8  # seconds that the end of the process waits for a response of the collector
+_MAX_STALL = 5.0  # seconds without progress after which the delivery thread is abandoned
+_MAX_CLOSE_TIME = 15.0  # most seconds that closing takes, even if the delivery thread makes progress
+_POLL_INTERVAL = 0.1  # seconds between two checks that the delivery thread still exists
+_INTERVAL = 0.5  # seconds between two exports
 _HURRIED_INTERVAL, _HURRIED_DURATION = (
     0.02,
     30.0,
-)  # the same once the process was told to end, and how long it may take to
+)  # the same after SIGTERM, and the most seconds that the process then has
 _Waiter: TypeAlias = "queue.SimpleQueue[None]"
-exit_callbacks: list[Callable[[], None]] = []  # to be called before a process delivers for the last time
+exit_callbacks: list[Callable[[], None]] = []  # called before a process delivers for the last time
 _live: dict[int, weakref.ref[Delivery]] = {}  # by id
 
 
 class Delivery:
-    """Takes ended spans and feedback from any thread and exports them from a thread of its own.
+    """Delivery that accepts ended spans and feedback from any thread and exports them from its own thread.
 
-    A signal handler or a finalizer may interrupt any method and call any other in the same thread. So the state is kept
-    in flags that are only ever set, and the one lock, `_slot`, is never waited for without a deadline. The delivery
-    thread holds it from its start to its end: there can be only one.
+    A signal handler or a finalizer may interrupt any method and call any other method in the same thread. Therefore
+    the state consists of flags that are only ever set, and every wait for the only lock, `_slot`, has a deadline. The
+    delivery thread holds the lock from its start to its end, so that there is only one such thread.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -73,23 +74,23 @@ class Delivery:
         _live[id(self)] = weakref.ref(self, partial(_live.pop, id(self)))
 
     def _begin(self) -> None:
-        """Begin in the state `running`: for a new delivery, and in a new process."""
+        """Enter the state `running`: in a new delivery, and after a fork."""
         self.queue = SpanQueue()
         self.exporter = Exporter(self.settings, self.finisher, self.queue)
         self.account = self.exporter.account
-        self.successor: Delivery | None = None  # takes what comes after this one is closed
+        self.successor: Delivery | None = None  # receives items that arrive after this delivery is closed
         self._is_draining = self._is_closed = False
         self._slot = threading.Lock()
         self._thread: threading.Thread | None = None
-        # No `Event`: a signal handler would wait for its lock in the very thread that holds it.
+        # No `Event`: a signal handler would wait for its lock in the thread that holds it.
         self._wake: queue.SimpleQueue[_Waiter | None] = queue.SimpleQueue()
         self._hurried_until = 0.0
 
-    # -- from any thread --
+    # -- called from any thread --
 
     def put(self, item: ExportItem) -> None:
-        """Hand over an ended span or a feedback. Never raises, never blocks on the network."""
-        try:  # every span passes here: not `ours`, which costs something
+        """Queue an ended span or a feedback event. Never raises, and never blocks on the network."""
+        try:  # runs for every span: no `error_boundary`, which takes time
             if self.queue.put(item):
                 self._attend()
             if self._thread is None:
@@ -98,35 +99,35 @@ class Delivery:
             internal_errors.record_error("queue", error)
 
     def begin(self) -> None:
-        """Be ready: a trace has begun, and may go on for long."""
+        """Start the delivery thread, because a trace has begun that may stay open for a long time."""
         if self._thread is None and not self._is_closed:
             with internal_errors.error_boundary("queue"):
                 self._start()
 
     def lose(self, reason: str, count: int) -> None:
-        """Count spans that were dropped before they came here."""
+        """Count spans that were dropped before they reached the delivery."""
         self.exporter.drop(reason, count)
 
     def dropped(self) -> Counter[str]:
-        """Return the drops by reason, those at the queue included."""
+        """Return the counts of dropped items by reason, including those that the queue dropped."""
         return self.exporter.tally.dropped + self.queue.dropped
 
     def idle(self) -> bool:
-        """Return whether nothing waits."""
+        """Return whether no items are pending."""
         return not self.exporter.pending
 
     def hurry(self) -> None:
-        """Export more often: the process is about to end, perhaps without another word to us. Takes no lock."""
+        """Export more often: the process is about to end, possibly without calling `close`. Takes no lock."""
         self._hurried_until = time.monotonic() + _HURRIED_DURATION
         self._awake()
 
     def pick_up(self) -> None:
-        """Start to deliver where something waits: in the queue, or in the spool since an earlier process."""
+        """Start to deliver if items are pending, in the queue or in the spool of an earlier process."""
         if self._thread is None and (len(self.queue) or self.exporter.spool.waits()):
             self._start()
 
     def flush(self, timeout: float) -> FlushResult:
-        """Deliver what is queued now, waiting at most `timeout` seconds."""
+        """Deliver the items that are queued now. Waits at most `timeout` seconds."""
         tally = self.exporter.tally
         before = tally.delivered, self.dropped().total()
         self.pick_up()
@@ -139,16 +140,16 @@ class Delivery:
         )
 
     def close(self, timeout: float = EXIT_TIMEOUT) -> None:
-        """Deliver what is queued, then end the delivery thread; what cannot be sent is spooled.
+        """Deliver the queued items, then end the delivery thread. Items that cannot be sent are spooled.
 
-        Sends as long as something was acknowledged within the last `timeout` seconds, for 5 s at most. May be called
-        again, and by several threads at once: all of them wait for the same end.
+        Sending continues while the collector has acknowledged something within the last `timeout` seconds, and for at
+        most 5 s. May be called repeatedly, and by several threads at once: all of them wait for the same end.
         """
         self.drain(timeout)
         self._wait_for_end()
 
     def drain(self, timeout: float = EXIT_TIMEOUT) -> None:
-        """Have the delivery thread deliver what is queued and end, without waiting for that."""
+        """Make the delivery thread deliver the queued items and end, without waiting for it."""
         if not self._is_draining:
             if len(self.queue):
                 with internal_errors.error_boundary("queue"):
@@ -160,13 +161,13 @@ class Delivery:
     # -- the delivery thread --
 
     def _start(self) -> None:
-        """Start the delivery thread, unless there is one or the state forbids it."""
+        """Start the delivery thread, unless it exists or the state forbids it."""
         if self._is_closed:
             return self._settle_late()
         if sys.is_finalizing():
             return self._end_without_thread()
         if self._is_draining or not self._slot.acquire(blocking=False):
-            return None  # else another thread is starting it, or the code that this signal handler has interrupted
+            return None  # otherwise another thread is starting it, or the code that this signal handler has interrupted
         thread = threading.Thread(target=self._run, name="spanwise-delivery", daemon=True)
         try:
             thread.start()
@@ -175,7 +176,7 @@ class Delivery:
                 self._slot.release()
             if not isinstance(error, RuntimeError) or threading.main_thread().is_alive():
                 raise  # the system has no more threads: the next span tries again
-            return self._spool_without_thread()  # after the main thread has ended, Python 3.12 starts none any more
+            return self._spool_without_thread()  # Python 3.12 starts no threads after the main thread has ended
         _close_at_end_of_child()
         if self.settings.by_otel:
             where = self.settings.shown_url
@@ -191,7 +192,7 @@ class Delivery:
             otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
             with internal_errors.error_boundary("delivery"):
                 preload_modules()
-            self.exporter.extend(0.5)  # where the process ends already: nobody was asked before
+            self.exporter.extend(0.5)  # if the process is already ending: the collector has not been asked before
             while not self._is_draining:
                 waiting = self._next_round()
                 self.exporter.export(urgent=bool(waiting))
@@ -205,7 +206,7 @@ class Delivery:
             _notify(waiting)
 
     def _next_round(self) -> list[_Waiter]:
-        """Wait for the next round to be due; returns those who wait for its end."""
+        """Wait for the next export to be due. Return the waiters that wait for its end."""
         waiting = []
         with suppress(queue.Empty):
             waiting.append(
@@ -220,15 +221,18 @@ class Delivery:
             self._wake.put(None)
 
     def _attend(self) -> None:
-        """A batch is full, or the queue is high: then who fills it writes some of it to the spool."""
+        """Wake the delivery thread for a full batch.
+
+        If the queue is high, the calling thread writes a part of it to the spool.
+        """
         self._awake()
         if self.queue.is_high and not self._is_closed:
             self.exporter.spool_some()
 
-    # -- the end --
+    # -- closing --
 
     def _wait_for_round(self, end: float) -> None:
-        """Wait until what was queued before was exported, or there is no thread to wait for."""
+        """Wait until the items that are queued now have been exported, or no thread exists."""
         done: _Waiter = queue.SimpleQueue()
         self._wake.put(done)
         while self._slot.locked() and self._thread is not threading.current_thread():
@@ -239,10 +243,10 @@ class Delivery:
         return None
 
     def _wait_for_end(self) -> None:
-        """Wait for the delivery thread to end, and settle what it has left.
+        """Wait for the delivery thread to end, and settle the remaining items.
 
-        It is given up if it makes no progress for some seconds after the time for sending: it is stuck in a redactor,
-        or in the file system, and so would be whoever did its work.
+        The thread is abandoned if it makes no progress for some seconds after the time for sending. It then hangs in
+        a redactor or in the file system, and so would any thread that took over its work.
         """
         longest = time.monotonic() + _MAX_CLOSE_TIME
         progress = self._progress()
@@ -254,15 +258,15 @@ class Delivery:
             if progress == before or time.monotonic() >= longest:
                 self._is_closed, self._thread = True, None
                 return self.exporter.abandon()
-        return None  # called by a redactor, or by a finalizer on the delivery thread, which ends afterwards
+        return None  # called by a redactor or a finalizer on the delivery thread, which ends afterwards
 
     def _progress(self) -> tuple[int, float]:
         return self.exporter.tally.settled, self.exporter.deadline
 
     def _settle_rest(self) -> None:
-        """Settle what is queued after the delivery thread has ended. Called with the slot held."""
+        """Count or deliver the items that are queued after the delivery thread has ended. The caller holds the slot."""
         try:
-            if not self._is_closed:  # there was no thread
+            if not self._is_closed:  # no thread has run
                 self._is_closed = True
                 self.exporter.limit(0.0)
                 self.exporter.export_last()
@@ -270,14 +274,14 @@ class Delivery:
             self._slot.release()
         self._settle_late()
         end = time.monotonic() + _MAX_STALL
-        while self.queue.in_hand > 0:  # threads of the application still write some of the queue to the spool
+        while self.queue.in_hand > 0:  # threads of the application are still writing items to the spool
             if time.monotonic() >= end:
                 return self.exporter.abandon()
             time.sleep(0.001)
         return None
 
     def _settle_late(self) -> None:
-        """Hand what came after the end to the delivery that has replaced this one, or drop it."""
+        """Pass items that arrived after the end to the delivery that has replaced this one, or drop them."""
         last = self
         while last.successor is not None:
             last = last.successor
@@ -292,7 +296,7 @@ class Delivery:
         return None
 
     def _spool_without_thread(self) -> None:
-        """Spool what is queued and stay `running`: threads of the application may trace until the exit handler runs."""
+        """Spool the queued items and stay `running`: application threads may trace until the exit handler runs."""
         if self._slot.acquire(blocking=False):
             try:
                 self.exporter.limit(0.0)
@@ -301,7 +305,7 @@ class Delivery:
                 self._slot.release()
 
     def _end_without_thread(self) -> None:
-        """Spool what is queued, and end: the interpreter is finalizing."""
+        """Spool the queued items and close: the interpreter is finalizing."""
         self.exporter.limit(0.0)
         self._is_draining = True
         self._wait_for_end()
@@ -313,12 +317,12 @@ def _notify(waiting: list[_Waiter]) -> None:
 
 
 def list_deliveries() -> list[Delivery]:
-    """Return the deliveries of this process, those that a `configure` has replaced included."""
+    """Return the deliveries of this process, including those that `configure` has replaced."""
     return [delivery for reference in tuple(_live.values()) if (delivery := reference()) is not None]
 
 
 def flush_all(first: Delivery, timeout: float) -> FlushResult:
-    """Flush a delivery, and every other one of this process that has something left."""
+    """Flush a delivery, and every other delivery of this process that has pending items."""
     end = time.monotonic() + timeout
     all_ = [first, *(delivery for delivery in list_deliveries() if delivery is not first and not delivery.idle())]
     flushed = [delivery.flush(max(0.0, end - time.monotonic())) for delivery in all_]
@@ -329,7 +333,7 @@ def flush_all(first: Delivery, timeout: float) -> FlushResult:
 
 
 def close_all() -> None:
-    """Close every delivery of this process, at the same time."""
+    """Close all deliveries of this process at the same time."""
     for delivery in list_deliveries():
         delivery.drain()
     for delivery in list_deliveries():
@@ -337,7 +341,10 @@ def close_all() -> None:
 
 
 def _close_at_exit() -> None:
-    """Close at the end of the process. What its daemon threads and finalizers still trace is dropped and counted."""
+    """Close all deliveries at the end of the process.
+
+    Items of daemon threads and finalizers are then dropped and counted.
+    """
     for step in exit_callbacks:
         with internal_errors.error_boundary("exit"):
             step()
@@ -351,12 +358,14 @@ def _close_at_exit() -> None:
     tail_sampling.bound_lock_waits()
 
 
-# When the module is imported, so that exit handlers which the application registers later run before, and may trace.
+# Registered at import, so that exit handlers that the application registers later run earlier and may trace.
 atexit.register(_close_at_exit)
 
 
 def _close_at_end_of_child() -> None:
-    """Close at the end of a child of `multiprocessing`, which runs no exit handlers but has finalizers of its own."""
+    """Register the closing in a child of `multiprocessing`, which runs finalizers of its own instead of exit
+    handlers.
+    """
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
         from multiprocessing.util import Finalize
@@ -380,22 +389,25 @@ _sigterm_done = False
 
 
 def set_thread_context_inheritance(carried: bool = True) -> None:
-    """Let threads and pools of threads hand the current context on, or no longer."""
+    """Enable or disable the inheritance of the current context by threads and thread pools."""
     with error_boundary("threads"):
         if not carried:
             thread_context.restore_thread_methods()
-        elif threading.main_thread().is_alive():  # after that, nothing prepares for threads any more
+        elif threading.main_thread().is_alive():  # after its end, nothing is prepared for threads
             thread_context.patch_thread_methods()
 
 
 def close_on_sigterm(close: Callable[[], object], hurry: Callable[[], object]) -> None:
-    """Deliver before SIGTERM ends the process. An application's own handler stays in charge and has us hurry: uvicorn's
-    ends the process by the same signal a tenth of a second later, with no handler of ours in place.
+    """Deliver before SIGTERM ends the process.
+
+    If the application has its own handler, that handler remains in charge and `hurry` is called before it. For
+    example, uvicorn's handler ends the process with the same signal a tenth of a second later, when no handler of
+    Spanwise is installed.
     """
     global _sigterm_done
     if _sigterm_done or threading.current_thread() is not threading.main_thread():
         return
-    with error_boundary("sigterm"):  # an interpreter may be without signals
+    with error_boundary("sigterm"):  # some interpreters have no signals
         own = signal.getsignal(signal.SIGTERM)
         if own is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _make_closing_handler(close))
@@ -420,7 +432,8 @@ def _make_chained_handler(
 def _make_closing_handler(close: Callable[[], object]) -> Callable[[int, FrameType | None], None]:
     def handle(signum: int, frame: FrameType | None) -> None:
         signal.signal(signum, signal.SIG_DFL)
-        # Not here: the interrupted code may hold a lock of ours. In bare threads, for `threading` has locks as well.
+        # Not in the handler: the interrupted code may hold a lock of Spanwise. In bare threads, because `threading`
+        # has locks too.
         try:
             _thread.start_new_thread(_end_process, (lambda: time.sleep(_SIGTERM_TIMEOUT),))
             _thread.start_new_thread(_end_process, (close,))

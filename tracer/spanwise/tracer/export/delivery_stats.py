@@ -1,7 +1,7 @@
 """Delivery statistics: span counts by outcome, and reports of counts and open spans to the collector.
 
-Both are OTLP log events, for collectors that call themselves Spanwise's in their answers. Neither is worth keeping:
-what cannot be sent now is said anew later, or never.
+Reports are OTLP log events for collectors that identify themselves as Spanwise's in their responses. Reports are not
+stored: a report that cannot be sent is replaced by a later one.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ from spanwise.tracer.otel.live_span import Clock, LiveSpan, LocalTrace, sync_ope
 
 @dataclass(frozen=True, slots=True)
 class FlushResult:
-    """What a flush achieved. True if every span and feedback handed in before it was acknowledged by the collector."""
+    """Result of a flush.
+
+    It is true if the collector has acknowledged every span and feedback event queued before the flush.
+    """
 
     delivered: int = 0
-    spilled: int = 0  # of this process, on disk now, to be sent when the collector is back
+    spilled: int = 0  # items of this process on disk, to be sent when the collector is reachable
     dropped: int = 0
-    pending: int = 0  # still queued when the time was up
+    pending: int = 0  # still queued after the timeout
 
     def __bool__(self) -> bool:
         return not (self.spilled or self.dropped or self.pending)
 
 
 class DeliveryCounts:
-    """Counts of spans and feedbacks since the start of the process."""
+    """Counts of spans and feedback events since the start of the process."""
 
     def __init__(self) -> None:
         self.delivered = self.spilled = 0
@@ -50,7 +53,7 @@ class DeliveryCounts:
         self._lock: Any = threading.RLock()
 
     def add(self, *, delivered: int = 0, spilled: int = 0, dropped: int = 0, reason: str = "") -> None:
-        """Count some more."""
+        """Add to the counts."""
         with self._lock:
             self.delivered += delivered
             self.spilled += spilled
@@ -59,31 +62,36 @@ class DeliveryCounts:
 
     @property
     def settled(self) -> int:
-        """How many were counted; an item that was spooled counts again when it is sent from the spool."""
+        """Return the total. An item that was spooled counts a second time when it is sent from the spool."""
         return self.delivered + self.spilled + sum(tuple(self.dropped.values()))
 
     def bound_waits(self) -> None:
-        """Wait for no lock for long from now on; see `ExitLock`."""
+        """Limit the time that a thread waits for the lock; see `ExitLock`."""
         self._lock = ExitLock(self._lock)
 
 
-LONG_NS = 1_000_000_000  # from then on it is told that a run goes on
+LONG_NS = 1_000_000_000  # age at which an open run is reported
 _MAX_PER_REPORT = 1_000
-_MAX_YOUNG = 50_000  # beyond: spans that nobody ends
+_MAX_YOUNG = 50_000  # above this limit, spans that never end are likely
 
 
 class SpanAccount:
-    """Counts of spans. Starts and ends are booked by local root, so that a call pays for none of it (see `book`)."""
+    """Counts of the spans that are delivered to one address.
+
+    Starts and ends are added per local root by `sync_account`, so that traced calls do not pay for them.
+    """
 
     def __init__(self) -> None:
         self.started = self.open = self.delivered = 0
         self.dropped: Counter[str] = Counter()  # by reason
-        self.folders: set[Path | None] = set()  # of the spool
+        self.folders: set[Path | None] = set()  # spool directories
         self.resource: Resource | None = None
-        self.young: set[Any] = set()  # open spans of which it was not told yet that they go on
+        self.young: set[Any] = set()  # open spans that have not been reported yet
 
     def due(self) -> list[Any]:
-        """Spans that have been open for long, the oldest first; not more than a request should hold."""
+        """Return the spans that have been open for longer than `LONG_NS`, oldest first, up to the limit of one
+        request.
+        """
         young, latest = tuple(self.young), Clock.now() - LONG_NS
         if len(young) > _MAX_YOUNG:
             self.young.clear()
@@ -91,11 +99,11 @@ class SpanAccount:
         return sorted(due, key=lambda span: span.start_time or 0)[:_MAX_PER_REPORT]
 
     def told(self, spans: list[Any]) -> None:
-        """Of these nothing more is to be told before they end."""
+        """Mark spans as reported: nothing more is sent before they end."""
         self.young.difference_update(spans)
 
     def report(self, pending: int, dropped: Counter[str]) -> dict[str, Any]:
-        """How many were started, and where they are; `dropped` beside those of its own."""
+        """Return the number of started spans and their state. `dropped` is added to the account's own count."""
         sync_open_traces(self)
         return {
             "started": self.started,
@@ -111,7 +119,7 @@ _accounts: weakref.WeakValueDictionary[str, SpanAccount] = weakref.WeakValueDict
 
 
 def get_account(url: str) -> SpanAccount:
-    """The account of an address, one for all set-ups of this process that deliver there."""
+    """Return the account of an address. All runtimes of this process that deliver there share it."""
     account = _accounts.get(url)
     if account is None:
         account = _accounts[url] = SpanAccount()
@@ -119,16 +127,16 @@ def get_account(url: str) -> SpanAccount:
 
 
 def forget_accounts() -> None:
-    """Begin anew, in a forked child."""
+    """Remove all accounts, in a forked child."""
     _accounts.clear()
 
 
-PERIOD = 10.0  # seconds between two reports, at least
+PERIOD = 10.0  # minimum seconds between two reports
 SendRequest = Callable[[str, bytes], RequestOutcome]
 
 
 class ProcessReporter:
-    """Says it, from the delivery thread."""
+    """Reporter of counts and open spans to the collector. Runs on the delivery thread."""
 
     def __init__(self, account: SpanAccount, finisher: SpanSanitizer, post: OtlpHttpClient) -> None:
         self._account, self._finisher, self._post = account, finisher, post
@@ -136,8 +144,9 @@ class ProcessReporter:
         self._next_report = 0.0
 
     def tell(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
-        """Say what is new. `pending` spans are in memory, `dropped` ones have never left the queue; an urgent round may
-        be the last one.
+        """Send the changes since the last report.
+
+        `pending` spans are in memory, and `dropped` spans never left the queue. An urgent report may be the last one.
         """
         due = self._account.due()
         if due and self._post.is_spanwise is None:
@@ -149,7 +158,7 @@ class ProcessReporter:
             self._account.told(due)
 
     def _ask(self, send: SendRequest) -> None:
-        """Nothing was sent yet: an empty request, which every collector takes, shows whose it is."""
+        """Send an empty request, which every collector accepts: the response shows if the collector is Spanwise's."""
         if send(TRACES_PATH, b"").verdict != "later" and self._post.is_spanwise is None:
             self._post.is_spanwise = False
 

@@ -1,11 +1,12 @@
 """Disk spool: segment files with requests that could not be sent, file locks, expiry and replay.
 
-A segment `<time>-<pid>-<serial>.spool` grows, record by record: a head, and the body of a request. Who writes or sends
-a segment holds a lock on it, which the system takes back when the process ends, so that there is no claim that could
-grow old; a child that was forked has no part in it. What is being sent and not answered yet is a segment of its own,
-locked as long. A record that is settled is marked as such where it stands, and a
-segment without others goes. What is torn (its writer was killed) is counted by what its head says; files that are none
-of ours are left alone.
+A segment `<time>-<pid>-<serial>.spool` consists of records. Each record has a header and the body of a request.
+
+- A process that writes or sends a segment holds a file lock on it. The system releases the lock when the process ends,
+  so that no lock can become stale. A forked child does not share it.
+- A request that is sent and not answered yet has a segment of its own, which is locked until the response.
+- A settled record is marked in place. A segment that has only settled records is deleted.
+- A torn record (its writer was killed) is counted by its header. Files that Spanwise has not written are left alone.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ from spanwise.tracer.otel.exit_lock import ExitLock
 
 try:
     import fcntl
-except ImportError:  # Windows: a body may be sent by two processes there, and a collector of ours keeps it once
+except ImportError:  # Windows: two processes may send a body, and Spanwise's collector stores it once
     fcntl = None  # type: ignore[assignment]
 
-MAX_FOLDER_BYTES = 256 * MIB  # per folder
+MAX_FOLDER_BYTES = 256 * MIB  # per directory
 MAX_AGE_S = 7 * 86_400
-OWNER_FILE = "about.json"  # whose it is: {"url", "project"}
+OWNER_FILE = "about.json"  # owner of a directory: {"url", "project"}
 _MAX_SEGMENT_BYTES = 8 * MIB
-_DISK_RETRY_S = 10.0  # that a disk is left alone which could not be written, where memory will do
-_MAX_SEGMENT_AGE_S = 3_600.0  # after which a segment is not added to: it goes by the age of its beginning
-_HEAD = Struct("<4sBBxxIII")  # mark, state, signal, items, length of the body, its CRC
+_DISK_RETRY_S = 10.0  # seconds without writes after a failed one, while memory suffices
+_MAX_SEGMENT_AGE_S = 3_600.0  # seconds after which a segment is no longer extended: its age is that of its first record
+_HEAD = Struct("<4sBBxxIII")  # magic, state, signal, items, length of the body, CRC of the body
 _MARK = b"spw1"
-_FORMER_MARK = b"asy1"  # of segments from before the product was renamed
+_FORMER_MARK = b"asy1"  # segments written under the product's former name
 _STATE_AT = 4
 _SIGNALS = (TRACES_PATH, LOGS_PATH)
 _SETTLED = b"\x01"
 _segment_numbers = itertools.count()
-_own_segments: dict[Path, int] = {}  # segments that this process has written → items in them that wait
-_busy_descriptors: set[int] = set()  # descriptors of segments that are being read and sent
+_own_segments: dict[Path, int] = {}  # segments of this process → unsent items
+_busy_descriptors: set[int] = set()  # segments that are being read and sent
 
 
 def get_spool_folder(settings: Settings) -> Path | None:
-    """The folder of the settings' collector, project and key; None where nothing is to be kept on disk."""
+    """Return the directory for the settings' collector, project and key, or None if spooling is off."""
     if settings.spill_dir is None:
         return None
     headers = (f"{name}={value}" for name, value in sorted(settings.headers.items()))
@@ -64,12 +65,12 @@ def get_spool_folder(settings: Settings) -> Path | None:
 
 
 def describe_owner(settings: Settings) -> dict[str, str]:
-    """What a folder says of itself: neither a key nor what stands before an @."""
+    """Return the description of a directory's owner, without the key and without credentials in the address."""
     return {"url": settings.shown_url, "project": settings.project}
 
 
 def count_spooled(folder: Path | None) -> int:
-    """How many items this process has in a folder that nobody has sent yet."""
+    """Return the number of items that this process has written to a directory and that are not sent yet."""
     mine = [path for path in tuple(_own_segments) if path.parent == folder]
     for path in [path for path in mine if not path.exists()]:
         _own_segments.pop(path, None)  # another process has sent it
@@ -78,7 +79,7 @@ def count_spooled(folder: Path | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SpoolRecord:
-    """A request on disk: its place in the segment, its path, body and number of items. `body` None: it is torn."""
+    """Request on disk: offset in the segment, path, body and number of items. `body` is None if the record is torn."""
 
     offset: int
     path: str
@@ -87,7 +88,7 @@ class SpoolRecord:
 
 
 class Spool:
-    """One process's hand on a folder."""
+    """Spool of one process in a directory."""
 
     def __init__(
         self, folder: Path | None, max_bytes: int = MAX_FOLDER_BYTES, about: Mapping[str, str] | None = None
@@ -95,16 +96,16 @@ class Spool:
         self._folder = folder
         self._max_bytes = max_bytes
         self._about = about or {}
-        self._adding: Any = threading.RLock()  # the application's threads write, too, where the queue is high
-        self._own: tuple[Path, int] | None = None  # the segment that grows, and its descriptor
+        self._adding: Any = threading.RLock()  # threads of the application also write, if the queue is high
+        self._own: tuple[Path, int] | None = None  # segment that is being extended, and its descriptor
         self._began = 0.0
         self._size = 0
         self._broken_until = 0.0
-        self.is_full = False  # whether there was no room for what was to be written last
-        self._unchecked = max_bytes  # bytes written since the folder was measured
+        self.is_full = False  # True if the last write failed for lack of space
+        self._unchecked = max_bytes  # bytes written since the directory was measured
 
     def keep(self, path: str, body: bytes, count: int) -> tuple[int, Mapping[str, int]]:
-        """Write a body; returns how many items were kept, and how many were lost, by reason."""
+        """Write a body. Return the number of items written and, by reason, of items lost."""
         if self._folder is None:
             return 0, {"collector_away": count}
         with self._adding:
@@ -113,14 +114,14 @@ class Spool:
             except OSError as error:
                 self._fails(error)
                 return 0, {"disk": count}
-            with suppress(OSError):  # it is kept, whether or not room can be made for the next one
+            with suppress(OSError):  # the item is stored, even if making space for the next one fails
                 return count, self._trim(self._folder)
             return count, {}
 
     def copy(self, path: str, body: bytes, count: int) -> RequestCopy | None:
-        """Write a body that is being sent, for the case that this process does not live to see the answer.
+        """Write a body that is being sent, in case this process ends before the response.
 
-        Until it does, the segment is locked. None where it cannot be written.
+        Until then, the segment is locked. Return None if it cannot be written.
         """
         if self._folder is None:
             return None
@@ -140,13 +141,13 @@ class Spool:
 
     @property
     def works(self) -> bool:
-        """Whether something can be kept, as far as is known: a disk that was full may be so for a while."""
+        """Return whether writing is expected to succeed. A failed write disables the spool for some seconds."""
         return self._folder is not None and time.monotonic() >= self._broken_until
 
     def replay(self, send: Callable[[str, bytes, int], str]) -> Mapping[str, int]:
-        """Send what waits, oldest first, until a send says `later`: `send(path, body, count)` returns a verdict.
+        """Send the stored requests, oldest first, until a send returns `later`.
 
-        Returns the items that were given up, by reason: too old, or torn.
+        `send(path, body, count)` returns a verdict. Return the items that were given up, by reason: too old, or torn.
         """
         lost: Counter[str] = Counter()
         if self._folder is None or not self._folder.is_dir():
@@ -161,24 +162,24 @@ class Spool:
 
     @property
     def folder(self) -> Path | None:
-        """Where it keeps; None for nowhere."""
+        """Return the directory, or None if spooling is off."""
         return self._folder
 
     def waits(self) -> bool:
-        """Whether something lies in the folder."""
+        """Return whether the directory contains requests."""
         return self._folder is not None and self._folder.is_dir() and bool(list_segments(self._folder))
 
     def rest(self) -> None:
-        """Add nothing more to the segment that grew: whoever comes first may send it."""
+        """Close the segment that is being extended, so that any process may send it."""
         with self._adding:
             self._rest()
 
     def bound_waits(self) -> None:
-        """Wait for no lock for long from now on; see `ExitLock`."""
+        """Limit the time that a thread waits for the lock; see `ExitLock`."""
         self._adding = ExitLock(self._adding)
 
     def abandon(self) -> None:
-        """In a forked child, where nobody holds the lock any more: the segment is the parent's."""
+        """Reset the spool in a forked child, where no thread holds the lock. The segment belongs to the parent."""
         self._adding = threading.RLock()
         self._rest(forked=True)
 
@@ -212,7 +213,7 @@ class Spool:
         self._own, self._began, self._size = self._new(folder), time.monotonic(), 0
 
     def _new(self, folder: Path) -> tuple[Path, int]:
-        """An empty segment, locked for us."""
+        """Create an empty segment and lock it."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._describe(folder)
         while True:
@@ -220,7 +221,7 @@ class Spool:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | _NOFOLLOW, 0o600)
             if _try_lock(descriptor) and file.exists():
                 return file, descriptor
-            os.close(descriptor)  # who looked at it before it was locked has found it empty, and removes it
+            os.close(descriptor)  # a process that opened it before the lock has found it empty and removes it
 
     def _describe(self, folder: Path) -> None:
         if folder.stat().st_mode & 0o077:
@@ -228,12 +229,12 @@ class Spool:
         try:
             with suppress(FileExistsError), os.fdopen(os.open(folder / OWNER_FILE, _CREATE_FLAGS, 0o600), "wb") as file:
                 file.write(orjson.dumps(dict(self._about)))
-        except OSError:  # an empty file would stay for ever
+        except OSError:  # an empty file would remain
             (folder / OWNER_FILE).unlink(missing_ok=True)
             raise
 
     def _trim(self, folder: Path) -> Mapping[str, int]:
-        """Remove the oldest segments until the folder is within its bound; returns the items lost, by reason."""
+        """Remove the oldest segments until the directory is within its limit. Return the items lost, by reason."""
         lost: Counter[str] = Counter()
         if self._unchecked < self._largest // 2:
             return lost
@@ -250,7 +251,7 @@ class Spool:
         return +lost
 
     def _send(self, path: Path, send: Callable[[str, bytes, int], str], lost: Counter[str]) -> bool:
-        """Send a segment; False when a send said `later`. One that another process holds is left to that."""
+        """Send a segment. Return False if a send returned `later`. Segments that another process holds are skipped."""
         with open_segment(path) as descriptor:
             if descriptor is None:
                 return True
@@ -267,14 +268,14 @@ class Spool:
 
 
 class RequestCopy:
-    """A segment with one body that is being sent."""
+    """Segment with one body that is being sent."""
 
     def __init__(self, file: Path, descriptor: int, count: int) -> None:
         self._file, self._descriptor, self._count = file, descriptor, count
         _busy_descriptors.add(descriptor)
 
     def write(self, record: bytes) -> None:
-        """Raises OSError, and leaves nothing then."""
+        """Write the record. If that raises `OSError`, the segment is removed."""
         try:
             _write_all(self._descriptor, record)
         except OSError:
@@ -282,12 +283,12 @@ class RequestCopy:
             raise
 
     def remove(self) -> None:
-        """The body was answered, for good."""
+        """Remove the segment after the final response."""
         self._file.unlink(missing_ok=True)
         self._close()
 
     def leave(self) -> None:
-        """It was not: the copy waits like anything else on disk."""
+        """Keep the segment for a later attempt, because the body was not accepted."""
         _own_segments[self._file] = self._count
         self._close()
 
@@ -301,19 +302,19 @@ _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW
 
 
 def list_segments(folder: Path) -> list[Path]:
-    """The segments of a folder, oldest first."""
+    """Return the segments of a directory, oldest first."""
     return sorted(path for path in folder.glob("*.spool") if path.name[:20].isdigit())
 
 
 def is_expired(path: Path) -> bool:
-    """Whether a segment began longer ago than anything is kept. One of the future is as old as its last change."""
+    """Return whether a segment is older than `MAX_AGE_S`. A segment from the future has the age of its last change."""
     began = min(int(path.name[:20]) / 1e9, _get_modified_time(path))
     return time.time() - began > MAX_AGE_S
 
 
 @contextmanager
 def open_segment(path: Path) -> Iterator[int | None]:
-    """The descriptor of a segment that is locked for us meanwhile; None where it is gone, or another process has it."""
+    """Provide the locked descriptor of a segment, or None if it is gone or another process holds it."""
     try:
         descriptor = os.open(path, os.O_RDWR | _NOFOLLOW)
     except OSError:
@@ -326,44 +327,44 @@ def open_segment(path: Path) -> Iterator[int | None]:
     finally:
         if (
             descriptor in _busy_descriptors
-        ):  # else we are a child that was forked meanwhile, and the parent goes on with it
+        ):  # otherwise this is a child forked meanwhile, and the parent continues with the segment
             _busy_descriptors.discard(descriptor)
             _close_segment(descriptor, keep=not locked)
 
 
 def read_records(descriptor: int) -> Iterator[SpoolRecord]:
-    """What waits in an open segment, in order."""
+    """Yield the unsettled records of an open segment, in order."""
     size = os.fstat(descriptor).st_size
     for place, signal, count, length, crc in _read_heads(descriptor, size):
-        body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)  # the length may be torn, too
+        body = os.pread(descriptor, min(length, size - place), place + _HEAD.size)  # the length may be torn as well
         whole = len(body) == length and zlib.crc32(body) == crc
         yield SpoolRecord(place, _SIGNALS[signal], body if whole else None, count)
 
 
 def count_items(descriptor: int) -> int:
-    """How many items wait in an open segment, by what its heads say."""
+    """Return the number of unsettled items in an open segment, according to the headers."""
     return sum(count for _, _, count, _, _ in _read_heads(descriptor, os.fstat(descriptor).st_size))
 
 
 def _read_heads(descriptor: int, size: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Of each record that waits its place, signal, items, length and CRC."""
+    """Yield offset, signal, items, length and CRC of each unsettled record."""
     place = 0
     while place + _HEAD.size <= size:
         mark, state, signal, count, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, place))
         if mark not in (_MARK, _FORMER_MARK) or signal >= len(_SIGNALS):
-            return  # not written by us: where the next one begins cannot be told
+            return  # not written by Spanwise: the next record cannot be located
         if not state:
             yield place, signal, count, length, crc
         place += _HEAD.size + length
 
 
 def mark_settled(descriptor: int, record: SpoolRecord) -> None:
-    """Mark a record: nobody is to send it any more."""
+    """Mark a record as settled, so that it is not sent again."""
     os.pwrite(descriptor, _SETTLED, record.offset + _STATE_AT)
 
 
 def remove_segment(path: Path) -> int:
-    """Remove a segment, unless another process holds it; returns how many items waited in it."""
+    """Remove a segment, unless another process holds it. Return the number of unsettled items in it."""
     with open_segment(path) as descriptor:
         if descriptor is None:
             return 0
@@ -374,7 +375,7 @@ def remove_segment(path: Path) -> int:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Whether it is ours now; so it is where files cannot be locked at all."""
+    """Return whether this process now holds the lock. True on file systems without locks."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -386,8 +387,9 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _close_segment(descriptor: int, keep: bool = False) -> None:
-    """Close a segment. A child that was forked has a copy of the descriptor, which would hold the lock as long as it
-    lives: the lock is given up as well, but where it is somebody else's to `keep`.
+    """Close a segment and release its lock, unless `keep`: then the lock belongs to another process.
+
+    A forked child has a copy of the descriptor, which would otherwise hold the lock for the child's lifetime.
     """
     if fcntl is not None and not keep:
         with suppress(OSError):
@@ -420,7 +422,7 @@ def _get_modified_time(path: Path) -> float:
 
 
 def forget_after_fork() -> None:
-    """A forked child has written nothing itself, and sends nothing that its parent was about to."""
+    """Clear the state in a forked child, which has written nothing and does not send its parent's segments."""
     _own_segments.clear()
     while _busy_descriptors:
         os.close(_busy_descriptors.pop())

@@ -1,8 +1,8 @@
 """OTLP protobuf encoding of spans, feedback and process events.
 
-The standard encoder builds a message object per attribute, which costs the process four times as much CPU as the traced
-call itself (`benchmarks/tracer.py`); a test holds the two to the same messages. Field numbers: opentelemetry-proto,
-`trace/v1/trace.proto` and `common/v1/common.proto`.
+The standard encoder creates a message object per attribute, which costs the process four times as much CPU as the
+traced call itself (`benchmarks/tracer.py`). A test compares the messages of both encoders. Field numbers:
+opentelemetry-proto, `trace/v1/trace.proto` and `common/v1/common.proto`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ TRACES_PATH, LOGS_PATH = "/v1/traces", "/v1/logs"
 
 @dataclass(frozen=True, slots=True)
 class FeedbackEvent:
-    """An event on its way out: what `current_run().feedback(…)` was given, mostly."""
+    """OTLP log event to be exported, in most cases the feedback of `current_run().feedback(…)`."""
 
     trace_id: int
     span_id: int
     time_ns: int
     attributes: Mapping[str, Any]
     resource: Mapping[str, Any] = field(default_factory=dict)
-    event: str = names.EVALUATION_EVENT  # or one of those that a process sends of itself
+    event: str = names.EVALUATION_EVENT  # or the name of a process event
 
 
 def encode_events(events: Iterable[FeedbackEvent]) -> bytes:
-    """The body of a request to `/v1/logs`. All events are of one process, so of one resource."""
+    """Return the body of a request to `/v1/logs`. All events come from one process and have the same resource."""
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
     from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
     from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs, ScopeLogs
@@ -68,7 +68,7 @@ def _encode_record(event: FeedbackEvent) -> LogRecord:
         observed_time_unix_nano=event.time_ns,
         event_name=event.event,
         trace_id=event.trace_id.to_bytes(16, "big") if event.trace_id else b"",
-        span_id=event.span_id.to_bytes(8, "big") if event.span_id else b"",  # of the trace as a whole
+        span_id=event.span_id.to_bytes(8, "big") if event.span_id else b"",  # empty: of the trace as a whole
         attributes=_encode_pairs(event.attributes),
     )
 
@@ -93,7 +93,7 @@ def _encode_log_value(value: Any) -> AnyValue:
 
 
 def parse_rejections(path: str, body: bytes) -> tuple[int, str]:
-    """Return how many items a successful answer rejects, and the reason that the server gives (may be empty)."""
+    """Return the number of items that a successful response rejects, and the server's reason (may be empty)."""
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
@@ -103,7 +103,7 @@ def parse_rejections(path: str, body: bytes) -> tuple[int, str]:
             return spans.rejected_spans, spans.error_message
         logs = ExportLogsServiceResponse.FromString(body).partial_success
         return logs.rejected_log_records, logs.error_message
-    except Exception:  # not every server answers in protobuf
+    except Exception:  # some servers do not respond in protobuf
         return 0, ""
 
 
@@ -128,7 +128,7 @@ def _encode_length(length: int) -> bytes:
 
 
 def _encode_field(tag: bytes, body: bytes) -> bytes:
-    """A length-delimited field."""
+    """Return a length-delimited field."""
     return tag + _encode_length(len(body)) + body
 
 
@@ -142,7 +142,7 @@ def _encode_key(key: str) -> bytes:
 
 
 def _encode_any_value(value: Any) -> bytes:
-    """An AnyValue."""
+    """Return an AnyValue."""
     if isinstance(value, str):
         return _encode_field(b"\x0a", _encode_text(value))
     if isinstance(value, bool):
@@ -165,7 +165,7 @@ def _encode_attributes(tag: bytes, attributes: Mapping[str, Any] | None) -> list
 
 
 def _encode_ids(span: ReadableSpan) -> list[bytes]:
-    """Trace id, span id, trace state, parent span id, flags."""
+    """Return the fields trace id, span id, trace state, parent span id and flags."""
     if isinstance(span, LiveSpan):
         flags = _HAS_REMOTE | (_IS_REMOTE if span.parent_id and span.parent_remote else 0)
         parent = b"\x22\x08" + span.parent_id.to_bytes(8, "big") if span.parent_id else b""
@@ -230,7 +230,7 @@ def _encode_scope(scope: InstrumentationScope | None) -> bytes:
 
 
 def encode_spans(spans: Iterable[ReadableSpan]) -> bytes:
-    """An ExportTraceServiceRequest, grouped by resource and scope."""
+    """Return an ExportTraceServiceRequest, grouped by resource and scope."""
     groups: dict[int, tuple[Resource, dict[int, tuple[InstrumentationScope | None, list[bytes]]]]] = {}
     for span in spans:
         _, scopes = groups.setdefault(id(span.resource), (span.resource, {}))

@@ -25,20 +25,22 @@ if TYPE_CHECKING:
     import requests
 
 
-_MIN_COMPRESS_BYTES = 1024  # bytes
-_MAX_RETRY_AFTER = 300.0  # seconds, whatever a server asks for
-_UNAUTHORIZED = frozenset((401, 403))  # somebody can mend that, and the next process may have the right one
+_MIN_COMPRESS_BYTES = 1024  # smaller bodies are not compressed
+_MAX_RETRY_AFTER = 300.0  # upper limit in seconds for `Retry-After`
+# retryable: the key can be corrected, and the next process may have the right one
+_UNAUTHORIZED = frozenset((401, 403))
 _RETRYABLE = frozenset((*_UNAUTHORIZED, 408, 425, 429, 500, 502, 503, 504))
 
 
 _preload_lock = threading.Lock()
-_MAX_PRELOAD_WAIT = 5.0  # seconds that a fork waits for it; more can only be a deadlock of imports
+_MAX_PRELOAD_WAIT = 5.0  # seconds that a fork waits for the lock; a longer wait must be a deadlock of imports
 
 
 def preload_modules() -> None:
-    """Import all that delivery needs, on its own thread, for it takes a tenth of a second.
+    """Import the modules that delivery needs, on its own thread, because the import takes a tenth of a second.
 
-    No fork comes in between: a child would inherit modules that are half imported, or locked for ever.
+    A fork waits for the import. Otherwise a child would inherit modules that are half imported, or locked
+    permanently.
     """
     with _preload_lock:
         import encodings.idna  # noqa: F401  (imported by the first connection)
@@ -65,7 +67,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 class RequestOutcome:
     """Outcome of a request: ok, refused (permanent), too_large, or later (retryable, not before `after` seconds).
 
-    `reason` is a key for counters, `explanation` the cause in words for the log.
+    `reason` is a key for counters, and `explanation` describes the cause for the log.
     """
 
     verdict: Literal["ok", "refused", "too_large", "later"]
@@ -76,7 +78,10 @@ class RequestOutcome:
 
 
 class OtlpHttpClient:
-    """Sends request bodies to a collector over one kept-alive connection. Used by one thread at a time."""
+    """HTTP client that sends request bodies to a collector over one persistent connection.
+
+    Used by one thread at a time.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -86,10 +91,10 @@ class OtlpHttpClient:
         self._headers.update(settings.headers)
         self._packs = settings.compression == "gzip" or (settings.compression is None and not is_loopback(settings.url))
         self._session: requests.Session | None = None
-        self.is_spanwise: bool | None = None  # whether the collector is one of Spanwise's; None: it has not said
+        self.is_spanwise: bool | None = None  # True for a Spanwise collector; None: unknown
 
     def send(self, path: str, body: bytes, timeout: float) -> RequestOutcome:
-        """POST a protobuf body to the address of the signal, `<url><path>`."""
+        """Send a protobuf body with POST to the address of the signal, `<url><path>`."""
         import requests
 
         if self._session is None:
@@ -98,7 +103,8 @@ class OtlpHttpClient:
         if self._packs and len(body) >= _MIN_COMPRESS_BYTES:
             body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
         address = self._address(path)
-        self._session.trust_env = not is_loopback(address)  # a proxy cannot reach the loopback of this machine
+        # a proxy cannot reach the loopback interface of this machine
+        self._session.trust_env = not is_loopback(address)
         auth = requests.utils.get_auth_from_url(address)
         try:
             with suppress_instrumentation():
@@ -111,7 +117,7 @@ class OtlpHttpClient:
                     verify=self._settings.certificate or True,
                     allow_redirects=False,
                 )
-        except OSError as error:  # all of requests' own, and a file of certificates that does not exist
+        except OSError as error:  # all errors of requests, and a missing certificate file
             return RequestOutcome("later", type(error).__name__, explanation=explain_connection_error(error, timeout))
         if response.ok or names.COLLECTOR_HEADER in response.headers:
             self.is_spanwise = response.headers.get(names.COLLECTOR_HEADER) == "1"
@@ -125,7 +131,10 @@ class OtlpHttpClient:
 
 
 def _keep_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Else what `~/.netrc` says of the host would take the place of our key."""
+    """Return the request unchanged.
+
+    Without this hook, requests would replace the API key by credentials from `~/.netrc`.
+    """
     return request
 
 
@@ -149,7 +158,7 @@ def _parse_retry_delay(text: str | None) -> float:
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A request that was sent, or is about to be."""
+    """Request that was sent or is about to be sent."""
 
     path: str
     body: bytes
@@ -160,18 +169,18 @@ class PendingRequest:
 
     @property
     def age(self) -> float:
-        """Seconds since it was sent."""
+        """Return the seconds since the request was created."""
         return time.monotonic() - self.began
 
     def wait(self, seconds: float) -> RequestOutcome | None:
-        """Return the answer; None if there is none within so many seconds."""
+        """Return the outcome, or None if there is none within that many seconds."""
         try:
             return self._answers.get(timeout=seconds)
         except queue.Empty:
             return None
 
     def send(self, post: OtlpHttpClient) -> None:
-        """Send the request and keep the answer. An error that nobody expected means to try later."""
+        """Send the request and store the outcome. An unexpected error means to try later."""
         answer = RequestOutcome("later", "failed")
         try:
             answer = post.send(self.path, self.body, self.timeout)
@@ -184,7 +193,7 @@ class PendingRequest:
 
 
 class RequestThread:
-    """Sends one request at a time. A request that nobody waits for any more keeps the thread busy until it ends."""
+    """Thread that sends one request at a time. A request that was given up keeps the thread busy until it ends."""
 
     def __init__(self, post: OtlpHttpClient) -> None:
         self._post = post
@@ -193,7 +202,7 @@ class RequestThread:
         self._last: PendingRequest | None = None
 
     def send(self, path: str, body: bytes, timeout: float) -> PendingRequest | None:
-        """Begin a request; None while an earlier one is under way. Called by one thread at a time."""
+        """Begin a request. Return None while an earlier one is in progress. Called by one thread at a time."""
         if self._last is not None and not self._last.is_done:
             return None
         request = self._last = PendingRequest(path, body, timeout)
@@ -204,11 +213,11 @@ class RequestThread:
         return request
 
     def end(self) -> None:
-        """End the thread, after the request under way."""
+        """End the thread after the request in progress."""
         self._requests.put(None)
 
     def _starts(self) -> bool:
-        """Whether there is a thread; False where the system has none left."""
+        """Start the thread if necessary. Return False if the system has no more threads."""
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._run, name="spanwise-request", daemon=True)
             try:
@@ -223,11 +232,11 @@ class RequestThread:
             request.send(self._post)
 
 
-_MAX_LENGTH = 200  # characters of a message that comes from a library or a server
+_MAX_LENGTH = 200  # characters of a message from a library or a server
 
 
 def explain_connection_error(error: BaseException, timeout: float | None = None) -> str:
-    """Return why a request failed, in a few words and on one line; `timeout` is the request's limit in seconds."""
+    """Return a short, one-line reason why a request failed. `timeout` is the request's limit in seconds."""
     causes = list(_iterate_causes(error))
     for cause in causes:
         if text := _describe_known_cause(cause):
@@ -259,7 +268,7 @@ def _describe_known_cause(cause: BaseException) -> str | None:
 
 
 def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and all that it wraps, also as urllib3's `reason` or among its arguments."""
+    """Yield an exception and all exceptions that it wraps, including urllib3's `reason` and its arguments."""
     pending, seen = [error], set[int]()
     while pending and len(seen) < 32:
         current = pending.pop()

@@ -1,9 +1,11 @@
 """Bounded queue of ended spans and feedback, with eviction by priority.
 
-At `HIGH_BYTES` the threads that fill it start to write some of it to the spool (see `Delivery.put`). They do so at
-`LESS_BYTES` while the collector is away, and when the process ends: then the rest is soon written. Where there is no
-spool the queue grows to `MAX_BYTES`. Beyond that it drops spans without children first and local roots last: a lost
-leaf costs one span, a lost parent costs the tree below it.
+At `HIGH_BYTES`, the threads that fill the queue start to write a part of it to the spool (see `Delivery.put`). While
+the collector is unreachable, and when the process ends, they do so at `REDUCED_BYTES`, so that little is left to
+write. Without a spool, the queue grows to `MAX_BYTES`.
+
+Above that, the queue drops spans without children first and local roots last. A lost leaf costs one span; a lost
+parent costs the tree below it.
 """
 
 from __future__ import annotations
@@ -21,28 +23,28 @@ from spanwise.tracer.otel.exit_lock import ExitLock
 from spanwise.tracer.otel.live_span import LiveSpan, count_dropped
 
 ExportItem: TypeAlias = ReadableSpan | FeedbackEvent
-WeightedItem: TypeAlias = tuple[ExportItem, int]  # and its weight, in bytes
+WeightedItem: TypeAlias = tuple[ExportItem, int]  # item and its weight in bytes
 BATCH_ITEMS = 512
 HIGH_BYTES = 64 * MIB
 REDUCED_BYTES = 4 * MIB
 MAX_BYTES = 256 * MIB
-_SPAN_OVERHEAD_BYTES = 1_500  # of a span without its texts
+_SPAN_OVERHEAD_BYTES = 1_500  # size of a span without its texts
 _ROOT, _INNER, _LEAF = 0, 1, 2
 
 
 class SpanQueue:
-    """First in, first out within each of three ranks. Bounded in bytes, about.
+    """Queue with three ranks, first in, first out within each rank. Its size in bytes is bounded approximately.
 
-    A signal handler, or a finalizer that the garbage collector runs, may interrupt a method in the middle and call the
-    queue again in the same thread. So no method relies on a value that it read on an earlier line, and counters are
-    only added to. `put` and `take` use different locks: a handler that interrupts `put` may wait for the delivery
-    thread, which takes.
+    A signal handler, or a finalizer that the garbage collector runs, may interrupt a method and call the queue again
+    in the same thread. Therefore no method relies on a value that it read on an earlier line, and counters are only
+    added to. `put` and `take` use different locks: a handler that interrupts `put` may wait for the delivery thread,
+    which calls `take`.
     """
 
     def __init__(self, high_bytes: int = HIGH_BYTES, max_bytes: int = MAX_BYTES) -> None:
         self.dropped: Counter[str] = Counter()
         self._high_bytes = self._high = high_bytes
-        self.in_hand = 0  # items that were taken and are neither sent, spooled nor dropped yet
+        self.in_hand = 0  # items that were taken and are not yet sent, spooled or dropped
         self._max = max_bytes
         self._ranks: tuple[deque[WeightedItem], ...] = (deque(), deque(), deque())
         self._put_lock: Any = threading.RLock()
@@ -55,19 +57,22 @@ class SpanQueue:
 
     @property
     def bytes(self) -> int:
-        """Bytes queued, about."""
+        """Return the approximate number of queued bytes."""
         return self._added_bytes - self._removed_bytes
 
     @property
     def is_high(self) -> bool:
-        """Whether more is queued than should be kept in memory."""
+        """Return whether the queue exceeds the size that should be kept in memory."""
         return self.bytes > self._high
 
     def put(self, item: ExportItem) -> bool:
-        """Queue an item, or drop the least needed one; returns whether one more batch is full, or the queue is high."""
+        """Queue an item, and drop the least important item if the queue is full.
+
+        Return whether another batch is full or the queue is high.
+        """
         rank, weight = _get_rank(item), estimate_bytes(item)
         with self._put_lock:
-            self._added += 1  # before the item is there, so that the difference is never negative
+            self._added += 1  # counted before it is appended, so that the difference is never negative
             self._added_bytes += weight
             self._ranks[rank].append((item, weight))
         size = self._added_bytes - self._removed_bytes
@@ -76,7 +81,7 @@ class SpanQueue:
         return size > self._high or (self._added - self._removed) % BATCH_ITEMS == 0
 
     def put_back(self, items: Sequence[ExportItem]) -> None:
-        """Queue items again that were taken, before all others of their rank."""
+        """Return taken items to the front of their rank."""
         for item in reversed(items):
             rank, weight = _get_rank(item), estimate_bytes(item)
             with self._put_lock:
@@ -87,24 +92,24 @@ class SpanQueue:
         self._evict()
 
     def take(self) -> list[ExportItem]:
-        """Take everything queued, in the order of the ranks."""
+        """Take all queued items, in the order of the ranks."""
         return self._take(self._ranks, len(self))
 
     def take_some(self, most: int) -> list[ExportItem]:
-        """Take the oldest items, those without children first."""
+        """Take the oldest items, beginning with those without children."""
         return self._take(reversed(self._ranks), most)
 
     def settle(self, count: int) -> None:
-        """Note that `count` items that were taken were sent, spooled or dropped."""
+        """Record that `count` taken items were sent, spooled or dropped."""
         with self._take_lock:
             self.in_hand -= count
 
     def keep_less(self, less: bool) -> None:
-        """Have less in memory from now on, or as much as ever again."""
+        """Reduce the size that is kept in memory, or restore it."""
         self._high = min(REDUCED_BYTES, self._high_bytes) if less else self._high_bytes
 
     def bound_waits(self) -> None:
-        """Wait for no lock for long from now on; see `ExitLock`."""
+        """Limit the time that a thread waits for the locks; see `ExitLock`."""
         self._put_lock, self._take_lock = ExitLock(self._put_lock), ExitLock(self._take_lock)
 
     def _take(self, ranks: Iterable[deque[WeightedItem]], most: int) -> list[ExportItem]:
@@ -119,7 +124,7 @@ class SpanQueue:
         return taken
 
     def _evict(self) -> None:
-        """Drop the newest items of the lowest rank, which are those that the overload brought."""
+        """Drop the newest items of the lowest rank, which caused the overload."""
         with self._take_lock:
             for rank in reversed(self._ranks):
                 while self.bytes > self._max and (entry := _try_pop(rank.pop)):
@@ -132,7 +137,7 @@ class SpanQueue:
 
 
 def _try_pop(pop: Callable[[], WeightedItem]) -> WeightedItem | None:
-    """Pop an entry; None if the deque is empty (a signal handler may empty it between a check and the pop)."""
+    """Pop an entry. Return None if the deque is empty: a signal handler may empty it between a check and the pop."""
     try:
         return pop()
     except IndexError:
@@ -146,7 +151,7 @@ def _get_rank(item: Any) -> int:
 
 
 def estimate_bytes(item: Any) -> int:
-    """Return about how many bytes an item holds: its texts."""
+    """Return the approximate size of an item in bytes: its texts and a constant overhead."""
     weight = _SPAN_OVERHEAD_BYTES
     for value in (item.attributes if isinstance(item, FeedbackEvent) else item._attributes or {}).values():
         if type(value) is str:

@@ -25,7 +25,7 @@ from spanwise.tracer.otel.live_span import SCOPE, LiveSpan
 _MAX_RESOURCES = 100
 _DOCUMENT_KINDS = ("RETRIEVER", "RERANKER")
 
-# What people said, in every dialect: left out when only metadata is captured.
+# Attributes with content, in every dialect. They are removed if only metadata is captured.
 _CONTENT_ATTRIBUTES = re.compile(
     r"^(?:(?:in|out)put\.(?:value|mime_type)|(?:.*\.)?(?:in|out)put_messages\b.*|spanwise\.documents"
     r"|llm\.(?:prompts|choices|prompt_template|tools|function_call)\b.*|.*\.document\.(?:content|metadata|url|name)"
@@ -39,7 +39,7 @@ _CONTENT_ATTRIBUTES = re.compile(
 
 
 class SpanSanitizer:
-    """Turns ended spans and feedback into what leaves, under one set of settings. Never raises."""
+    """Sanitizer that prepares ended spans and feedback for export under one set of settings. Never raises."""
 
     def __init__(self, settings: Settings) -> None:
         self._limit = settings.max_value_bytes
@@ -49,8 +49,8 @@ class SpanSanitizer:
         self._resources: dict[int, tuple[Resource, Resource]] = {}
 
     def span(self, span: ReadableSpan) -> ReadableSpan | None:
-        """The span as it leaves; None if it cannot be made safe to leave."""
-        try:  # every span passes here: not `ours`, which costs something
+        """Return the span for export, or None if it cannot be sanitized."""
+        try:  # runs for every span: no `error_boundary`, which takes time
             if isinstance(span, LiveSpan):
                 return span if span.finished else self._own(span)
             return self._foreign(span)
@@ -59,7 +59,7 @@ class SpanSanitizer:
             return None
 
     def feedback(self, event: FeedbackEvent) -> FeedbackEvent:
-        """The feedback as it leaves."""
+        """Return the feedback event for export."""
         if not self._redaction:
             return event
         key = self._redaction.key(event.attributes.get(names.EVALUATION_NAME, ""))
@@ -68,11 +68,11 @@ class SpanSanitizer:
         return replace(event, attributes=clean)
 
     def name(self, name: str) -> str:
-        """The name of a run, redacted."""
+        """Return the redacted name of a run."""
         return (self._redaction.text(_replace_surrogates(name)) or "") if self._redaction else _replace_surrogates(name)
 
     def scope(self, scope: InstrumentationScope | None) -> InstrumentationScope | None:
-        """The scope, its name redacted."""
+        """Return the scope with a redacted name and attributes."""
         if not self._redaction or scope is None:
             return scope
         name, attributes = self._redaction.key(scope.name), self._redaction.attributes(scope.attributes)
@@ -81,7 +81,7 @@ class SpanSanitizer:
         return self._scopes.setdefault(name, InstrumentationScope(name, scope.version, scope.schema_url, attributes))
 
     def resource(self, resource: Resource) -> Resource:
-        """The resource, redacted once."""
+        """Return the redacted resource. The result is cached."""
         if not self._redaction:
             return resource
         pair = self._resources.get(id(resource))
@@ -89,7 +89,8 @@ class SpanSanitizer:
             if len(self._resources) >= _MAX_RESOURCES:
                 self._resources.clear()
             clean = Resource(self._redaction.attributes(resource.attributes), resource.schema_url)
-            pair = self._resources[id(resource)] = resource, clean  # the first is kept, so that its id stays its own
+            # the original is kept as well, so that its id is not reused
+            pair = self._resources[id(resource)] = resource, clean
         return pair[1]
 
     def _own(self, span: LiveSpan) -> LiveSpan:
@@ -112,7 +113,7 @@ class SpanSanitizer:
         return span
 
     def _foreign(self, span: ReadableSpan) -> ReadableSpan:
-        """A span of another SDK's making (joined mode): others see it too, so what leaves is a copy."""
+        """Return a sanitized copy of a span of another SDK (joined mode), because other exporters see the original."""
         name, status = self._texts(span.name, span.status)
         return ReadableSpan(
             name=name,
@@ -147,7 +148,7 @@ class SpanSanitizer:
         return self._redaction.attributes(values) if self._redaction else values
 
     def _value(self, value: Any) -> Any:
-        """A value that OTLP can carry."""
+        """Return a value that OTLP can represent."""
         if type(value) is int and -(2**63) <= value < 2**63:
             return value
         if isinstance(value, str):
@@ -159,7 +160,10 @@ class SpanSanitizer:
         return value if isinstance(value, bytes) else to_json(value, self._limit)
 
     def _cut(self, text: str) -> str:
-        """Cut a long text; JSON stays JSON. Ours have been cut before, and are over by no more than their marker."""
+        """Truncate a long text. JSON remains JSON.
+
+        Spanwise's own texts were truncated before and exceed the limit only by their marker.
+        """
         if len(text) <= self._limit + 400:
             return text
         try:
@@ -184,7 +188,7 @@ class SpanSanitizer:
 
 
 def _replace_surrogates(text: str) -> str:
-    """The text without lone surrogates; of what is no text but should be (a name), its text."""
+    """Return the text without lone surrogates. A value that is not a string, such as a name, is converted."""
     if type(text) is not str:
         text = str.__str__(text) if isinstance(text, str) else str(text)
     if text.isascii():
@@ -197,12 +201,12 @@ def _replace_surrogates(text: str) -> str:
 
 
 def _is_long_text(value: Any) -> bool:
-    """Whether a text is long enough to be what somebody said, under whatever name."""
+    """Return whether a text is so long that it is probably content, whatever its name."""
     return isinstance(value, str) and len(value) > 1000
 
 
 def _add_documents(attributes: dict[str, Any]) -> None:
-    """Documents in OpenInference's flat form."""
+    """Add the documents as OpenInference's flat attributes."""
     documents = attributes.pop(names.DOCUMENTS_JSON, None)
     if documents is None and attributes.get(names.KIND) in _DOCUMENT_KINDS:
         documents = attributes.get(names.OUTPUT_VALUE)
@@ -212,12 +216,12 @@ def _add_documents(attributes: dict[str, Any]) -> None:
 
 REDACTED_TEXT = "[redacted]"
 FAILED_TEXT = "[redacted: the redactor failed]"
-_LIST_INDEX = re.compile(r"\d{1,5}")  # of a list that was flattened into keys
-_MAX_REMEMBERED_KEYS = 4_096  # that are remembered
+_LIST_INDEX = re.compile(r"\d{1,5}")  # index of a list that was flattened into keys
+_MAX_REMEMBERED_KEYS = 4_096  # size of the cache of redacted keys
 
 
 class Redaction:
-    """Applies a list of redactors to attribute mappings and texts."""
+    """List of redactors that is applied to attributes and texts."""
 
     def __init__(self, redactors: Sequence[Redactor]) -> None:
         keys = [r for r in redactors if isinstance(r, str)]
@@ -233,15 +237,17 @@ class Redaction:
         return bool(self._keys or self._patterns or self._functions)
 
     def attributes(self, attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The attributes with every secret replaced; JSON texts are redacted inside, and stay JSON."""
+        """Return the attributes with every secret replaced. JSON texts are redacted inside and remain JSON."""
         clean: dict[str, Any] = {}
         for key, value in (attributes or {}).items():
             clean[_make_unique_key(self.key(key), clean)] = self.attribute(key, value)
         return clean
 
     def key(self, key: str) -> str:
-        """A key, or another name that is one of few: patterns look at its words, which stand between dots. Functions do
-        not: one that hides all texts would leave no name to find anything by.
+        """Return a key, redacted by the patterns.
+
+        Patterns are applied to the words between the dots. Functions are not applied: a function that hides all texts
+        would leave no names to search by.
         """
         if not self._patterns or self._keys_known.get(key) == key:
             return key
@@ -258,7 +264,7 @@ class Redaction:
         return text
 
     def attribute(self, key: str, value: Any) -> Any:
-        """One attribute's value, redacted."""
+        """Return the redacted value of one attribute."""
         try:
             if _normalize_key(key) in self._keys or _normalize_key(key.rpartition(".")[2]) in self._keys:
                 return REDACTED_TEXT
@@ -268,12 +274,12 @@ class Redaction:
             return clean if _is_attribute(clean) else orjson.dumps(clean, default=repr).decode()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a `SystemExit` too: what a redactor cannot look at is withheld
+        except BaseException as error:  # also `SystemExit`: a value that a redactor cannot process is withheld
             internal_errors.record_user_error("redact", error)
             return FAILED_TEXT
 
     def text(self, text: str | None) -> str | None:
-        """A free text (a name, a status description), redacted."""
+        """Return a redacted text, such as a name or a status description."""
         if not text:
             return text
         clean = self.attribute("", text)
@@ -288,7 +294,8 @@ class Redaction:
             return {self._without(str(k)): self._entry(k, v) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._node(key, v) for v in value]
-        # A card's number may be a number. Attributes that are numbers are counts, of which patterns know nothing.
+        # A card number may be an integer inside a value. Attributes that are numbers are counts, to which patterns do
+        # not apply.
         return value if top or type(value) is not int else self._number(value)
 
     def _number(self, value: int) -> int | str:
@@ -307,19 +314,19 @@ class Redaction:
 
 
 def _normalize_key(key: str) -> str:
-    """`api_key`, `apiKey` and `API-Key` are the same key."""
+    """Return the key in lower case without separators: `api_key`, `apiKey` and `API-Key` are the same key."""
     return key.lower().replace("_", "").replace("-", "").replace(" ", "")
 
 
 def _compile_assignment_pattern(keys: Sequence[str]) -> re.Pattern[str]:
-    """`password='x'` and `"password": "x"` in running text, as reprs and stack traces have them."""
+    """Compile a pattern for `password='x'` and `"password": "x"` in free text, such as reprs and stack traces."""
     parts = "|".join("[-_ ]?".join(map(re.escape, re.split(r"[-_ ]", key))) for key in keys)
     value = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;)}\]&]+)"""
     return re.compile(rf"""((?<![A-Za-z0-9])(?:{parts})["']?\s*[:=]\s*)(?:Bearer\s+|Basic\s+)?{value}""", re.IGNORECASE)
 
 
 def _decode_json(text: str) -> Any:
-    """The list or dict that a text is the JSON of, else None."""
+    """Return the list or dict that a JSON text represents, or None."""
     start = text[:64].lstrip()[:1]
     if start not in ("{", "["):
         return None
@@ -330,7 +337,7 @@ def _decode_json(text: str) -> Any:
 
 
 def _make_unique_key(key: str, taken: Mapping[str, Any]) -> str:
-    """The key, numbered where another became the same."""
+    """Return the key, with a number if another key has become the same."""
     if key not in taken:
         return key
     return next(numbered for i in range(2, len(taken) + 3) if (numbered := f"{key}~{i}") not in taken)

@@ -1,7 +1,8 @@
 """Tail sampling: spans of unsampled traces wait in memory and are exported if one of them failed.
 
-They are delivered if it or any span below it had an error, and forgotten if none had. What waits is bounded in bytes,
-for all traces together: beyond it the oldest trace loses its oldest spans first, those with errors last.
+When the local root ends, all spans are delivered if it or any span below it had an error. Otherwise they are
+discarded. The waiting items of all traces together are bounded in bytes. Above the limit, the oldest trace loses its
+oldest spans first and those with errors last.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from spanwise.tracer.otel import head_sampling
 from spanwise.tracer.otel.exit_lock import ExitLock
 from spanwise.tracer.otel.live_span import LiveSpan, sync_account
 
-MAX_BYTES = 32 * MIB  # of spans and feedback, about
+MAX_BYTES = 32 * MIB  # approximate bytes of spans and feedback
 
-_lock: Any = threading.RLock()  # as the queue's: a signal handler may come in between
+_lock: Any = threading.RLock()  # re-entrant like the queue's: a signal handler may interrupt
 _pending_traces: dict[PendingTrace, None] = {}  # in the order in which they began to wait
 _bytes = 0
 
@@ -31,7 +32,7 @@ _bytes = 0
 def _after_fork() -> None:
     global _bytes
     _lock.release()
-    _pending_traces.clear()  # they are the parent's
+    _pending_traces.clear()  # they belong to the parent
     _bytes = 0
 
 
@@ -39,41 +40,41 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 def bound_lock_waits() -> None:
-    """Wait for no lock for long from now on; see `ExitLock`."""
+    """Limit the time that a thread waits for the lock; see `ExitLock`."""
     global _lock
     _lock = ExitLock(_lock)
 
 
 class DeliveryTarget(Protocol):
-    """Where ended spans and feedback go; a `Delivery`."""
+    """Destination of ended spans and feedback; a `Delivery`."""
 
     @property
     def account(self) -> SpanAccount:
-        """The count of spans that go there."""
+        """Return the account of the spans that go there."""
 
     def begin(self) -> None:
-        """Be ready: a trace has begun that goes there."""
+        """Prepare for the spans of a trace that has begun."""
 
     def put(self, item: Any) -> None:
-        """Take an ended span or a feedback."""
+        """Accept an ended span or a feedback event."""
 
     def lose(self, reason: str, count: int) -> None:
-        """Count spans that were dropped before they came here."""
+        """Count spans that were dropped before they reached the delivery."""
 
 
 class PendingTrace:
-    """Takes the spans and the feedback of this process's part of one unsampled trace."""
+    """Buffer for the spans and feedback of this process's part of one unsampled trace."""
 
     __slots__ = ("_forgotten", "_kept", "_outlet", "_waits")
 
     def __init__(self, outlet: DeliveryTarget) -> None:
         self._outlet = outlet
-        self._waits: _PendingItems | None = None  # most have nothing that waits
+        self._waits: _PendingItems | None = None  # None for most traces
         self._forgotten = 0
-        self._kept: bool | None = None  # None: the local root is open
+        self._kept: bool | None = None  # None: undecided, because the local root is open
 
     def put(self, item: Any) -> None:
-        """Keep an ended span or a feedback until it is decided; afterwards deliver it, or forget it."""
+        """Store an ended span or a feedback event until the decision. Afterwards, deliver or discard it."""
         if self._kept is None and type(item) is LiveSpan and item.span_id == item.local.root_id:
             self._decide(item)
         elif not self._wait(item) and self._kept:
@@ -134,7 +135,7 @@ class PendingTrace:
 
 
 class _PendingItems:
-    """What waits of one trace."""
+    """Waiting items of one trace."""
 
     __slots__ = ("bytes", "failed", "has_failed", "others")
 
@@ -142,7 +143,7 @@ class _PendingItems:
         self.others: deque[tuple[ExportItem, int]] = deque()
         self.failed: deque[tuple[ExportItem, int]] = deque()
         self.bytes = 0
-        self.has_failed = False  # also where it waits no more
+        self.has_failed = False  # stays True if the failed item is discarded
 
 
 def _has_failed(item: Any) -> bool:

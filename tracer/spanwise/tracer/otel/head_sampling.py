@@ -1,8 +1,8 @@
 """Head sampling: OpenTelemetry's consistent probability sampling and its `ot` tracestate member.
 
-A trace is sampled if its randomness is at or above a threshold; both are integers of 56 bits, so that whoever knows
-them decides alike. `th` is the threshold (hex digits without trailing zeros), hence the probability; `rv` is a
-randomness that takes the place of the trace id's.
+A trace is sampled if its randomness is at or above a threshold. Both are integers of 56 bits. Participants that use
+the same values make the same decision. `th` is the threshold (hex digits without trailing zeros), which determines
+the probability. `rv` is a randomness that replaces that of the trace id.
 
 Source: https://opentelemetry.io/docs/specs/otel/trace/tracestate-probability-sampling/
 """
@@ -14,41 +14,44 @@ import re
 TRACESTATE_KEY = "ot"
 ALWAYS_MEMBER = "th:0"  # probability 1
 _NEVER_THRESHOLD = 1 << 56
-_MAX_MEMBER_LENGTH = 128  # characters: the member travels in our own entry of the tracestate, too, and that holds 256
+_MAX_MEMBER_LENGTH = 128  # characters: Spanwise's own tracestate entry, which may have 256, contains the member, too
 _THRESHOLD_PATTERN, _RANDOMNESS_PATTERN = re.compile(r"th:([0-9a-f]{1,14})"), re.compile(r"rv:([0-9a-f]{14})")
 
 
 def compute_threshold(rate: float) -> int:
-    """The threshold of a probability between 0 and 1."""
+    """Return the threshold of a probability between 0 and 1."""
     return _NEVER_THRESHOLD - round(rate * _NEVER_THRESHOLD)
 
 
 def sample_new_trace(limit: int, trace_id: int, ot: str = "") -> tuple[bool, str]:
-    """Whether a new trace is sampled, and its member `ot`; `ot` is the one that came along, of another trace."""
+    """Return whether a new trace is sampled, and its member `ot`. The argument `ot` comes from a foreign trace."""
     sampled = get_randomness(trace_id, ot) >= limit
     return sampled, format_member(limit if sampled else None, ot)
 
 
 def inherit_member(sampled: bool, trace_id: int, ot: str) -> str:
-    """The member `ot` of a trace that another process began: without a threshold that cannot have led to this."""
+    """Return the member `ot` of a trace that another process began.
+
+    A threshold that contradicts the decision is removed.
+    """
     limit = _parse_threshold(ot) if sampled else None
     possible = limit is not None and get_randomness(trace_id, ot) >= limit
     return format_member(limit if possible else None, ot)
 
 
 def make_kept_member(ot: str) -> str:
-    """The member of a trace that was kept for another reason, whatever its randomness."""
+    """Return the member of a trace that is kept for another reason, whatever its randomness."""
     return format_member(0, ot)
 
 
 def format_member(limit: int | None, ot: str = "") -> str:
-    """The member `ot` with such a threshold, and what else stood in `ot`."""
+    """Return the member `ot` with this threshold and the other parts of `ot`."""
     own = [] if limit is None else ["th:" + (f"{limit:014x}".rstrip("0") or "0")]
     return ";".join([*own, *_select_other_members(ot)])
 
 
 def _select_other_members(ot: str) -> list[str]:
-    """What is no threshold, and can be; in a text that is too long, the randomness alone."""
+    """Return the valid parts other than the threshold. If the text is too long, return only the randomness."""
     parts = [part for part in ot.split(";") if part and not part.startswith("th:")]
     return [
         part
@@ -58,7 +61,7 @@ def _select_other_members(ot: str) -> list[str]:
 
 
 def get_randomness(trace_id: int, ot: str = "") -> int:
-    """What a threshold is set against."""
+    """Return the randomness that is compared with a threshold."""
     explicit = _find_member_value(ot, _RANDOMNESS_PATTERN) if ot else None
     return trace_id & (_NEVER_THRESHOLD - 1) if explicit is None else int(explicit, 16)
 

@@ -1,7 +1,7 @@
 """Recording span, span counts per local trace, and id and clock sources.
 
-It holds plain values; the span context, the parent's context and everything derived are made when someone asks, which
-for most spans is the delivery thread. It is at once the live `Span` and the `ReadableSpan` that exporters read.
+A span stores plain values. The span context, the parent's context and all derived values are created on first use,
+for most spans by the delivery thread. `LiveSpan` is both the live `Span` and the `ReadableSpan` that exporters read.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ if TYPE_CHECKING:
     from spanwise.tracer.export.tail_sampling import PendingTrace
 
 
-SCOPE = InstrumentationScope("spanwise", "0.1.0")  # of the spans that decorators and blocks open
-OUTGOING_KINDS = (SpanKind.CLIENT, SpanKind.PRODUCER)  # kinds of spans that go to another process
-VENDOR_KEY = "spanwise"  # our key in the W3C tracestate
-SAMPLED_FLAG, MONITOR_FLAG = 1, 2  # bits of the flags there
+SCOPE = InstrumentationScope("spanwise", "0.1.0")  # scope of the spans that decorators and blocks open
+OUTGOING_KINDS = (SpanKind.CLIENT, SpanKind.PRODUCER)  # kinds of spans that call another process
+VENDOR_KEY = "spanwise"  # Spanwise's key in the W3C tracestate
+SAMPLED_FLAG, MONITOR_FLAG = 1, 2  # flags of the tracestate entry
 MAX_ATTRIBUTES = 10_000
 MAX_EVENTS = 1_000
 _UNSET, _OK = Status(StatusCode.UNSET), Status(StatusCode.OK)
 _SAMPLED, _NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 
-_random = random.Random()  # our own: an application that calls random.seed(0) must not repeat our ids
-_lock: Any = threading.RLock()  # guards the counts of every Local; a signal handler may come in between (see `Queue`)
+_random = random.Random()  # separate generator: an application that calls random.seed(0) must not repeat ids
+# guards the counts of every LocalTrace; re-entrant for signal handlers (see `SpanQueue`)
+_lock: Any = threading.RLock()
 _time_ns = time.time_ns
 
 
 class Clock:
-    """Where ids and times come from; the test kit puts fixed ones in place."""
+    """Source of ids and times. The test kit replaces the functions."""
 
     bits: Callable[[int], int] = staticmethod(_random.getrandbits)
     now: Callable[[], int] = staticmethod(_time_ns)
@@ -66,9 +67,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 class LocalTrace:
-    """This process's part of one trace: how many of its spans were started, are open, and were dropped, and how many
-    calls it has sent out.
-    """
+    """This process's part of a trace: counts of started, open and dropped spans, and of outgoing calls."""
 
     __slots__ = (
         *(
@@ -98,11 +97,12 @@ class LocalTrace:
         self.sink = sink
         self.resource = resource
         self.undecided: PendingTrace | None = None
-        self.sampled, self.ot = sampled, ot  # by the head; its member of the tracestate (see `_sampling`)
+        # decision of head sampling, and its member of the tracestate (see `head_sampling`)
+        self.sampled, self.ot = sampled, ot
         self.root_id = self.started = self.open = self.dropped = self.sent = 0
-        self.account: SpanAccount | None = None  # of what is delivered
-        self.booked_started = self.booked_open = 0  # there
-        self.closed = False  # whether the local root has ended
+        self.account: SpanAccount | None = None  # account of the spans' destination
+        self.booked_started = self.booked_open = 0  # counts that the account already includes
+        self.closed = False  # True after the local root has ended
         self.epoch = Clock.epoch
 
 
@@ -111,7 +111,7 @@ _open_traces: dict[int, LocalTrace] = {}  # by trace id, while the local root is
 
 
 def get_local_trace(trace_id: int) -> LocalTrace | None:
-    """This process's part of a trace, while its local root is open."""
+    """Return this process's part of a trace while its local root is open."""
     local = _open_traces.get(trace_id)
     return local if local is not None and local.epoch == Clock.epoch and not local.closed else None
 
@@ -121,20 +121,20 @@ def begin_local_trace(
 ) -> LocalTrace:
     """Begin this process's part of a trace."""
     local = _open_traces[trace_id] = LocalTrace(trace_id, sink, resource, sampled, ot)
-    while len(_open_traces) > _MAX_OPEN_TRACES:  # spans that are never ended must not fill the memory
+    while len(_open_traces) > _MAX_OPEN_TRACES:  # spans that never end must not fill the memory
         _drop_oldest_trace()
     return local
 
 
 def _drop_oldest_trace() -> None:
-    with suppress(RuntimeError, StopIteration):  # another thread has begun or ended a trace in between
+    with suppress(RuntimeError, StopIteration):  # another thread has begun or ended a trace meanwhile
         forgotten = _open_traces.pop(next(iter(_open_traces)), None)
         if forgotten is not None:
             sync_account(forgotten)
 
 
 def sync_account(local: LocalTrace) -> None:
-    """Bring the account up to date with what was started, and is open, in this trace."""
+    """Add the latest counts of started and open spans of a trace to its account."""
     with _lock:
         _sync_account_locked(local)
 
@@ -148,27 +148,27 @@ def _sync_account_locked(local: LocalTrace) -> None:
 
 
 def move_to_account(source: SpanAccount, target: SpanAccount) -> None:
-    """Move one started span to another account: it goes to another address than it was started for."""
+    """Move a started span to another account, because it is delivered to another address."""
     with _lock:
         source.started -= 1
         target.started += 1
 
 
 def bound_lock_waits() -> None:
-    """Wait for no lock for long from now on; see `ExitLock`."""
+    """Limit the time that a thread waits for the lock; see `ExitLock`."""
     global _lock
     _lock = ExitLock(_lock)
 
 
 def sync_open_traces(account: SpanAccount) -> None:
-    """The same for all traces whose local root is open."""
+    """Add the latest counts of all traces with an open local root to an account."""
     for local in tuple(_open_traces.values()):
         if local.account is account:
             sync_account(local)
 
 
 class LiveSpan(ReadableSpan, otel.Span):
-    """A recording span of ours."""
+    """Recording span of Spanwise."""
 
     _kind = SpanKind.INTERNAL
     _events: Sequence[Event] = ()
@@ -177,13 +177,13 @@ class LiveSpan(ReadableSpan, otel.Span):
     _end_time: int | None = None
     _instrumentation_info = None
     parent_remote = False
-    hidden = False  # current under our own key only, because a foreign span is current under OpenTelemetry's
+    hidden = False  # current only under Spanwise's key, because a foreign span is current under OpenTelemetry's
     has_children = False
-    ambient: dict[str, Any] | None = None  # attributes for all spans below that came with a remote parent
+    ambient: dict[str, Any] | None = None  # attributes of all spans below, received with a remote parent
     finished = False
-    notes = True, True  # of an exception that leaves it: an event, the status
-    dropped_attributes = dropped_events = 0  # beyond the bounds  # type: ignore[assignment]
-    weight = 1000  # bytes, about; set by the queue
+    notes = True, True  # for an exception that leaves the span: record an event, set the status
+    dropped_attributes = dropped_events = 0  # above the limits  # type: ignore[assignment]
+    weight = 1000  # approximate size in bytes; set by the queue
     _attributes: dict[str, Any]
 
     def __init__(
@@ -213,10 +213,10 @@ class LiveSpan(ReadableSpan, otel.Span):
 
     @property
     def marked(self) -> bool:
-        """Whether a monitor has made it."""
+        """Return whether a monitor created the span."""
         return names.MONITOR in self._attributes
 
-    # -- what exporters and propagators read --
+    # -- read by exporters and propagators --
 
     @property
     def _context(self) -> SpanContext:  # type: ignore[override]
@@ -234,16 +234,16 @@ class LiveSpan(ReadableSpan, otel.Span):
 
     @property
     def context(self) -> SpanContext:
-        """The span's own context."""
+        """Return the span's own context."""
         return self._context
 
     def get_span_context(self) -> SpanContext:
-        """The span's own context, made when first asked for."""
+        """Return the span's own context, which is created on first use."""
         return self._context
 
     @property
     def parent(self) -> SpanContext | None:
-        """The parent's context, None for the root of a trace."""
+        """Return the parent's context, or None for the root of a trace."""
         local = self.local
         if not self.parent_id:
             return None
@@ -251,23 +251,23 @@ class LiveSpan(ReadableSpan, otel.Span):
 
     @property
     def ot(self) -> str:
-        """Its member `ot` of the tracestate as it leaves: where nothing was left out, on local roots alone."""
+        """Return the member `ot` of the exported tracestate. If every trace is sampled, only local roots have it."""
         local = self.local
         return local.ot if local.ot != ALWAYS_MEMBER or self.span_id == local.root_id else ""
 
     @property
     def resource(self) -> Resource:
-        """What produced the span."""
+        """Return the resource of the process that created the span."""
         return self.local.resource
 
-    # -- the live side --
+    # -- recording --
 
     def is_recording(self) -> bool:
-        """True until the span has ended."""
+        """Return True until the span has ended."""
         return self._end_time is None
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Keep an attribute; a list is copied, so that later changes to it do not show."""
+        """Set an attribute. A list is copied, so that later changes have no effect."""
         if self._end_time is not None:
             return
         if len(self._attributes) < MAX_ATTRIBUTES or key in self._attributes:
@@ -277,7 +277,6 @@ class LiveSpan(ReadableSpan, otel.Span):
             _report_limit_exceeded("attributes", MAX_ATTRIBUTES)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Keep several attributes."""
         for key, value in (attributes or {}).items():
             self.set_attribute(key, value)
 
@@ -287,13 +286,13 @@ class LiveSpan(ReadableSpan, otel.Span):
             self._name = name
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
-        """Set the status; OK is final, UNSET is ignored, as OpenTelemetry wants it."""
+        """Set the status. OK is final and UNSET is ignored, as OpenTelemetry specifies."""
         new = status if isinstance(status, Status) else Status(status, description)
         if self._end_time is None and self._status.status_code is not StatusCode.OK and not new.is_unset:
             self._status = new
 
     def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
-        """Append an event; at most `MAX_EVENTS`."""
+        """Append an event. A span holds at most `MAX_EVENTS`."""
         if self._end_time is not None:
             return
         if len(self._events) < MAX_EVENTS:
@@ -310,14 +309,14 @@ class LiveSpan(ReadableSpan, otel.Span):
     def record_exception(
         self, exception: BaseException, attributes: Any = None, timestamp: int | None = None, escaped: bool = False
     ) -> None:
-        """Append the exception as an event, unless a span of this trace below has recorded it already."""
+        """Append the exception as an event, unless a span below has already recorded it in this trace."""
         if mark_exception_recorded(exception, self.local.trace_id):
             self.add_event(
                 "exception", {**_make_exception_attributes(exception, escaped), **(attributes or {})}, timestamp
             )
 
     def end(self, end_time: int | None = None) -> None:
-        """End the span and hand it over for delivery; a second call does nothing."""
+        """End the span and pass it to delivery. A second call does nothing."""
         local = self.local
         with _lock:
             if self._end_time is not None:
@@ -329,19 +328,19 @@ class LiveSpan(ReadableSpan, otel.Span):
         account = local.account
         if account is not None:
             account.young.discard(self)
-        if local.epoch == Clock.epoch:  # else the parent process has this span, and will end it
+        if local.epoch == Clock.epoch:  # otherwise the parent process has this span and ends it
             local.sink(self)
 
     def __exit__(self, exc_type: Any, exc: BaseException | None, tb: Any) -> None:
-        """End the span as a context manager does, with the exception recorded."""
+        """End the span as a context manager and record an exception."""
         if exc is not None:
             self.fail(exc)
         self.end()
 
     def fail(self, error: BaseException) -> None:
-        """Record an exception that leaves the span, once per trace, and set the status, unless told otherwise.
+        """Record an exception that leaves the span, once per trace, and set the status.
 
-        A cancellation is marked as such; it is not an error.
+        `notes` can switch off either. A cancellation is marked as such and is not an error.
         """
         if is_cancellation(error):
             return self.set_attribute(names.CANCELLED, True)
@@ -353,13 +352,13 @@ class LiveSpan(ReadableSpan, otel.Span):
         return None
 
     def infer_status(self) -> None:
-        """Set the status to OK if the run ended neither with an error nor cancelled."""
+        """Set the status to OK if the run ended without an error and was not cancelled."""
         if self._status is _UNSET and names.CANCELLED not in self._attributes:
             self._status = _OK
 
 
 def mark_ok(span: otel.Span) -> None:
-    """Set the status of a span of a joined provider, whose work ended well, to OK, unless it has a status already."""
+    """Set the status of a successful span of a joined provider to OK, unless it has a status already."""
     if isinstance(span, LiveSpan):
         span.infer_status()
     elif (status := getattr(span, "status", None)) is not None and status.is_unset:
@@ -381,7 +380,10 @@ def _report_limit_exceeded(what: str, most: int) -> None:
 
 
 def _close_local_trace(local: LocalTrace) -> dict[str, Any]:
-    """The local root has ended: what it carries, and every span that ends after it. Called under the lock."""
+    """Close the local trace and return the attributes of its root, and of every span that ends later.
+
+    The caller holds the lock.
+    """
     local.closed = True
     _open_traces.pop(local.trace_id, None)
     _sync_account_locked(local)
@@ -402,7 +404,7 @@ def count_started(local: LocalTrace, span_id: int) -> None:
 
 
 def count_ended(local: LocalTrace, span_id: int) -> dict[str, Any]:
-    """Count the end of such a span; returns the attributes that it has to carry."""
+    """Count the end of a span that is not a `LiveSpan`. Return the attributes to add to it."""
     with _lock:
         local.open -= 1
         return _close_local_trace(local) if span_id == local.root_id or local.closed else {}
@@ -411,19 +413,22 @@ def count_ended(local: LocalTrace, span_id: int) -> dict[str, Any]:
 def make_span_context(
     trace_id: int, span_id: int, remote: bool = False, sampled: bool = True, ot: str = "", marked: bool = False
 ) -> SpanContext:
-    """A context that bears our tracestate entry, by which other processes recognise us, and OpenTelemetry's."""
+    """Return a span context with Spanwise's tracestate entry and OpenTelemetry's.
+
+    Other processes recognise a Spanwise span by the entry.
+    """
     own = [(VENDOR_KEY, format_tracestate_entry(trace_id, span_id, sampled, marked))]
     state = TraceState([*own, (TRACESTATE_KEY, ot)] if ot else own)
     return SpanContext(trace_id, span_id, remote, _SAMPLED if sampled else _NOT_SAMPLED, state)
 
 
 def format_tracestate_entry(trace_id: int, span_id: int, sampled: bool, marked: bool = False) -> str:
-    """Our tracestate entry; `marked`: a monitor's."""
+    """Return Spanwise's tracestate entry. `marked` is true for a span of a monitor."""
     return f"{trace_id:032x}-{span_id:016x}-{SAMPLED_FLAG * sampled + MONITOR_FLAG * marked:02x}"
 
 
 class _OutgoingTraceState(TraceState):
-    """The tracestate of a span of ours: propagators write it into a carrier, and nobody else writes it."""
+    """Tracestate of a Spanwise span. Only propagators serialize it, when they write it into a carrier."""
 
     def __init__(self, local: LocalTrace, called: Mapping[str, Any] | None, state: TraceState) -> None:
         super().__init__()
@@ -431,13 +436,13 @@ class _OutgoingTraceState(TraceState):
         self._local, self._called = local, called
 
     def to_header(self) -> str:
-        """The header `tracestate`; a call that takes it to a destination that takes part in tracing is counted."""
+        """Return the `tracestate` header. A call to a destination that takes part in tracing is counted."""
         if self._called is not None and is_propagation_target(self._called):
             count_sent(self._local)
         return super().to_header()
 
     def __reduce__(self) -> Any:
-        """Pickled and copied as any other: a process that is given it knows nothing of our counts."""
+        """Reduce to an ordinary `TraceState`: another process does not have these counts."""
         return TraceState, (list(self.items()),)
 
 
@@ -448,13 +453,13 @@ def count_sent(local: LocalTrace) -> None:
 
 
 def count_dropped(span: LiveSpan) -> None:
-    """Count a span that will not be delivered on its trace."""
+    """Count a span that will not be delivered in its trace."""
     with _lock:
         span.local.dropped += 1
 
 
 def mark_exception_recorded(error: BaseException, trace_id: int) -> bool:
-    """Mark an exception as recorded by a trace; False if it was marked before."""
+    """Mark an exception as recorded by a trace. Return False if it was already marked."""
     try:
         if getattr(error, "__spanwise_recorded__", None) == trace_id:
             return False
@@ -465,7 +470,7 @@ def mark_exception_recorded(error: BaseException, trace_id: int) -> bool:
 
 
 def _skip_own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """From the first frame that is not ours on: how we came to call a function says nothing about its failure."""
+    """Return the frames from the first one outside of Spanwise. Spanwise's own frames do not explain the failure."""
     first = frames
     while first is not None and str(first.tb_frame.f_globals.get("__name__")).startswith("spanwise."):
         first = first.tb_next

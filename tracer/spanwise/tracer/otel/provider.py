@@ -43,29 +43,29 @@ SpanSink = Callable[[ReadableSpan], None]
 
 
 class CaptureSink(Protocol):
-    """Where the spans and feedback of a captured trace go."""
+    """Destination of the spans and feedback of a captured trace."""
 
     def add_span(self, span: ReadableSpan) -> None:
-        """Keep an ended span."""
+        """Store an ended span."""
 
     def add_feedback(self, event: FeedbackEvent) -> None:
-        """Keep a feedback."""
+        """Store a feedback event."""
 
 
 class SpanFactory:
-    """Starts spans: decides whose child each one is, and where it goes when it ends."""
+    """Factory of spans: selects the parent of each span, and its destination when it ends."""
 
     def __init__(self, outlet: DeliveryTarget, resource: Resource, sample_rate: float, off: bool = False) -> None:
         self.lead_to(outlet)
         self.resource = resource
         self._threshold = head_sampling.compute_threshold(sample_rate)
         self._ot = head_sampling.format_member(self._threshold)
-        self.off = off  # instrumentations that hold our provider get spans that record nothing
-        self.extra: list[SpanProcessor] = []  # a user's own processors
+        self.off = off  # True: instrumentations that use the provider get spans that record nothing
+        self.extra: list[SpanProcessor] = []  # span processors of the user
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
 
     def lead_to(self, outlet: DeliveryTarget) -> None:
-        """Say where spans go that end."""
+        """Set the destination of ended spans."""
         self._outlet, self.sink = outlet, outlet.put
 
     def start(
@@ -76,10 +76,10 @@ class SpanFactory:
         ctx: Context,
         start_time: int | None = None,
     ) -> LiveSpan:
-        """Start a span as a child of the nearest span of ours in the context. `attributes` becomes the span's own.
+        """Start a span as a child of the nearest Spanwise span in the context.
 
-        If that span has ended with its trace and `ctx` is the current context, `_context.live` replaces the context.
-        A context that the caller chose itself is taken as it is.
+        The span takes ownership of `attributes`. If that span has ended with its trace and `ctx` is the current
+        context, `get_live_context` replaces the context. A context that the caller chose is used unchanged.
         """
         parent = ctx.get(OTEL_KEY)
         is_open = type(parent) is LiveSpan and parent._end_time is None and parent.local.epoch == Clock.epoch
@@ -95,14 +95,14 @@ class SpanFactory:
     def _start(
         self, name: str, attributes: dict[str, Any], scope: InstrumentationScope, ctx: Context, start_time: int | None
     ) -> LiveSpan:
-        if OTEL_KEY not in ctx and OWN_KEY not in ctx:  # nobody's, as most are
+        if OTEL_KEY not in ctx and OWN_KEY not in ctx:  # no current span, the usual case
             return self._local_root(name, attributes, scope, ctx, start_time, None, None)
         parent = trace_context.find_parent(ctx)
         if isinstance(parent, LiveSpan) and parent.local.epoch == Clock.epoch:
             span = self._child(parent, name, attributes, scope, start_time)
             span.hidden = parent.hidden
             return span
-        if isinstance(parent, LiveSpan):  # of the process that forked us
+        if isinstance(parent, LiveSpan):  # the parent is a span of the process that forked this one
             parent = RemoteParent(parent.local.trace_id, parent.span_id, parent.local.sampled, parent.local.ot)
         return self._local_root(
             name, attributes, scope, ctx, start_time, parent, trace_context.find_foreign_context(ctx)
@@ -141,7 +141,7 @@ class SpanFactory:
         if local is None:
             local = self._local(trace_id, remote, foreign)
         given = read_baggage_attributes(baggage.get_all(ctx)) if remote else None
-        if given and ctx is trace_context.get_current():  # an instrumentation has extracted it
+        if given and ctx is trace_context.get_current():  # an instrumentation has extracted the baggage
             trace_context.attach(trace_context.with_private_baggage(ctx))
         if remote and remote.marked:
             given = {**(given or {}), names.MONITOR: True}
@@ -174,7 +174,7 @@ class SpanFactory:
         return local
 
     def _sampled(self, trace_id: int, remote: RemoteParent | None, foreign: SpanContext | None) -> tuple[bool, str]:
-        """Whether the head takes a trace, and the member `ot` that says so."""
+        """Return whether head sampling keeps a trace, and the member `ot` that records the decision."""
         if remote is not None:
             return remote.sampled, head_sampling.inherit_member(remote.sampled, trace_id, remote.ot)
         ot = (
@@ -188,7 +188,7 @@ class SpanFactory:
         return sampled, self._ot if sampled else ""
 
     def announce(self, span: LiveSpan, ctx: Context) -> None:
-        """Tell the user's own processors of a started span."""
+        """Report a started span to the span processors of the user."""
         for processor in self.extra:
             processor.on_start(span, ctx)  # type: ignore[arg-type]
 
@@ -199,7 +199,7 @@ class SpanFactory:
 
 
 def merge_attributes(given: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    """A span's own attributes over those of everything around it; tags add up."""
+    """Merge inherited attributes with those of a span, which take precedence. Tags are combined."""
     both = {**given, **attributes}
     if names.TAGS in given and names.TAGS in attributes:
         both[names.TAGS] = tuple(dict.fromkeys((*given[names.TAGS], *attributes[names.TAGS])))
@@ -213,13 +213,13 @@ def _link_foreign_span(span: LiveSpan, context: SpanContext) -> None:
 
 
 def _has_foreign_provider(spans: SpanFactory) -> bool:
-    """Whether somebody else's SDK is the global provider. The getter costs 0.8 µs, the variable nothing."""
+    """Return whether another SDK is the global provider. The getter would cost 0.8 µs, the variable costs nothing."""
     provider = getattr(otel, "_TRACER_PROVIDER", None)
     return isinstance(provider, sdk.TracerProvider) and getattr(provider, "spans", None) is not spans
 
 
 class Tracer(sdk.Tracer):
-    """A tracer whose spans are ours; `provider` and `scope` are set by the provider."""
+    """Tracer that creates Spanwise spans. The provider sets `provider` and `scope`."""
 
     provider: Provider
     scope: InstrumentationScope
@@ -235,7 +235,7 @@ class Tracer(sdk.Tracer):
         record_exception: bool = True,
         set_status_on_exception: bool = True,
     ) -> otel.Span:
-        """Start a span, as the OpenTelemetry API has it. Never raises into the instrumentation that asks."""
+        """Start a span, as specified by the OpenTelemetry API. Never raises into the calling instrumentation."""
         span = self._start_span(name, context, kind, attributes, links, start_time)
         if isinstance(span, LiveSpan) and not (record_exception and set_status_on_exception):
             span.notes = record_exception, set_status_on_exception
@@ -258,9 +258,10 @@ class Tracer(sdk.Tracer):
 
 
 class Provider(sdk.TracerProvider):
-    """A TracerProvider for third-party instrumentations; never registered globally.
+    """Tracer provider for third-party instrumentations. It is never registered globally.
 
-    It outlives a `configure`, which gives it other `spans`: who instruments first and configures then loses nothing.
+    The provider survives `configure`, which replaces `spans`. Instrumentations that are enabled before `configure`
+    therefore keep working.
     """
 
     def __init__(self, spans: SpanFactory) -> None:
@@ -275,7 +276,7 @@ class Provider(sdk.TracerProvider):
         schema_url: str | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> otel.Tracer:
-        """A tracer under an instrumentation scope."""
+        """Return a tracer for an instrumentation scope."""
         version = instrumenting_library_version or ""
         scope = InstrumentationScope(instrumenting_module_name or "", version, schema_url, attributes)
         if scope not in self._own:
@@ -290,7 +291,7 @@ class Provider(sdk.TracerProvider):
         return tracer
 
     def add_span_processor(self, span_processor: SpanProcessor) -> None:
-        """Let a processor of the user's see every span of the traces that start from now on, unredacted."""
+        """Add a span processor of the user. It receives every span of the traces that start from now on, unredacted."""
         self.spans.extra.append(span_processor)
 
 
@@ -298,17 +299,18 @@ SpanCallback = Callable[[ReadableSpan], None]
 
 
 class ExternalProviderProcessor(SpanProcessor):
-    """Hands a copy of every span of the joined provider to delivery, with the counts of its trace."""
+    """Span processor that passes a copy of every span of a joined provider to delivery, with its trace's counts."""
 
     def __init__(self, put: SpanCallback, outlet: DeliveryTarget, resource: Resource, active: bool = True) -> None:
         self._put, self._outlet = put, outlet
         self.identify(resource)
-        self.active = active  # a provider cannot forget a processor; `configure` switches an old one off
+        self.active = active  # a provider cannot remove processors; `configure` deactivates an old one
 
     def identify(self, resource: Resource) -> None:
-        """Say which process it is."""
+        """Set the resource of this process."""
         self._resource = resource
-        self._merged: tuple[Resource, Resource] | None = None  # the provider's; with our identity: one for all
+        # the provider's resource, and the same with Spanwise's attributes
+        self._merged: tuple[Resource, Resource] | None = None
 
     @error_boundary("joined")
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
@@ -326,7 +328,7 @@ class ExternalProviderProcessor(SpanProcessor):
 
     @error_boundary("joined")
     def _on_ending(self, span: Span) -> None:
-        """Nothing can be changed any more, but the live span is at hand: remember what to add to its copy."""
+        """Pass a copy of the ending span to delivery. The span itself can no longer be changed."""
         local = getattr(span, "_spanwise_local", None)
         if local is not None:
             self._outlet.account.young.discard(span)
@@ -337,7 +339,7 @@ class ExternalProviderProcessor(SpanProcessor):
         local.sink(_copy_span(span, extra, self._identified(span.resource)))
 
     def _identified(self, resource: Resource) -> Resource:
-        """Project and environment are on the resource, which in a joined set-up is not ours."""
+        """Return the provider's resource with Spanwise's project, environment and instance id."""
         merged = self._merged
         if merged is None or merged[0] is not resource:
             own = self._resource.attributes
@@ -348,7 +350,7 @@ class ExternalProviderProcessor(SpanProcessor):
         return merged[1]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Delivery has its own flush."""
+        """Return True: delivery has a flush of its own."""
         return True
 
 

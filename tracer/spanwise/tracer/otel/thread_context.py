@@ -1,12 +1,13 @@
 """Context inheritance by threads, timers and tasks of thread pools.
 
-- A thread runs in the context of the code that started it. The threads of a pool run in none: they outlive the code
-  that created the pool.
+- A thread runs in the context of the code that started it. The threads of a pool run in an empty context, because they
+  outlive the code that created the pool.
 - A task of a `ThreadPoolExecutor` or a `multiprocessing.pool.ThreadPool` runs in the context of the code that submitted
   it, even if the run that was current there has ended before the task begins.
-- How long an inherited context counts is decided where a span starts: see `_context.live`.
+- `trace_context.get_live_context` decides, when a span starts, if an inherited context still applies.
 
-Methods are wrapped on the class. Other wrappers of the same methods keep working, below ours and above.
+The methods are wrapped on the class. Other wrappers of the same methods keep working, inside or outside of
+Spanwise's.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from spanwise.tracer.otel.trace_context import (
 )
 
 _POOL_MODULES = ("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool")
-_THREAD_POOL_METHODS = ("apply_async", "_map_async", "imap", "imap_unordered")  # the others call one of these
+_THREAD_POOL_METHODS = ("apply_async", "_map_async", "imap", "imap_unordered")  # other methods call one of these
 _patch_lock = threading.Lock()
 _on = False
-_originals: dict[tuple[type, str], tuple[Any, Any]] = {}  # by class and method: the original, ours
+_originals: dict[tuple[type, str], tuple[Any, Any]] = {}  # by class and method: the original and the wrapper
 
 
 def patch_thread_methods() -> None:
-    """Wrap the methods; a second call does nothing."""
+    """Wrap the methods that start threads and submit tasks. A second call does nothing."""
     global _on
     if _on:
         return
@@ -48,7 +49,7 @@ def patch_thread_methods() -> None:
 
 
 def restore_thread_methods() -> None:
-    """Put the original methods back. Where another wrapper lies over ours, ours stays in place and does nothing."""
+    """Restore the original methods. A wrapper that is itself wrapped stays in place and does nothing."""
     global _on
     with _patch_lock:
         _on = False
@@ -63,7 +64,7 @@ def restore_thread_methods() -> None:
 
 def _wrap_method(owner: type, name: str, make: Callable[[Any], Any]) -> None:
     if (owner, name) not in _originals:
-        original = owner.__dict__.get(name)  # None: inherited. Called through the class, as it may be a descriptor
+        original = owner.__dict__.get(name)  # None: inherited. Called through the class, because it may be a descriptor
         inner = getattr(owner, name)
         ours = functools.wraps(inner)(make(inner))
         _originals[owner, name] = original, ours
@@ -71,7 +72,7 @@ def _wrap_method(owner: type, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _wrap_thread_pool() -> None:
-    """Wrap `multiprocessing.pool.ThreadPool` once the application has imported it; the import takes 30 ms."""
+    """Wrap `multiprocessing.pool.ThreadPool` if the application has imported it. The import would take 30 ms."""
     if (module := sys.modules.get("multiprocessing.pool")) is not None and hasattr(module, "ThreadPool"):
         with _patch_lock:
             for name in _THREAD_POOL_METHODS if _on else ():
@@ -96,7 +97,7 @@ def _is_pool_thread(thread: threading.Thread) -> bool:
 
 
 def _run_in_context(thread: Any, held: list[Any]) -> None:
-    """Have a thread run in a context, of which nothing is kept here once it does."""
+    """Make a thread run in a context. The reference to the context is released when the thread starts."""
     before, inner = thread.__dict__.get("run"), thread.run
 
     def run() -> None:

@@ -1,8 +1,8 @@
 """Trace context: parent lookup, current span, private baggage and the vendor's tracestate entry.
 
-A current OpenTelemetry span that is not ours is never our parent: we start a local root and link to it. And we do not
-become the parent of foreign spans: where another OpenTelemetry set-up is active, our current span is kept under a key
-of our own, so that its traces stay as they would be without us.
+A current OpenTelemetry span of another provider is never the parent of a Spanwise span. Spanwise starts a local root
+that links to it. A Spanwise span also never becomes the parent of foreign spans. If another OpenTelemetry set-up is
+active, Spanwise stores its current span under its own context key, so that the other set-up's traces do not change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from spanwise.tracer.otel.live_span import (
 )
 from spanwise.tracer.propagation_targets import is_propagation_target
 
-# OpenTelemetry makes its key at import; the public way to learn it is to set a span in an empty context.
+# OpenTelemetry creates its key at import. The public way to find the key is to set a span in an empty context.
 OTEL_KEY: str = next(iter(otel.set_span_in_context(otel.INVALID_SPAN, Context())))
 OWN_KEY = otel_context.create_key("spanwise-span")
 BAGGAGE = {
@@ -42,16 +42,15 @@ BAGGAGE = {
     names.TAGS: "spanwise.tags",
     names.MONITOR: names.MONITOR,
 }
-# As `OTEL_KEY`; the entries of `BAGGAGE` that only destinations which take part in tracing get
+# Found like `OTEL_KEY`. `PRIVATE_ENTRIES` are sent only to destinations that take part in tracing.
 BAGGAGE_KEY: str = next(iter(baggage.set_baggage("key", "value", Context())))
 PRIVATE_ENTRIES = frozenset((BAGGAGE[names.SESSION], BAGGAGE[names.USER], BAGGAGE[names.TAGS]))
-AMBIENT_KEY = otel_context.create_key("spanwise-ambient")  # attributes for all spans below: session, user, tags
+AMBIENT_KEY = otel_context.create_key("spanwise-ambient")  # attributes of all spans below: session, user, tags
 ORIGIN_KEY = otel_context.create_key("spanwise-origin")  # the span context that a trace started here links to
-KEPT_PARENT_KEY = otel_context.create_key(
-    "spanwise-kept"
-)  # an ended span that stays the parent: that of a queued pool task
+KEPT_PARENT_KEY = otel_context.create_key("spanwise-kept")  # the ended span that stays the parent of a queued pool task
 
-# The variable behind OpenTelemetry's context, learnt in the same way: it is three times as fast as the functions.
+# The context variable behind OpenTelemetry's context, found in the same way. It is three times as fast as the
+# functions.
 _token = otel_context.attach(otel_context.get_current())
 _variable = _token.var
 _variable.reset(_token)
@@ -61,26 +60,26 @@ reset = _variable.reset
 
 
 class PrivateBaggage(dict[str, object]):
-    """Baggage whose iteration leaves out session, user and tags where the current span does not go to a traced host.
+    """Baggage that hides session, user and tags from iteration unless the current span calls a traced host.
 
-    Propagators iterate over the entries when an instrumentation has just started the span of a call. Entries that are
-    looked up by name are always there.
+    Propagators iterate over the entries when an instrumentation has just started the span of a call. A lookup by name
+    finds all entries.
     """
 
     def copy(self) -> PrivateBaggage:
-        """All entries, as private as before."""
+        """Return a copy of all entries that hides the same ones."""
         return PrivateBaggage(dict.items(self))
 
     def items(self) -> Any:
-        """The entries that may travel now."""
+        """Return the entries that may be sent now."""
         return self._visible().items()
 
     def keys(self) -> Any:
-        """Their names."""
+        """Return the names of the entries that may be sent now."""
         return self._visible().keys()
 
     def values(self) -> Any:
-        """Their values."""
+        """Return the values of the entries that may be sent now."""
         return self._visible().values()
 
     def __iter__(self) -> Iterator[str]:
@@ -98,14 +97,14 @@ class PrivateBaggage(dict[str, object]):
 
 
 def _is_sent_to_target(span: object) -> bool:
-    attributes = getattr(span, "_attributes", None)  # of the SDK's spans, too, whose property copies them
+    attributes = getattr(span, "_attributes", None)  # private also for SDK spans, whose property copies the attributes
     return (
         getattr(span, "kind", None) in OUTGOING_KINDS and attributes is not None and is_propagation_target(attributes)
     )
 
 
 def with_private_baggage(ctx: Context) -> Context:
-    """Return a context whose baggage keeps session, user and tags from hosts that do not take part in tracing."""
+    """Return a context whose baggage hides session, user and tags from hosts that do not take part in tracing."""
     entries = ctx.get(BAGGAGE_KEY)
     if type(entries) is not dict or PRIVATE_ENTRIES.isdisjoint(entries):
         return ctx
@@ -113,30 +112,33 @@ def with_private_baggage(ctx: Context) -> Context:
 
 
 def with_public_baggage(ctx: Context) -> Context:
-    """Return a context whose baggage travels as it is, for `inject` and `carry`."""
+    """Return a context whose baggage is sent completely, for `inject` and `carry`."""
     entries = ctx.get(BAGGAGE_KEY)
     return with_value(ctx, BAGGAGE_KEY, dict(dict.items(entries))) if isinstance(entries, PrivateBaggage) else ctx
 
 
 class RemoteParent(NamedTuple):
-    """A parent of ours in another process, or in this one behind a span that is not ours."""
+    """Spanwise parent span in another process, or in this process behind a foreign span."""
 
     trace_id: int
     span_id: int
     sampled: bool
     ot: str = ""  # OpenTelemetry's member of the tracestate
-    marked: bool = False  # a monitor's
+    marked: bool = False  # True for a span of a monitor
 
 
 class HiddenSpan(NamedTuple):
-    """A current span of ours beside a foreign one; `outer` is OpenTelemetry's current span when ours became current."""
+    """Current Spanwise span in a context whose OpenTelemetry span is foreign.
+
+    `outer` is OpenTelemetry's current span at the time when the Spanwise span became current.
+    """
 
     span: LiveSpan
     outer: object
 
 
 def find_parent(ctx: Context) -> LiveSpan | RemoteParent | None:
-    """The nearest span of ours in a context."""
+    """Return the nearest Spanwise span in a context."""
     other = ctx.get(OTEL_KEY)
     if isinstance(other, LiveSpan):
         return other
@@ -144,32 +146,38 @@ def find_parent(ctx: Context) -> LiveSpan | RemoteParent | None:
     own = ctx.get(OWN_KEY)
     if not isinstance(own, HiddenSpan):
         return remote
-    # A foreign span that was started after ours may be the child of a deeper one of ours: its tracestate says so.
+    # A foreign span that started later may be the child of a deeper Spanwise span. Its tracestate then contains that
+    # span.
     newer = other is not own.outer and remote is not None and remote.trace_id == own.span.local.trace_id
     return remote if newer else own.span
 
 
 def find_foreign_context(ctx: Context) -> SpanContext | None:
-    """The context of a current span that is not ours."""
+    """Return the span context of a current span that is not Spanwise's."""
     other = ctx.get(OTEL_KEY)
     if not isinstance(other, otel.Span) or isinstance(other, LiveSpan):
         return None
     context = other.get_span_context()
     entry = _parse_context_entry(context)
-    is_ours = entry is not None and entry[:2] == (context.trace_id, context.span_id)  # our span in another process
+    # a Spanwise span in another process
+    is_ours = entry is not None and entry[:2] == (context.trace_id, context.span_id)
     return context if context.is_valid and not is_ours else None
 
 
 def _parse_context_entry(context: SpanContext) -> RemoteParent | None:
     state = context.trace_state
     remote = parse_tracestate_entry(state[VENDOR_KEY]) if state and VENDOR_KEY in state else None
-    if remote is not None and remote[:2] == (context.trace_id, context.span_id):  # else `ot` is that of a foreign trace
+    # otherwise `ot` belongs to a foreign trace
+    if remote is not None and remote[:2] == (context.trace_id, context.span_id):
         return remote._replace(ot=state.get(TRACESTATE_KEY, ""))
     return remote
 
 
 def parse_tracestate_entry(text: str) -> RemoteParent | None:
-    """Our tracestate entry, `trace id-span id-flags` in hex, and `-ot` inside a foreign trace; None if malformed."""
+    """Parse Spanwise's tracestate entry. Return None if it is malformed.
+
+    The format is `trace id-span id-flags` in hex, followed by `-ot` inside a foreign trace.
+    """
     head, ot = text.split("-", 3)[:3], "".join(text.split("-", 3)[3:])
     try:
         trace_id, span_id, flags = (int(part, 16) for part in head)
@@ -185,10 +193,12 @@ def parse_tracestate_entry(text: str) -> RemoteParent | None:
 def get_live_context() -> Context:
     """Return the current context, without the request that it was inherited from if that request has ended.
 
-    A thread or an asyncio task keeps the context that it was started with. Once the root of that trace has ended, what
-    the thread or task does is work of its own: it starts a new trace, linked to the span that it came from, without the
-    session, user and tags of the ended request. The mark of a monitor stays. The new context becomes the current one.
-    The same holds in a forked worker of a process pool, which inherits the context of the first task's submitter.
+    A thread or an asyncio task keeps the context that it was started with. After the root of that trace has ended,
+    the next span of the thread or task starts a new trace. The new trace links to the original span and does not have
+    the session, user and tags of the ended request. The mark of a monitor stays. The new context becomes the current
+    one.
+
+    The same applies to a forked worker of a process pool, which inherits the context of the first task's submitter.
     """
     ctx = get_current()
     ended = _find_ended_parent(ctx)
@@ -212,17 +222,17 @@ def has_trace_ended(ctx: Context) -> bool:
 
 
 def with_kept_parent(ctx: Context) -> Context:
-    """Return a context whose parent stays the parent although its trace has ended."""
+    """Return a context whose parent remains valid although its trace has ended."""
     return with_value(ctx, KEPT_PARENT_KEY, ctx.get(OWN_KEY) or ctx.get(OTEL_KEY))
 
 
 def without_kept_parent(ctx: Context) -> Context:
-    """Return a context that `keep_parent` has not changed: a thread may outlive the task that starts it."""
+    """Return the context without the effect of `with_kept_parent`: a thread may outlive the task that starts it."""
     return with_value(ctx, KEPT_PARENT_KEY, None) if ctx.get(KEPT_PARENT_KEY) is not None else ctx
 
 
 def _find_ended_parent(ctx: Context) -> SpanContext | None:
-    """The parent in a context if it has ended together with its local root; None for a parent that still counts."""
+    """Return the parent in a context if it has ended together with its local root, or None if it is still valid."""
     current = ctx.get(OWN_KEY) or ctx.get(OTEL_KEY)
     span = current.span if isinstance(current, HiddenSpan) else current
     local = _get_span_local_trace(span)
@@ -246,12 +256,12 @@ def _is_pool_worker() -> bool:
 def _get_span_local_trace(span: object) -> LocalTrace | None:
     if isinstance(span, LiveSpan):
         return span.local
-    joined: LocalTrace | None = getattr(span, "_spanwise_local", None)  # a span of a provider that we have joined
+    joined: LocalTrace | None = getattr(span, "_spanwise_local", None)  # a span of a joined provider
     return joined
 
 
 def _is_captured_trace(local: LocalTrace) -> bool:
-    """Whether the spans of a trace go to an experiment, however late they are."""
+    """Return whether the spans of a trace go to an experiment, however late they end."""
     return local.account is None and local.undecided is None
 
 
@@ -260,7 +270,7 @@ def _is_request_entry(key: str, value: object) -> bool:
 
 
 def with_span(ctx: Context, span: LiveSpan, hidden: bool) -> Context:
-    """A context in which the span is the current one."""
+    """Return a context in which the span is current."""
     new = Context(ctx)
     if hidden:
         dict.__setitem__(new, OWN_KEY, HiddenSpan(span, ctx.get(OTEL_KEY)))
@@ -270,18 +280,18 @@ def with_span(ctx: Context, span: LiveSpan, hidden: bool) -> Context:
 
 
 def with_value(ctx: Context, key: str, value: object) -> Context:
-    """A context with one more entry."""
+    """Return a context with one more entry."""
     return otel_context.set_value(key, value, ctx)
 
 
 def get_ambient_attributes(ctx: Context) -> Mapping[str, Any]:
-    """Attributes that every span started in this context gets."""
+    """Return the attributes that every span started in this context gets."""
     attributes = ctx.get(AMBIENT_KEY)
     return attributes if isinstance(attributes, dict) else {}
 
 
 def read_baggage_attributes(entries: Mapping[str, object]) -> dict[str, Any]:
-    """Attributes that a calling process of ours sent along."""
+    """Return the attributes that a calling Spanwise process has sent as baggage."""
     attributes: dict[str, Any] = {key: str(entries[name]) for key, name in BAGGAGE.items() if name in entries}
     tags = attributes.pop(names.TAGS, "")
     if names.MONITOR in attributes:
@@ -290,7 +300,10 @@ def read_baggage_attributes(entries: Mapping[str, object]) -> dict[str, Any]:
 
 
 def detach(token: Token[Context]) -> None:
-    """Give back the context that was current. A generator may be resumed elsewhere, where its token does not count."""
+    """Restore the context that was current before.
+
+    A generator may be resumed in another context, for which its token is invalid. The token's old value is then used.
+    """
     try:
         _variable.reset(token)
     except ValueError:

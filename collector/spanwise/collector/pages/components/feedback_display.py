@@ -15,24 +15,24 @@ from spanwise.collector.stores import Store
 
 @dataclass(frozen=True, slots=True)
 class FeedbackChip:
-    """What a chip shows. `share` in 0…1 fills its bar; None draws no bar."""
+    """Chip that shows one feedback. `share` in 0…1 fills its bar; None draws no bar."""
 
     feedback: Feedback
     text: str
     share: float | None
-    more: int = 0  # older or other feedbacks under the same key
-    judged: bool = False  # whether a model has spoken under the key, if not last
+    more: int = 0  # number of other feedback rows under the same key
+    judged: bool = False  # a judge has scored this key, not necessarily last
 
     @property
     def hint(self) -> str:
-        """What the pointer sees without opening it."""
+        """Return the tooltip text."""
         outcome = self.feedback.outcome
         words = self.feedback.error or self.feedback.comment or ""
         return f"{self.feedback.key}: {outcome if outcome != 'score' else self.text}" + (f", {words}" if words else "")
 
 
 def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
-    """Only a score has a value; an error says "error", a skip says "skipped"."""
+    """Return the chip of a feedback: its score or label, "error", or "skipped"."""
     if feedback.outcome == "error":
         return FeedbackChip(feedback, "error", None, more)
     if feedback.outcome == "skip":
@@ -46,7 +46,10 @@ def make_chip(feedback: Feedback, more: int = 0) -> FeedbackChip:
 
 
 def get_latest_chips(feedbacks: Iterable[Feedback]) -> dict[str, FeedbackChip]:
-    """The last word per key, whoever said it, with how many others there are (`statistics.newest` is everybody's)."""
+    """Return the latest feedback per key, by any author, with the number of others.
+
+    In contrast, `statistics.select_latest` selects the latest feedback of every author.
+    """
     groups: dict[str, list[Feedback]] = {}
     for feedback in feedbacks:
         groups.setdefault(feedback.key, []).append(feedback)
@@ -56,18 +59,18 @@ def get_latest_chips(feedbacks: Iterable[Feedback]) -> dict[str, FeedbackChip]:
 
 
 def get_author_chips(feedbacks: Iterable[Feedback]) -> list[FeedbackChip]:
-    """Everybody's newest word, by key: people's votes side by side, without an evaluator's older versions."""
+    """Return every author's latest feedback, by key: labels of several people, but no older evaluator versions."""
     words = statistics.select_latest(feedbacks)
     return [make_chip(feedback) for feedback in sorted(words, key=lambda feedback: (feedback.key, feedback.created_ns))]
 
 
 def load_chips(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[str, FeedbackChip]]:
-    """The newest feedback per trace and key, in one query for all the traces of a page."""
+    """Load the latest feedback per trace and key, in one query for all traces of a page."""
     if not traces:
         return {}
     of_traces: dict[str, list[Feedback]] = {}
     cursor = None
-    for _ in range(5):  # at most 5,000 feedbacks on a page
+    for _ in range(5):  # at most 5,000 feedback rows per page
         page = store.feedbacks(trace_ids=tuple(trace.trace_id for trace in traces), limit=1000, cursor=cursor)
         for feedback in page:
             of_traces.setdefault(feedback.target.trace_id or "", []).append(feedback)
@@ -78,13 +81,13 @@ def load_chips(store: Store, traces: Sequence[TraceSummary]) -> dict[str, dict[s
 
 
 def choose_columns(chips: Mapping[str, Mapping[str, FeedbackChip]], most: int = 5) -> list[str]:
-    """The keys that get a column of their own: those on most of the traces."""
+    """Return the keys that get their own column: those on most of the traces."""
     seen = Counter(key for of_trace in chips.values() for key in of_trace)
     return sorted(sorted(seen), key=lambda key: -seen[key])[:most]
 
 
 def get_judge_keys(experiment: Experiment) -> dict[str, str | None]:
-    """The keys that are judges', as an experiment tells of its evaluators, with their versions."""
+    """Return the keys of judges and their versions, from the experiment's list of evaluators."""
     return {
         str(metric["key"]): version if isinstance(version := evaluator.get("version"), str) else None
         for evaluator in experiment.evaluators
@@ -95,29 +98,29 @@ def get_judge_keys(experiment: Experiment) -> dict[str, str | None]:
 
 
 def get_shown_judge_keys(chips: Mapping[str, Mapping[str, FeedbackChip]]) -> dict[str, str | None]:
-    """The keys under which a model has spoken on the traces that are shown; the newest version will count."""
+    """Return the keys that judges have scored on the shown traces; None as version selects the newest."""
     return {key: None for of_trace in chips.values() for key, chip in of_trace.items() if chip.judged}
 
 
-_UNITS = {"latency": "s", "cost": "$"}  # by the evaluator's id; what they say elsewhere is a number
+_UNITS = {"latency": "s", "cost": "$"}  # evaluator id → unit; other scores are plain numbers
 
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """What was declared of a key. `bounded`: its scores lie in 0…1, so that a bar says something."""
+    """Declared properties of a key. `bounded`: its scores are in 0…1, so that a bar is meaningful."""
 
     rising: bool = True
     bounded: bool = True
     unit: str = ""
 
     def number(self, value: float | bool) -> str:
-        """A score in its unit."""
+        """Format a score in its unit."""
         if self.unit == "s":
             return formatting.duration(float(value) * 1e9)
         return formatting.cost(float(value)) if self.unit == "$" else formatting.number(value)
 
     def signed(self, difference: float) -> str:
-        """A difference in the unit, always with its sign."""
+        """Format a difference in the unit, always with its sign."""
         sign = formatting.signed(difference)
         return sign if sign == "±0" or not self.unit else sign[0] + self.number(abs(difference))
 
@@ -126,18 +129,18 @@ TASK_OK_INFO = MetricInfo()
 
 
 def get_metric_info(experiments: Iterable[Experiment]) -> dict[str, MetricInfo]:
-    """By key, as far as anything was declared; of several experiments the last that did."""
+    """Return the declared properties by key; the last experiment that declares a key wins."""
     return {TASK_OK: TASK_OK_INFO, **dict(one for experiment in experiments for one in _list_metrics(experiment))}
 
 
 def get_stats_with_task_ok(result: Bucket) -> list[FeedbackStats]:
-    """The statistics of an experiment by key, and before them those of `task_ok` if a task has failed."""
+    """Return the statistics of an experiment by key; if a task failed, `task_ok` comes first."""
     others = sorted((stats for stats in result.feedback if stats.key != TASK_OK), key=lambda stats: stats.key)
     return [get_task_ok_stats(result), *others] if result.errors else others
 
 
 def get_task_ok_stats(result: Bucket) -> FeedbackStats:
-    """Of an experiment's runs those whose task ended without an error, as the scores of a key."""
+    """Return the share of an experiment's runs whose task ended without error, as statistics of a key."""
     share = 1 - result.errors / result.traces if result.traces else None
     return FeedbackStats(key=TASK_OK, n=result.traces, mean=share, minimum=0.0, maximum=1.0)
 

@@ -1,8 +1,10 @@
 """Filter form: page URL to filter and back, removable conditions, integer parameters.
 
-A page's address says conditions as every query string does (`querystring`). Read here is only what is the form's own:
-`traffic`, and one condition on feedback in three fields (`feedback_key`, `feedback_op`, `feedback_value`), which a form
-cannot put into one; and `range`, as `since` was called in addresses that people have kept.
+A page's URL has the conditions of every query string (see `filters`). The form has further fields:
+
+- `traffic` selects live traces, all traces, or evaluators' own.
+- `feedback_key`, `feedback_op` and `feedback_value` form one condition, because a form cannot combine fields.
+- `range` is the former name of `since` in bookmarked URLs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from spanwise.collector.filters import (
 
 
 def read_integer(request: Request, name: str) -> int | None:
-    """A whole number from the query string, None if it is not there. Raises `Refused`."""
+    """Return an integer from the query string, None if it is absent. Raises `Refused`."""
     text = request.query_params.get(name)
     if not text:
         return None
@@ -49,14 +51,15 @@ TRAFFIC_LABELS = {"": "live", "all": "live and experiments", "judges": "judges' 
 OUTCOME_LABELS = {"missing": "is missing", "untried": "was not tried", "failed": "failed", "skipped": "was skipped"}
 OPERATOR_LABELS = {"<": "<", "<=": "≤", "=": "=", "!=": "≠", ">=": "≥", ">": ">", **OUTCOME_LABELS}
 
-_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "feedback_op", "feedback_value"))  # they change how others are read
+# modify the meaning of other fields
+_MODIFIER_FIELDS = frozenset(("traffic", "cursor", "feedback_op", "feedback_value"))
 _FORM_FIELDS = _MODIFIER_FIELDS | {"range", "feedback_key"}
 _BASIC_FIELDS = frozenset(("traffic", "text", "project", "environment", "status", "range", "cursor"))
 _FEEDBACK_FIELDS = frozenset(("feedback_key", "feedback_op", "feedback_value"))
 _HIDDEN_FIELDS = frozenset(("cursor", "feedback_op", "feedback_value"))
 _FIELD_LABELS = {"range": "time", "latency_ms": "latency", "feedback_key": "feedback"}
 _EXPERIMENT_FIELDS = frozenset(("experiment", "experiments", "dataset"))
-# What a field that cannot be read should look like; of the others the grammar itself says it
+# hints for invalid values of these fields; the grammar has its own for the others
 _COMPARISON_HINT = "{name} {text!r} is no comparison; write it like > 500"
 _TIME_HINT = "{name} {text!r} is no date or time; write it like 2026-11-21T14:30"
 _FIELD_HINTS = {
@@ -67,7 +70,7 @@ _FIELD_HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class FilterMark:
-    """One condition that is in force, and the address of the page without it."""
+    """One active condition, and the URL of the page without it."""
 
     label: str
     value: str
@@ -76,7 +79,7 @@ class FilterMark:
 
 @dataclass(frozen=True)
 class FilterQuery:
-    """What an address said: its pairs of name and text, the filter they make, and what was wrong with them."""
+    """Parsed page URL: its pairs of name and text, the resulting filter, and the problems."""
 
     items: tuple[tuple[str, str], ...]
     filter: Filter
@@ -84,22 +87,22 @@ class FilterQuery:
 
     @cached_property
     def fields(self) -> Mapping[str, str]:
-        """The pairs as the form shows them, one text per name."""
+        """Return the pairs as the form shows them, one text per name."""
         return dict(self.items)
 
     def address(self, path: str = "/", **changes: str | None) -> str:
-        """The page's address with some fields changed; paging starts anew unless `cursor` is given."""
+        """Return the page's URL with some fields changed; it points to the first page unless `cursor` is given."""
         kept = [(name, text) for name, text in self.items if name != "cursor" and name not in changes]
         return _build_address(path, [*kept, *((name, text) for name, text in changes.items() if text)])
 
     @property
     def detailed(self) -> bool:
-        """Whether a condition is in force that the form keeps folded."""
+        """Return whether there is a condition on a field that the form hides by default."""
         named = self.fields.keys() - ({"since"} if self.fields.get("since") in RANGE_LABELS else set())
         return not named <= _BASIC_FIELDS
 
     def marks(self) -> list[FilterMark]:
-        """The conditions in force, for people."""
+        """Return the active conditions with their labels."""
         shown = [(name, text) for name, text in self.items if name not in _HIDDEN_FIELDS]
         return [
             FilterMark(self._label(name, text), self._shown(name, text), self._without(name, text))
@@ -128,11 +131,11 @@ def _build_address(path: str, items: Sequence[tuple[str, str]]) -> str:
 def read_query(
     params: Iterable[tuple[str, str]], *, live: bool = True, now_ns: int | None = None, others: Collection[str] = ()
 ) -> FilterQuery:
-    """Read the pairs of a query string. What makes no sense is left out of the filter and named in `problems`.
+    """Parse the pairs of a query string. Invalid pairs are left out of the filter and described in `problems`.
 
-    `others` are names of the page's own, which are no conditions.
-    `live`: leave the traces of experiments out, unless the query says `traffic=all` or names an experiment. With
-    `traffic=judges` the traces are those of evaluators, which nothing else shows.
+    The names in `others` belong to the page and are not conditions. With `live`, traces of experiments are excluded,
+    unless the query has `traffic=all` or names an experiment. With `traffic=judges` the traces are evaluators' own,
+    which are otherwise hidden.
     """
     params = list(params)
     items = _select_items(params)
@@ -156,25 +159,25 @@ def _is_known(name: str) -> bool:
 
 
 def _select_items(params: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """The pairs that are conditions: without empty ones, and of those that do not add up the last."""
+    """Return the pairs that are conditions: no empty ones, and only the last of fields that do not accumulate."""
     stripped = [(name, text.strip()) for name, text in params if _is_known(name)]
-    stripped = [item for item in stripped if item != ("since", "")]  # of which the form has two fields
+    stripped = [item for item in stripped if item != ("since", "")]  # the form has two fields for it
     last = dict(stripped)
     return tuple(
         (name, text)
         for name, text in dict.fromkeys(stripped)
-        if (text or filters.TERM_PATTERN.fullmatch(name))  # `latency_ms>5` is all name
+        if (text or filters.TERM_PATTERN.fullmatch(name))  # `latency_ms>5` has no text
         and (filters.condition_field(name) in filters.CUMULATIVE_CONDITIONS or last[name] == text)
     )
 
 
 def _parse_fields(name: str, text: str, fields: Mapping[str, str], now_ns: int | None) -> list[Condition]:
-    """What one pair says: one condition, or none."""
+    """Return the condition of one pair; [] for a field that only modifies others."""
     if name in _MODIFIER_FIELDS or (name == "range" and "since" in fields):
         return []
     try:
         field, value = _parse_field(name, text, fields, now_ns)
-        validate_filter(Filter(**{field: value}))  # what the filter itself refuses is a problem of this pair, too
+        validate_filter(Filter(**{field: value}))  # report errors of the filter's validation for this pair
     except Refused as error:
         raise ValueError(str(error)) from None
     except ValueError as error:

@@ -26,7 +26,7 @@ from spanwise.collector.security.authorization import get_access
 from spanwise.collector.security.browser_sessions import make_form_token
 from spanwise.collector.stores import Store
 
-# Control characters, lone surrogates, and the marks that reorder or hide text (bidirectional controls, zero-width).
+# Control characters, lone surrogates, and characters that reorder or hide text (bidirectional controls, zero-width).
 _INVISIBLE_PATTERN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
 )
@@ -40,9 +40,9 @@ def _visible_mark(match: re.Match[str]) -> str:
 
 
 def mark_invisible(value: object) -> object:
-    """The value as it may be printed: None as nothing, invisible characters as marks. Trusted markup is left alone.
+    """Return a value for printing: "" for None, visible marks for invisible characters, trusted markup unchanged.
 
-    Jinja calls this on everything that a template prints, before it escapes it.
+    Jinja calls this on every expression of a template before it escapes the result.
     """
     if value is None:
         return ""
@@ -52,11 +52,11 @@ def mark_invisible(value: object) -> object:
 
 
 def allow_line_breaks(text: str) -> Markup:
-    """A name that may be broken after its underscores, dots and dashes."""
+    """Return a name with optional line breaks after underscores, dots and dashes."""
     return Markup(re.sub(r"([_.-]+)", r"\1<wbr>", str(escape(mark_invisible(text)))))
 
 
-MAX_SHOWN_CHARACTERS = 100_000  # characters of one value on a page; the whole value is a link away
+MAX_SHOWN_CHARACTERS = 100_000  # of one value on a page, which links to the complete value
 _LARGE_CHARACTERS, _LARGE_LINES = 2_400, 30
 _MOST_FIELDS, _MOST_MESSAGES = 24, 200
 _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?\Z))(\s*:)?|(-?\d[\d.eE+-]*)|\b(true|false|null|NaN|-?Infinity)\b')
@@ -64,7 +64,7 @@ _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?\Z))(\s*:)?|(-?\d[\d.eE+-]*)|\b(t
 
 @dataclass(frozen=True, slots=True)
 class ValueBlock:
-    """One value ready for the page. `length` counts all its characters, of which `html` shows at most `SHOWN`."""
+    """One value rendered for a page. `length` counts all characters; `html` shows at most `MAX_SHOWN_CHARACTERS`."""
 
     html: Markup
     language: Literal["text", "json"]
@@ -73,23 +73,23 @@ class ValueBlock:
 
     @property
     def large(self) -> bool:
-        """Whether it starts folded."""
+        """Return whether the page shows it collapsed."""
         return self.length > _LARGE_CHARACTERS or self.lines > _LARGE_LINES
 
     @property
     def short(self) -> bool:
-        """Whether it needs no frame."""
+        """Return whether the page shows it inline."""
         return self.lines == 1 and self.length <= 90
 
     @property
     def cut(self) -> bool:
-        """Whether `html` is only the beginning."""
+        """Return whether `html` is truncated."""
         return self.length > MAX_SHOWN_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation with a model."""
+    """One message of a chat with a model."""
 
     role: str
     content: ValueBlock | None
@@ -98,16 +98,16 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ValueLayout:
-    """A value's form: exactly one of the fields is set, none of them for an empty value."""
+    """Layout of a value as a block, fields or chat messages; all are empty for an empty value."""
 
     block: ValueBlock | None = None
     fields: tuple[tuple[str, ValueBlock], ...] = ()
     messages: tuple[ChatMessage, ...] = ()
-    rest: tuple[tuple[str, ValueBlock], ...] = ()  # fields beside `messages`
+    rest: tuple[tuple[str, ValueBlock], ...] = ()  # the other fields of a value with `messages`
 
 
 def format_json(value: JSON) -> str:
-    """Indented JSON; what JSON has no form for is shown as text."""
+    """Return indented JSON; unsupported values are shown as text."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
@@ -119,7 +119,7 @@ def _highlight_token(match: re.Match[str]) -> str:
 
 
 def highlight_json(text: str) -> Markup:
-    """JSON text with its keys, strings and numbers in spans. Everything between tokens is escaped as well."""
+    """Return JSON text with keys, strings and numbers in `<span>` elements. All text is escaped."""
     parts, position = [], 0
     for match in _TOKEN.finditer(text):
         parts += [str(escape(mark_invisible(text[position : match.start()]))), _highlight_token(match)]
@@ -128,7 +128,7 @@ def highlight_json(text: str) -> Markup:
 
 
 def make_block(value: JSON) -> ValueBlock:
-    """One value: a string as it is, anything else as JSON."""
+    """Render one value: a string unchanged, anything else as JSON."""
     plain = isinstance(value, str)
     text = value if plain else format_json(value)
     html = escape(mark_invisible(text[:MAX_SHOWN_CHARACTERS])) if plain else highlight_json(text[:MAX_SHOWN_CHARACTERS])
@@ -143,7 +143,7 @@ def _make_message(value: JSON) -> ChatMessage:
 
 
 def _join_text_parts(content: JSON) -> JSON:
-    """Text parts joined, if a message's content is a list of nothing but text parts."""
+    """Join the parts of a message's content if all are texts."""
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         texts = [part.get("text", part.get("content")) for part in content]
         if texts and all(isinstance(text, str) for text in texts):
@@ -152,7 +152,7 @@ def _join_text_parts(content: JSON) -> JSON:
 
 
 def find_chat_messages(value: JSON) -> list[Mapping[str, JSON]] | None:
-    """The chat messages of a value (a list of them, or a field `messages`), None if it has none."""
+    """Return the chat messages of a value (a list of them, or in a field `messages`), None if it has none."""
     talk = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(talk, list) or not 0 < len(talk) <= _MOST_MESSAGES:
         return None
@@ -161,7 +161,7 @@ def find_chat_messages(value: JSON) -> list[Mapping[str, JSON]] | None:
 
 
 def choose_layout(value: JSON) -> ValueLayout:
-    """Choose the form in which a value reads best."""
+    """Choose the most readable layout of a value."""
     if value is None or value == {} or value == []:
         return ValueLayout()
     if talk := find_chat_messages(value):
@@ -177,7 +177,10 @@ def _make_fields(value: Mapping[str, JSON]) -> tuple[tuple[str, ValueBlock], ...
 
 
 def summarize_value(value: JSON) -> str:
-    """What a value says at a glance: a text, the last message's text, a lone field's value, else compact JSON."""
+    """Return the main text of a value.
+
+    It is the string itself, the last message's text, the value of a single field, or else compact JSON.
+    """
     if value is None:
         return ""
     if isinstance(value, str):
@@ -190,7 +193,7 @@ def summarize_value(value: JSON) -> str:
 
 
 def summarize_json_prefix(text: str, limit: int = 240) -> str:
-    """The same from the beginning of a value's JSON, as lists of traces carry it, even when it is cut off."""
+    """Return the main text of a value from the beginning of its JSON, which may be truncated."""
     try:
         return _shorten(summarize_value(json.loads(text)), limit)
     except ValueError:
@@ -219,7 +222,7 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 @cache
 def read_asset(name: str) -> bytes:
-    """A file of `static/`."""
+    """Return a file of `static/`."""
     return (files("spanwise.collector.pages") / "static" / name).read_bytes()
 
 
@@ -230,7 +233,7 @@ def _versioned_url(name: str) -> str:
 
 @cache
 def get_environment() -> Environment:
-    """The templates with their helpers."""
+    """Return the Jinja environment with templates and helpers."""
     made = Environment(
         loader=PackageLoader("spanwise.collector.pages"),
         autoescape=True,
@@ -251,7 +254,8 @@ def get_environment() -> Environment:
         "layout": choose_layout,
         "block": make_block,
     }
-    made.filters |= dict(getmembers(formatting, isfunction))  # each under its own name
+    # every formatting function becomes a filter of the same name
+    made.filters |= dict(getmembers(formatting, isfunction))
     made.filters |= {"glimpse": summarize_json_prefix, "gist": summarize_value}
     made.filters |= {"dropped": trace_completeness.describe_dropped, "since": trace_completeness.describe_start}
     made.filters |= {"path": quote_segment, "breakable": allow_line_breaks, "tame": dict}
@@ -259,12 +263,12 @@ def get_environment() -> Environment:
 
 
 def quote_segment(text: object) -> str:
-    """A text as one segment of an address."""
+    """Quote a text as one segment of a URL path."""
     return quote(str(text), safe="", errors="replace")
 
 
 def render_page(request: Request, template: str, /, *, status: int = 200, **context: Any) -> Response:
-    """A page, with the headers that keep a trace's text from acting."""
+    """Render a page with the headers that prevent content of traces from running scripts."""
     access = get_access(request.scope)
     body = (
         get_environment()
@@ -275,7 +279,7 @@ def render_page(request: Request, template: str, /, *, status: int = 200, **cont
 
 
 def serve_static(_store: Store, request: Request) -> Response:
-    """The style sheet, the script or the icon; kept by the browser for a year, since their addresses bear a hash."""
+    """Serve a style sheet, script or icon, cacheable for a year because its URL contains a hash."""
     name = request.path_params["name"]
     if name not in ("spanwise.css", "spanwise.js", "spanwise.svg"):
         return Response("not found", 404, SECURITY_HEADERS, media_type="text/plain")

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from spanwise.collector.records import Bucket
 
-_FIRST, _LAST = -(2**63), 2**63 - 1  # of nanoseconds
+_FIRST, _LAST = -(2**63), 2**63 - 1  # range of 64-bit nanoseconds
 WIDTH, HEIGHT = 240, 36
 _MAX_BUCKETS = 48
-# Widths of buckets in seconds: the chart takes the narrowest that shows the span of time in at most 48 of them.
+# Widths of buckets in seconds. A chart uses the narrowest that covers its time range with at most 48 buckets.
 _WIDTHS = (1, 2, 5, 10, 20, 30, 60, 300, 900, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400, 604_800)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The stretch of time that a chart shows, cut into buckets."""
+    """Time range of a chart, divided into buckets."""
 
     since_ns: int
     until_ns: int
@@ -34,7 +34,7 @@ class Bar:
 
 
 def choose_window(since_ns: int, until_ns: int) -> Window:
-    """Whole buckets that cover [since_ns, until_ns], as far as stores can count."""
+    """Return whole buckets that cover [since_ns, until_ns], within 64-bit nanoseconds."""
     span = max(1, until_ns - since_ns)
     width = (
         next((w for w in _WIDTHS if w * 10**9 * (_MAX_BUCKETS - 1) >= span), -(-span // (10**9 * _MAX_BUCKETS))) * 10**9
@@ -43,14 +43,14 @@ def choose_window(since_ns: int, until_ns: int) -> Window:
 
 
 def fill_buckets(buckets: Sequence[Bucket], view: Window) -> list[Bucket]:
-    """The buckets in order, empty ones where the store has none."""
+    """Return the buckets in order, with empty ones for gaps."""
     by_place = {(bucket.start_ns - view.since_ns) // view.width_ns: bucket for bucket in buckets}
     starts = range(view.since_ns, view.until_ns, view.width_ns)
     return [by_place.get(i) or Bucket(start_ns=start, width_ns=view.width_ns) for i, start in enumerate(starts)]
 
 
 def bars(values: Sequence[float], top: float | None = None) -> list[Bar]:
-    """Bars that share the box's width; the highest value (or `top`) fills its height, a value above 0 shows at all."""
+    """Return bars of equal width; the highest value (or `top`) has full height, and any value above 0 is visible."""
     most = top or max(values, default=0) or 1
     step = WIDTH / max(1, len(values))
     heights = [max(1.5, min(1.0, value / most) * HEIGHT) if value else 0.0 for value in values]
@@ -59,15 +59,15 @@ def bars(values: Sequence[float], top: float | None = None) -> list[Bar]:
 
 
 def shares(buckets: Sequence[Bucket]) -> list[float]:
-    """The share of failing traces per bucket."""
+    """Return the share of failed traces per bucket."""
     return [bucket.errors / bucket.traces if bucket.traces else 0.0 for bucket in buckets]
 
 
 def slow(buckets: Sequence[Bucket]) -> list[float]:
-    """The p95 latency per bucket, 0 where nothing ran."""
+    """Return the p95 latency per bucket; 0 for empty buckets."""
     return [bucket.p95_ms or 0.0 for bucket in buckets]
 
 
 def tokens(buckets: Sequence[Bucket]) -> list[float]:
-    """Tokens per bucket."""
+    """Return the number of tokens per bucket."""
     return [float(bucket.input_tokens + bucket.output_tokens) for bucket in buckets]

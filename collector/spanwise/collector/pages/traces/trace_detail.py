@@ -17,13 +17,13 @@ from spanwise.collector.pages.experiment_pages import index_examples
 from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run, Target, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores import RunNode, Store, derived_fields, make_branch, walk_tree
 
-MAX_WHOLE_RUNS = 1_000  # runs of a trace that is shown in one piece
-ROWS_PER_PAGE = 500  # rows at a time of one that has more
+MAX_WHOLE_RUNS = 1_000  # larger traces are shown in pages
+ROWS_PER_PAGE = 500  # rows per page of a larger trace
 
 
 @dataclass(frozen=True, slots=True)
 class WaterfallRow:
-    """One run in the tree. `left` and `width` are percent of the trace's length."""
+    """One run in the waterfall. `left` and `width` are percentages of the trace's duration."""
 
     run: TreeNode
     left: float
@@ -31,13 +31,16 @@ class WaterfallRow:
 
 
 def get_time_range(runs: Sequence[Run]) -> tuple[int, int]:
-    """When the first of the runs starts and the last ends; two equal moments for runs without times."""
+    """Return the earliest start and the latest end of the runs."""
     start = min((run.start_ns for run in runs), default=0)
     return start, max((max(run.end_ns, run.start_ns) for run in runs), default=start)
 
 
 def build_rows(trace: Trace) -> list[WaterfallRow]:
-    """All runs, children below their parents by start time. A run whose parent is not there stands as a root."""
+    """Return all runs as rows, children below their parents by start time.
+
+    A run without its parent is shown as a root.
+    """
     marks, known = _count_feedback(trace), {run.span_id for run in trace.runs}
     lines = [RunNode(*(getattr(run, name) for name in RunNode._fields)) for run in trace.runs]
     branches = (
@@ -48,7 +51,7 @@ def build_rows(trace: Trace) -> list[WaterfallRow]:
 
 
 def place_rows(branches: Iterable[TreeNode], start_ns: int, end_ns: int) -> list[WaterfallRow]:
-    """Runs as rows, of a trace between two moments."""
+    """Return runs as rows within the time range of the trace."""
     length = max(1, end_ns - start_ns)
     return [
         WaterfallRow(run, round(100 * (run.start_ns - start_ns) / length, 2), round(100 * run.duration_ns / length, 2))
@@ -71,32 +74,35 @@ _VALUE_FIELDS = ("inputs", "outputs", "documents", "attributes", "metadata", "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceView:
-    """What a page says of a trace: all of its runs as rows, or so many of a long one."""
+    """Data of a trace page: all runs as rows, or one page of a large trace."""
 
     root: Run
-    run: Run  # the chosen one
+    run: Run  # the selected run
     rows: Sequence[WaterfallRow]
     duration_ns: int
-    feedback: Sequence[Feedback]  # on the trace as a whole, and on the chosen run and its documents
+    feedback: Sequence[Feedback]  # on the trace, on the selected run, and on its documents
     missing: Sequence[str]
     complete: bool
     running: int
     dropped: int
-    next: str | None = None  # the run with which the next rows begin
+    next: str | None = None  # first run of the next page
 
     @property
     def of_trace(self) -> list[Feedback]:
-        """What is said of the trace as a whole."""
+        """Return the feedback on the trace as a whole."""
         return [feedback for feedback in self.feedback if feedback.target.span_id is None]
 
     @property
     def of_run(self) -> list[Feedback]:
-        """What is said of the chosen run, and of its documents."""
+        """Return the feedback on the selected run and its documents."""
         return [feedback for feedback in self.feedback if feedback.target.span_id == self.run.span_id]
 
 
 def trace(store: Store, request: Request) -> Response:
-    """`GET /traces/{trace_id}?run={span_id}`; the root is shown if no run is named, open runs if none has ended."""
+    """Render a trace: `GET /traces/{trace_id}?run={span_id}`.
+
+    By default the root is selected. If no run has ended yet, the page lists the open runs.
+    """
     trace_id, span_id = request.path_params["trace_id"], request.query_params.get("run")
     summed = load_summary(store, trace_id)
     try:
@@ -137,7 +143,7 @@ def trace(store: Store, request: Request) -> Response:
 
 
 def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
-    """All of a trace, from one reading. Raises `NotFound` for a run that is not there."""
+    """Return the view of a complete trace. Raises `NotFound` for an unknown run."""
     start, end = get_time_range(trace.runs)
     return TraceView(
         root=trace.root,
@@ -153,7 +159,7 @@ def view_whole_trace(trace: Trace, span_id: str | None) -> TraceView:
 
 
 def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> TraceView:
-    """Those rows of a long trace among which the chosen run stands. Raises `NotFound` for a run that is not there."""
+    """Return the page of a large trace that contains the selected run. Raises `NotFound` for an unknown run."""
     page = store.tree(trace.trace_id, limit=ROWS_PER_PAGE, cursor=span_id)
     root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
     return TraceView(
@@ -173,7 +179,7 @@ def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> T
 
 
 def _load_feedback(store: Store, run: Run) -> list[Feedback]:
-    """Feedback on a run's trace, on the run, and on its documents as far as it is among the latest of the trace."""
+    """Load feedback on a run's trace and on the run; on its documents only from the latest feedback of the trace."""
     aims = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
     said = [feedback for aim in aims for feedback in store.feedbacks(target=aim)]
     latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
@@ -182,7 +188,7 @@ def _load_feedback(store: Store, run: Run) -> list[Feedback]:
 
 
 def render_open_trace(store: Store, request: Request) -> Response:
-    """A trace of which nothing has ended. Raises `NotFound` if nothing has begun."""
+    """Render a trace whose runs are all open. Raises `NotFound` if there is none."""
     trace_id = request.path_params["trace_id"]
     runs = store.running(trace_id=trace_id)[::-1]
     if not runs:
@@ -192,7 +198,7 @@ def render_open_trace(store: Store, request: Request) -> Response:
 
 
 def value_page(store: Store, request: Request) -> Response:
-    """`GET /traces/{trace_id}/runs/{span_id}/{part}`: one whole value, as plain text."""
+    """Return one complete value as plain text: `GET /traces/{trace_id}/runs/{span_id}/{part}`."""
     name = request.path_params["part"]
     if name not in _VALUE_FIELDS:
         raise NotFound(f"a run has no part {name!r}; there are {', '.join(_VALUE_FIELDS)}")
@@ -203,7 +209,7 @@ def value_page(store: Store, request: Request) -> Response:
 
 
 def find_experiment(store: Store, root: Run) -> Experiment | None:
-    """The experiment that the trace belongs to; None for live traffic, and when it is no longer there."""
+    """Return the trace's experiment; None for live traffic, or if the experiment no longer exists."""
     try:
         return store.experiment(root.experiment_id) if root.experiment_id else None
     except NotFound:
@@ -211,13 +217,13 @@ def find_experiment(store: Store, root: Run) -> Experiment | None:
 
 
 def find_example(store: Store, root: Run, experiment: Experiment | None) -> Example | None:
-    """The example that the trace answers, as the experiment saw it."""
+    """Return the trace's example from the experiment's dataset version."""
     examples = index_examples(store, experiment) if experiment else {}
     return examples.get(root.example_id or "", (None, 0))[0]
 
 
 def choose_run(trace: Trace, span_id: str | None) -> Run:
-    """The run named, else the root. Raises `NotFound`."""
+    """Return the named run, by default the root. Raises `NotFound`."""
     if span_id is None:
         return trace.root
     run = next((run for run in trace.runs if run.span_id == span_id), None)
@@ -227,12 +233,12 @@ def choose_run(trace: Trace, span_id: str | None) -> Run:
 
 
 def load_summary(store: Store, trace_id: str) -> TraceSummary | None:
-    """The same sums as in the list of traces; None where the trace is not there."""
+    """Return the trace summary as in the trace list; None if the trace does not exist."""
     return next(iter(store.traces(trace_ids=(trace_id,), limit=1)), None)
 
 
 def list_stack_traces(run: Run) -> list[str]:
-    """The stack traces of a run's exceptions; of one that was recorded several times the longest."""
+    """Return the stack traces of a run's exceptions; for an exception that was recorded repeatedly, the longest."""
     stacks: dict[tuple[str, str], str] = {}
     for event in run.events:
         if event.name != "exception":
@@ -244,14 +250,17 @@ def list_stack_traces(run: Run) -> list[str]:
 
 
 def _to_json(value: object) -> JSON:
-    """Documents and events as objects; anything else is JSON already."""
+    """Return documents and events as objects; other values are JSON already."""
     if isinstance(value, tuple):
         return [{name: getattr(item, name) for name in item.__dataclass_fields__} for item in value]
     return value
 
 
 def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> str:
-    """`POST /traces/{trace_id}/feedback`, then back to the trace, at the run that was shown."""
+    """Store human feedback: `POST /traces/{trace_id}/feedback`.
+
+    Returns the URL of the trace with the run that was shown.
+    """
     trace_id = request.path_params["trace_id"]
     store.add_feedback([build_human_feedback(trace_id, fields)])
     run = f"?run={rendering.quote_segment(fields['run'])}" if fields.get("run") else ""
@@ -259,7 +268,10 @@ def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> s
 
 
 def build_human_feedback(trace_id: str, fields: Mapping[str, str]) -> Feedback:
-    """What a person filled in: a key, and a score or a label. Raises `Refused` naming the field that is wrong."""
+    """Return the feedback from form fields: a key, and a score or a label.
+
+    Raises `Refused` that names the invalid field.
+    """
     key, value = fields.get("key", "").strip(), fields.get("value", "").strip()
     if not key or not value:
         raise Refused("feedback needs a key and a value: a number, true or false, or a label such as good")
@@ -279,7 +291,7 @@ def build_human_feedback(trace_id: str, fields: Mapping[str, str]) -> Feedback:
 
 
 def parse_score_or_label(text: str) -> tuple[float | bool | None, str | None]:
-    """A form's value as (score, label): a number or a truth value is a score, everything else a label."""
+    """Parse a form value as (score, label): numbers and booleans are scores, other texts labels."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true", None
     try:

@@ -18,7 +18,7 @@ from spanwise.collector.records import Bucket, OpenRun, TraceSummary
 from spanwise.collector.stores import JudgeAgreement, Store, list_open_traces
 
 TRACES_PER_PAGE = 50
-MAX_COUNTED_TRACES = 30_000  # traces that charts count one by one, where the store has no sums; a tenth of a second
+MAX_COUNTED_TRACES = 30_000  # traces that charts aggregate one by one without rollups, in about a tenth of a second
 _SHORT_PERIOD_NS = 6 * 3_600 * 10**9
 _MAX_PERIOD_NS = 366 * 86_400 * 10**9
 _PERIODS_NS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000, 7_776_000))
@@ -26,7 +26,7 @@ _PERIODS_NS = tuple(s * 10**9 for s in (15, 60, 300, 900, 3_600, 21_600, 86_400,
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What the charts above the list show: one stretch of time in buckets, and all of it in one."""
+    """Data of the charts above the list: a time range in buckets, and its total."""
 
     window: sparkline.Window
     buckets: Sequence[Bucket]
@@ -34,13 +34,16 @@ class Overview:
 
     @property
     def cut(self) -> Bucket | None:
-        """What is counted first where not all traces were; None if all were."""
+        """Return the first bucket that counts only the newest traces, or the total if that does too.
+
+        None if all traces are counted.
+        """
         cut = next((bucket for bucket in self.buckets if bucket.newest), None)
         return self.total if cut and self.total.newest else cut
 
 
 def traces(store: Store, request: Request) -> Response:
-    """`GET /`."""
+    """Render the trace list: `GET /`."""
     query = filter_form.read_query(request.query_params.multi_items(), others=("charts",))
     page = store.traces(query.filter, limit=TRACES_PER_PAGE, cursor=query.fields.get("cursor"))
     of_traces = feedback_display.load_chips(store, page.items)
@@ -66,7 +69,7 @@ def traces(store: Store, request: Request) -> Response:
 
 
 def charts(store: Store, request: Request) -> Response:
-    """`GET /charts`: the charts of a list alone, over [since, until)."""
+    """Render the charts alone, for [since, until): `GET /charts`."""
     query = filter_form.read_query(request.query_params.multi_items())
     since, until = query.filter.since_ns, query.filter.until_ns
     if since is None or until is None:
@@ -81,31 +84,31 @@ def charts(store: Store, request: Request) -> Response:
 
 
 def list_open_runs(store: Store, query: filter_form.FilterQuery) -> list[OpenRun]:
-    """Traces under way of which the list can show nothing yet, on its first page."""
+    """Return traces in progress that are not in the list yet, for its first page only."""
     first = not query.fields.get("cursor") and query.fields.get("traffic") != "judges"
     return list_open_traces(store, query.filter) if first else []
 
 
 def load_choices(store: Store) -> dict[str, list[str]]:
-    """What the form offers."""
+    """Return the choices that the filter form offers."""
     fields = ("project", "environment", "kind", "name", "model", "feedback")
     return {field: sorted(store.values(field), key=str.lower) for field in fields}
 
 
 def get_empty_reason(store: Store) -> str:
-    """Why a list has nothing: "store" when there are no traces at all, else "filter"."""
+    """Return the reason for an empty list: "store" if there are no traces at all, else "filter"."""
     return "filter" if store.traces(limit=1).items else "store"
 
 
 def is_slow(filter: Filter, since_ns: int, until_ns: int) -> bool:
-    """Whether the charts may take so long that the list should not wait for them."""
+    """Return whether the charts may take so long that the list is rendered without them."""
     return filter.text is not None or (filter.since_ns is not None and until_ns - since_ns > _SHORT_PERIOD_NS)
 
 
 def load_overview(
     store: Store, filter: Filter, since_ns: int, until_ns: int, newest: int = MAX_COUNTED_TRACES
 ) -> Overview | None:
-    """Aggregates over a stretch of time, of the newest traces where there are very many; None if nothing passes."""
+    """Aggregate a time range, over at most `newest` traces without rollups; None if no trace passes."""
     view = sparkline.choose_window(since_ns, until_ns)
     within = replace(filter, since_ns=view.since_ns, until_ns=view.until_ns)
     buckets = store.aggregate(within, bucket_ns=view.width_ns, newest=newest)
@@ -114,9 +117,9 @@ def load_overview(
 
 
 def choose_period(filter: Filter, shown: Sequence[TraceSummary]) -> tuple[int, int]:
-    """The time that the charts cover: what was asked for, else a round stretch that holds the traces shown.
+    """Return the time range of the charts: the requested one, else a round range that covers the shown traces.
 
-    It ends now at the latest: a start in the future comes from a wrong clock.
+    It ends now at the latest, because a start in the future comes from a wrong clock.
     """
     now = time.time_ns()
     starts = [trace.start_ns for trace in shown if trace.start_ns <= now + MAX_CLOCK_SKEW_NS] or [now]

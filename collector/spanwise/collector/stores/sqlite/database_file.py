@@ -35,15 +35,15 @@ from spanwise.collector.stores.sqlite.write.span_writer import Appender
 T = TypeVar("T")
 _frees_space = ContextVar("makes_room", default=False)
 _uses_reserved_readers = ContextVar("aside", default=False)
-CLOSE_WAIT_MS = 100  # that `close` waits for readers in other processes
-RESERVED_READERS = 3  # readers that no question takes: work behind the writer, what is due hourly, and the numbers
+CLOSE_WAIT_MS = 100  # how long `close` waits for readers in other processes
+RESERVED_READERS = 3  # readers for the background thread, the hourly thread and the metrics, never for queries
 
 
 class DatabaseFile:
-    """Holds the file at `path`, which it makes if there is none, until `close`.
+    """Open database file at `path`, created if it does not exist, until `close`.
 
-    Raises `Refused` when another process (or another store in this one) writes the file, when the file is damaged,
-    newer than this Spanwise, or not Spanwise's.
+    Raises `Refused` if another process (or another store in this one) has the file open for writing. It also does so
+    if the file is damaged, newer than this Spanwise, or not a Spanwise file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -51,7 +51,7 @@ class DatabaseFile:
         self.path = real_path(path)
         self.origin = OwnerProcess()
         self._closed, self._in_vain = threading.Lock(), False
-        with ExitStack() as opened:  # closes what was opened if the rest cannot be
+        with ExitStack() as opened:  # closes whatever was opened if a later step fails
             self._lock = FileLock(self.path)
             opened.callback(self._lock.undo)
             reserve = DiskReserve(self.path)
@@ -76,7 +76,7 @@ class DatabaseFile:
         protect_from_fork(self)
 
     def _refuse_unreadable(self) -> None:
-        """Raises `Refused` unless readers, on connections of their own, find what the writer makes."""
+        """Raise `Refused` unless a separate read connection sees the schema that the writer created."""
         with translate_file_errors(self.name), closing(connect_read_only(self.path)) as db:
             if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'spans'").fetchone():
                 raise Refused(f"what is written to {self.name!r} cannot be read back; name another file")
@@ -85,12 +85,12 @@ class DatabaseFile:
         self.writer.halted = self.writer.halted or why
 
     def read(self) -> AbstractContextManager[Reader]:
-        """A reader in one consistent snapshot of the file. Not to be asked for twice by one thread."""
+        """Return a reader in one consistent snapshot of the file. A thread must not open a second one meanwhile."""
         return self._aside.one() if _uses_reserved_readers.get() else self._readers.one()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What this thread reads within it reads beside all questions, and waits for none of them."""
+        """Use the reserved readers in this thread, so that its reads do not wait for queries."""
         before = _uses_reserved_readers.set(True)
         try:
             yield
@@ -98,24 +98,25 @@ class DatabaseFile:
             _uses_reserved_readers.reset(before)
 
     def put(self, job: WriteJob) -> Future[Any]:
-        """Queue a job for the writer. Raises `Unavailable`."""
+        """Queue a job for the writer. Raise `Unavailable` if it cannot take the job."""
         if job.batch is not None:
             self.appender.check(job.batch)
         return self.writer.put(job)
 
     def put_all(self, jobs: Sequence[WriteJob]) -> list[Future[Any]]:
-        """Queue jobs for the writer, or none of them. Raises `Unavailable`."""
+        """Queue all jobs for the writer or none of them. Raise `Unavailable` if it cannot take them."""
         return self.writer.put_all(jobs)
 
     def write(self, action: Callable[[sqlite3.Connection], T], *, patient: bool = False) -> T:
-        """Do something on the writing connection and wait until it is durable; `patient` shares the writer's time with
-        all others. May raise `Unavailable`.
+        """Run an action on the write connection, and return its result when it is durable. May raise `Unavailable`.
+
+        `patient` shares the writer's time with all other jobs.
         """
         return self.writer.call(action, frees=_frees_space.get(), patient=patient)
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
-        """What this thread writes within makes room: it may take what is kept for that on a full disk."""
+        """Let writes of this thread use the disk reserve, because they free space on a full disk."""
         before = _frees_space.set(True)
         try:
             yield
@@ -124,15 +125,15 @@ class DatabaseFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing but what makes room can be written, and even that in small pieces."""
+        """Return whether only writes that free space are possible, and only in small batches."""
         return not (self.writer.writable and self.writer.reserve.held)
 
     def trouble(self) -> str | None:
-        """Why nothing can be kept now, in words that name no path; None while all is well."""
+        """Return the reason why nothing can be stored now, without paths; None if writing works."""
         return self.writer.trouble
 
     def health(self) -> dict[str, float]:
-        """Numbers for whoever watches: what waits, how fast it is written, how far the text index is behind."""
+        """Return metrics: queue length, commits and their duration, lag of the full-text index, and file sizes."""
         with self._aside.one() as reader:
             waiting, since = reader.db.execute(fulltext_index.SELECT_LAG).fetchone()
         return {
@@ -152,21 +153,21 @@ class DatabaseFile:
         }
 
     def stats(self) -> dict[str, Any]:
-        """Sizes in bytes, counts of rows, and projects with their share of the file."""
+        """Return sizes in bytes, row counts, and projects with their share of the file."""
         with self.read() as reader:
             return integrity.collect_stats(reader.db, self.path)
 
     def check(self, *, deep: bool = False) -> list[str]:
-        """What is wrong with the file, in words; empty if it is sound. `deep` also reads every payload."""
+        """Return a message for each problem of the file. `deep` also reads every payload."""
         with self.read() as reader:
             return integrity.check_integrity(reader, deep)
 
     def checkpoint(self) -> None:
-        """Move what the write-ahead log holds into the file, and cut the log to nothing."""
+        """Copy the write-ahead log into the database file, and truncate the log."""
         self.writer.alone(lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
     def vacuum(self) -> int:
-        """Drop what nothing refers to any more, and give its space back; returns how many bytes."""
+        """Delete unreferenced rows and return free space to the disk. Return the number of bytes freed."""
         self.checkpoint()
         before = self._database_bytes()
         self.write(self._drop_unused)
@@ -176,7 +177,7 @@ class DatabaseFile:
         return freed
 
     def _database_bytes(self) -> int:
-        """Bytes of the database's pages. The file may be longer while a reader keeps the log from being copied."""
+        """Return the bytes of the database's pages. The file may be longer while a reader delays a checkpoint."""
         with self.read() as reader:
             pages, size = (
                 int(reader.db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size")
@@ -185,22 +186,22 @@ class DatabaseFile:
 
     def _drop_unused(self, db: sqlite3.Connection) -> None:
         integrity.delete_unused(db)
-        self.appender.forget()  # what it remembers may be gone
+        self.appender.forget()  # its caches may refer to deleted rows
 
     def was_in_vain(self) -> None:
-        """A file that was made for what was refused then goes when it is closed, unless anything was written."""
+        """Delete the file on close if it is new and nothing was written. Called if the process stops with `Refused`."""
         self._in_vain = True
 
     def _empty_log(self) -> None:
         """Copy the write-ahead log into the file, as far as readers in other processes allow."""
         if self.writer.halted:
             return
-        with suppress(sqlite3.Error):  # a full disk, a damaged file
+        with suppress(sqlite3.Error):  # the disk may be full, or the file damaged
             self._db.execute(f"PRAGMA busy_timeout = {CLOSE_WAIT_MS}").fetchall()
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Write what is queued, then let go. Closing twice is harmless, and so it is in a fork: the parent goes on."""
+        """Write queued jobs, then close the file. Repeated calls, and calls in a forked child, do nothing."""
         if not self.origin.is_here or not self._closed.acquire(blocking=False):
             return
         self.writer.close()
@@ -217,7 +218,10 @@ class DatabaseFile:
 
 
 class ReadOnlyFile(DatabaseFile):
-    """Reads the file at `path`. Raises `Refused` where it is damaged, not Spanwise's, or not of this version."""
+    """Database file opened for reading only.
+
+    Raises `Refused` if the file is damaged, not a Spanwise file, or of another file version.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.name, self.path, self.origin = check_database_path(path), real_path(path), OwnerProcess()
@@ -231,11 +235,11 @@ class ReadOnlyFile(DatabaseFile):
         self._readers = ReaderPool(self.path, self.clock.now, connect_without_lock)
 
     def announce(self, url: str | None) -> None:
-        """Nobody needs to ask this process: whoever may read the file can."""
+        """Do nothing, because other processes can read the file themselves."""
 
     @property
     def is_full(self) -> bool:
-        """No disk is meant here."""
+        """Return False, because nothing is written."""
         return False
 
     def put(self, job: WriteJob) -> Future[Any]:
@@ -259,42 +263,39 @@ class ReadOnlyFile(DatabaseFile):
         )
 
     def trouble(self) -> str | None:
-        """Nothing is ever kept here."""
         return "the database can only be read: this user may not write it"
 
     def health(self) -> dict[str, float]:
-        """Numbers for whoever watches."""
         return {"writable": 0}
 
     def close(self) -> None:
-        """Let go."""
         if self.origin.is_here:
             self._readers.close()
 
 
 P = ParamSpec("P")
 H = TypeVar("H", bound="Backend")
-Operation = Callable[Concatenate[H, sqlite3.Connection, P], T]  # is given a connection of the file
+Operation = Callable[Concatenate[H, sqlite3.Connection, P], T]  # receives a connection of the file
 
 
 class Backend:
-    """Verbs over one file."""
+    """Base class of both backends: operations on one database file."""
 
     def __init__(self, file: DatabaseFile) -> None:
         self._file = file
 
     @property
     def where(self) -> str:
-        """The path of the file, as it was given."""
+        """Return the path of the file, as the caller gave it."""
         return self._file.name
 
     def close(self) -> None:
-        """Write what is queued, then let go of the file. Closing twice is harmless."""
+        """Write queued jobs, then close the file. Repeated calls do nothing."""
         self._file.close()
 
 
 def read_operation(verb: Operation[H, P, T]) -> Callable[Concatenate[H, P], T]:
-    """A verb that reads: its connection is in one consistent snapshot of the file."""
+    """Wrap a read operation: its connection is in one consistent snapshot of the file."""
 
     def read(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self._file.read() as reader:
@@ -305,7 +306,7 @@ def read_operation(verb: Operation[H, P, T]) -> Callable[Concatenate[H, P], T]:
 
 
 def write_operation(verb: Operation[H, P, T]) -> Callable[Concatenate[H, P], T]:
-    """A verb that writes: durable, all of it, when it returns; nothing of it stays when it raises."""
+    """Wrap a write operation: its changes are durable when it returns, and are rolled back if it raises."""
 
     def write(self: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._file.write(lambda db: verb(self, db, *args, **kwargs))

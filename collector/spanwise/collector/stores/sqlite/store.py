@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spanwise.collector.stores import LocalStore, Store
 
     class _Store(CombinedStore, SQLiteTraces, SQLiteControl):
-        """What type checkers shall see in `Both`: the verbs of these two halves, which it takes from them."""
+        """Type of the combined store for type checkers: it takes its operations from these two backends."""
 
     def _keeps(store: SQLiteStore) -> tuple[Store, LocalStore]:
         return store, store
@@ -32,11 +32,11 @@ else:
 
 
 class SQLiteStore(_Store):
-    """Implements `spanwise.collector.stores.Store` and `Serving` on the file at `path`, which it makes if there is
-    none.
+    """Store on the SQLite file at `path`, created if it does not exist.
 
-    Raises `Refused` when another process (or another store in this one) writes the file, when the file is damaged,
-    newer than this Spanwise, or not Spanwise's.
+    Implements `spanwise.collector.stores.Store` and `LocalStore`. Raises `Refused` if another process (or another
+    store in this one) has the file open for writing. It also does so if the file is damaged, newer than this
+    Spanwise, or not a Spanwise file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -58,7 +58,7 @@ class SQLiteStore(_Store):
     def traced_destinations(self, project: str) -> Sequence[str]:
         return self._file.appender.destinations.of(project)
 
-    # What makes room is done on a full disk, too
+    # These operations free space, so they may use the disk reserve
 
     def delete(self, filter: Filter | None = None, **conditions: object) -> int:
         with self._file.making_room():
@@ -73,29 +73,28 @@ class SQLiteStore(_Store):
             return CombinedStore.delete_experiment(self, id)
 
     def __exit__(self, *failed: object) -> None:
-        if any(isinstance(error, Refused) for error in failed):  # a port that is taken, a key that is missing
+        if any(isinstance(error, Refused) for error in failed):  # for example, a port in use or a missing key
             self._file.was_in_vain()
         self.close()
 
     def close(self) -> None:
-        """Write what is queued, then let go. Closing twice is harmless."""
+        """Write queued jobs, then close the file. Repeated calls do nothing."""
         if self._origin.is_here:
             self._behind.close()
             CombinedStore.close(self)
 
 
 class ReadOnlySQLiteStore(SQLiteStore):
-    """The same on a file that this user may not write: what would be written is `Refused`."""
+    """Store on a file that this user may not write. Operations that write raise `Refused`."""
 
     def __init__(self, path: str | Path) -> None:
         self._over(ReadOnlyFile(path))
 
     def close(self) -> None:
-        """Let go. Closing twice is harmless."""
         CombinedStore.close(self)
 
 
 def open_store(path: str | Path) -> SQLiteStore:
-    """The store at a path, for reading alone where this user may not write the file that is there."""
+    """Return the store at a path. It is read-only if this user may not write the existing file."""
     place = real_path(path)
     return ReadOnlySQLiteStore(path) if os.path.exists(place) and not can_write(place) else SQLiteStore(path)

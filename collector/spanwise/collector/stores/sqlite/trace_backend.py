@@ -56,7 +56,9 @@ from spanwise.collector.stores.sqlite.write.run_codec import Batch, encode
 
 
 class SQLiteTraces(Backend):
-    """Implements `TraceStore` on a file, but for `delete` and `prune`, and what `Both` asks of such a half."""
+    """Trace backend on a database file: `TraceStore` without `delete` and `prune`, and what the combined store
+    needs.
+    """
 
     # runs
 
@@ -64,13 +66,13 @@ class SQLiteTraces(Backend):
         return self._file.appender.encoder
 
     def write(self, batch: Batch, feedback: Sequence[Feedback] = ()) -> Future[None]:
-        """Queue what an encoder made; the future resolves once it is durable. May raise `Unavailable`."""
+        """Queue a batch from an encoder. The future resolves when it is durable. May raise `Unavailable`."""
         if feedback:
             batch = batch._replace(feedback=feedback_table.encode_feedback(feedback))
         return self._file.put(WriteJob(weight=len(batch.facts) + len(batch.feedback), batch=batch))
 
     def append_async(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> Future[None]:
-        """As `append`, without waiting. Raises `Unavailable` if too much waits."""
+        """Append without waiting. Raise `Unavailable` if the queue is full."""
         return self.write(encode(runs), feedback)
 
     def append(self, runs: Sequence[Run], feedback: Sequence[Feedback] = ()) -> None:
@@ -85,9 +87,8 @@ class SQLiteTraces(Backend):
         said: dict[AmendmentTarget, list[Mapping[str, JSON]]] = {}
         for amendment in amendments:
             said.setdefault(get_amendment_target(amendment), []).append(amendment_merge.encode_fields(amendment.fields))
-        whole = {
-            place: amendment_merge.merge_fields(*fields) for place, fields in said.items()
-        }  # each run is read and written once
+        # reads and writes each run once
+        whole = {place: amendment_merge.merge_fields(*fields) for place, fields in said.items()}
         here = self._file.write(lambda _: {place: self._file.appender.amend(place, whole[place]) for place in whole})
         return [here[get_amendment_target(amendment)] for amendment in amendments]
 
@@ -95,14 +96,15 @@ class SQLiteTraces(Backend):
 
     def add_feedback(self, feedback: Sequence[Feedback]) -> None:
         feedback = list(map(normalize_feedback, feedback))
-        # All of it is taken or none, but much of it goes into several transactions, between which others have theirs
+        # All feedback is accepted or none. A long list is split into several transactions, so that others can run in
+        # between
         parts = [feedback[start : start + HEAVY_WEIGHT] for start in range(0, len(feedback), HEAVY_WEIGHT)]
         nothing = encode(())
         jobs = [
             WriteJob(weight=len(part), batch=nothing._replace(feedback=feedback_table.encode_feedback(part)))
             for part in parts
         ]
-        # Each is waited for, whatever became of the others
+        # Waits for every job, even after a failure
         failed = [error for one in self._file.put_all(jobs) if (error := one.exception()) is not None]
         if failed:
             raise failed[0]
@@ -143,7 +145,7 @@ class SQLiteTraces(Backend):
     def put_verdicts(self, db: sqlite3.Connection, /, verdicts: Sequence[TargetFeedback]) -> list[bool]:
         return feedback_table.put_rule_feedback(db, self._file.appender, verdicts)
 
-    # questions
+    # queries
 
     def traces(
         self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None, **conditions: object
@@ -172,7 +174,7 @@ class SQLiteTraces(Backend):
             return trace_queries.read_run(reader, trace_id, span_id)
 
     def unread(self, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-        """As of `Streams`."""
+        """Return traces as `StreamingStore.unread` does."""
         with self._file.read() as reader:
             return trace_queries.read_lazily(reader, trace_ids)
 
@@ -234,7 +236,8 @@ class SQLiteTraces(Backend):
         return distinct_values.list_values(db, field, limit, project)
 
     def changes(self, after: str | None = None, *, limit: int = 1000, filters: Sequence[Filter] = ()) -> ChangePage:
-        now_ns = self._file.clock.now()  # before it is read: what is not in it yet changes later
+        # taken before reading, so that changes missing in the result are later than this time
+        now_ns = self._file.clock.now()
         with self._file.read() as reader:
             return change_feed.read_changes(reader.db, after, limit, filters, now_ns)
 
@@ -276,7 +279,7 @@ class SQLiteTraces(Backend):
     def count(self, db: sqlite3.Connection, /) -> Mapping[str, int]:
         return feedback_and_sessions.count_rows(db)
 
-    # what has not come, and who should know
+    # open runs and senders
 
     @write_operation
     def add_running(self, _: sqlite3.Connection, /, runs: Sequence[OpenRun]) -> None:
@@ -303,7 +306,7 @@ class SQLiteTraces(Backend):
     def processes(self, db: sqlite3.Connection, /, *, since_ns: int | None = None, limit: int = 1000) -> list[Process]:
         return sender_records.list_processes(db, since_ns, limit)
 
-    # sending on
+    # forwarding
 
     @read_operation
     def outlets(self, db: sqlite3.Connection, /) -> list[Outlet]:
@@ -364,7 +367,9 @@ class SQLiteTraces(Backend):
             return [DeletedTraces(piece, lot.sessions) for piece in pace.pieces(reader.db, lot.traces)]
 
     def _taken_out(self, piece: DeletedTraces, pace: deletion.DeletionPace) -> tuple[int, set[str]]:
-        """How many traces of a piece, and their tags. On a full disk it goes in smaller ones."""
+        """Delete a batch, and return the number of traces and their tags. On a full disk, split it into smaller
+        batches.
+        """
         try:
             return self._file.write(partial(deletion.delete_traces, self._file.appender, piece, pace), patient=True)
         except Unavailable:

@@ -17,10 +17,10 @@ CaseValues = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptedMetric:
-    """A metric object as an evaluator's function: which fields of a case it needs, which it uses, how it is asked."""
+    """Metric object as an evaluator's function: the fields of a case that it needs and uses, and the call."""
 
-    # Takes the place of module path and source text in the versions of rules, which stay the same when either changes;
-    # what changes results is in the evaluator's own version
+    # Replaces module path and source text in the versions of rules, which stay the same if either changes. Changes
+    # that affect results are part of the evaluator's own version.
     RULE_IDENTITY: ClassVar = ("assay.evaluators.protocol.adapters._common:Adapted", "49e433eb1e38")
 
     name: str
@@ -32,7 +32,7 @@ class AdaptedMetric:
     higher_is_better: bool = True
     source: Literal["code", "model"] = "code"
     version: str = "1"
-    versioned: bool = False  # the version is its author's, not the library's
+    versioned: bool = False  # `version` is set by the metric's author, not taken from the library
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -46,12 +46,12 @@ class AdaptedMetric:
 
 
 def is_derived_from(metric: Any, library: str, *names: str) -> bool:
-    """Whether a metric's class is derived from a class of the library with one of those names."""
+    """Return whether a metric's class derives from a class of the library with one of those names."""
     return any(kind.__name__ in names and kind.__module__.partition(".")[0] == library for kind in type(metric).__mro__)
 
 
 def get_library_version(library: str) -> str:
-    """The installed version: what another one says may differ."""
+    """Return the library's name with its installed version, because results may differ between versions."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -61,7 +61,7 @@ def get_library_version(library: str) -> str:
 
 
 def to_text(value: Any) -> str | None:
-    """A value as a text: of a dict with one text in it that text, of messages the last; anything else as JSON."""
+    """Return a value as text: the value of a dict with one, the last of several messages, else JSON."""
     value = unwrap_single_value(value)
     if value is None or isinstance(value, str):
         return value
@@ -72,11 +72,11 @@ def to_text(value: Any) -> str | None:
 
 
 def list_contents(documents: Iterable[Document] | None) -> list[str] | None:
-    """The contents of documents."""
+    """Return the contents of documents."""
     return None if documents is None else [document.content for document in documents]
 
 
 def list_document_ids(documents: Iterable[Document] | None) -> list[str] | None:
-    """The ids of documents; None where one has none."""
+    """Return the ids of documents; None if none has one."""
     found = [] if documents is None else [document.id for document in documents if document.id is not None]
     return found or None

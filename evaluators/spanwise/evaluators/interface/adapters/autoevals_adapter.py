@@ -18,7 +18,7 @@ from spanwise.evaluators.interface.adapters.adapted_metric import (
 from spanwise.evaluators.interface.sync_bridge import run_in_thread
 
 _FIELD_BY_ARGUMENT = {"output": "outputs", "expected": "reference_outputs", "input": "inputs", "context": "documents"}
-_NEEDS = {  # beside the output; where the code alone says so
+_NEEDS = {  # arguments besides the output that only the scorer's code reveals
     "AnswerCorrectness": ("input", "expected"),
     "AnswerRelevancy": ("input", "context"),
     "AnswerSimilarity": ("expected",),
@@ -39,7 +39,10 @@ _UNCONVERTED = frozenset({"ExactMatch", "JSONDiff", "ListContains", "NumericDiff
 
 
 def adapt_autoevals_scorer(scorer: Any) -> AdaptedMetric | None:
-    """A scorer; its score None is a skip, its rationale the comment."""
+    """Return the adapter of a scorer, or None for other objects.
+
+    A score of None is a skip; the rationale is the comment.
+    """
     if not is_derived_from(scorer, "autoevals", "Scorer"):
         return None
     given = _read_fixed_arguments(scorer)
@@ -61,7 +64,7 @@ def adapt_autoevals_scorer(scorer: Any) -> AdaptedMetric | None:
 
 
 def _read_fixed_arguments(scorer: Any) -> Mapping[str, Any]:
-    """What `Scorer.partial(…)` and a prompt's own arguments have fixed."""
+    """Return the arguments fixed by `Scorer.partial(…)` and by a prompt."""
     partial = getattr(type(scorer), "_partial_args", dict)
     return {**partial(), **(getattr(scorer, "render_args", None) or {})}
 
@@ -85,7 +88,7 @@ def _arguments(scorer: Any, values: CaseValues) -> dict[str, Any]:
 
 
 async def _call_scorer(scorer: Any, arguments: dict[str, Any]) -> Any:
-    """On a thread, since most are plain functions; a client for async code needs its own way."""
+    """Call the scorer on a thread, because most are synchronous; await it if its client is asynchronous."""
     output = arguments.pop("output", None)
     if _get_client_class(scorer).startswith("Async"):
         return await scorer.eval_async(output, **arguments)
@@ -93,7 +96,7 @@ async def _call_scorer(scorer: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _get_client_class(scorer: Any) -> str:
-    """The name of the class of the client that it asks with, its own or the one of `autoevals.init`."""
+    """Return the class name of the scorer's client: its own, or the one of `autoevals.init`."""
     of_all = getattr(sys.modules.get("autoevals.oai"), "_client_var", None)
     client = getattr(scorer, "client", None) or (of_all.get(None) if of_all is not None else None)
     return type(getattr(client, "openai", client)).__name__

@@ -33,8 +33,9 @@ _USES = ("inputs", "outputs", "reference_outputs", "documents", "expected_docume
 
 
 def adapt_deepeval_metric(metric: Any) -> AdaptedMetric | None:
-    """A metric of single turns or of conversations; a skipped one is a skip. Raises `ValueError` for one of arenas,
-    and for one that reads traces of its own.
+    """Return the adapter of a metric of single turns or conversations, or None for other objects.
+
+    A skipped metric is a skip. Raises `ValueError` for an arena metric, and for one that reads deepeval's own traces.
     """
     if is_derived_from(metric, "deepeval", "BaseArenaMetric"):
         raise ValueError(f"{type(metric).__name__} compares several answers, and is no evaluator of single ones")
@@ -65,7 +66,7 @@ def adapt_deepeval_metric(metric: Any) -> AdaptedMetric | None:
 
 
 def _list_required_fields(metric: Any) -> list[str]:
-    """Which fields of a test case it needs, by its own account."""
+    """Return the fields of a test case that the metric declares as required."""
     told = getattr(metric, "evaluation_params", None) or getattr(metric, "_required_params", None)
     return [str(getattr(name, "value", name)) for name in told] if isinstance(told, list | tuple) else []
 
@@ -75,7 +76,7 @@ def _has_model(metric: Any) -> bool:
 
 
 def _higher_is_better(metric: Any) -> bool:
-    """What it says of itself: whether the best score passes, or the worst."""
+    """Return whether higher scores are better: probe whether a score of 1 passes, or only a score of 0."""
     probe = copy.copy(metric)
     try:
         probe.error = None
@@ -83,7 +84,7 @@ def _higher_is_better(metric: Any) -> bool:
         least = probe.is_successful()
         probe.score = 1.0
         return bool(probe.is_successful()) or not least
-    except Exception:  # somebody's own, that has more to look at than its score
+    except Exception:  # a custom metric whose `is_successful` needs more than a score
         return True
 
 
@@ -122,7 +123,7 @@ def _make_conversation(values: CaseValues) -> Any:
     spoken = [message for message in to_messages(values.get("history")) if message["role"] in ("user", "assistant")]
     ends = (("user", to_text(values.get("inputs"))), ("assistant", to_text(values.get("outputs"))))
     last = [{"role": role, "content": content} for role, content in ends if content is not None]
-    while last and spoken[-len(last) :] == last:  # of a session, the history ends with them
+    while last and spoken[-len(last) :] == last:  # the history of a session already ends with these messages
         last = []
     turns = [kinds.Turn(role=turn["role"], content=to_text(turn.get("content")) or "") for turn in (*spoken, *last)]
     if not turns:
@@ -131,7 +132,7 @@ def _make_conversation(values: CaseValues) -> Any:
 
 
 async def _call_metric(metric: Any, case: Any) -> dict[str, Any]:
-    """What a copy of the metric says, since it keeps its result in itself: many cases are asked about at once."""
+    """Call a copy of the metric, because a metric stores its result in itself and cases are scored concurrently."""
     own = copy.copy(metric)
     try:
         if getattr(own, "async_mode", True):
@@ -146,7 +147,7 @@ async def _call_metric(metric: Any, case: Any) -> dict[str, Any]:
 
 
 def _progress_options(measure: Callable[..., Any]) -> dict[str, bool]:
-    """Without a progress bar, where it can be asked for."""
+    """Return options that disable the progress bar, if the method has them."""
     return {"_show_indicator": False} if "_show_indicator" in inspect.signature(measure).parameters else {}
 
 

@@ -13,12 +13,15 @@ from spanwise.evaluators.interface.adapters.adapted_metric import (
     is_derived_from,
 )
 
-_REFERENCE_EVALUATORS = frozenset({"EqualsExpected"})  # of theirs, those that can do nothing without
+_REFERENCE_EVALUATORS = frozenset({"EqualsExpected"})  # evaluators of pydantic-evals that require a reference
 _TRACE_EVALUATORS = frozenset({"MaxDuration"})
 
 
 def adapt_pydantic_evaluator(evaluator: Any) -> AdaptedMetric | None:
-    """An evaluator; of a mapping of results each is feedback under its own key."""
+    """Return the adapter of an evaluator, or None for other objects.
+
+    Each result of a mapping is feedback under its own key.
+    """
     if not is_derived_from(evaluator, "pydantic_evals", "Evaluator"):
         return None
     kind = type(evaluator).__name__
@@ -66,7 +69,7 @@ def _read_output(output: Any) -> Any:
 
 
 def _read_value(output: Any) -> dict[str, Any]:
-    """A value, or a value with its reason: a text is a label."""
+    """Return a result dict for a value, or a value with its reason. A text is a label."""
     if hasattr(output, "reason") and hasattr(output, "value"):
         return {**_read_value(output.value), "comment": output.reason}
     return {"value": output}

@@ -19,7 +19,7 @@ from spanwise.evaluators.interface.adapters.adapted_metric import (
 from spanwise.evaluators.interface.outcomes import Skip
 from spanwise.evaluators.interface.value_conversion import to_messages
 
-_COLUMNS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {  # of ragas → the field of a case, and how it is read
+_COLUMNS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {  # ragas column → field of a case, and its conversion
     "user_input": ("inputs", to_text),
     "response": ("outputs", to_text),
     "reference": ("reference_outputs", to_text),
@@ -32,7 +32,10 @@ _MODEL_ATTRIBUTES = ("llm", "embeddings")
 
 
 def adapt_ragas_metric(metric: Any) -> AdaptedMetric | None:
-    """A metric of single turns or of conversations. Raises `ValueError` for one that must be handed its model."""
+    """Return the adapter of a metric of single turns or conversations, or None for other objects.
+
+    Raises `ValueError` for a metric that takes its model as an argument.
+    """
     if is_derived_from(metric, "ragas", "SimpleBaseMetric"):
         return _adapt_argument_metric(metric)
     if not is_derived_from(metric, "ragas", "Metric"):
@@ -124,7 +127,7 @@ def _make_turns(values: CaseValues) -> list[Any]:
 
 
 def _read_result(result: Any) -> dict[str, Any]:
-    """A `MetricResult`; with a value of None it says in its reason what went wrong."""
+    """Return a result dict for a `MetricResult`. If its value is None, the reason is the error message."""
     if result.value is None:
         return {"error": result.reason or "ragas gave no value"}
     return {"score": result.value, "comment": result.reason}

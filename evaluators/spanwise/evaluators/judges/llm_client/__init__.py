@@ -3,17 +3,23 @@
 Modules, in the order in which data flows:
 
 - `judge_settings`: Judge: model, endpoint, key, price and limits, from arguments or the environment.
-- `judge_call`: Call of a judge, from top to bottom: cache, single flight, budget, rate limit, attempts, parsing.
-- `chat_completions`: Questions, completions and answers of judges, and the chat-completion format of OpenAI.
+- `judge_call`: Call of a judge, from top to bottom: cache, single flight, budget, rate limit, attempts,
+  parsing.
+- `chat_completions`: Questions, completions and answers of judges, and the chat-completion format of
+  OpenAI.
 - `answer_cache`: Answer cache: successful replies of judges in one SQLite file per user.
-- `judge_budget`: Budget of judges: prices, reservation of the maximum cost of a call, settlement of the actual cost.
-- `judge_dry_run`: Dry run of judges: questions are counted and priced, and answered with values made from their
-  schema.
-- `judge_rate_limiter`: Rate limiter per endpoint, model and key: concurrency, adaptive pace, and Retry-After headers.
+- `judge_budget`: Budget of judges: prices, reservation of the maximum cost of a call, settlement of the
+  actual cost.
+- `judge_dry_run`: Dry run of judges: counts and prices questions, and answers them with sample values of
+  their schema.
+- `judge_rate_limiter`: Rate limiter per endpoint, model and key: concurrency, adaptive pace, and
+  Retry-After headers.
 - `judge_retry`: Retries of a question under one deadline, and classification of endpoint errors.
 - `openai_backend`: Backend for OpenAI-compatible endpoints, with detection of unsupported parameters.
 - `function_backend`: Backend for Python functions and Haystack generators.
 - `scripted_judge`: Scripted judge for tests: replies in a fixed order or from a function.
-- `reply_parsing`: Reply parsing: strict and lenient reading of JSON replies, tolerated deviations, quoted verdicts.
-- `judge_event_loop`: Event loop of the judges: one daemon thread per process, with its clients and fork handling.
+- `reply_parsing`: Reply parsing: strict and lenient reading of JSON replies, tolerated deviations, quoted
+  verdicts.
+- `judge_event_loop`: Event loop of the judges: one daemon thread per process, with its clients and fork
+  handling.
 """

@@ -1,7 +1,8 @@
 """Answer cache: successful replies of judges in one SQLite file per user.
 
-Whatever is wrong with the file (damaged, locked, read-only, full, somebody else's) is said once and counted; judges go
-on without it. An answer is written before it is used, so that a run that was killed pays for no judgement twice.
+Any problem with the file (damaged, locked, read-only, full, of another program) is reported once and counted. Judges
+then continue without the cache. An answer is stored before it is used, so a killed run never pays twice for a
+judgement.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from spanwise.evaluators.judges.llm_client.judge_settings import Judge
 
 
-FORMAT = 1  # of keys and bodies; a file of another one is left alone
-MAX_ANSWER_BYTES = 4 << 20  # bytes of one answer
+FORMAT = 1  # version of keys and bodies; a file with another version is not touched
+MAX_ANSWER_BYTES = 4 << 20  # maximum size of an answer in bytes
 
 
 class CacheStats(NamedTuple):
-    """What a cache holds: answers per model, bytes of the file, when the oldest and the newest were made (seconds)."""
+    """Statistics of a cache: answers per model, bytes of the file, and Unix times of the oldest and newest answer in
+    seconds.
+    """
 
     answers: int
     models: Mapping[str, int]
@@ -39,12 +42,14 @@ class CacheStats(NamedTuple):
 
 
 def default_cache_path() -> Path | None:
-    """SPANWISE_CACHE (a path, or `off`), else a file in the user's cache directory; None: no cache."""
+    """Return the path in SPANWISE_CACHE, else a file in the user's cache directory. None means no cache, as with
+    `off`.
+    """
     return cache_path("SPANWISE_CACHE", "judges.db")
 
 
 def get_cache_path(judge: Judge) -> Path | None:
-    """Where the answers of a judge are kept; None: nowhere. Those of functions and scripts only where that is asked."""
+    """Return the path of a judge's cache, or None. Answers of functions and scripts are cached only on request."""
     if judge.cache is None:
         return default_cache_path() if judge.backend is None else None
     if isinstance(judge.cache, bool):
@@ -53,14 +58,16 @@ def get_cache_path(judge: Judge) -> Path | None:
 
 
 def compute_cache_key(judge: Judge, ask: Ask) -> bytes:
-    """What an answer depends on, hashed: endpoint, model, parameters, messages, schema, log-probabilities, sample."""
+    """Return a hash of all that determines an answer: endpoint, model, parameters, messages, schema, log-probabilities,
+    sample.
+    """
     asked = (ask.messages, ask.schema, ask.name, ask.logprobs, ask.sample)
     said = orjson.dumps([FORMAT, dict(judge.identity), *asked], default=repr, option=orjson.OPT_NON_STR_KEYS)
     return hashlib.sha256(said).digest()
 
 
 class AnswerCache(CacheFile):
-    """Answers by key. Only `stats` and `clear` raise."""
+    """Cached answers by key. Only `stats` and `clear` raise."""
 
     APPLICATION = 0x53504A43  # "SPJC"
     FORMER_APPLICATION = 0x41534A43  # "ASJC"
@@ -76,7 +83,7 @@ class AnswerCache(CacheFile):
         return self.get_all([(key, max_age)])[0]
 
     def get_all(self, questions: list[tuple[bytes, float]]) -> list[Completion | None]:
-        """Return one answer per `(key, max_age)`, in order; None where there is none."""
+        """Return one answer per `(key, max_age)`, in order, with None for a missing one."""
         now = time.time()
 
         def read(connection: sqlite3.Connection) -> list[tuple[bytes] | None]:
@@ -89,7 +96,7 @@ class AnswerCache(CacheFile):
     def _decoded(self, body: bytes) -> Completion | None:
         try:
             return _decode_completion(body)
-        except (ValueError, TypeError, KeyError, AttributeError):  # not written by this version
+        except (ValueError, TypeError, KeyError, AttributeError):  # written by another version
             self.failures += 1
             return None
 
@@ -120,7 +127,7 @@ class AnswerCache(CacheFile):
         return [None] * len(answers)
 
     def stats(self) -> CacheStats:
-        """What it holds. Raises `sqlite3.Error` and `OSError`."""
+        """Return the statistics of the cache. Raises `sqlite3.Error` and `OSError`."""
         with self._lock:
             counted = self._opened().execute("SELECT model, count(*) FROM answers GROUP BY model ORDER BY 2 DESC, 1")
             models = dict(counted.fetchall())
@@ -128,7 +135,8 @@ class AnswerCache(CacheFile):
         return CacheStats(sum(models.values()), models, self._bytes(), oldest, newest)
 
     def clear(self, *, older_than: float | None = None, model: str | None = None) -> int:
-        """Forget answers: all, or those made more than so many seconds ago, or of one model. Returns how many.
+        """Delete answers: all, or those made more than `older_than` seconds ago, or those of one model. Return their
+        number.
 
         Raises `sqlite3.Error` and `OSError`.
         """

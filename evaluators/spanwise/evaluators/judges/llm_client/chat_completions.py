@@ -11,22 +11,22 @@ import orjson
 from spanwise.collector.records import JSON, Usage
 from spanwise.evaluators.interface import Unjudged
 
-MAX_REPLY_LENGTH = 8_000  # characters of a reply that is no answer: in metadata, and shown to the judge that gave it
+MAX_REPLY_LENGTH = 8_000  # maximum characters of an unparsable reply, in metadata and in the follow-up question
 Message: TypeAlias = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One question: messages, and the JSON schema of an object as the reply (None: words).
+    """Question to a judge: messages, and the JSON schema of the reply's object (None: plain text).
 
-    `sample` numbers askings of the same question that are to be answered anew (samples, repetitions); `logprobs` is how
-    many alternatives are wanted per token of the reply, 0 for none. `values` are the judged texts in the messages: a
-    verdict that a reply quotes from them does not count.
+    `sample` distinguishes repetitions of a question that need independent answers (samples, repetitions).
+    `logprobs` is the number of alternatives per token of the reply, 0 for none. `values` are the judged texts
+    in the messages: a verdict that the reply quotes from them does not count.
     """
 
     messages: tuple[Message, ...]
     schema: Mapping[str, JSON] | None = None
-    name: str = "reply"  # the schema's name
+    name: str = "reply"  # name of the schema
     sample: int = 0
     logprobs: int = 0
     values: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a reply, its log-probability, and those of its alternatives by text."""
+    """Token of a reply, its log-probability, and the log-probabilities of its alternatives by text."""
 
     text: str
     logprob: float
@@ -43,7 +43,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a backend gives for an `Ask`: the reply as it came. `notes` say what it was asked without, and why."""
+    """Unparsed reply of a backend to an `Ask`. `notes` list the parameters that were left out, and why."""
 
     text: str
     model: str | None = None
@@ -55,39 +55,41 @@ class Completion:
 
 
 class Backend(Protocol):
-    """Who answers: an endpoint, a function, a script."""
+    """Interface of a source of replies: an endpoint, a function, a script."""
 
     @property
     def model(self) -> str:
-        """Its name."""
+        """Return the model's name."""
 
     @property
     def where(self) -> str:
-        """To whom text goes, for people."""
+        """Return the recipient of the text, for display."""
 
     async def complete(self, ask: Ask) -> Completion:
-        """The reply. Raises `Unjudged` for what no other try can mend, `CutOff` where one with more room may, and the
-        client's own errors for all else: what `may_pass` says of these decides about another try.
+        """Return the reply.
+
+        Raises `Unjudged` for a permanent error, and `CutOff` if a second call with more tokens may succeed. Other
+        errors of the client are raised unchanged: `is_transient` decides about a retry.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A reply that was read: `value` is the object that the schema describes, or the text where there was none."""
+    """Parsed reply: `value` is the object that the schema describes, or the text if there was no schema."""
 
     value: Any
     text: str
     model: str
-    usage: Usage | None = None  # of all calls that it took; of an answer out of the cache 0 and 0
-    cost: float | None = None  # US dollars, None where the price is not known
+    usage: Usage | None = None  # of all its calls; zero for a cached answer
+    cost: float | None = None  # US dollars, None if the price is unknown
     logprobs: tuple[Token, ...] = ()
     notes: tuple[str, ...] = ()
     cached: bool = False
-    calls: int = 1  # of the backend, failed ones counted; 0 out of the cache
+    calls: int = 1  # of the backend, including failed ones; 0 for a cached answer
 
 
 class ParseFailure(Unjudged):
-    """What the judge said is not what was asked for; `text` is what it said."""
+    """Failure to parse a reply. `text` is the reply."""
 
     def __init__(self, why: str, text: str) -> None:
         super().__init__(f"parse failure: {why}", {"reply": text})
@@ -95,15 +97,17 @@ class ParseFailure(Unjudged):
 
 
 class Declined(Unjudged):
-    """The judge did not answer: a refusal, a content filter, an empty reply; `text` is what it said before that."""
+    """Missing answer: a refusal, a content filter, or an empty reply. `text` is the reply up to that point."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message, {"reply": text[:MAX_REPLY_LENGTH]} if text else None)
 
 
 class CutOff(Unjudged):
-    """The answer ended at the most tokens that it may have. `again`: a second call has more room, since a model that
-    thinks has used up what it had; `usage` is what the call took.
+    """Answer that was truncated at its token limit.
+
+    `again` means that a second call has a higher limit, because a reasoning model used up the first. `usage` is
+    that of the call.
     """
 
     def __init__(self, message: str, text: str, *, usage: Usage | None = None, again: bool = False) -> None:
@@ -113,20 +117,20 @@ class CutOff(Unjudged):
 
 
 class NoJudge(Unjudged, ValueError):
-    """No judge is named anywhere, and none is guessed."""
+    """No judge is configured. Spanwise never guesses one."""
 
 
-_USAGE_DETAILS = {  # where a usage says it, and what OTel GenAI calls it
+_USAGE_DETAILS = {  # fields of a usage object, and their names in OTel GenAI
     ("prompt_tokens_details", "cached_tokens"): "cache_read.input_tokens",
     ("completion_tokens_details", "reasoning_tokens"): "reasoning.output_tokens",
 }
 REASONING_TOKENS = "reasoning.output_tokens"
-MAX_NAME_LENGTH = 200  # characters
-MAX_LOGPROB_TOKENS = 100_000  # of a reply whose log-probabilities are read
+MAX_NAME_LENGTH = 200  # in characters
+MAX_LOGPROB_TOKENS = 100_000  # maximum tokens of a reply whose log-probabilities are read
 
 
 def parse_completion(body: Mapping[str, Any]) -> Completion:
-    """What the body of a chat completion says; what it lacks is missing, of what is no chat completion all."""
+    """Parse the body of a chat completion. Missing fields, or all fields of an invalid body, keep their empty values."""
     choice = _get_first_choice(body.get("choices"))
     message = _as_mapping(choice.get("message"))
     refusal = message.get("refusal")
@@ -141,7 +145,7 @@ def parse_completion(body: Mapping[str, Any]) -> Completion:
 
 
 def extract_text(content: Any) -> str:
-    """The text of a message: a text, or a list of parts of which some have one."""
+    """Return the text of a message, which is a text or a list of parts, some with a text."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
@@ -150,7 +154,7 @@ def extract_text(content: Any) -> str:
 
 
 def join_messages(messages: Iterable[Message]) -> str:
-    """Messages as one text, for those that take no list of them: what the judge had replied is told apart."""
+    """Join messages to one text, for functions that take no list. Earlier replies of the judge are marked as such."""
     return "\n\n".join(
         f"Your reply was:\n{message['content']}" if message["role"] == "assistant" else message["content"]
         for message in messages
@@ -158,7 +162,7 @@ def join_messages(messages: Iterable[Message]) -> str:
 
 
 def add_schema_instruction(messages: Sequence[Message], schema: Mapping[str, JSON]) -> tuple[Message, ...]:
-    """The messages with a last word on the form of the reply, for whoever takes no schema."""
+    """Append an instruction with the schema to the messages, for endpoints and functions without schema support."""
     told = orjson.dumps(schema).decode()
     words = f"Reply with one JSON object that follows this JSON Schema, and with nothing else:\n{told}"
     *before, last = messages
@@ -170,7 +174,7 @@ def add_schema_instruction(messages: Sequence[Message], schema: Mapping[str, JSO
 def _parse_usage(told: Any) -> Usage | None:
     if not isinstance(told, Mapping):
         return None
-    if not _as_count(told.get("prompt_tokens")):  # no question has none: what was taken is not known
+    if not _as_count(told.get("prompt_tokens")):  # a question always has tokens, so the usage is unknown
         return None
     details = {
         name: _as_count(_as_mapping(told.get(group)).get(count)) for (group, count), name in _USAGE_DETAILS.items()
@@ -183,7 +187,7 @@ def _parse_usage(told: Any) -> Usage | None:
 
 
 def _parse_tokens(told: Any) -> tuple[Token, ...]:
-    """The tokens of a reply; none where one of them makes no sense, since their texts together are the reply."""
+    """Return the tokens of a reply, or none if one of them is invalid, since together they must form the reply."""
     if not isinstance(told, Sequence) or isinstance(told, str) or len(told) > MAX_LOGPROB_TOKENS:
         return ()
     tokens = [_parse_token(_as_mapping(each)) for each in told]
@@ -196,7 +200,7 @@ def _parse_token(told: Mapping[str, Any]) -> Token | None:
         return None
     listed = top if isinstance(top, Sequence) and not isinstance(top, str) else ()
     known: dict[str, float] = {}
-    for each in map(_as_mapping, listed):  # the likeliest comes first
+    for each in map(_as_mapping, listed):  # the most likely comes first
         name, value = each.get("token"), each.get("logprob")
         if isinstance(name, str) and _is_number(value):
             known.setdefault(name, float(value))
@@ -216,7 +220,7 @@ def _as_mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _as_short_name(value: Any) -> str | None:
-    """What a server calls something, bounded."""
+    """Return a name from the server, truncated to `MAX_NAME_LENGTH`."""
     return value[:MAX_NAME_LENGTH] if isinstance(value, str) and value else None
 
 

@@ -30,29 +30,29 @@ _LIST_TYPES = (list, tuple, Sequence)
 
 @dataclass(frozen=True, slots=True)
 class FunctionBackend:
-    """A callable that answers, on a thread of its own or, if it is async, on the judges' loop.
+    """Backend that calls a Python function, on a thread, or on the judges' loop if the function is async.
 
-    It is called with the messages (a list of dicts with role and content) if its first parameter is called `messages`
-    or annotated as a list, else with the prompt as one text. It returns a text, a dict (the object that was asked for),
-    a `Completion`, or what an OpenAI-like client or a Haystack generator replies.
+    The argument is a list of message dicts (role and content) if the first parameter is named `messages` or annotated
+    as a list. Else it is the prompt as one text. The function returns a text, a dict (the requested object), a
+    `Completion`, or a reply of an OpenAI-like client or Haystack generator.
     """
 
     call: Callable[..., Any]
 
     @property
     def model(self) -> str:
-        """The function's name."""
+        """Return the function's name."""
         name = getattr(self.call, "__name__", None) or type(self.call).__name__
         return "lambda" if name == "<lambda>" else str(name)
 
     @property
     def where(self) -> str:
-        """Where the function is defined."""
+        """Return the place where the function is defined."""
         module = getattr(self.call, "__module__", None) or type(self.call).__module__
         return f"the function {module}.{getattr(self.call, '__qualname__', self.model)} in this process"
 
     async def complete(self, ask: Ask) -> Completion:
-        """What the function says. Raises what it raises, `Unjudged` for what is no reply."""
+        """Return the function's reply. Raises the errors of the function, and `Unjudged` for an invalid reply."""
         messages = add_schema_instruction(ask.messages, ask.schema) if ask.schema is not None else ask.messages
         given = (
             [dict(message) for message in messages] if has_messages_parameter(self.call) else join_messages(messages)
@@ -62,23 +62,23 @@ class FunctionBackend:
 
 @dataclass(frozen=True, slots=True)
 class HaystackBackend:
-    """A generator of Haystack, for chats (`run(messages=…)`) or for texts (`run(prompt=…)`)."""
+    """Backend that calls a Haystack generator, for chats (`run(messages=…)`) or for texts (`run(prompt=…)`)."""
 
     component: Any
 
     @property
     def model(self) -> str:
-        """What the generator calls its model, else its class."""
+        """Return the generator's model name, else the name of its class."""
         return str(getattr(self.component, "model", None) or type(self.component).__name__)
 
     @property
     def where(self) -> str:
-        """The generator's class, and its address if it says one."""
+        """Return the generator's class, and its address if it has one."""
         address = getattr(self.component, "api_base_url", None)
         return f"{self.model} by Haystack's {type(self.component).__name__}{f' at {address}' if address else ''}"
 
     async def complete(self, ask: Ask) -> Completion:
-        """What the generator says. Raises what it raises, `Unjudged` for what is no reply."""
+        """Return the generator's reply. Raises the errors of the generator, and `Unjudged` for an invalid reply."""
         messages = add_schema_instruction(ask.messages, ask.schema) if ask.schema is not None else ask.messages
         return _to_completion(await _call_function(self._run, messages), self.model)
 
@@ -90,7 +90,7 @@ class HaystackBackend:
 
 
 def make_backend(given: Any) -> Backend:
-    """Who answers, from a `Backend`, a Haystack generator or a callable. Raises `ValueError`."""
+    """Return a backend for a `Backend`, a Haystack generator or a callable. Raises `ValueError`."""
     if not isinstance(given, type):
         if callable(getattr(given, "complete", None)) and isinstance(getattr(given, "where", None), str):
             return given  # type: ignore[no-any-return]
@@ -105,7 +105,7 @@ def make_backend(given: Any) -> Backend:
 
 
 def has_messages_parameter(call: Callable[..., Any]) -> bool:
-    """Whether a function's first parameter is a list of messages, by its name or its annotation."""
+    """Return whether a function's first parameter is a list of messages, judged by its name or annotation."""
     first = next(iter(_list_parameters(call)), None)
     if first is None:
         return False
@@ -116,7 +116,7 @@ def has_messages_parameter(call: Callable[..., Any]) -> bool:
 def _list_parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(call).parameters.values())
-    except (TypeError, ValueError):  # a function that is not written in Python
+    except (TypeError, ValueError):  # a function without a Python signature
         return []
 
 
@@ -125,23 +125,23 @@ def _get_annotation(call: Callable[..., Any], parameter: inspect.Parameter) -> A
         return parameter.annotation
     try:
         return get_type_hints(call).get(parameter.name)
-    except Exception:  # names that only a type checker sees
+    except Exception:  # names imported only for type checkers
         return list if parameter.annotation.startswith(("list", "Sequence")) else None
 
 
 async def _call_function(call: Callable[..., Any], given: Any) -> Any:
-    """What a call returns, awaited where it can be. Raises what it raises."""
+    """Return the result of a call, awaited if it is awaitable. Raises the errors of the call."""
     with suppress_instrumentation():
         is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
         try:
             returned = call(given) if is_async else await run_in_thread(lambda: call(given))
             return await returned if inspect.isawaitable(returned) else returned
-        except StopIteration as error:  # no coroutine may raise it
+        except StopIteration as error:  # a coroutine cannot raise StopIteration
             raise RuntimeError(f"{call!r} raised StopIteration: it has no more replies") from error
 
 
 def _to_completion(returned: Any, model: str) -> Completion:
-    """A reply of any known form. Raises `Unjudged`."""
+    """Convert a reply of any supported type. Raises `Unjudged`."""
     if isinstance(returned, Completion):
         return replace(returned, model=returned.model or model)
     if hasattr(returned, "choices") and hasattr(returned, "model_dump"):
@@ -155,7 +155,9 @@ def _to_completion(returned: Any, model: str) -> Completion:
 
 
 def _message_to_completion(message: Any, meta: Mapping[str, Any], model: str) -> Completion:
-    """A text, a message of Haystack's (`text`, `meta`) or of LangChain's (`content`), or a plain value as JSON."""
+    """Convert a text, a message of Haystack (`text`, `meta`) or of LangChain (`content`), or a plain value, which
+    becomes JSON.
+    """
     if isinstance(message, str):
         return Completion(text=message, model=meta.get("model") or model, usage=_read_usage(meta))
     for name in ("text", "content"):
@@ -191,7 +193,7 @@ def _read_usage(meta: Mapping[str, Any]) -> Usage | None:
 def _warm_up(component: Any) -> None:
     warm = getattr(component, "warm_up", None)
     if warm is not None:
-        with _warm_up_lock:  # loading a model twice at once
+        with _warm_up_lock:  # prevents two threads from loading the model at once
             warm()
 
 

@@ -21,26 +21,28 @@ if TYPE_CHECKING:
     from spanwise.evaluators.judges.llm_client.judge_settings import Judge
 
 
-USD_TOLERANCE = 1e-9  # US dollars below which two sums are the same
-MESSAGE_OVERHEAD = 1_024  # bytes: roles, separators and instructions that an endpoint puts around messages and schema
+USD_TOLERANCE = 1e-9  # tolerance in US dollars when comparing sums
+MESSAGE_OVERHEAD = 1_024  # bytes for roles, separators and instructions that an endpoint adds to messages and schema
 
 
 class Amount(NamedTuple):
-    """US dollars and calls."""
+    """Amount of US dollars and calls."""
 
     usd: float = 0.0
     calls: int = 0
 
 
 class Ledger(Protocol):
-    """Where calls are booked: a judge's budget in this process, or a store's, for many workers."""
+    """Interface for booking calls: a judge's budget in this process, or a budget in a store that many workers share."""
 
     async def book(self, id: str, amount: Amount) -> None:
-        """Reserve an amount; the same id books once. Raises `Skip` where there is no room."""
+        """Reserve an amount. The same id books only once. Raises `Skip` if the budget is exhausted."""
 
     async def settle(self, id: str, actual: Amount | None) -> None:
-        """Replace the reserved amount by the actual one; None: the outcome of the call is unknown, and the amount stays
-        booked. An id that is not booked changes nothing.
+        """Replace the reserved amount by the actual one. None means that the outcome of the call is unknown: the
+        reserved amount stays booked.
+
+        An id without a reservation is ignored.
         """
 
 
@@ -49,7 +51,7 @@ _current_ledger: ContextVar[Ledger | None] = ContextVar("spanwise-charged", defa
 
 @contextmanager
 def use_ledger(ledger: Ledger | None) -> Iterator[None]:
-    """Calls of judges inside are booked there, beside each judge's own budget."""
+    """Book the judge calls of a block in this ledger, in addition to each judge's budget."""
     token = _current_ledger.set(ledger)
     try:
         yield
@@ -58,14 +60,15 @@ def use_ledger(ledger: Ledger | None) -> Iterator[None]:
 
 
 def get_ledgers(judge: Judge) -> list[Ledger]:
-    """Where a judge's calls are booked."""
+    """Return the ledgers in which a judge's calls are booked."""
     return [ledger for ledger in (judge.budget, _current_ledger.get()) if ledger is not None]
 
 
 class Budget:
-    """A ledger within one process, of one judge or of several that are given it. Used on the judges' loop alone.
+    """Ledger within one process, for one judge or several. Only the judges' loop uses it.
 
-    What has no room only because of what others have reserved waits for these: mostly they come to less.
+    A booking that fails only because of the reservations of other calls waits for their settlement, as calls mostly
+    cost less than reserved.
     """
 
     def __init__(self, *, max_usd: float | None = None, max_calls: int | None = None) -> None:
@@ -78,12 +81,14 @@ class Budget:
 
     @property
     def reserved(self) -> Amount:
-        """Of calls under way."""
+        """Return the amount reserved for calls in progress."""
         return _add_amounts(Amount(), *self._booked.values())
 
     async def book(self, id: str, amount: Amount) -> None:
-        """Reserve an amount; the same id books once. Raises `Skip` where there is no room, and will be none."""
-        if self._process != os.getpid():  # a fork: calls under way are the parent's
+        """Reserve an amount. The same id books only once. Raises `Skip` if settling all reservations cannot make
+        room.
+        """
+        if self._process != os.getpid():  # after a fork, calls in progress belong to the parent
             self._process, self._booked, self._waiting = os.getpid(), {}, []
         while id not in self._booked:
             if self._has_room(_add_amounts(self.spent, self.reserved, amount)):
@@ -94,8 +99,9 @@ class Budget:
                 raise Skip(self._refusal(amount))
 
     async def settle(self, id: str, actual: Amount | None) -> None:
-        """Replace the reserved amount by the actual one; None: it is counted as spent, as the outcome is unknown. An id
-        that is not booked changes nothing.
+        """Replace the reserved amount by the actual one. None counts it as spent, because the outcome is unknown.
+
+        An id without a reservation is ignored.
         """
         booked = self._booked.pop(id, None)
         if booked is None:
@@ -126,7 +132,7 @@ class Budget:
 
 
 def make_budget(max_usd: float | None, max_calls: int | None, given: Ledger | None) -> Ledger | None:
-    """The ledger of a judge with these bounds: the given one, unless it is a budget with other bounds."""
+    """Return the ledger of a judge with these limits: the given one, unless it is a budget with other limits."""
     if max_usd is None and max_calls is None:
         return None if isinstance(given, Budget) else given
     if given is None or (isinstance(given, Budget) and (given.max_usd, given.max_calls) != (max_usd, max_calls)):
@@ -135,14 +141,15 @@ def make_budget(max_usd: float | None, max_calls: int | None, given: Ledger | No
 
 
 def compute_max_cost(judge: Judge, ask: Ask) -> Amount:
-    """What one call can cost at most: as many tokens as the question has bytes, and all that a reply may have."""
+    """Return the maximum cost of one call: one token per byte of the question, and the longest reply."""
     usage = Usage(count_question_bytes(ask) + MESSAGE_OVERHEAD, judge.most_tokens)
     return Amount(compute_cost(judge, usage) or 0.0, 1)
 
 
 def count_question_bytes(ask: Ask) -> int:
-    """Bytes of messages and schema."""
-    schema = 2 * len(orjson.dumps(ask.schema)) if ask.schema is not None else 0  # some are told it in words, too
+    """Return the number of bytes of messages and schema."""
+    # some endpoints also get the schema in the messages
+    schema = 2 * len(orjson.dumps(ask.schema)) if ask.schema is not None else 0
     return schema + sum(len(message["content"].encode(errors="replace")) for message in ask.messages)
 
 
@@ -155,9 +162,9 @@ MILLION = 1_000_000
 
 @lru_cache(maxsize=256)
 def look_up_price(model: str, base_url: str | None) -> tuple[float, float] | None:
-    """US dollars per million tokens, of input and of output, as genai-prices knows them; None where it does not.
+    """Return US dollars per million tokens of input and of output according to genai-prices, or None if it has no price.
 
-    A model at an address that it does not know has no price, whatever it is called there.
+    A model at an unknown address has no price, even if its name is known.
     """
     from genai_prices import Usage as Billed
     from genai_prices import calc_price
@@ -174,12 +181,12 @@ def look_up_price(model: str, base_url: str | None) -> tuple[float, float] | Non
 
 
 def compute_cost(judge: Judge, usage: Usage) -> float | None:
-    """US dollars for a call of a judge; None where its price is not known."""
+    """Return the US dollars for a judge's call, or None if its price is unknown."""
     if judge.price is not None:
         return (usage.input_tokens * judge.price[0] + usage.output_tokens * judge.price[1]) / MILLION
     if judge.prices is None:
         return None
-    # with tiers, cached tokens, prices that change with the time of day
+    # accounts for price tiers, cached tokens and time-dependent prices
     from spanwise.collector.dialects import compute_cost, find_provider
 
     provider = find_provider(judge.base_url) if judge.base_url else None

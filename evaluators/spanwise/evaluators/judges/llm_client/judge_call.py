@@ -1,7 +1,7 @@
 """Call of a judge, from top to bottom: cache, single flight, budget, rate limit, attempts, parsing.
 
-Cache, budget, a place in the line, the call with its attempts under one deadline, the reading of the reply, one more
-question where it cannot be read; what it has cost is settled, and the answer kept. All of it on the judges' loop.
+All attempts share one deadline. An unreadable reply leads to one follow-up question. After the call, the actual cost
+is settled and the answer is cached. All of this runs on the judges' loop.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ CacheResult = TypeVar("CacheResult")
 
 
 async def ask_judge(judge: Judge, ask: Ask) -> Answer:
-    """What a judge answers. Raises `ParseFailure`, other `Unjudged`, and `Skip` when a budget is used up."""
-    if current_dry_run.get() is None:  # a rehearsal asks nobody, and needs no key
+    """Return the answer of a judge. Raises `ParseFailure`, other `Unjudged`, and `Skip` if a budget is exhausted."""
+    if current_dry_run.get() is None:  # a dry run makes no calls and needs no key
         judge.check()
     return await run_on_judge_loop(lambda: _ask_with_cache(judge, ask))
 
@@ -67,7 +67,8 @@ async def _ask_with_cache(judge: Judge, ask: Ask) -> Answer:
     key = compute_cache_key(judge, ask)
     if rehearsal is not None:
         return rehearsal.answer(judge, ask, await _read_cached(cache, key, judge, ask))
-    same = (path, key, judge.api_key, judge.deadline, judge.max_age)  # another key may be refused, or be welcome
+    # the endpoint may accept one key and refuse another
+    same = (path, key, judge.api_key, judge.deadline, judge.max_age)
     answer, of_another = await get_loop_singleton(SingleFlight, SingleFlight).once(
         same, lambda: _ask_and_cache(cache, key, judge, ask)
     )
@@ -92,10 +93,10 @@ async def _read_cached(cache: AnswerCache, key: bytes, judge: Judge, ask: Ask) -
 
 
 class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
-    """Access to a cache file in batches, one thread at a time.
+    """Batched access to a cache file, one thread at a time.
 
-    Everything that arrives while a batch is running forms the next batch: a wave of questions costs one thread and one
-    transaction, and a locked file holds up one thread. `call` returns one result per item, in order.
+    All items that arrive while a batch is running form the next batch. A wave of questions thus costs one thread and
+    one transaction, and a locked file blocks only one thread. `call` returns one result per item, in order.
     """
 
     def __init__(self, call: Callable[[list[CacheItem]], list[CacheResult]]) -> None:
@@ -104,7 +105,7 @@ class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
         self._task: asyncio.Task[None] | None = None
 
     async def run(self, item: CacheItem) -> CacheResult:
-        """Return the result for one item. Raises what the batch raises."""
+        """Return the result for one item. Raises the error of its batch."""
         future: asyncio.Future[CacheResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._task is None:
@@ -133,7 +134,7 @@ class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
 
 
 def _completion_to_answer(judge: Judge, ask: Ask, completion: Completion) -> Answer | None:
-    """A kept reply as an answer; None where it is none any more."""
+    """Return a cached reply as an answer, or None if it can no longer be parsed."""
     try:
         came = parse_reply(ask, completion)
     except Exception:
@@ -150,7 +151,7 @@ def _completion_to_answer(judge: Judge, ask: Ask, completion: Completion) -> Ans
 
 
 def make_cached_answer(answer: Answer) -> Answer:
-    """An answer for which no call was made."""
+    """Return the answer marked as cached: no calls, no cost, no usage."""
     return replace(answer, cached=True, calls=0, cost=0.0, usage=Usage())
 
 
@@ -158,7 +159,7 @@ log = logging.getLogger("spanwise.evaluators")
 
 
 class JudgeCall:
-    """One question, with all that it takes. Lives on the judges' loop."""
+    """Execution of one question, on the judges' loop."""
 
     def __init__(self, judge: Judge, ask: Ask) -> None:
         self._judge = judge
@@ -167,16 +168,16 @@ class JudgeCall:
         self._limiter = get_limiter(judge)
         self._deadline = Deadline(judge.deadline)
         self._tries = 0
-        self._calls = 0  # those of them that a server has seen
-        self._failed: Exception | None = None  # the last attempt: of it more is to be said than of a wait in line
+        self._calls = 0  # attempts that reached a server
+        self._failed: Exception | None = None  # error of the last attempt, more informative than a timeout in the queue
         self._usages: list[Usage | None] = []
         self._notes: list[str] = []
 
     async def answer(self) -> tuple[Answer, Completion]:
-        """What the judge answers, and the reply that says so.
+        """Return the judge's answer, and the reply that it was parsed from.
 
-        Raises `ParseFailure`, other `Unjudged`, `Skip` when the budget has no room for the first call, and what a
-        function raises.
+        Raises `ParseFailure`, other `Unjudged`, `Skip` if the budget does not allow the first call, and errors of a
+        judge function.
         """
         if isinstance(self._backend, OpenAIEndpoint):
             await load_client()
@@ -192,7 +193,7 @@ class JudgeCall:
         return self._answer(came, completion), completion
 
     async def _once_more(self, unread: Completion, failure: ParseFailure) -> tuple[ParsedReply, Completion]:
-        """The question again, with the reply and what is wrong with it. Raises `ParseFailure` with both replies."""
+        """Ask again, quoting the reply and its problem. Raises `ParseFailure` with both replies."""
         first = failure.text[:MAX_REPLY_LENGTH]
         try:
             completion = await self._completion(make_followup_question(self._ask, unread, failure))
@@ -207,7 +208,9 @@ class JudgeCall:
         return came, completion
 
     async def _completion(self, ask: Ask) -> Completion:
-        """The reply, after as many attempts as it takes; a model that thinks gets more room while there is some."""
+        """Return the reply after all necessary attempts. A truncated reasoning model gets more tokens as long as the
+        limit allows.
+        """
         self._failed = None
         while True:
             try:
@@ -234,9 +237,7 @@ class JudgeCall:
         bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left
         within = self._deadline.seconds if left is None else left
         async with self._booked(ask) as booked, self._limiter.call(bound, again=again, within=within):
-            if (
-                compute_max_cost(self._judge, ask).usd > booked.amount.usd
-            ):  # others have found out that the model thinks
+            if compute_max_cost(self._judge, ask).usd > booked.amount.usd:  # another call detected a reasoning model
                 raise _CostIncreased
             self._deadline.start()
             self._tries += 1
@@ -249,7 +250,7 @@ class JudgeCall:
 
     @asynccontextmanager
     async def _booked(self, ask: Ask) -> AsyncIterator[_BudgetReservation]:
-        """Room in the budget for one call; what it came to is settled, whatever comes of it."""
+        """Reserve the maximum cost of one call in the budget, and settle the actual cost afterwards in all cases."""
         booking = _BudgetReservation(self._judge, compute_max_cost(self._judge, ask))
         ledgers, id = get_ledgers(self._judge), uuid4().hex
         if not ledgers:
@@ -291,7 +292,7 @@ class JudgeCall:
             raise
 
     def _announce(self, error: Exception) -> None:
-        """Log once for all who ask this endpoint that it cannot be reached."""
+        """Log that the endpoint cannot be reached, once for all concurrent questions to it."""
         patience = self._limiter.unreachable(self._deadline.seconds)
         if patience is not None:
             reason = describe_call_error(error, self._judge.api_key)
@@ -316,7 +317,7 @@ class JudgeCall:
         )
 
     def _spent(self) -> dict[str, object]:
-        """What went into a question without an answer."""
+        """Return calls, tokens and cost of a question that has no answer."""
         usage = sum_usage(self._usages)
         if usage is None:
             return {"calls": self._calls} if self._calls else {}
@@ -325,11 +326,11 @@ class JudgeCall:
 
 
 class _CostIncreased(Exception):
-    """A call may cost more than when it was booked."""
+    """Increase of a call's maximum cost after it was booked."""
 
 
 class _BudgetReservation:
-    """What a call is booked with, and what it came to."""
+    """Reserved amount of a call, and its actual cost."""
 
     def __init__(self, judge: Judge, amount: Amount) -> None:
         self._judge = judge
@@ -339,17 +340,19 @@ class _BudgetReservation:
 
     @property
     def actual(self) -> Amount | None:
-        """What the call has taken; None where its outcome is unknown."""
+        """Return the actual cost of the call, or None if its outcome is unknown."""
         return None if self._is_unknown else self.amount
 
     def settle(self, usage: Usage | None) -> None:
-        """A reply has come; what it took is not known of every endpoint, then it is what it may have taken."""
+        """Set the amount to the cost of a reply. If the endpoint reports no usage, the reserved maximum remains."""
         cost = compute_cost(self._judge, usage) if usage is not None else None
         if cost is not None:
             self.amount = Amount(cost, 1)
 
     def fail(self, error: BaseException) -> None:
-        """Take nothing for a call that was not made or was refused; the outcome of one that broke off is unknown."""
+        """Set the amount to zero for a call that was not made or was refused. The outcome of a broken-off call is
+        unknown.
+        """
         if isinstance(error, CutOff):
             self.settle(error.usage)
         elif self.started and is_possibly_billed(error):
@@ -359,7 +362,7 @@ class _BudgetReservation:
 
 
 def make_followup_question(ask: Ask, unread: Completion, failure: ParseFailure) -> Ask:
-    """The question with a reply that could not be read, and what is wrong with it."""
+    """Return the question extended by an unreadable reply and the reason."""
     wanted = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
     said = {"role": "assistant", "content": unread.text[:MAX_REPLY_LENGTH] or "(nothing)"}
     told = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
@@ -367,7 +370,7 @@ def make_followup_question(ask: Ask, unread: Completion, failure: ParseFailure) 
 
 
 def sum_usage(usages: list[Usage | None]) -> Usage | None:
-    """Of all replies together; None where one of them did not say."""
+    """Return the total usage of all replies, or None if one of them reported none."""
     known = [usage for usage in usages if usage is not None]
     if not known or len(known) < len(usages):
         return None
@@ -379,16 +382,16 @@ def sum_usage(usages: list[Usage | None]) -> Usage | None:
 
 
 class SingleFlight:
-    """Questions under way, by their key. Lives on the judges' loop."""
+    """Questions in progress by key, so that equal concurrent questions share one call. Only the judges' loop uses it."""
 
     def __init__(self) -> None:
         self._under_way: dict[object, asyncio.Future[Answer | Unjudged | None]] = {}
 
     async def once(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
-        """The answer, and whether it came of somebody else's question. Raises what `ask` raises.
+        """Return the answer, and whether another caller's question supplied it. Raises the errors of `ask`.
 
-        An error that would meet everybody is everybody's; a budget that is used up, and being cancelled, are not: the
-        next one asks.
+        Callers share an `Unjudged` error, which would affect all of them. After an exhausted budget or a
+        cancellation, the next caller asks instead.
         """
         while key in self._under_way:
             under_way = self._under_way[key]
@@ -415,7 +418,7 @@ class SingleFlight:
 
 
 def _copy_error(error: Unjudged) -> Unjudged:
-    """An error of its own for each that waits: feedback adds to it where it came from."""
+    """Return a copy of an error for each waiting caller, as feedback adds caller-specific metadata to it."""
     another = type(error).__new__(type(error))
     another.args = error.args
     another.__dict__.update(error.__dict__)

@@ -1,7 +1,7 @@
-"""Dry run of judges: questions are counted and priced, and answered with values made from their schema.
+"""Dry run of judges: counts and prices questions, and answers them with sample values of their schema.
 
-An answer is made of the question's schema. Of the labels of an enumeration one rehearsal says the first throughout,
-another the last: what is asked next may depend on it.
+One dry run always picks the first label of an enumeration, another always the last, because the next question may
+depend on the answer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from spanwise.evaluators.judges.llm_client.judge_settings import Judge
 
 
-BYTES_PER_TOKEN = 4  # about: English prose has more, JSON and other languages have fewer
-REPLY_TOKENS = 150  # tokens, about: a short rationale and a verdict
-LIST_LENGTH = 5  # of a list whose length the schema leaves open, such as the statements of an answer
-MAX_DEPTH = 12  # levels of a schema, which may contain itself
+BYTES_PER_TOKEN = 4  # approximate: more for English prose, fewer for JSON and other languages
+REPLY_TOKENS = 150  # approximate tokens of a short rationale and a verdict
+LIST_LENGTH = 5  # length of lists that the schema does not limit, such as the statements of an answer
+MAX_DEPTH = 12  # levels of a schema, which may be recursive
 _SAMPLE_TEXT = "A statement of about the length that one has."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunCounts:
-    """Questions: calls and answers from the cache; tokens and US dollars about, and dollars at most (None: no price).
+    """Counts of a dry run: calls, cached answers, approximate tokens and US dollars, and maximum dollars (None: no
+    price).
 
-    At most is what a budget reserves: as many tokens as the question has bytes, and a reply as long as it may be.
+    The maximum is what a budget reserves: one token per byte of the question, and the longest reply.
     """
 
     calls: int = 0
@@ -51,14 +52,14 @@ class DryRunCounts:
 
 
 class JudgeDryRun:
-    """Counts what is asked inside. `label` is the place in enumerations of what it says: 0 or -1."""
+    """Counter of questions in a dry run. `label` is the index of the label that answers pick: 0 or -1."""
 
     def __init__(self, label: int = 0) -> None:
         self.counted = DryRunCounts()
         self._label = label
 
     def answer(self, judge: Judge, ask: Ask, found: Answer | None) -> Answer:
-        """What the cache has found, else something of the form that was asked for."""
+        """Return the cached answer, else a sample value of the question's schema."""
         if found is not None:
             self.counted += DryRunCounts(cached=1)
             return found
@@ -75,7 +76,7 @@ current_dry_run: ContextVar[JudgeDryRun | None] = ContextVar("spanwise-rehearsin
 
 @contextmanager
 def use_dry_run(rehearsal: JudgeDryRun) -> Iterator[None]:
-    """Nobody is asked inside."""
+    """Replace all judge calls in a block by the dry run."""
     token = current_dry_run.set(rehearsal)
     try:
         yield
@@ -84,7 +85,7 @@ def use_dry_run(rehearsal: JudgeDryRun) -> Iterator[None]:
 
 
 def make_sample_value(schema: Mapping[str, Any], label: int = 0, depth: int = 0) -> Any:
-    """Something that a JSON schema describes: of an enumeration the first or the last, of lists the longest."""
+    """Return a sample value of a JSON schema: the first or last label of an enumeration, lists of maximum length."""
     if depth > MAX_DEPTH:
         return None
     if "const" in schema:

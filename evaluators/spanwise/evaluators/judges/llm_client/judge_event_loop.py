@@ -1,7 +1,7 @@
 """Event loop of the judges: one daemon thread per process, with its clients and fork handling.
 
-Clients, connections, limits and the cache are of the process, not of a caller's loop, which may live for one `score()`
-alone. Whoever asks awaits the answer from wherever it is; cancelling it cancels the question.
+Clients, connections, limits and the cache belong to the process. A caller's loop may live only for one
+`score()`. Callers await the answer on any loop. Cancelling the caller cancels the question.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from spanwise.evaluators.interface import CallResult, capture_awaitable
 T = TypeVar("T")
 
 THREAD_NAME = "spanwise-judges"
-SHUTDOWN_TIMEOUT = 1.0  # seconds that questions and clients have at the end of the process
+SHUTDOWN_TIMEOUT = 1.0  # seconds that questions and clients get to finish when the process ends
 
 
 class _ForkSafeLoop(asyncio.SelectorEventLoop):
-    """In a forked child the parent's loop is left as it is: to close it there would unregister the parent's sockets."""
+    """Event loop that a forked child never closes: closing it there would unregister the parent's sockets."""
 
     def __del__(self) -> None:
         pass
 
 
 class _LoopThread:
-    """A loop on its thread, and what lives as long as it does."""
+    """Thread with an event loop, and the resources that live as long as the loop."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = _ForkSafeLoop()
@@ -41,13 +41,13 @@ class _LoopThread:
         self.thread.start()
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]], outcome: Future[CallResult[T]]) -> None:
-        """Start a question on this loop; it is cancelled with its outcome."""
+        """Start a question on this loop. Cancelling `outcome` cancels the question."""
         question = self.loop.create_task(_capture_work(work))
         question.add_done_callback(lambda question: self._deliver(question, outcome))
         outcome.add_done_callback(lambda outcome: self._cancel(question) if outcome.cancelled() else None)
 
     def _deliver(self, question: asyncio.Task[CallResult[T]], outcome: Future[CallResult[T]]) -> None:
-        """Nothing at the end of the process: only daemon threads still wait, and nobody would see what they raise."""
+        """Pass the result to the caller, except at the end of the process: then only daemon threads still wait."""
         if self._ends:
             return
         try:
@@ -55,7 +55,7 @@ class _LoopThread:
                 outcome.cancel()
             else:
                 outcome.set_result(question.result())
-        except InvalidStateError:  # its caller was cancelled in the same moment
+        except InvalidStateError:  # the caller was cancelled at the same time
             pass
 
     def _cancel(self, question: asyncio.Task[Any]) -> None:
@@ -65,11 +65,11 @@ class _LoopThread:
             pass
 
     def end(self) -> None:
-        """Cancel what is under way, close what is kept, stop."""
+        """Cancel questions in progress, close the resources, and stop the thread."""
         self._ends = True
         try:
             self.loop.call_soon_threadsafe(self.loop.stop)
-        except RuntimeError:  # it has ended
+        except RuntimeError:  # the loop is already closed
             return
         self.thread.join(3 * SHUTDOWN_TIMEOUT)
 
@@ -97,17 +97,17 @@ async def _close_resource(kept: Any) -> None:
         closing = close() if close is not None else None
         if inspect.isawaitable(closing):
             await closing
-    except Exception:  # the process ends: nobody can do anything about it
+    except Exception:  # the process ends, so the error has no consequence
         pass
 
 
 _loop_thread_lock = threading.Lock()
 _loop_thread: _LoopThread | None = None
-_parent_threads: list[_LoopThread] = []  # the homes of parents, in forked children: not to be finalized
+_parent_threads: list[_LoopThread] = []  # loops of parent processes, which a forked child must not finalize
 
 
 async def run_on_judge_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What a coroutine comes to that runs on the judges' loop, in the caller's context. Raises what it raises."""
+    """Return the result of a coroutine that runs on the judges' loop in the caller's context. Raises its errors."""
     home = _get_loop_thread()
     if asyncio.get_running_loop() is home.loop:
         return await work()
@@ -121,9 +121,11 @@ async def _capture_work(work: Callable[[], Coroutine[Any, Any, T]]) -> CallResul
 
 
 def get_loop_singleton(key: Hashable, make: Callable[[], T]) -> T:
-    """Something that lives as long as the judges' loop, made when it is first asked for: a client, a limit.
+    """Return a resource that lives as long as the judges' loop, such as a client or a limiter. The first call creates
+    it.
 
-    To be called on that loop. At the end of the process its `aclose()` or `close()` is called; a fork starts anew.
+    Call this function only on the judges' loop. At the end of the process, the resource's `aclose()` or
+    `close()` is called. After a fork, the child creates its own.
     """
     held = _get_loop_thread().kept
     if key not in held:
@@ -145,7 +147,9 @@ def _stop_loop_thread() -> None:
 
 
 def _after_fork() -> None:
-    """The child has none of its parent's threads; what its loop holds belongs to the parent."""
+    """Reset the loop in a forked child, which has none of its parent's threads. The parent keeps the resources of its
+    loop.
+    """
     global _loop_thread, _loop_thread_lock
     _loop_thread_lock = threading.Lock()
     if _loop_thread is not None:

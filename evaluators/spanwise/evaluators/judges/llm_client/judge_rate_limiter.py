@@ -1,13 +1,14 @@
 """Rate limiter per endpoint, model and key: concurrency, adaptive pace, and Retry-After headers.
 
-All judges of this process that mean the same share one limit. Questions that were refused go before those that wait for
-the first time.
+All judges of this process with the same endpoint, model and key share one limiter. Retried questions take precedence
+over new ones.
 
-Calls start one interval apart. A refusal pauses all calls and makes the interval 1.25 times as long, a success makes it
-0.98 times as long. Before the first refusal there is no interval; after it the interval is what the endpoint took.
+Calls start one interval apart. A refusal pauses all calls and multiplies the interval by 1.25; a success multiplies
+it by 0.98. There is no interval before the first refusal. The first interval is derived from the rate of accepted
+calls.
 
-Refusals of calls that had started before one is known are one refusal: those calls could not know better. Where nothing
-was taken between two refusals, the pause was too short, and the interval stays.
+Refusals of calls that started before a refusal was known count as that same refusal. If no call was accepted between
+two refusals, the pause was too short, and the interval stays.
 """
 
 from __future__ import annotations
@@ -30,42 +31,43 @@ if TYPE_CHECKING:
     from spanwise.evaluators.judges.llm_client.judge_settings import Judge
 
 
-MAX_LIMITERS = 256  # limits that are held at once; those that nobody uses go first
-CONNECTION_PATIENCE = 10.0  # seconds in which an endpoint that has not answered of late has to be reached
-REACHABLE_PERIOD = 600.0  # seconds in which an answer shows that an endpoint was there
+MAX_LIMITERS = 256  # maximum number of limiters; idle ones are dropped first
+CONNECTION_PATIENCE = 10.0  # seconds in which an endpoint without a recent answer must become reachable
+REACHABLE_PERIOD = 600.0  # seconds for which an answer proves that the endpoint exists
 
 
 class _QueuedCall(NamedTuple):
-    place: tuple[int, int, int]  # those that were refused first, then in the order in which they came; all different
+    place: tuple[int, int, int]  # priority: retried calls first, then by arrival; unique
     bound: int
-    admitted: asyncio.Future[float]  # when the call starts
+    admitted: asyncio.Future[float]  # resolves to the start time of the call
 
 
 class EndpointLimiter:
-    """Of one endpoint, model and key. Lives on the judges' loop."""
+    """Limiter of one endpoint, model and key. Only the judges' loop uses it."""
 
     def __init__(self, of: object) -> None:
-        self.of = of  # held, so that its id stays its own
+        self.of = of  # keeps the object alive, so that its id stays unique
         self.pace = AdaptiveRate()
         self.under_way = 0
         self._waiting: list[_QueuedCall] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
-        self._moved_at = 0.0  # when a call last ended otherwise than with what may pass
+        self._moved_at = 0.0  # time when a call last ended other than with a transient error
         self._answered_at: float | None = None
         self._unreachable_since: float | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether nobody is inside or waits."""
+        """Return whether no call is in progress or waiting."""
         return not self.under_way and not self._waiting
 
     @asynccontextmanager
     async def call(self, bound: int, *, again: bool = False, within: float) -> AsyncIterator[None]:
-        """Wait until fewer than `bound` calls are under way and the pace allows one more; `again`: before the others.
+        """Wait until fewer than `bound` calls are in progress and the pace allows another. `again` takes precedence over
+        first attempts.
 
-        Raises `TimeoutError` after so many seconds, but of who waits for the first time only when for so long nobody
-        was answered: a line may be as long as it likes while it moves.
+        Raises `TimeoutError` after `within` seconds. A first attempt times out only if no other call finished in that
+        time: the queue may be long while it moves.
         """
         started = await (self._in_time if again else self._while_it_moves)(bound, within)
         try:
@@ -79,16 +81,18 @@ class EndpointLimiter:
             self._leave()
 
     def unreachable(self, deadline: float) -> float | None:
-        """Record that there is no connection. Return for how many seconds it is tried; None where that is known."""
+        """Record that there is no connection. Return the number of seconds for which calls are retried, or None if that
+        was already recorded.
+        """
         if self._unreachable_since is not None:
             return None
         self._unreachable_since = self._now
         return deadline if self._is_known else min(CONNECTION_PATIENCE, deadline)
 
     def gives_up(self, error: BaseException, pause: float) -> bool:
-        """Return whether a call without a connection is not tried again after a pause.
+        """Return whether a call without a connection is not retried after the pause.
 
-        A server that has answered may be restarting; one that never has is probably not there.
+        A server that has answered may be restarting. One that never has probably does not exist.
         """
         since = self._unreachable_since
         return (
@@ -100,7 +104,7 @@ class EndpointLimiter:
 
     @property
     def _is_known(self) -> bool:
-        """Whether the endpoint has answered not long before it could not be reached."""
+        """Return whether the endpoint answered shortly before it became unreachable."""
         until = self._now if self._unreachable_since is None else self._unreachable_since
         return self._answered_at is not None and until - self._answered_at < REACHABLE_PERIOD
 
@@ -118,7 +122,7 @@ class EndpointLimiter:
             try:
                 async with asyncio.timeout(left):
                     return await self._admitted(bound, place)
-            except TimeoutError:  # the line may have moved meanwhile
+            except TimeoutError:  # the queue may have moved in the meantime
                 pass
         raise ReplyTimeout("it waited for its turn, and nobody before it was answered")
 
@@ -129,12 +133,12 @@ class EndpointLimiter:
         try:
             return await admitted
         except asyncio.CancelledError:
-            if admitted.done() and not admitted.cancelled():  # admitted and cancelled in the same moment
+            if admitted.done() and not admitted.cancelled():  # admitted and cancelled at the same time
                 self._leave()
             raise
 
     def _admit(self) -> None:
-        """Let in whom bound and pace allow, and come back when the pace allows the next."""
+        """Start waiting calls as far as bound and pace allow, and set a timer for the next."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -150,7 +154,7 @@ class EndpointLimiter:
 
     def _next(self) -> Iterator[_QueuedCall]:
         while self._waiting:
-            if self._waiting[0].admitted.done():  # cancelled
+            if self._waiting[0].admitted.done():  # its caller was cancelled
                 heapq.heappop(self._waiting)
             elif self.under_way < self._waiting[0].bound:
                 yield self._waiting[0]
@@ -173,11 +177,11 @@ class EndpointLimiter:
 
 
 def get_limiter(judge: Judge) -> EndpointLimiter:
-    """The limiter that a judge shares with all that ask the same model, at the same place, with the same key."""
+    """Return the limiter that a judge shares with all judges of the same endpoint, model and key."""
     limiters: dict[Hashable, EndpointLimiter] = get_loop_singleton(EndpointLimiter, dict)
     key, of = _make_limiter_key(judge)
     limiter = limiters.pop(key, None) or EndpointLimiter(of)
-    limiters[key] = limiter  # the last one used stands last
+    limiters[key] = limiter  # keeps the order of last use
     if len(limiters) > MAX_LIMITERS:
         idle = next((old for old, held in limiters.items() if held.idle and held is not limiter), None)
         limiters.pop(idle, None)
@@ -185,50 +189,50 @@ def get_limiter(judge: Judge) -> EndpointLimiter:
 
 
 def _make_limiter_key(judge: Judge) -> tuple[Hashable, object]:
-    if judge.base_url is None and judge.api_key is None:  # a function or a script: each is an endpoint of its own
+    if judge.base_url is None and judge.api_key is None:  # each function or script is a separate endpoint
         return ("backend", id(judge.backend)), judge.backend
     return (judge.base_url, judge.model, hashlib.sha256((judge.api_key or "").encode()).hexdigest()), None
 
 
-SLOWDOWN, SPEEDUP = 1.25, 0.98  # times the interval, after a refusal and after a success
-MAX_PAUSE = 60.0  # seconds of a pause, whatever an endpoint asks for
-BACKOFF, MAX_BACKOFF = 0.25, 5.0  # seconds where it does not say: twice as long with each refusal in a row
+SLOWDOWN, SPEEDUP = 1.25, 0.98  # factors of the interval after a refusal and after a success
+MAX_PAUSE = 60.0  # maximum pause in seconds, even if an endpoint asks for more
+BACKOFF, MAX_BACKOFF = 0.25, 5.0  # seconds if the endpoint requests no pause; doubles with each consecutive refusal
 MAX_INTERVAL = 10.0  # seconds
-MIN_MEASURED_PERIOD = 1.0  # seconds: what was taken in less than that says nothing of what is taken in one
+MIN_MEASURED_PERIOD = 1.0  # seconds; the rate over a shorter period is not reliable
 
 
 class AdaptiveRate:
-    """When the next call may start. Times are seconds of any clock, in order."""
+    """Pace of calls: computes the start time of the next call. Times are seconds of any monotonic clock."""
 
     def __init__(self) -> None:
         self.interval = 0.0
         self._next_start = 0.0
         self._paused_until = 0.0
-        self._pause = 0.0  # seconds of the last one
+        self._pause = 0.0  # length of the last pause in seconds
         self._began: float | None = None
         self._started = 0
         self._refused = 0
         self._refused_at = -1.0
-        self._refusals = 0  # with nothing taken between them
-        self._is_measuring = False  # during the first refusals: how many calls of the first burst were taken
+        self._refusals = 0  # consecutive refusals without an accepted call
+        self._is_measuring = False  # during the first refusals: counts the accepted calls of the first burst
 
     def delay(self, now: float) -> float:
         """Return the seconds until a call may start."""
         return max(0.0, self._next_start - now, self._paused_until - now)
 
     def start(self, now: float) -> None:
-        """Record that a call starts. One that starts late does not hold up the next one."""
+        """Record that a call starts. A late start does not delay the next call."""
         self._began = now if self._began is None else self._began
         self._started += 1
         self._next_start = max(self._next_start, now - self.interval) + self.interval
 
     def accept(self) -> None:
-        """Record that a call was taken."""
+        """Record that a call was accepted."""
         self.interval *= SPEEDUP
         self._refusals = 0
 
     def refuse(self, started: float, now: float, asked: float | None) -> None:
-        """Record that a call was refused; `asked` is how long the endpoint wants to be left alone, if it says so."""
+        """Record that a call was refused. `asked` is the pause in seconds that the endpoint requests, if any."""
         self._refused += 1
         if started > self._refused_at:
             self._is_measuring = self._refused == 1
@@ -238,7 +242,7 @@ class AdaptiveRate:
             self._pause_for(max(back_off, self.interval) if asked is None else asked, now)
             self._refusals += 1
             self._refused_at = now
-        elif asked is not None and asked > 2 * self._pause:  # of another limit, such as that of a day
+        elif asked is not None and asked > 2 * self._pause:  # another limit, such as a daily one
             self._pause_for(asked, now)
         if self._is_measuring and self._began is not None:
             taken = max(1, self._started - self._refused)
@@ -251,11 +255,11 @@ class AdaptiveRate:
 
 _DURATION_PARTS = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_MIN_TIMESTAMP = 1e9  # above that a number of seconds is a date
+_MIN_TIMESTAMP = 1e9  # larger numbers are Unix timestamps
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds of "6m0s", "20ms", "1.5", or of a date since 1970; None for anything else."""
+    """Return the seconds of "6m0s", "20ms", "1.5", or until a Unix timestamp; None for any other text."""
     text = text.strip().lower()
     try:
         number = float(text)
@@ -270,7 +274,9 @@ def parse_duration(text: str) -> float | None:
 
 
 def get_requested_wait(error: BaseException, headers: Mapping[str, str]) -> float | None:
-    """Seconds that a refusal asks to wait: `retry-after-ms`, `Retry-After`, else the reset of what is used up."""
+    """Return the seconds that a refusal asks to wait: `retry-after-ms`, `Retry-After`, else the reset of an exhausted
+    limit.
+    """
     in_ms = parse_duration(headers.get("retry-after-ms", ""))
     if in_ms is not None:
         return in_ms / 1000
@@ -279,7 +285,7 @@ def get_requested_wait(error: BaseException, headers: Mapping[str, str]) -> floa
 
 
 def _compute_reset_delay(headers: Mapping[str, str]) -> float | None:
-    """Return when the last of the limits that are used up is reset."""
+    """Return the seconds until the last of the exhausted limits is reset."""
     resets = []
     for suffix in ("-requests", "-tokens", ""):
         reset = parse_duration(headers.get(f"x-ratelimit-reset{suffix}", ""))

@@ -29,35 +29,37 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CONNECTION_ERRORS = ("ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror")
-ATTEMPT_SHARE = 0.5  # of the deadline that one attempt may take, so that a hang leaves room for another
+ATTEMPT_SHARE = 0.5  # share of the deadline for one attempt, so that a hang leaves time for another
 
 
 class Deadline:
-    """Seconds for one question with all its attempts, from when its first call starts: waiting in line is none."""
+    """Deadline in seconds for one question with all its attempts. It starts with the first call, so waiting in the queue
+    does not count.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._until: float | None = None
 
     def start(self) -> None:
-        """The first call starts; later ones change nothing."""
+        """Start the deadline with the first call. Later calls change nothing."""
         if self._until is None:
             self._until = asyncio.get_running_loop().time() + self.seconds
 
     @property
     def left(self) -> float | None:
-        """Seconds, 0 at least; None before the start."""
+        """Return the seconds left, at least 0, or None before the start."""
         return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
 
     @property
     def of_attempt(self) -> float:
-        """Seconds that the next attempt may take."""
+        """Return the maximum seconds of the next attempt."""
         whole = self.seconds * ATTEMPT_SHARE
         return whole if self.left is None else min(whole, self.left)
 
 
 class ReplyTimeout(TimeoutError):
-    """An attempt has taken as long as it may."""
+    """Timeout of an attempt."""
 
 
 async def call_with_retries(
@@ -65,13 +67,15 @@ async def call_with_retries(
     deadline: Deadline,
     gives_up: Callable[[BaseException, float], bool] = lambda error, pause: False,
 ) -> T:
-    """What `call` gives in the end. Raises its last error, when that cannot pass, the deadline leaves no room, or
-    `gives_up`, given the error and the seconds until the next try, says so.
+    """Return the result of `call`, retried after transient errors.
+
+    Raises its last error if that is permanent, if the deadline leaves no time, or if `gives_up` returns True.
+    `gives_up` gets the error and the seconds until the next attempt.
     """
     from tenacity import AsyncRetrying, retry_if_exception
 
     def has_no_room(state: RetryCallState) -> bool:
-        if deadline.left is None or state.upcoming_sleep >= deadline.left:  # None: it got no turn in all that time
+        if deadline.left is None or state.upcoming_sleep >= deadline.left:  # None: the call never left the queue
             return True
         error = state.outcome.exception() if state.outcome is not None else None
         return error is not None and gives_up(error, state.upcoming_sleep)
@@ -84,7 +88,7 @@ async def call_with_retries(
         reraise=True,
     )
 
-    async def attempt() -> T:  # tenacity awaits what it knows for a coroutine function
+    async def attempt() -> T:  # tenacity only awaits coroutine functions
         return await call()
 
     return await trying(attempt)
@@ -92,28 +96,28 @@ async def call_with_retries(
 
 def _compute_retry_pause(state: RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome is not None else None
-    if error is None or is_rate_limited(error):  # the limiter holds everybody back, as long as the server asks for
+    if error is None or is_rate_limited(error):  # the limiter already delays all calls as the server requests
         return 0.0
     return compute_retry_delay(state.attempt_number - 1, error)
 
 
 def is_rate_limited(error: BaseException) -> bool:
-    """Whether a server says that it gets too much: 429, or 503 and 529 that may pass."""
+    """Return whether the server reports overload: status 429, or a transient 503 or 529."""
     return get_http_status(error) in (429, 503, 529) and is_transient(error)
 
 
 def is_possibly_billed(error: BaseException) -> bool:
-    """Whether a call that failed like this may have been answered, and billed: not one that the server refused."""
+    """Return whether a failed call may have been answered and billed. A call that the server refused was not."""
     return not (isinstance(error, Unjudged) or get_http_status(error) is not None or is_connection_failure(error))
 
 
 def is_connection_failure(error: BaseException) -> bool:
-    """Return whether there was no connection, so that no server has seen the question."""
+    """Return whether there was no connection, so that no server received the question."""
     return any(type(cause).__name__ in _CONNECTION_ERRORS for cause in iterate_causes(error, 5))
 
 
 def to_judgement_error(error: Exception, where: str, tries: int, deadline: Deadline, key: str | None) -> Exception:
-    """What is said of a question without an answer: of a network or a server in trouble; any other error as it is."""
+    """Convert a transient network or server error to `Unjudged`. Return any other error unchanged."""
     if isinstance(error, SpanwiseError) or not is_transient(error):
         return error
     attempts = f"{tries} attempt{'s' if tries != 1 else ''}"
@@ -125,7 +129,7 @@ def to_judgement_error(error: Exception, where: str, tries: int, deadline: Deadl
 
 
 def describe_call_error(error: BaseException, key: str | None) -> str:
-    """An error in one line: its status and what the server said, else its kind and its cause; never the key."""
+    """Return an error as one line: its status and the server's message, else its type and cause. The key is masked."""
     body = getattr(error, "body", None)
     words = body.get("message") if isinstance(body, dict) else None
     words = words if isinstance(words, str) and words else _describe_cause(error)
@@ -146,7 +150,7 @@ def _describe_cause(error: BaseException) -> str:
     return f"{type(cause).__name__}: {words}" if words else type(cause).__name__
 
 
-MAX_ERROR_LENGTH = 300  # characters of what a server said
+MAX_ERROR_LENGTH = 300  # maximum characters of a server's message
 _CONTEXT_LENGTH_CODES = (
     "context_length",
     "context length",
@@ -156,28 +160,28 @@ _CONTEXT_LENGTH_CODES = (
     "maximum context",
 )
 _CONTENT_FILTER_CODES = ("content_filter", "content_policy", "responsibleai")
-_INVALID_REQUEST_CLASSES = ("LocalProtocolError", "UnsupportedProtocol", "InvalidURL")  # httpx's, by name
+_INVALID_REQUEST_CLASSES = ("LocalProtocolError", "UnsupportedProtocol", "InvalidURL")  # class names of httpx
 _QUOTA_CODE = "insufficient_quota"
 
 
 class EndpointInfo(Protocol):
-    """Who was asked."""
+    """Interface of an endpoint in error messages."""
 
     @property
     def model(self) -> str:
-        """The model's name."""
+        """Return the model's name."""
 
     @property
     def base_url(self) -> str:
-        """The endpoint."""
+        """Return the endpoint's address."""
 
     @property
     def api_key(self) -> str | None:
-        """The key, which no message shows."""
+        """Return the key, which messages must mask."""
 
 
 def classify_error(error: APIError, asked: EndpointInfo) -> Unjudged | None:
-    """An error that no other try can mend, as an outcome; None for one that may pass."""
+    """Return a permanent error as `Unjudged`, or None for a transient one."""
     lasting = _explain_connection_error(error, asked) or redirect_error(
         asked.base_url, get_http_status(error), get_response_headers(error)
     )
@@ -191,10 +195,12 @@ def classify_error(error: APIError, asked: EndpointInfo) -> Unjudged | None:
 
 
 def make_invalid_response_error(response: Any, content: bytes, body: Any, asked: EndpointInfo) -> Exception:
-    """What is raised for an answer that is no chat completion; `body` is its content as JSON, None for what is none."""
+    """Return the error for a response that is not a chat completion. `body` is its content as JSON, or None if it is not
+    JSON.
+    """
     kind = str(response.headers.get("content-type") or "no content type").partition(";")[0]
     error = body.get("error") if isinstance(body, Mapping) else None
-    if error:  # some gateways say it with status 200
+    if error:  # some gateways send errors with status 200
         code = error.get("code") if isinstance(error, Mapping) else None
         told = f"{asked.base_url} answered {response.status_code} with an error: {_shorten(_get_body_message(error), asked)}"
         passing = isinstance(code, int) and (code == 429 or code >= 500)
@@ -236,7 +242,7 @@ def _explain_status(status: int | None, said: str, codes: str, asked: EndpointIn
 
 
 def iterate_causes(error: BaseException | None, most: int = 10) -> Iterator[BaseException]:
-    """The error and what stands behind it, asked for or not."""
+    """Yield the error and its chain of explicit or implicit causes."""
     for _ in range(most):
         if error is None:
             return
@@ -249,7 +255,7 @@ def _get_error_text(error: APIError, asked: EndpointInfo) -> str:
 
 
 def _get_body_message(body: Any) -> str:
-    """The words of an error's body, in the several forms that servers give it."""
+    """Return the message in an error's body, in any of the forms that servers use."""
     if isinstance(body, Mapping):
         for name in ("message", "error", "detail", "msg"):
             if body.get(name):
@@ -262,6 +268,6 @@ def _get_error_codes(error: APIError) -> str:
 
 
 def _shorten(said: str, asked: EndpointInfo) -> str:
-    """On one line, bounded, without the key: some servers repeat it."""
+    """Return the text on one line, truncated, with the key masked, as some servers repeat it."""
     words = " ".join(said.replace(asked.api_key, "…").split() if asked.api_key else said.split())
     return words if len(words) <= MAX_ERROR_LENGTH else words[:MAX_ERROR_LENGTH] + "…"

@@ -26,20 +26,26 @@ _NO_JUDGE_MESSAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """A model behind an OpenAI-compatible endpoint, or any `backend`.
+    """LLM judge: a model behind an OpenAI-compatible endpoint, or any `backend`.
 
-    What is not given comes from the environment, when the judge is made: `model` from SPANWISE_JUDGE, `base_url` from
-    SPANWISE_JUDGE_URL, else OPENAI_BASE_URL, else it is OpenAI's, `api_key` from SPANWISE_JUDGE_KEY, else
-    OPENAI_API_KEY. A
-    key of the environment goes to the address of the environment alone: with another `base_url` give its `api_key`.
+    Missing arguments are read from the environment when the judge is created:
 
-    `price` is US dollars per million tokens, of input and of output; None: what genai-prices knows. `temperature` and
-    `seed` are left out where a model refuses them. `max_tokens` bound a reply; a model that thinks gets up to 16 times
-    as many. `deadline` is in seconds, for one question with all its attempts; `concurrency` bounds the questions at
-    once, of all judges of this process with the same model and endpoint together. `cache` None keeps answers of
-    endpoints, not of functions and scripts; a path says where; `max_age` is in seconds. `max_usd` and `max_calls` bound
-    what this judge may spend, and what `dataclasses.replace` makes of it: what a call can cost at most is reserved
-    before it, in `budget`, which several judges can be given. Raises `ValueError`.
+    - `model` from SPANWISE_JUDGE;
+    - `base_url` from SPANWISE_JUDGE_URL, else OPENAI_BASE_URL, else OpenAI's address;
+    - `api_key` from SPANWISE_JUDGE_KEY, else OPENAI_API_KEY. A key from the environment is only used with an
+      address from the environment. With another `base_url`, pass its `api_key`.
+
+    `price` is US dollars per million tokens of input and of output; None looks it up in genai-prices.
+    `temperature` and `seed` are left out if a model refuses them. `max_tokens` limits a reply; a reasoning
+    model gets up to 16 times as many.
+
+    `deadline` is in seconds, for one question with all its attempts. `concurrency` limits the concurrent
+    questions of all judges of this process with the same model and endpoint. `cache` None caches answers of
+    endpoints, but not of functions and scripts. A path sets the cache file. `max_age` is in seconds.
+
+    `max_usd` and `max_calls` limit the spending of this judge and its copies made with `dataclasses.replace`.
+    Before each call, its maximum cost is reserved in `budget`, which several judges may share. Raises
+    `ValueError`.
     """
 
     model: str = ""
@@ -72,17 +78,17 @@ class Judge:
             )
 
     async def ask(self, ask: Ask) -> Answer:
-        """What the judge answers. Raises `ParseFailure`, `Unjudged`, `Skip` when the budget is used up."""
+        """Return the judge's answer. Raises `ParseFailure`, `Unjudged`, and `Skip` if the budget is exhausted."""
         return await ask_judge(self, ask)
 
     @property
     def answering(self) -> Backend:
-        """Who answers. Raises `NoJudge`."""
+        """Return the backend that answers. Raises `NoJudge`."""
         self.check()
         return self.backend or self._endpoint
 
     def check(self) -> None:
-        """Raises `NoJudge` if nobody can be asked: no model is named, or there is no key for OpenAI."""
+        """Raise `NoJudge` if no model is configured, or if there is no key for OpenAI."""
         if self.backend is not None:
             return
         if not self.model:
@@ -95,35 +101,35 @@ class Judge:
 
     @property
     def where(self) -> str:
-        """To whom text goes, for people."""
+        """Return the recipient of the text, for display."""
         if self.backend is not None:
             return self.backend.where
         return self._endpoint.where if self.model else "nobody (no judge is named)"
 
     @property
     def prices(self) -> tuple[float, float] | None:
-        """US dollars per million tokens, of input and of output, as given, else as genai-prices knows them."""
+        """Return US dollars per million tokens of input and of output, as given, else from genai-prices."""
         if self.price is not None or self.backend is not None or not self.model:
             return self.price
         return look_up_price(self.model, self.base_url)
 
     @property
     def most_tokens(self) -> int:
-        """What a reply may take at most: more than `max_tokens` once a model was seen to think."""
+        """Return the maximum tokens of a reply: more than `max_tokens` after a model was observed to reason."""
         return self.max_tokens if self.backend is not None else self._endpoint.most_tokens
 
     @property
     def identity(self) -> Mapping[str, JSON]:
-        """What makes its judgements others than another judge's: model, endpoint, parameters; never the key."""
+        """Return the settings that affect judgements: model, endpoint and parameters, never the key."""
         if self.backend is not None:
             return {"model": self.model, "endpoint": self.backend.where}
         parameters = {"temperature": self.temperature, "seed": self.seed, "max_tokens": self.max_tokens}
         return {"model": self.model, "endpoint": self.base_url, **parameters}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which `judge_of` makes it again, without the key: that comes from the environment.
+        """Return plain values for `make_judge`, without the key, which comes from the environment.
 
-        Raises `ValueError` for a function: data that names code to run is not to be trusted.
+        Raises `ValueError` for a function, as data that names code to run cannot be trusted.
         """
         if self.backend is not None:
             raise ValueError(f"the judge is {self.backend.where}, which is no plain value")
@@ -141,14 +147,16 @@ class Judge:
             temperature=self.temperature,
             seed=self.seed,
             max_tokens=self.max_tokens,
-            timeout=self.deadline / 2,  # so that there is time for another attempt after one that hung
+            timeout=self.deadline / 2,  # leaves time for another attempt after a hang
             bounded=self.max_usd is not None,
         )
 
 
 def make_judge(given: Any = None) -> Judge:
-    """The judge that is meant: a `Judge`, a model's name, a dict of what `Judge` takes, a function, a Haystack
-    generator, a `Backend`; None is what the environment says. Raises `ValueError`.
+    """Return the judge for a `Judge`, a model's name, a dict of `Judge` arguments, a function, a Haystack generator, or
+    a `Backend`.
+
+    None gives the judge of the environment. Raises `ValueError`.
     """
     if isinstance(given, Judge):
         return given
@@ -199,13 +207,15 @@ def _check_base_url(url: Any) -> str:
 
 
 def _read_environment_urls() -> tuple[str, str]:
-    """Where the environment says that judges are, and where it says that OpenAI's API is."""
+    """Return the addresses of judges and of OpenAI's API according to the environment."""
     openai = first_variable("OPENAI_BASE_URL") or OPENAI_URL
     return first_variable("SPANWISE_JUDGE_URL") or openai, openai
 
 
 def _read_environment_key(url: str) -> str | None:
-    """The environment's key for an address; none for one that it does not name, or whoever names one would get it."""
+    """Return the environment's key for an address that the environment names. Any other address gets none, as its owner
+    could collect the key.
+    """
     judges, openai = _read_environment_urls()
     if url == _check_base_url(judges):
         return first_variable("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY")
@@ -232,14 +242,14 @@ def _to_plain_value(value: Any) -> Any:
 
 
 def check_text(name: str, value: Any, *, empty: bool = False) -> str:
-    """A text without the spaces around it. Raises `ValueError`."""
+    """Return a text without surrounding spaces. Raises `ValueError`."""
     if not isinstance(value, str) or not (value.strip() or empty):
         raise ValueError(f"{name} is the name of a model, not {value!r:.200}")
     return value.strip()
 
 
 def check_number(name: str, value: Any, *, most: float = math.inf, positive: bool = False, none: bool = False) -> None:
-    """Raises `ValueError` for what is no finite number from 0 on, up to `most`."""
+    """Raise `ValueError` unless the value is a finite number from 0 to `most`."""
     if value is None and none:
         return
     if not _is_number(value) or not 0 <= value <= most or (positive and value == 0):
@@ -248,7 +258,7 @@ def check_number(name: str, value: Any, *, most: float = math.inf, positive: boo
 
 
 def check_integer(name: str, value: Any, *, least: int | None = 1, none: bool = False) -> None:
-    """Raises `ValueError` for what is no whole number from `least` on."""
+    """Raise `ValueError` unless the value is an integer of at least `least`."""
     if value is None and none:
         return
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
@@ -256,7 +266,7 @@ def check_integer(name: str, value: Any, *, least: int | None = 1, none: bool = 
 
 
 def check_price(price: Any) -> None:
-    """Raises `ValueError` for what is no pair of prices."""
+    """Raise `ValueError` unless the value is a pair of prices or None."""
     if price is None:
         return
     pair: Any = price if isinstance(price, tuple | list) and len(price) == 2 else (None, None)

@@ -1,7 +1,7 @@
 """Backend for OpenAI-compatible endpoints, with detection of unsupported parameters.
 
-Only what a call went well without is remembered. An error may name a parameter for another reason, or quote a prompt
-that does.
+A parameter counts as unsupported only after a call without it succeeded. An error may mention a parameter for another
+reason, or quote a prompt that mentions it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ if TYPE_CHECKING:
     from openai import APIStatusError, AsyncAPIResponse, AsyncOpenAI
 
 
-MAX_RESPONSE_BYTES = 32 << 20  # bytes of an answer, unpacked
-MAX_CLIENTS = 32  # endpoints and keys whose connections are kept
-_PLACEHOLDER_KEY = "none"  # the client insists on one; servers at home look at none
+MAX_RESPONSE_BYTES = 32 << 20  # maximum bytes of a response after decompression
+MAX_CLIENTS = 32  # maximum number of endpoints and keys with open connections
+_PLACEHOLDER_KEY = "none"  # the client requires a key; local servers ignore it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIEndpoint:
-    """What is asked, where, with which parameters; `timeout` is in seconds, of one request.
+    """Endpoint, model and parameters of the calls. `timeout` is in seconds, for one request.
 
-    What the endpoint or the model refuses is left out, noted, and not given again in this process.
+    Parameters that the endpoint or the model refuses are left out, recorded in notes, and not sent again by this
+    process.
     """
 
     model: str
@@ -56,20 +57,20 @@ class OpenAIEndpoint:
     seed: int | None = 0
     max_tokens: int = 2048
     timeout: float = 60.0
-    bounded: bool = False  # in dollars: a reply of any length is not asked for
+    bounded: bool = False  # limited in dollars, so a reply without a token limit is not allowed
 
     @property
     def where(self) -> str:
-        """Model and address."""
+        """Return model and address."""
         return f"{self.model} at {self.base_url}"
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that a reply may have, and the thoughts before it."""
+        """Return the maximum tokens of a reply, including its reasoning."""
         return self.max_tokens * self._habits.room
 
     async def complete(self, ask: Ask) -> Completion:
-        """The reply. Raises the client's errors where they can pass, `CutOff`, and `Unjudged` for all else."""
+        """Return the reply. Raises transient errors of the client, `CutOff`, and `Unjudged` for all other errors."""
         return await run_on_judge_loop(lambda: self._complete(ask))
 
     @property
@@ -77,7 +78,9 @@ class OpenAIEndpoint:
         return get_capabilities(self.base_url, self.model)
 
     async def _complete(self, ask: Ask) -> Completion:
-        """As often as something is refused that can be left out: such a call costs nothing."""
+        """Call the endpoint, and repeat the call without each parameter that it refuses. A refused call costs
+        nothing.
+        """
         import openai
 
         form, first = self._habits.form(ask.schema), None
@@ -116,7 +119,7 @@ class OpenAIEndpoint:
         return replace(completion, notes=form.notes(ask, completion))
 
     async def _content(self, raw: AsyncAPIResponse[Any]) -> bytes:
-        """What came, unpacked. Raises `Unjudged` for more than a reply can be, and the client's error where it breaks
+        """Return the decompressed response. Raises `Unjudged` if it is too large, and the client's error if it breaks
         off.
         """
         import openai
@@ -134,7 +137,7 @@ class OpenAIEndpoint:
         return bytes(content)
 
     def _parameters(self, ask: Ask, form: RequestForm) -> dict[str, Any]:
-        """All that is sent, by name."""
+        """Return all request parameters by name."""
         messages: Sequence[Mapping[str, str]] = ask.messages
         if ask.schema is not None and form.level != "json_schema":
             messages = add_schema_instruction(ask.messages, ask.schema)
@@ -151,7 +154,7 @@ class OpenAIEndpoint:
         return {"model": self.model, "messages": [dict(message) for message in messages], **given}
 
     def _whole(self, completion: Completion, form: RequestForm, ask: Ask) -> Completion:
-        """The completion. Raises `CutOff` where a model has used up its tokens before it said anything."""
+        """Return the completion. Raises `CutOff` if a model used up its tokens before it replied."""
         if completion.finish != "length" or not _has_reasoning(completion):
             return completion
         again = self._habits.more_room(form)
@@ -165,7 +168,7 @@ class OpenAIEndpoint:
 
 
 async def load_client() -> None:
-    """openai's client is imported, which takes a second or two: on a thread, and before anybody's deadline starts."""
+    """Import openai's client on a thread before any deadline starts, as the import takes 1 to 2 seconds."""
     await asyncio.shield(
         get_loop_singleton(
             load_client, lambda: asyncio.ensure_future(run_in_thread(lambda: import_module("openai.resources.chat")))
@@ -175,14 +178,14 @@ async def load_client() -> None:
 
 @dataclass(slots=True)
 class _PooledClient:
-    """A client, and how many calls are under way through it."""
+    """Client, and the number of its calls in progress."""
 
     client: AsyncOpenAI
     calls: int = 0
 
 
 class _ClientPool:
-    """One client per endpoint and key; beyond so many, those that were not used for longest are closed."""
+    """Pool of one client per endpoint and key. Beyond `MAX_CLIENTS`, the least recently used idle ones are closed."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[tuple[str, str | None], _PooledClient] = OrderedDict()
@@ -226,24 +229,24 @@ def _parse_body(content: bytes) -> Any:
 
 
 def _has_reasoning(completion: Completion) -> bool:
-    """Whether tokens went into thoughts: they are counted, or stand in the reply, or there is no reply at all."""
+    """Return whether tokens went into reasoning: the usage counts them, the reply contains them, or the reply is
+    empty.
+    """
     counted = completion.usage is not None and completion.usage.details.get(REASONING_TOKENS, 0) > 0
     text = completion.text.lstrip()
     return counted or not text or (text.startswith("<think>") and "</think>" not in text)
 
 
-MAX_ENDPOINTS = 256  # pairs of an endpoint and a model
-MAX_REFUSED_SCHEMAS = 64  # refused ones, of each
-MAX_TOKEN_FACTOR = 16  # times `max_tokens`, for models that think
-TOKEN_FACTOR_STEP = 4  # times as many tokens as before
-TOP_LOGPROBS_LEVELS = (20, 5)  # alternatives per token: OpenAI gives 20, some give 5
+MAX_ENDPOINTS = 256  # maximum pairs of an endpoint and a model
+MAX_REFUSED_SCHEMAS = 64  # maximum number per endpoint and model
+MAX_TOKEN_FACTOR = 16  # maximum factor of `max_tokens` for reasoning models
+TOKEN_FACTOR_STEP = 4  # factor of each increase
+TOP_LOGPROBS_LEVELS = (20, 5)  # alternatives per token: OpenAI supports 20, other endpoints 5
 SCHEMA_LEVELS = ("json_schema", "json_object", "words")
 TOKEN_LIMIT_PARAMETERS = ("max_completion_tokens", "max_tokens")
 
-_REFUSAL_STATUSES = frozenset(
-    {400, 403, 404, 422, 500, 501}
-)  # with which a parameter is refused, by one server or another
-_PARAMETER_NAMES = {  # what an error may call it, and which parameter that is
+_REFUSAL_STATUSES = frozenset({400, 403, 404, 422, 500, 501})  # statuses with which servers refuse a parameter
+_PARAMETER_NAMES = {  # terms in error messages, and the parameters that they mean
     **{
         name: name
         for name in (*TOKEN_LIMIT_PARAMETERS, "temperature", "seed", "logprobs", "top_logprobs", "response_format")
@@ -267,18 +270,18 @@ _OMISSION_NOTES = {"temperature": "a temperature", "seed": "a seed", "logprobs":
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """How a question is put: without which parameters, with the schema at which level, under which limit."""
+    """Form of a request: omitted parameters, level of schema support, and name of the token limit."""
 
     limit: str | None = "max_tokens"
     without: frozenset[str] = frozenset()
     level: str = "json_schema"
     top: int = TOP_LOGPROBS_LEVELS[0]
     room: int = 1
-    schemas: tuple[str, ...] = ()  # refused ones, by digest
-    schema: str | None = None  # that of this question
+    schemas: tuple[str, ...] = ()  # digests of refused schemas
+    schema: str | None = None  # digest of this question's schema
 
     def refused_by(self, error: APIStatusError, sent: Mapping[str, Any]) -> RequestForm | None:
-        """The form without what an error names; None if it names nothing that can be left out."""
+        """Return the form without the parameter that an error names, or None if it names none that can be omitted."""
         name = _find_named_parameter(error, sent) if error.status_code in _REFUSAL_STATUSES else None
         if name is None:
             return None
@@ -293,7 +296,7 @@ class RequestForm:
         return replace(self, without=self.without | {name})
 
     def notes(self, ask: Ask, completion: Completion) -> tuple[str, ...]:
-        """What the question went without, in words."""
+        """Return notes about everything that the request omitted."""
         left_out = [f"asked without {words}" for name, words in _OMISSION_NOTES.items() if self._lacks(name, ask)]
         if ask.logprobs and not self._lacks("logprobs", ask) and not completion.logprobs:
             left_out.append("no log-probabilities came")
@@ -322,23 +325,23 @@ class RequestForm:
 
 
 class EndpointCapabilities:
-    """What is known of one endpoint and model."""
+    """Detected capabilities of one endpoint and model."""
 
     def __init__(self, base_url: str) -> None:
         host = urlsplit(base_url).hostname or ""
         theirs = host == "api.openai.com" or host.endswith((".openai.azure.com", ".azure.com"))
         self._form = RequestForm(
             limit=TOKEN_LIMIT_PARAMETERS[0] if theirs else TOKEN_LIMIT_PARAMETERS[1]
-        )  # servers of others may pass over the newer name
+        )  # other servers may ignore the newer name
         self._most_room = MAX_TOKEN_FACTOR
 
     @property
     def room(self) -> int:
-        """Times `max_tokens`."""
+        """Return the factor by which `max_tokens` is multiplied."""
         return self._form.room
 
     def form(self, schema: Mapping[str, JSON] | None) -> RequestForm:
-        """How a question with that schema is put."""
+        """Return the form of a request with that schema."""
         known = None if schema is None else digest_schema(schema)
         level = (
             SCHEMA_LEVELS[1]
@@ -348,7 +351,7 @@ class EndpointCapabilities:
         return replace(self._form, level=level, schema=known)
 
     def keep(self, form: RequestForm) -> None:
-        """A call has gone well in that form."""
+        """Record that a call in that form succeeded."""
         refused = form.schema in form.schemas
         level = self._form.level if refused and form.level == SCHEMA_LEVELS[1] else form.level
         lowest = max(level, self._form.level, key=SCHEMA_LEVELS.index)
@@ -362,13 +365,13 @@ class EndpointCapabilities:
         )
 
     def more_room(self, form: RequestForm) -> bool:
-        """Whether the next call has more tokens than one in that form had."""
+        """Raise the token factor, and return whether the next call has more tokens than one in that form."""
         room = min(max(self._form.room, form.room * TOKEN_FACTOR_STEP), self._most_room)
         self._form = replace(self._form, room=room)
         return room > form.room and form.limit is not None
 
     def too_much(self, form: RequestForm, error: APIStatusError) -> None:
-        """An endpoint that refuses so many tokens is asked for fewer from now on."""
+        """Lower the token factor if the endpoint refused the number of tokens."""
         if form.room > 1 and _TOO_MANY_TOKENS.search(_get_error_text(error)):
             self._most_room = form.room // TOKEN_FACTOR_STEP
             self._form = replace(self._form, room=min(self._form.room, self._most_room))
@@ -378,24 +381,24 @@ _capabilities: OrderedDict[tuple[str, str], EndpointCapabilities] = OrderedDict(
 
 
 def get_capabilities(base_url: str, model: str) -> EndpointCapabilities:
-    """What is known of a model at an endpoint."""
+    """Return the detected capabilities of a model at an endpoint."""
     known = _capabilities.setdefault((base_url, model), EndpointCapabilities(base_url))
     try:
         _capabilities.move_to_end((base_url, model))
         if len(_capabilities) > MAX_ENDPOINTS:
             _capabilities.popitem(last=False)
-    except KeyError:  # another thread was first
+    except KeyError:  # another thread removed the entry
         pass
     return known
 
 
 def clear_capabilities() -> None:
-    """All that was found out."""
+    """Delete all detected capabilities."""
     _capabilities.clear()
 
 
 def _find_named_parameter(error: APIStatusError, sent: Mapping[str, Any]) -> str | None:
-    """The parameter that an error names, of those that were sent: in its field `param`, else first in its words."""
+    """Return the sent parameter that an error names: in its field `param`, else the first one in its message."""
     field = str(error.param or "").partition(".")[0]
     if field in sent and field in _PARAMETER_NAMES:
         return field
@@ -414,7 +417,7 @@ _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", 
 
 
 def make_response_format(name: str, schema: Mapping[str, JSON] | None, level: str) -> dict[str, Any] | None:
-    """The parameter `response_format`; None where the form of the reply is told in words alone."""
+    """Return the parameter `response_format`, or None if only the messages describe the reply."""
     if schema is None or level == "words":
         return None
     if level == "json_object":
@@ -425,7 +428,7 @@ def make_response_format(name: str, schema: Mapping[str, JSON] | None, level: st
 
 
 def add_enum_types(schema: Any) -> Any:
-    """A schema in which each enum has a type, as OpenAI wants it."""
+    """Return the schema with a type for each enum, as OpenAI requires."""
     if isinstance(schema, list | tuple):
         return [add_enum_types(member) for member in schema]
     if not isinstance(schema, Mapping):
@@ -439,7 +442,7 @@ def add_enum_types(schema: Any) -> Any:
 
 
 def is_strict(schema: Any) -> bool:
-    """Whether all objects have exactly the properties that they must have, which strict decoding asks for."""
+    """Return whether every object has exactly its required properties, a condition of strict decoding."""
     if isinstance(schema, list):
         return all(map(is_strict, schema))
     if not isinstance(schema, Mapping):
@@ -454,5 +457,5 @@ def is_strict(schema: Any) -> bool:
 
 
 def digest_schema(schema: Mapping[str, JSON]) -> str:
-    """12 hex digits by which a schema is known."""
+    """Return 12 hex digits that identify a schema."""
     return hashlib.sha256(orjson.dumps(schema)).hexdigest()[:12]

@@ -1,13 +1,18 @@
 """Reply parsing: strict and lenient reading of JSON replies, tolerated deviations, quoted verdicts.
 
-Only an object that stands in the reply as such counts, and of several only a rating that they agree on; the
-reasons are then those of the first. What is quoted in a
-rationale is a text in it; words beside an object are not looked at. An object among words that the judged values state,
-too, may be a quotation of them: it does not count, and neither does any other object of that reply.
+Only objects at the top level of the reply count. Quoted JSON in a rationale is text, and text next to an object is
+ignored. If there are several objects, their ratings must agree, and the first supplies the rationale. An object
+surrounded by text may be quoted from the judged values. If these contain its verdict, the parser rejects the whole
+reply.
 
-Forgiven are the case of a label, and spaces, quotes and punctuation around it; a number or a truth in quotes; the case
-of a property's name; properties that nobody asked for, unless they are numbers. Another word of the same
-meaning is not.
+Tolerated deviations are:
+
+- the case of a label, and spaces, quotes and punctuation around it;
+- a number or boolean in quotes;
+- the case of a property's name;
+- extra properties, unless their names are numbers.
+
+Synonyms of a label are not accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from spanwise.evaluators.builtin.json import InvalidJSON, load_strict_json
 from spanwise.evaluators.builtin.pipeline import find_ratings, is_quoted, parse_reply_objects
 from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion, CutOff, Declined, ParseFailure
 
-MAX_LENIENT_LENGTH = 50_000  # characters of a reply that is looked at with patience
+MAX_LENIENT_LENGTH = 50_000  # maximum characters of a reply for lenient parsing
 _REASONING_BLOCK = re.compile(r"\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
 _REASONING_START = re.compile(r"\s*<think(?:ing)?>")
 _FENCED_BLOCK = re.compile(r"```[\w-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
@@ -34,16 +39,16 @@ _FENCED_BLOCK = re.compile(r"```[\w-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """The value, and what was forgiven."""
+    """Value of a reply, and notes about tolerated deviations."""
 
     value: Any
     notes: tuple[str, ...] = ()
 
 
 def parse_reply(ask: Ask, completion: Completion) -> ParsedReply:
-    """The object that the schema describes, or the text where there is no schema.
+    """Return the object that the schema describes, or the text if there is no schema.
 
-    Raises `ParseFailure` for what is not what was asked for, `CutOff`, and `Declined` where nothing was answered.
+    Raises `ParseFailure` for a reply of another form, `CutOff`, and `Declined` for a missing answer.
     """
     _check_answered(completion)
     text = _strip_reasoning(completion)
@@ -57,7 +62,7 @@ def parse_reply(ask: Ask, completion: Completion) -> ParsedReply:
 
 
 def _check_answered(completion: Completion) -> None:
-    """Raises `Declined` where the judge has not answered, and `CutOff`."""
+    """Raise `Declined` for a missing answer, and `CutOff`."""
     if completion.refusal:
         raise Declined(f"the judge refused: {' '.join(completion.refusal.split()):.300}")
     if completion.finish == "content_filter":
@@ -77,7 +82,7 @@ def _make_cut_off_error(completion: Completion) -> CutOff:
 
 
 def _strip_reasoning(completion: Completion) -> str:
-    """The reply without the thoughts that some models write down before it. Raises `CutOff`, `ParseFailure`."""
+    """Return the reply without the reasoning that some models write before it. Raises `CutOff`, `ParseFailure`."""
     text = (
         _REASONING_BLOCK.sub("", completion.text, count=1)
         if _REASONING_BLOCK.match(completion.text)
@@ -91,7 +96,7 @@ def _strip_reasoning(completion: Completion) -> str:
 
 
 def _parse_strictly(text: str, schema: Mapping[str, JSON]) -> ParsedReply | None:
-    """What a text that is JSON says; None for one that is not. Raises `InvalidJSON` where the schema is not met."""
+    """Parse a text that is JSON. Return None if it is not. Raises `InvalidJSON` if it violates the schema."""
     try:
         value = load_strict_json(text.strip(), lenient=True)
     except InvalidJSON:
@@ -100,7 +105,7 @@ def _parse_strictly(text: str, schema: Mapping[str, JSON]) -> ParsedReply | None
 
 
 def _validate(value: Any, schema: Mapping[str, JSON]) -> tuple[Any, tuple[str, ...]]:
-    """A value as the schema has it, and what was forgiven. Raises `InvalidJSON`."""
+    """Return the value normalized to the schema, and notes about tolerated deviations. Raises `InvalidJSON`."""
     notes: list[str] = []
     try:
         tidy = normalize_reply(value, schema, notes)
@@ -113,7 +118,7 @@ def _validate(value: Any, schema: Mapping[str, JSON]) -> tuple[Any, tuple[str, .
 
 
 def _parse_leniently(text: str, schema: Mapping[str, JSON], values: Sequence[str]) -> ParsedReply:
-    """The one verdict among words, fences and JSON as models write it. Raises `InvalidJSON`."""
+    """Return the only verdict in a text with prose, code fences or slightly invalid JSON. Raises `InvalidJSON`."""
     if len(text) > MAX_LENIENT_LENGTH:
         raise InvalidJSON(f"the reply is no JSON, and too long to look for some: {len(text):,} characters")
     found = _find_candidates(text, schema) or [_repair_json(text, schema)]
@@ -128,7 +133,9 @@ def _parse_leniently(text: str, schema: Mapping[str, JSON], values: Sequence[str
 
 
 def _find_candidates(text: str, schema: Mapping[str, JSON]) -> list[Any]:
-    """The objects in a text that have at least one of the schema's properties; none where it cannot be read."""
+    """Return the objects in a text that have at least one property of the schema, or none if the text cannot be
+    parsed.
+    """
     if schema.get("type") == "array":
         return list(_iterate_fenced_lists(text))
     try:
@@ -149,7 +156,7 @@ def _iterate_fenced_lists(text: str) -> Iterator[Any]:
 
 
 def _repair_json(text: str, schema: Mapping[str, JSON]) -> Any:
-    """What json-repair makes of the text from its first brace to its last. Raises `InvalidJSON`."""
+    """Return the value that json-repair reads between the first and the last bracket. Raises `InvalidJSON`."""
     kind, opens, closes = (list, "[", "]") if schema.get("type") == "array" else (dict, "{", "}")
     start, end = text.find(opens), text.rfind(closes)
     if start < 0:
@@ -171,7 +178,7 @@ def _repair_json(text: str, schema: Mapping[str, JSON]) -> Any:
 
 
 def _find_duplicate_property(block: str, names: set[str]) -> str | None:
-    """A property that a text names more than once like one: which of them counts would be a guess."""
+    """Return a property that occurs more than once in a text. Choosing one occurrence would be a guess."""
     return next((name for name in sorted(names) if len(_make_key_pattern(name).findall(block)) > 1), None)
 
 
@@ -195,7 +202,7 @@ _UNCHANGED = object()
 
 
 def normalize_reply(value: Any, schema: Any, notes: list[str], deep: int = 0) -> Any:
-    """A value with what is forgiven put right; `notes` gets what that was."""
+    """Return the value with tolerated deviations corrected, and append each to `notes`."""
     if not isinstance(schema, Mapping) or deep > MAX_SCHEMA_DEPTH:
         return value
     if isinstance(schema.get("enum"), list | tuple):
@@ -208,7 +215,7 @@ def normalize_reply(value: Any, schema: Any, notes: list[str], deep: int = 0) ->
 
 
 def find_schema_violation(value: Any, schema: Mapping[str, JSON]) -> str | None:
-    """What the schema has against a value."""
+    """Return a description of the first schema violation, or None."""
     from jsonschema.exceptions import best_match
 
     if _has_infinity(value):
@@ -218,7 +225,7 @@ def find_schema_violation(value: Any, schema: Mapping[str, JSON]) -> str | None:
 
 
 def _has_infinity(value: Any) -> bool:
-    """Whether there is an infinite number in it, as 1e999 is read."""
+    """Return whether the value contains an infinite number, as which Python reads 1e999."""
     if isinstance(value, Mapping):
         return any(map(_has_infinity, value.values()))
     if isinstance(value, list):
@@ -229,7 +236,9 @@ def _has_infinity(value: Any) -> bool:
 def _normalize_object(
     value: Mapping[str, Any], schema: Mapping[str, Any], notes: list[str], deep: int
 ) -> dict[str, Any]:
-    """An object in the order of the schema; two names that differ by case alone stay as they are, which is wrong."""
+    """Return an object with its properties in the order of the schema. Two names that differ only by case are kept, and
+    fail validation.
+    """
     properties = schema["properties"]
     known = {name.casefold(): name for name in properties}
     named: dict[str, Any] = {}
@@ -251,12 +260,14 @@ def _normalize_object(
 
 
 def _is_extra_number(name: Any, properties: Mapping[str, Any]) -> bool:
-    """Whether it is a number among numbered properties: who says more than was asked for may have counted otherwise."""
+    """Return whether this is an extra number among numbered properties. A judge that adds one may have counted
+    differently.
+    """
     return str(name).isdigit() and all(known.isdigit() for known in properties)
 
 
 def _match_label(value: Any, labels: Sequence[Any], notes: list[str]) -> Any:
-    """The label that was meant, or the value as it is."""
+    """Return the label that matches with tolerated deviations, else the value unchanged."""
     if any(type(label) is type(value) and label == value for label in labels):
         return value
     if not isinstance(value, str | int | float) or isinstance(value, bool) or not _strip_label(value):
@@ -269,13 +280,13 @@ def _match_label(value: Any, labels: Sequence[Any], notes: list[str]) -> Any:
 
 
 def _strip_label(label: Any) -> str:
-    """A label without what is forgiven; a minus belongs to a number."""
+    """Return a label in the form that is compared. A leading minus is kept, as it belongs to a number."""
     text = f"{label:g}" if isinstance(label, float) else str(label)
     return text.strip(_LABEL_PADDING).casefold()
 
 
 def _unquote(value: Any, kind: Any, notes: list[str]) -> Any:
-    """A number or a truth that stands in quotes."""
+    """Convert a quoted number or boolean."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -300,7 +311,7 @@ def _make_validator(schema: bytes) -> Any:
 def _describe_violation(error: Any) -> str:
     where = ".".join(map(str, error.absolute_path))
     subject = repr(where) if where else "the reply"
-    if labels := error.schema.get("enum"):  # says more than its type
+    if labels := error.schema.get("enum"):  # the permitted values say more than the type
         return (
             f"{subject} is {_to_short_json(error.instance)}, which is none of {', '.join(map(_to_short_json, labels))}"
         )

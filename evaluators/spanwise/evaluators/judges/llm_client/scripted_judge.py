@@ -18,7 +18,7 @@ ScriptedReply: TypeAlias = str | Mapping[str, Any] | BaseException | type[BaseEx
 
 
 class ScriptBackend:
-    """Gives replies in order, or those of a function of the question; keeps what it was asked."""
+    """Backend that gives replies in order, or those of a function of the question, and records the questions."""
 
     model = "scripted"
     where = "a script in this process"
@@ -32,7 +32,7 @@ class ScriptBackend:
         self.asked: list[Ask] = []
 
     async def complete(self, ask: Ask) -> Completion:
-        """The next reply. Raises an exception that is one, and `Unjudged` when there is none any more."""
+        """Return the next reply. Raises it if it is an exception, and `Unjudged` if no reply is left."""
         with self._lock:
             self.asked.append(ask)
             said = None if self._function else next(self._rest, None)
@@ -52,18 +52,18 @@ def _make_scripted_completion(said: ScriptedReply | None, ask: Ask, count: int) 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedJudge(Judge):
-    """A judge with a script."""
+    """Judge with scripted replies."""
 
     @property
     def asked(self) -> list[Ask]:
-        """All that it was asked, in order."""
+        """Return all questions, in order."""
         return cast("ScriptBackend", self.backend).asked
 
 
 def scripted(*replies: ScriptedReply | Callable[[Ask], ScriptedReply]) -> ScriptedJudge:
-    """A judge that gives these replies in their order (an exception is raised), or what one function of the `Ask` says.
+    """Return a judge that gives these replies in order, or those of one function of the `Ask`. An exception is raised.
 
-    A dict is a JSON object, a `Completion` a reply with all that it bears. `judge.asked` lists what it was asked. When
-    the replies have run out, asking is an error.
+    A dict becomes a JSON object. A `Completion` is a complete reply with its metadata. `judge.asked` lists the
+    questions. Asking raises `Unjudged` if no reply is left.
     """
     return ScriptedJudge(backend=ScriptBackend(*replies))

@@ -12,15 +12,16 @@ from spanwise.collector.stores.sqlite.database_file import Backend, read_operati
 
 SECOND_NS = 1_000_000_000
 PERIOD_NS: Mapping[Period, int] = {"minute": 60 * SECOND_NS, "day": 86_400 * SECOND_NS}
-BOOKING_LIFETIME_NS = 2 * PERIOD_NS["day"]  # so long the id of a booking books nothing more
+BOOKING_LIFETIME_NS = 2 * PERIOD_NS["day"]  # booking the same id again has no effect for this long
 PERIOD_LIFETIME_NS: Mapping[Period, int] = {"minute": BOOKING_LIFETIME_NS, "day": 400 * PERIOD_NS["day"]}
-UNKNOWN_AFTER_NS = 60 * SECOND_NS  # what nobody has settled for so long may never be settled: its cost is unknown
-PRUNE_PER_BOOKING = 3  # old bookings that go for each that is made
-LIMIT_TOLERANCE = 1e-9  # of a limit: ten times 0.1 is 1
+# a booking not settled for this long may never be settled; its cost counts as unknown
+UNKNOWN_AFTER_NS = 60 * SECOND_NS
+PRUNE_PER_BOOKING = 3  # old bookings deleted per new booking
+LIMIT_TOLERANCE = 1e-9  # relative tolerance for rounding errors: ten times 0.1 is 1
 
 
 class Budgets(Backend):
-    """A part of `ControlStore`."""
+    """Budget operations of `ControlStore`."""
 
     @write_operation
     def book(self, db: sqlite3.Connection, /, *bookings: Booking) -> list[bool]:
@@ -83,7 +84,9 @@ def _make_booking(db: sqlite3.Connection, booking: Booking, now: int) -> bool:
 
 
 def _check_same(booking: Booking, known: tuple[str, str]) -> None:
-    """Else its limit would be one that nobody holds to."""
+    """Raise `Refused` if the booking id belongs to another budget or period, because this booking's limit would not be
+    checked.
+    """
     if known != (booking.budget, booking.period):
         raise Refused(
             f"booking {booking.id!r} is on budget {known[0]!r} by the {known[1]} already; give the one on "

@@ -25,17 +25,17 @@ from spanwise.collector.stores.sqlite.database.bulk_statements import delete_man
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
-# Apart, so that no number of deletions covers up what was done to keys
+# Key events (True) have their own limit, so that many deletions cannot displace them
 MAX_EVENTS = {True: 10_000, False: 40_000}
-PRUNE_INTERVAL = 100  # events between two looks at whether there are more
+PRUNE_INTERVAL = 100  # events between two deletions of old ones
 
 
 class AuditLog(Backend):
-    """A part of `ControlStore`."""
+    """Audit log operations of `ControlStore`."""
 
     @write_operation
     def note(self, db: sqlite3.Connection, /, event: AuditEvent) -> None:
-        """Keep an event; of those before it only so many."""
+        """Append an event, and regularly delete the oldest ones beyond `MAX_EVENTS`."""
         of_keys = event.action.endswith("_key")
         row = (of_keys, encode_record(event))
         id = int(db.execute("INSERT INTO audit (of_keys, data) VALUES (?, ?) RETURNING id", row).fetchone()[0])
@@ -58,7 +58,7 @@ _DELETE_OLD = (
 
 
 class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Leases, Budgets, WorkerReports, AuditLog):
-    """Implements `ControlStore` on a file, and what `Both` asks of such a half."""
+    """Control backend on a database file: `ControlStore`, and the methods that the combined store needs."""
 
     @write_operation
     def save_key(self, db: sqlite3.Connection, /, key: Key) -> None:
@@ -116,7 +116,7 @@ class SQLiteControl(Datasets, Experiments, Rules, Decisions, DecisionLeases, Lea
 
     @write_operation
     def forget(self, db: sqlite3.Connection, /, gone: DeletedTraces) -> None:
-        """Remove decisions and items of queues about traces and sessions that go."""
+        """Remove decisions and queue items about deleted traces and sessions."""
         delete_trace_decisions(db, gone.traces)
         delete_session_decisions(db, gone.sessions)
         delete_many(db, "queue", "json_extract(data, '$.target.trace_id')", gone.traces)

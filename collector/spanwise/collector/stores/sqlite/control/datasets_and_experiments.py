@@ -1,6 +1,7 @@
 """Versioned datasets with their examples, and experiment records.
 
-A row of `examples` is one state of one example; it belongs to the versions from `since` up to, not including, `until`.
+A row of `examples` is one state of one example. It belongs to the versions from `since` up to, not including,
+`until`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _DESCRIPTION_FIELDS = ("kind", "schema", "description", "metadata")
 
 
 class Datasets(Backend):
-    """A part of `ControlStore`."""
+    """Dataset operations of `ControlStore`."""
 
     @write_operation
     def save_examples(
@@ -126,7 +127,7 @@ def _insert_version(db: sqlite3.Connection, name: str, version: int, described: 
 def _write_examples(
     db: sqlite3.Connection, name: str, version: int, examples: Sequence[Example], replace: bool, remove: Sequence[str]
 ) -> bool:
-    """Bring the live rows to the wanted state; whether anything changed."""
+    """Write the differences between the current and the wanted examples. Return whether anything changed."""
     live = {
         row[0]: row[1:]
         for row in db.execute(
@@ -170,7 +171,7 @@ def _dataset_from_row(row: Sequence[Any]) -> Dataset:
 
 
 def _find_dataset(db: sqlite3.Connection, name: str, version: int | None) -> Dataset:
-    """A dataset at a version. Raises `NotFound`."""
+    """Return a version of a dataset, by default the newest. Raise `NotFound` if it does not exist."""
     if version is None:
         dataset = _newest_version(db, name)
     else:
@@ -194,7 +195,7 @@ _EXPERIMENT_COLUMNS = ("id", "name", "dataset", "project", "status", "started_ns
 
 
 class Experiments(Backend):
-    """A part of `ControlStore`."""
+    """Experiment operations of `ControlStore`."""
 
     @write_operation
     def save_experiment(self, db: sqlite3.Connection, /, *experiments: Experiment) -> None:
@@ -225,7 +226,7 @@ class Experiments(Backend):
 
     @write_operation
     def delete_experiment(self, db: sqlite3.Connection, /, id: str) -> bool:
-        """Remove the record; the traces and the feedback on it are `Both`'s to remove before."""
+        """Remove the record. The combined store removes its traces and their feedback first."""
         return db.execute("DELETE FROM experiments WHERE id = ?", (id,)).rowcount > 0
 
 
@@ -238,7 +239,9 @@ def _save_experiments(db: sqlite3.Connection, experiments: Sequence[Experiment])
 
 
 def _find_experiment(db: sqlite3.Connection, id_or_name: str) -> Experiment:
-    """By id, by name, or by the beginning of an id: the newest. Raises `NotFound`."""
+    """Return the newest experiment with this id, name or id prefix, tried in this order. Raise `NotFound` if none
+    matches.
+    """
     for where in ("id = :name", "name = :name", "substr(id, 1, length(:name)) = :name"):
         sql = f"SELECT data FROM experiments WHERE {where} ORDER BY started_ns DESC LIMIT 1"
         row = db.execute(sql, {"name": id_or_name}).fetchone() if id_or_name else None

@@ -1,7 +1,7 @@
 """Rows of decisions, addresses of their targets, and per-rule counts of traces by outcome.
 
-A row whose `due_ns` is set is open: somebody has to take it, at that time or later. Open rows of a version that is not
-in force are superseded; nobody writes that into them, as there may be a million.
+A row with `due_ns` is open: a worker must take it at that time or later. Open rows of a version that is not in force
+are superseded. Queries derive this, because updating up to a million rows would be too expensive.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ DECISION_COLUMNS = (
     " until_ns attempts deaths reopened next_ns states inputs_hash cost created_ns updated_ns due_ns"
 ).split()
 DAY_NS = 86_400 * 1_000_000_000
-OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")  # not running, and not done
+OPEN_OUTCOMES = ("waiting", "throttled", "over_budget")  # neither running nor final
+# with different outcomes in one row, the first of these is the row's verdict
 OUTCOME_ORDER = (
     "failed",
     "scored",
     "skipped",
-)  # of a row with outcomes of several kinds the verdict is the first of these
+)
 _SUPERSEDED = "CASE WHEN d.due_ns IS NOT NULL AND r.state <> 'in force' THEN 'superseded' ELSE d.verdict END"
 _SELECTED = [f"d.{name}" if name != "verdict" else _SUPERSEDED for name in DECISION_COLUMNS]
 SELECT_DECISIONS = (
@@ -36,7 +37,7 @@ SELECT_DECISIONS = (
 
 
 class DecisionRow(NamedTuple):
-    """A decision as it lies in the table."""
+    """Row of the table `decisions`."""
 
     id: int
     rule: int
@@ -66,20 +67,21 @@ class DecisionRow(NamedTuple):
     due_ns: int | None
 
     def may_reopen(self, now: int) -> bool:
-        """Whether a change of its runs opens it anew: once for a version; a session, to which later turns may come for
-        long, once a day.
+        """Return whether a change of its runs may reopen the decision: once per version, for a session once a day.
+
+        A session may receive later turns for a long time.
         """
         days = (now - self.created_ns) // DAY_NS if self.target.startswith("/") else 0
         return self.reopened <= days
 
     @property
     def said(self) -> dict[str, Any]:
-        """The state of each evaluator."""
+        """Return the state of each evaluator."""
         return loads(self.states) if self.states else {}
 
     @property
     def outcome(self) -> str | None:
-        """What its evaluators have come to, as one verdict; None if none has come to anything yet."""
+        """Return the combined outcome of the evaluators; None if no evaluator has one yet."""
         states = {state.get("state") for state in self.said.values() if isinstance(state, dict)}
         return next((word for word in OUTCOME_ORDER if word in states), None)
 
@@ -88,13 +90,13 @@ SELECT_ROWS = f"SELECT id, {', '.join(DECISION_COLUMNS)} FROM decisions"
 
 
 def update_rows(db: sqlite3.Connection, rows: Sequence[DecisionRow]) -> None:
-    """Put rows that are there anew."""
+    """Overwrite existing rows."""
     marks = ",".join(f"{name}=?" for name in DECISION_COLUMNS[2:])
     db.executemany(f"UPDATE decisions SET {marks} WHERE id = ?", [(*row[3:], row.id) for row in rows])
 
 
 def encode_target(project: str, target: Target) -> str:
-    """Where a target is, in one text: `trace`, `trace/span`, `trace/span/document`, or `/project/session`."""
+    """Return the address of a target: `trace`, `trace/span`, `trace/span/document`, or `/project/session`."""
     if target.session_id is not None:
         return f"/{project}/{target.session_id}"
     parts = [target.trace_id or "", target.span_id, None if target.document is None else str(target.document)]
@@ -102,7 +104,7 @@ def encode_target(project: str, target: Target) -> str:
 
 
 def list_containing_targets(project: str, target: Target) -> list[str]:
-    """The addresses of a target and of all that it is a part of."""
+    """Return the addresses of a target and of everything that contains it."""
     if target.session_id is not None:
         return [encode_target(project, target)]
     parts = [(target.span_id, target.document), (target.span_id, None), (None, None)]
@@ -113,13 +115,13 @@ def list_containing_targets(project: str, target: Target) -> list[str]:
 
 
 def get_trace_range(trace_id: str) -> tuple[str, str]:
-    """Addresses of a trace, its spans and documents are from the first of these on, and before the second."""
+    """Return the lower (inclusive) and upper (exclusive) bound of addresses of a trace, its spans and documents."""
     part = _encode_id(trace_id)
-    return part, f"{part}0"  # the sign after the slash
+    return part, f"{part}0"  # "0" is the character after the slash
 
 
 def decode_target(project: str, address: str) -> Target:
-    """The target at an address."""
+    """Return the target at an address."""
     if address.startswith("/"):
         return Target(session_id=address[len(project) + 2 :])
     trace, _, rest = address.partition("/")
@@ -132,7 +134,9 @@ def decode_target(project: str, address: str) -> Target:
 
 
 def _encode_id(id: str) -> str:
-    """An id without a slash, or any sign below one but a percent sign in front."""
+    """Escape an id, so that no slash and no character that sorts below one occurs in it, except a leading percent
+    sign.
+    """
     return id if id.isalnum() else f"%{id.encode('utf-8', 'surrogatepass').hex()}"
 
 
@@ -141,13 +145,13 @@ def _decode_id(part: str) -> str:
 
 
 def decision_from_row(row: Sequence[Any]) -> Decision:
-    """The record of a row of `SELECT`."""
+    """Return the record of a row of `SELECT_DECISIONS`."""
     *values, project, rule, version = row
     return make_decision(DecisionRow(*values), project, rule, version)
 
 
 def make_decision(row: DecisionRow, project: str, rule: str, version: str) -> Decision:
-    """The record of a row of a rule's."""
+    """Return the record of a row of this rule version."""
     return Decision(
         project=project,
         rule=rule,
@@ -179,7 +183,7 @@ def make_decision(row: DecisionRow, project: str, rule: str, version: str) -> De
 
 
 def build_row(rule: int, decided: Decision, now: int) -> tuple[Any, ...]:
-    """The columns of a decision that was not there before."""
+    """Return the column values of a new decision."""
     closed = decided.verdict not in OPEN_OUTCOMES
     due = None if closed else (now if decided.next_ns is None else decided.next_ns)
     return (
@@ -194,7 +198,7 @@ def build_row(rule: int, decided: Decision, now: int) -> tuple[Any, ...]:
         decided.incomplete,
         decided.change,
         decided.runs_change,
-        decided.runs_change if closed else 0,  # nothing shall be read but what was
+        decided.runs_change if closed else 0,  # a closed decision has nothing left to read
         0,
         None,
         None,
@@ -212,9 +216,9 @@ def build_row(rule: int, decided: Decision, now: int) -> tuple[Any, ...]:
 
 
 COUNTED_OUTCOMES = ("filtered", "sampled_out")
-TAKEN = "taken"  # counted by its rows
+TAKEN = "taken"  # counted through its rows in `decisions`
 _OUTCOME_CODES = {name: code for code, name in enumerate((None, *COUNTED_OUTCOMES, TAKEN))}
-_BLOCK_TRACES = 4096  # traces of a row: 1 KiB
+_BLOCK_TRACES = 4096  # traces per row: 1 KiB
 _HOUR_NS = 3_600_000_000_000
 _HAS_ROW = "SELECT 1 FROM decisions WHERE target >= ? AND target < ? AND rule = ? LIMIT 1"
 
@@ -230,7 +234,7 @@ def check_outcomes(outcomes: Mapping[str, tuple[int, str]]) -> None:
 def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tuple[int, str]], now: int) -> None:
     """Count each trace under its latest outcome, in place of an earlier one. Repeating the call changes nothing.
 
-    A trace that is left out now and still has a row, as it was scored before, goes on being counted by that row.
+    If a trace is excluded now but still has a row, because it was scored before, the row goes on counting it.
     """
     blocks: dict[int, bytearray] = {}
     change: Counter[int] = Counter()
@@ -261,7 +265,9 @@ def _has_row(db: sqlite3.Connection, rule: int, trace_id: str) -> bool:
 
 
 def _add_counts(db: sqlite3.Connection, rule: int, hour: int, changes: Iterable[int]) -> None:
-    """Add to the counts of the hour of the decision; what moves to another outcome is subtracted there."""
+    """Add to the counts of the hour of the decision. A trace that moves to another outcome is subtracted from the old
+    one.
+    """
     if any(changes := tuple(changes)):
         db.execute(
             "INSERT INTO counts VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET filtered = filtered + excluded.filtered,"
@@ -271,6 +277,6 @@ def _add_counts(db: sqlite3.Connection, rule: int, hour: int, changes: Iterable[
 
 
 def clear_outcomes(db: sqlite3.Connection, rule: int) -> None:
-    """Count from zero: the rule decides on everything again."""
+    """Reset the counts to zero, for a rule that decides on everything again."""
     db.execute("DELETE FROM counts WHERE rule = ?", (rule,))
     db.execute("DELETE FROM outcomes WHERE rule = ?", (rule,))

@@ -34,7 +34,7 @@ from spanwise.collector.stores.sqlite.database.bulk_statements import insert_man
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
-# A verdict as it lies in the table, and whether such a row is open: in a version that is not in force it is superseded
+# Stored verdict, and whether the row is open. Open rows of a version that is not in force are shown as superseded
 ROW_KINDS = (
     *((word, True) for word in ("waiting", "throttled", "over_budget", "running")),
     *((word, False) for word in ("over_budget", "scored", "skipped", "failed")),
@@ -42,7 +42,7 @@ ROW_KINDS = (
 
 
 class RuleVersion(NamedTuple):
-    """A version of a rule by its number."""
+    """Id of a rule version, and whether it is in force."""
 
     id: int
     in_force: bool
@@ -51,7 +51,7 @@ class RuleVersion(NamedTuple):
 def find_rule_versions(
     db: sqlite3.Connection, rule: str | None, version: str | None, project: str | None
 ) -> list[RuleVersion]:
-    """The versions of rules that bear these names; None: any."""
+    """Return the rule versions with these names. None matches any."""
     sql = (
         "SELECT id, state = 'in force' FROM rules WHERE (:rule IS NULL OR name = :rule)"
         " AND (:version IS NULL OR version = :version) AND (:project IS NULL OR project = :project)"
@@ -61,7 +61,7 @@ def find_rule_versions(
 
 
 def get_target_ranges(trace_id: str, session: tuple[str, str] | None) -> tuple[str, str, str]:
-    """From where and up to where addresses are a trace's own, and that of its session."""
+    """Return the bounds of the addresses of a trace, and the address of its session ("" if it has none)."""
     return (*get_trace_range(trace_id), "" if session is None else f"/{session[0]}/{session[1]}")
 
 
@@ -73,7 +73,7 @@ def list_trace_decisions(
     limit: int,
     cursor: str | None,
 ) -> Page[Decision]:
-    """What is about one trace, of which there is little."""
+    """Return one page of the decisions about one trace. A trace has few, so all are read and sorted."""
     sql = "SELECT id, rule, verdict, due_ns IS NOT NULL FROM decisions WHERE target >= ? AND target < ? OR target = ?"
     wanted = _wanted_kinds(rules, verdict)
     found = [row[0] for row in db.execute(sql, places) if (row[1], row[2], bool(row[3])) in wanted]
@@ -84,7 +84,10 @@ def list_trace_decisions(
 def list_newest_decisions(
     db: sqlite3.Connection, rules: Sequence[RuleVersion], verdict: str | None, limit: int, cursor: str | None
 ) -> Page[Decision]:
-    """What has one of some versions and a verdict: index entries are merged, and only what is shown is read."""
+    """Return one page of the decisions of rule versions, newest first, optionally with one verdict.
+
+    Index entries are merged, so only the rows of the page are read.
+    """
     below = _parse_upper_bound(cursor)
     kinds: dict[tuple[int, str], set[bool]] = {}
     for rule, word, open in _wanted_kinds(rules, verdict):
@@ -94,7 +97,7 @@ def list_newest_decisions(
 
 
 def _wanted_kinds(rules: Sequence[RuleVersion], verdict: str | None) -> set[tuple[int, str, bool]]:
-    """Number of the rule, and one of `KINDS`: all that are told as this verdict."""
+    """Return the rule id and row kind (see `ROW_KINDS`) of all rows that are shown with this verdict."""
     if verdict is not None and verdict not in get_args(Verdict):
         raise Refused(f"there is no verdict {verdict!r}; use one of {', '.join(get_args(Verdict))}")
     return {
@@ -108,7 +111,7 @@ def _wanted_kinds(rules: Sequence[RuleVersion], verdict: str | None) -> set[tupl
 def _read_ids(
     db: sqlite3.Connection, rule: int, verdict: str, opens: set[bool], below: int, limit: int
 ) -> Iterator[int]:
-    """Ids of one kind, falling."""
+    """Return ids of one kind, in descending order."""
     sql = "SELECT id FROM decisions INDEXED BY decisions_by_rule WHERE rule = ? AND verdict = ? AND id < ?"
     if verdict == "over_budget" and len(opens) == 1:
         sql += f" AND due_ns IS {'NOT ' if True in opens else ''}NULL"
@@ -128,15 +131,15 @@ def _parse_upper_bound(cursor: str | None) -> int:
 
 
 DECIDABLE = (*COUNTED_OUTCOMES, *OPEN_OUTCOMES, "skipped", "failed")
-ROWS_PER_DELETE = 5_000  # decisions that are removed in one transaction
-MAX_TARGET = "\U0010ffff"  # above all addresses
-MAX_OVER_BUDGET = 10_000  # rows over budget that a rule offers again
-OVER_BUDGET_NS = 86_400 * 1_000_000_000  # and for so long
+ROWS_PER_DELETE = 5_000  # decisions deleted per transaction
+MAX_TARGET = "\U0010ffff"  # sorts above all addresses
+MAX_OVER_BUDGET = 10_000  # maximum number of rows over budget that a rule offers again
+OVER_BUDGET_NS = 86_400 * 1_000_000_000  # maximum age of such rows
 GIVEN_UP_REASON = "over budget, and too long ago, or behind too many, to be offered again"
 
 
 class Decisions(Backend):
-    """A part of `ControlStore`."""
+    """Decision operations of `ControlStore`."""
 
     @read_operation
     def cursor(self, db: sqlite3.Connection, /, rule: str, version: str, *, project: str = "default") -> str | None:
@@ -146,7 +149,7 @@ class Decisions(Backend):
 
     @write_operation
     def keep_decided(self, db: sqlite3.Connection, /, decided: Sequence[DecisionBatch]) -> list[bool]:
-        """As `ControlStore.decide`; all targets are there."""
+        """Record decisions as `ControlStore.decide` does. All targets exist."""
         for one in decided:
             _check_decided(one)
         now = self._file.clock.keep(db)
@@ -154,7 +157,7 @@ class Decisions(Backend):
 
     @read_operation
     def decisions_on(self, db: sqlite3.Connection, /, asked: DecisionQuery) -> Page[Decision]:
-        """As `ControlStore.decisions`."""
+        """Return one page of decisions, as `ControlStore.decisions` does."""
         rules = find_rule_versions(db, asked.rule, asked.version, asked.project)
         slice = asked.verdict, asked.limit, asked.cursor
         if asked.trace_id is not None:
@@ -171,7 +174,9 @@ class Decisions(Backend):
         version: str | None,
         scores: Sequence[tuple[Target, int]],
     ) -> list[tuple[bool, float | None]]:
-        """Of targets and claims: whether (that version of) the rule decided on it, and with which probability."""
+        """Return, for each target and lease number, whether the rule (or this version) decided on it, and the
+        probability.
+        """
         sql = (
             "SELECT d.target, d.claim, d.probability, r.version FROM decisions d JOIN rules r ON r.id = d.rule"
             " WHERE r.project = ? AND r.name = ? AND d.target IN (%s)"
@@ -191,7 +196,8 @@ class Decisions(Backend):
         if trace_id is None and rule is None:
             raise Refused("name the trace or the rule whose decisions shall go; to remove all of them, go rule by rule")
         removed = 0
-        while count := self._file.write(partial(_delete_rows, trace_id, rule, project)):  # others write in between
+        # one transaction per batch, so that other writes run in between
+        while count := self._file.write(partial(_delete_rows, trace_id, rule, project)):
             removed += count
         if trace_id is None and rule is not None:
             self._file.write(partial(_reset_rule, rule, project))
@@ -211,14 +217,14 @@ def _delete_rows(trace_id: str | None, rule: str | None, project: str | None, db
 
 
 def _reset_rule(rule: str, project: str | None, db: sqlite3.Connection) -> None:
-    """It decides on all that has changed since it was put in force."""
+    """Make the rule decide again on everything that changed since its activation."""
     for one in find_rule_versions(db, rule, None, project):
         db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (one.id,))
         decision_rows.clear_outcomes(db, one.id)
 
 
 def _check_decided(decided: DecisionBatch) -> None:
-    """Raises `Refused` for what could not be told again."""
+    """Raise `Refused` for verdicts, outcomes or probabilities that are out of range."""
     decision_rows.check_outcomes(decided.outcomes)
     for row in decided.rows:
         if row.verdict not in DECIDABLE:
@@ -256,7 +262,7 @@ def _write_decisions(db: sqlite3.Connection, rule: int, project: str, rows: Iter
 
 
 def _update_decisions(db: sqlite3.Connection, pairs: Iterable[tuple[DecisionRow, Decision]], now: int) -> None:
-    """Decide anew on what was decided before; what is known from a later change stays as it is."""
+    """Decide again on known targets. Rows that stem from a later change stay unchanged."""
     pairs = [(row, decided) for row, decided in pairs if decided.change >= row.change]
     made = [
         (row, exclude_target(row, one) if one.verdict in COUNTED_OUTCOMES else decide_again(row, one, now))
@@ -278,7 +284,10 @@ def _with_draw(row: DecisionRow, decided: Decision) -> DecisionRow:
 
 
 def exclude_target(row: DecisionRow, decided: Decision) -> DecisionRow | None:
-    """A target that is not taken any more: it leaves the estimates, and its feedback stays. None: it can go."""
+    """Return the row of a target that the rule no longer selects; None if the row can be deleted.
+
+    The target leaves the estimates, but its feedback stays.
+    """
     drawn = _with_draw(row, decided)._replace(probability=0.0)
     if row.due_ns is None or row.verdict == "running":
         return drawn
@@ -288,7 +297,10 @@ def exclude_target(row: DecisionRow, decided: Decision) -> DecisionRow | None:
 
 
 def decide_again(row: DecisionRow, decided: Decision, now: int) -> DecisionRow:
-    """A target that is taken, still or again. While it runs `finish` does what follows."""
+    """Return the row of a target that the rule still selects, or selects again.
+
+    While the row is running, only its draw is updated. `finish` does the rest.
+    """
     drawn = _with_draw(row, decided)
     due = now if decided.next_ns is None else decided.next_ns
     waits: dict[str, Any] = {"verdict": "waiting", "reason": decided.reason, "incomplete": int(decided.incomplete)}
@@ -304,7 +316,7 @@ def decide_again(row: DecisionRow, decided: Decision, now: int) -> DecisionRow:
 
 
 def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
-    """Of the rows over budget, the newest are offered again, for a day: what falls out is final."""
+    """Close old rows over budget. Only the newest `MAX_OVER_BUDGET`, up to `OVER_BUDGET_NS` old, are offered again."""
     over = "rule = ? AND verdict = 'over_budget' AND due_ns IS NOT NULL"
     last = f"SELECT created_ns, id FROM decisions WHERE {over} ORDER BY created_ns DESC, id DESC LIMIT 1 OFFSET ?"
     places = [(now - OVER_BUDGET_NS, 0), db.execute(last, (rule, MAX_OVER_BUDGET - 1)).fetchone()]
@@ -316,7 +328,10 @@ def expire_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
 def _find_probability(
     found: Mapping[str, Sequence[tuple[int, float | None, str]]], places: Sequence[str], claim: int, version: str | None
 ) -> tuple[bool, float | None]:
-    """Of the decision that a claim was on: claims rise, so that it is the lowest that is not below."""
+    """Return whether the version matches, and the probability of the decision that a lease belongs to.
+
+    Lease numbers rise, so that decision is the one with the lowest number that is not below `claim`.
+    """
     rows = [row for place in places for row in found.get(place, ()) if row[0] >= claim]
     if not rows:
         return version is None, None
@@ -325,19 +340,19 @@ def _find_probability(
 
 
 def delete_trace_decisions(db: sqlite3.Connection, trace_ids: Iterable[str]) -> None:
-    """Remove what was decided about traces that go, their spans and documents."""
+    """Delete the decisions about deleted traces, their spans and documents."""
     db.executemany("DELETE FROM decisions WHERE target >= ? AND target < ?", map(get_trace_range, trace_ids))
 
 
 def delete_session_decisions(db: sqlite3.Connection, sessions: Iterable[str]) -> None:
-    """Remove what was decided about sessions of which no trace is left, in any project."""
+    """Delete the decisions about sessions that have no traces left, in all projects."""
     projects = [row[0] for row in db.execute("SELECT DISTINCT project FROM rules")]
     places = [(f"/{project}/{session}",) for session in sessions for project in projects]
     db.executemany("DELETE FROM decisions WHERE target = ?", places)
 
 
 REPORT_LIFETIME_NS = 86_400 * 1_000_000_000
-SHOWN_FAILURES = 5  # decisions of which the errors are shown
+SHOWN_FAILURES = 5  # failed decisions shown
 
 
 _COUNT_BY_ROW = "SELECT verdict, count(*) FROM decisions WHERE rule = ? GROUP BY verdict"
@@ -350,25 +365,27 @@ _COUNT_BY_TRACE = (
 
 
 class WorkerReports(Backend):
-    """A part of `ControlStore`."""
+    """Operations of `ControlStore` on monitor workers and the progress of rules."""
 
     @write_operation
     def report(self, db: sqlite3.Connection, /, worker: WorkerReport) -> None:
         now = self._file.clock.keep(db)
-        key = f"{worker.holder} {worker.project}"  # a worker reports for each project that it serves
+        key = f"{worker.holder} {worker.project}"  # a worker sends one report per project
         db.execute("DELETE FROM workers WHERE seen_ns < ? OR holder = ?", (now - REPORT_LIFETIME_NS, key))
         db.execute("INSERT INTO workers VALUES (?,?,?,?)", (key, worker.project, now, encode_record(worker)))
 
     @read_operation
     def workers(self, db: sqlite3.Connection, /) -> list[WorkerReport]:
-        """What workers said of themselves within the last day, the newest of each."""
+        """Return the newest report of each worker within the last day."""
         sql = "SELECT data, seen_ns FROM workers WHERE seen_ns >= ? ORDER BY holder"
         rows = db.execute(sql, (self._file.clock.now() - REPORT_LIFETIME_NS,)).fetchall()
         return [replace(decode_record(WorkerReport, row[0]), seen_ns=row[1]) for row in rows]
 
     @read_operation
     def funnel(self, db: sqlite3.Connection, /, rule: Rule) -> dict[str, int]:
-        """How many traces of a version have come to each verdict: of several targets of a trace the worst counts."""
+        """Return the number of traces of a rule version by verdict. If a trace has several targets, the worst verdict
+        counts.
+        """
         id = _find_rule_id(db, rule)
         rows = db.execute(_COUNT_BY_TRACE if rule.target in ("span", "document") else _COUNT_BY_ROW, (id,)).fetchall()
         sums = db.execute("SELECT total(filtered), total(sampled_out) FROM counts WHERE rule = ?", (id,)).fetchone()
@@ -376,7 +393,7 @@ class WorkerReports(Backend):
 
     @read_operation
     def failed(self, db: sqlite3.Connection, /, rule: Rule) -> Sequence[Decision]:
-        """The last decisions of a version that failed, newest first."""
+        """Return the latest failed decisions of a version, newest first."""
         sql = f"{SELECT_DECISIONS} WHERE d.rule = ? AND d.verdict = 'failed' ORDER BY d.id DESC LIMIT ?"
         return [decision_from_row(row) for row in db.execute(sql, (_find_rule_id(db, rule), SHOWN_FAILURES))]
 

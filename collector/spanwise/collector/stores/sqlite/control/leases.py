@@ -24,11 +24,11 @@ from spanwise.collector.stores.sqlite.database.bulk_statements import select_man
 from spanwise.collector.stores.sqlite.database.column_values import dumps
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
-MAX_LEASE_SECONDS = 10 * 365 * 86_400.0  # seconds
+MAX_LEASE_SECONDS = 10 * 365 * 86_400.0
 
 
 class Leases(Backend):
-    """A part of `ControlStore`."""
+    """Lease operations of `ControlStore`."""
 
     @write_operation
     def acquire(self, db: sqlite3.Connection, /, name: str, holder: str, seconds: float) -> Lease | None:
@@ -58,17 +58,19 @@ class Leases(Backend):
         return self._was_held(db.execute("DELETE FROM leases WHERE name = ? RETURNING expires_ns", (name,)).fetchone())
 
     def _was_held(self, row: tuple[int] | None) -> bool:
-        return row is not None and row[0] > self._file.clock.now()  # one that has run out is nobody's
+        return row is not None and row[0] > self._file.clock.now()  # an expired lease has no holder
 
 
 def issue_tokens(db: sqlite3.Connection, count: int) -> range:
-    """Numbers that were never given out before, to no lease and no claim, and rise."""
+    """Return new numbers for leases. They rise, and no lease of any kind had them before."""
     last = int(db.execute("UPDATE numbers SET last = last + ? RETURNING last", (count,)).fetchone()[0])
     return range(last - count + 1, last + 1)
 
 
 def compute_expiry(now: int, seconds: float) -> int:
-    """A time some seconds from now. Raises `Refused` for a number that is none, or years away."""
+    """Return the time some seconds from now. Raise `Refused` for a number that is not finite or exceeds
+    `MAX_LEASE_SECONDS`.
+    """
     if not isfinite(seconds) or abs(seconds) > MAX_LEASE_SECONDS:
         raise Refused(f"{seconds!r} is no number of seconds to hold something for")
     return now + int(seconds * 1e9)
@@ -84,7 +86,7 @@ SELECT_DUE = f"{SELECT_ROWS} WHERE rule = ? AND due_ns <= ? AND verdict <> 'over
 
 
 class DecisionLeases(Backend):
-    """A part of `ControlStore`."""
+    """Operations of `ControlStore` that lease decisions to workers."""
 
     @write_operation
     def take(
@@ -99,7 +101,10 @@ class DecisionLeases(Backend):
         limit: int,
         over_budget: int | None = None,
     ) -> list[Decision]:
-        """As `ControlStore.claim`, but that a row which ends its third worker is given out, too, alone."""
+        """Lease due decisions as `ControlStore.claim` does.
+
+        Unlike that method, it also hands out, alone, a row whose third worker has died.
+        """
         kept = find_active_rule(db, project, rule, version)
         if kept is None:
             raise Refused(_superseded_message(project, rule, version))
@@ -127,13 +132,15 @@ class DecisionLeases(Backend):
 
     @read_operation
     def examine(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[FinishPlan]:
-        """What is to be done with the feedback of finishes, before `conclude`. Raises `Refused` for a bad verdict."""
+        """Return what to do with the feedback of finished leases, before `conclude`. Raise `Refused` for an invalid
+        verdict.
+        """
         rows = _find_rows(db, [finish.claim for finish in finishes])
         return [_check_finish(db, finish, rows.get(_decision_key(finish.claim))) for finish in finishes]
 
     @write_operation
     def conclude(self, db: sqlite3.Connection, /, finishes: Sequence[ClaimResult]) -> list[str]:
-        """As `ControlStore.finish`, once the feedback is kept."""
+        """Finish leases as `ControlStore.finish` does, once the feedback is stored."""
         now, rows = self._file.clock.keep(db), _find_rows(db, [finish.claim for finish in finishes])
         made: dict[DecisionKey, DecisionRow] = {}
         answers = [_finish_decision(db, finish, rows, made, now) for finish in finishes]
@@ -148,7 +155,11 @@ def _superseded_message(project: str, rule: str, version: str) -> str:
 
 
 def _find_due(db: sqlite3.Connection, rule: int, now: int, limit: int, over_budget: int | None) -> list[DecisionRow]:
-    """What is next: one that has ended a worker alone, with no other; else those that have not, fresh ones first."""
+    """Return the next rows to lease.
+
+    A row whose worker has died is returned alone. Otherwise rows without such deaths follow, newly due ones before
+    those over budget.
+    """
     rows = [DecisionRow(*row) for row in db.execute(f"{SELECT_DUE} LIMIT ?", (rule, now, limit))]
     if rows and _count_deaths(rows[0]):
         return rows[:1]
@@ -161,7 +172,7 @@ def _find_due(db: sqlite3.Connection, rule: int, now: int, limit: int, over_budg
 
 
 def _count_deaths(row: DecisionRow) -> int:
-    """With the one that just happened, where it still runs and its time is over."""
+    """Return the number of workers that died on this row. A row that is still running after its expiry adds one."""
     return row.deaths + (row.verdict == "running")
 
 
@@ -183,7 +194,7 @@ def _decision_key(claim: Claim) -> DecisionKey:
 
 
 def _find_rows(db: sqlite3.Connection, claims: Iterable[Claim]) -> dict[DecisionKey, DecisionRow]:
-    """The rows of claims, of those that are there and whose version is in force."""
+    """Return the rows of leases that exist and whose rule version is in force."""
     by_rule: dict[tuple[str, str, str], set[str]] = {}
     for *named, target in map(_decision_key, claims):
         by_rule.setdefault((named[0], named[1], named[2]), set()).add(target)
@@ -212,7 +223,7 @@ def _check_finish(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow 
 
 
 def _finish_answer(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow | None) -> str | None:
-    """Why nothing is to be done, or what was answered when it was; None while the claim stands."""
+    """Return the reason for a refusal, or the answer to an earlier finish; None while the lease is valid."""
     claim = finish.claim
     if row is None:
         if find_active_rule(db, claim.project, claim.rule, claim.version) is None:
@@ -232,7 +243,7 @@ def _finish_decision(
     ended: dict[DecisionKey, DecisionRow],
     now: int,
 ) -> str:
-    """The answer to a finish; what its row becomes goes to `ended`."""
+    """Return the answer to a finish, and put the changed row into `ended`."""
     place = _decision_key(finish.claim)
     row = ended.get(place) or rows.get(place)
     answer = _finish_answer(db, finish, row)
@@ -244,7 +255,10 @@ def _finish_decision(
 
 
 def _with_outcome(row: DecisionRow, finish: ClaimResult, changed: bool) -> DecisionRow:
-    """What is said of its evaluators, and of what they have seen. A claim given back as it was has seen nothing."""
+    """Return the row with the states of its evaluators and the input that they read.
+
+    A lease that was returned without a result has read nothing.
+    """
     tried = row._replace(
         attempts=row.attempts + finish.attempts,
         cost=row.cost if finish.cost is None else (row.cost or 0.0) + finish.cost,
@@ -262,7 +276,7 @@ def _with_outcome(row: DecisionRow, finish: ClaimResult, changed: bool) -> Decis
 
 
 def _released_row(row: DecisionRow, finish: ClaimResult, now: int) -> DecisionRow:
-    """The claim given back, or done with, but where the runs have changed meanwhile."""
+    """Return the row without a lease: open again, final, or reopened because the runs changed meanwhile."""
     ended = row._replace(reason=finish.reason, holder=None, until_ns=None, next_ns=None, updated_ns=now)
     if finish.verdict in OPEN_OUTCOMES:
         due = compute_expiry(now, finish.again_s or 0.0)

@@ -14,35 +14,34 @@ from spanwise.collector.stores.sqlite.control import decision_rows
 from spanwise.collector.stores.sqlite.database.column_values import decode_record, encode_record
 from spanwise.collector.stores.sqlite.database_file import Backend, read_operation, write_operation
 
-MAX_SETTINGS = 20_000  # settings of one rule: two weeks of a rate that is paced anew every minute
+MAX_SETTINGS = 20_000  # settings kept per rule: two weeks of a rate that pacing changes every minute
 _RULE_COLUMNS = "id, state, active_from, off, data"
 _SELECT_SETTINGS = "SELECT version, from_change, created_ns, data FROM settings WHERE project = ? AND name = ?"
 
 
 class StoredRule(NamedTuple):
-    """A version of a rule as it stands."""
+    """Row of a rule version."""
 
     id: int
     state: str  # "in force", "superseded" by another version, or "removed"
     active_from: int
-    off: int  # paused by hand, which no file of rules undoes
+    off: int  # paused by a user; loading a rule file does not undo this
     data: str
 
     @property
     def rule(self) -> Rule:
-        """The record."""
         rule = decode_record(Rule, self.data)
         return replace(rule, active_from=self.active_from, enabled=rule.enabled and not self.off)
 
 
 class Rules(Backend):
-    """A part of `ControlStore`. Which change is the present one is the other half's to know."""
+    """Rule operations of `ControlStore`. The caller passes the latest change number, which the trace backend knows."""
 
     @write_operation
     def keep_rules(
         self, db: sqlite3.Connection, /, rules: Sequence[Rule], owner: str | None, activate: bool, change: int
     ) -> None:
-        """As `ControlStore.save_rule`; `change` is the last that has happened."""
+        """Store rules as `ControlStore.save_rule` does. `change` is the latest change number."""
         now = self._file.clock.keep(db)
         for rule in rules:
             validate_rule(rule)
@@ -66,7 +65,10 @@ class Rules(Backend):
 
     @read_operation
     def setting_at(self, db: sqlite3.Connection, /, rule: Rule, change: int) -> SettingsVersion | None:
-        """As `spanwise.collector.rule_policy.find_setting` of a version's history, of which there may be a lot."""
+        """Return the settings in force at a change, as `spanwise.collector.rule_policy.find_setting` does.
+
+        The query avoids reading the whole history of a version, which may be long.
+        """
         of = f"{_SELECT_SETTINGS} AND version = ?"
         values = (rule.project, rule.name, rule.version)
         row = db.execute(f"{of} AND from_change <= ? ORDER BY id DESC LIMIT 1", (*values, change)).fetchone()
@@ -77,7 +79,7 @@ class Rules(Backend):
     def alter_rule(
         self, db: sqlite3.Connection, /, name: str, project: str, fields: Mapping[str, JSON], change: int
     ) -> Rule:
-        """As `ControlStore.change_rule`; `change` is the last that has happened."""
+        """Change fields of a rule as `ControlStore.change_rule` does. `change` is the latest change number."""
         kept = _find_active(db, project, name)
         if kept is None:
             raise NotFound(f"there is no rule {name!r} in project {project!r}")
@@ -135,7 +137,10 @@ def _check_owner(rule: Rule, owner: str) -> None:
 
 
 def _update_version(db: sqlite3.Connection, rule: Rule, before: StoredRule, change: int, now: int) -> None:
-    """The same version, perhaps with other settings: its decisions stay, and so does the pace of its money."""
+    """Update a version that is in force, perhaps with other settings.
+
+    Its decisions stay. The paced rate stays if the budget is unchanged.
+    """
     old = before.rule
     paced = rule.settings.paced
     if paced is None and rule.settings.pace and rule.settings.budget == old.settings.budget:
@@ -147,14 +152,15 @@ def _update_version(db: sqlite3.Connection, rule: Rule, before: StoredRule, chan
     if made.settings.budget != old.settings.budget:
         _requeue_over_budget(db, before.id, now)
     if rule.since_ns is not None and (old.since_ns is None or rule.since_ns < old.since_ns):
-        db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (before.id,))  # it looks at all from the first on
+        # an earlier start: the rule reads the feed from its beginning
+        db.execute("UPDATE rules SET cursor = NULL WHERE id = ?", (before.id,))
         decision_rows.clear_outcomes(db, before.id)
 
 
 def _activate(
     db: sqlite3.Connection, rule: Rule, before: StoredRule | None, activate: bool, change: int, now: int
 ) -> None:
-    """Put a version in force, from what changes after `change` on."""
+    """Put a version in force, for changes after `change`."""
     sql = "SELECT state FROM rules WHERE project = ? AND name = ? AND version = ?"
     known = db.execute(sql, (rule.project, rule.name, rule.version)).fetchone()
     if known and known[0] == "superseded" and not activate:
@@ -182,13 +188,13 @@ def _remove_missing(db: sqlite3.Connection, owner: str, kept: set[tuple[str, str
 
 
 def _requeue_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
-    """Another budget: what had no money need not wait for the next day."""
+    """Make the rows over budget due now, because the budget changed."""
     sql = "UPDATE decisions SET due_ns = ?, next_ns = ? WHERE rule = ? AND verdict = 'over_budget' AND due_ns > ?"
     db.execute(sql, (now, now, rule, now))
 
 
 def _record_settings(db: sqlite3.Connection, rule: Rule, change: int, now: int) -> None:
-    """Settings hold for what changes from now on."""
+    """Record settings. They apply to changes from now on."""
     values = (rule.project, rule.name, rule.version, change + 1, now, encode_record(rule.settings))
     db.execute(
         "INSERT INTO settings (project, name, version, from_change, created_ns, data) VALUES (?,?,?,?,?,?)", values
@@ -201,7 +207,7 @@ def _record_settings(db: sqlite3.Connection, rule: Rule, change: int, now: int) 
 
 
 class ActiveRule(NamedTuple):
-    """What claims and decisions ask of a rule: None for a version that is not in force."""
+    """Columns of a rule version in force that leases and decisions need."""
 
     id: int
     cursor: str | None
@@ -210,7 +216,7 @@ class ActiveRule(NamedTuple):
 
 
 def find_active_rule(db: sqlite3.Connection, project: str, name: str, version: str) -> ActiveRule | None:
-    """The version of a rule, if it is the one in force."""
+    """Return the version of a rule if it is in force, else None."""
     sql = (
         "SELECT id, cursor, token, NOT off AND json_extract(data, '$.enabled') FROM rules"
         " WHERE project = ? AND name = ? AND version = ? AND state = 'in force'"
@@ -220,7 +226,7 @@ def find_active_rule(db: sqlite3.Connection, project: str, name: str, version: s
 
 
 def read_versions(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[str, str, str, bool]]:
-    """Project, name, version of rules by key, and whether it is in force."""
+    """Return project, name and version of rules by key, and whether the version is in force."""
     sql = "SELECT id, project, name, version, state = 'in force' FROM rules WHERE id = ?"
     rows: list[Any] = [db.execute(sql, (id,)).fetchone() for id in ids]
     return {row[0]: (row[1], row[2], row[3], bool(row[4])) for row in rows}

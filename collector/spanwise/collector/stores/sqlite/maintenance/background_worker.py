@@ -23,21 +23,21 @@ from spanwise.collector.stores.sqlite.search import fulltext_index
 log = logging.getLogger("spanwise.collector")
 
 RETRY_SECONDS = 30  # seconds
-PAUSE_SECONDS = 0.25  # seconds between looks at what there is to do
-BUSY_RATE, BUSY_SHARE = 2_000, 0.4  # spans a second, and of the writer's time, from which on there is load
-IDLE_SECONDS = 2.0  # seconds between them while nothing is written: some of it has its time
-WRITE_INTERVAL_SECONDS = 1.0  # seconds from one transaction of words to the next
-LOADED_LOOK_SECONDS = 5.0  # seconds between looks at `unindexed` under load
-BURST_FACTOR = 3  # times as much as usual that is taken at once where a burst has left much, and is over
-LOOK_REST_FACTOR = 20  # times as long as a look has taken, none follows
-# Spans stored when the first, second, third dictionary is made, and its bytes: the file holds it, too
+PAUSE_SECONDS = 0.25  # seconds between rounds
+BUSY_RATE, BUSY_SHARE = 2_000, 0.4  # thresholds of high load: spans per second, and share of the writer's time
+IDLE_SECONDS = 2.0  # seconds between rounds while nothing is written: some jobs become due by time
+WRITE_INTERVAL_SECONDS = 1.0  # seconds between transactions of the full-text index
+LOADED_LOOK_SECONDS = 5.0  # seconds between searches of `unindexed` under load
+BURST_FACTOR = 3  # after a burst, batches may be this many times larger
+LOOK_REST_FACTOR = 20  # pause after a look, as a multiple of its duration
+# Number of stored spans at which each dictionary is trained, and its bytes. The database file holds it, too
 DICTIONARIES = ((1_000, 65_536), (20_000, 262_144), (500_000, 262_144))
 MAX_SAMPLES = 4_000
-MAX_SAMPLE_BYTES = 4_096  # a longer payload is no sample: dictionaries help short ones
+MAX_SAMPLE_BYTES = 4_096  # longer payloads are no samples, because dictionaries help short ones
 
 
 class BackgroundWorker:
-    """Runs until `close`. What it does not finish is found again by the next start."""
+    """Background maintenance thread. It runs until `close`. The next start finds and continues unfinished work."""
 
     def __init__(self, file: DatabaseFile, prune: Callable[[], None]) -> None:
         self._file = file
@@ -45,13 +45,12 @@ class BackgroundWorker:
         self._checkpointer = Checkpointer(file.path, file.writer, file.watch)
         self._looked, self._written, self._spent, self._under_load = time.monotonic(), 0, 0.0, False
         self._next_put = self._next_look = self._next_work = 0.0
-        self._all_indexed, self._all_done = -1, -1  # commits by then
+        self._all_indexed, self._all_done = -1, -1  # number of commits when nothing was left to do
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._dictionaries: int | None = None
-        self._piece = (
-            fulltext_index.MIN_TRANSACTION_CHARACTERS
-        )  # characters that the text index takes at once, as fast as it is now
+        # characters per transaction of the full-text index at its current speed
+        self._piece = fulltext_index.MIN_TRANSACTION_CHARACTERS
         self._resummer = SummaryRebuilder(file.appender, file.read, self._do, self._stop)
         self._recount = RollupRecounter(file, self._stop)
         self._rest = PeriodSealer(file, self._stop)
@@ -60,7 +59,7 @@ class BackgroundWorker:
         self._thread.start()
 
     def close(self) -> None:
-        """End after the round that runs."""
+        """Stop the threads after their current round."""
         self._stop.set()
         self._thread.join()
         self._hourly.close()
@@ -87,12 +86,17 @@ class BackgroundWorker:
                 self._stop.wait(PAUSE_SECONDS)
 
     def _try_to_write_again(self) -> None:
-        """Find out whether there is room again: to a server that says it is not ready nobody may send anything."""
+        """Check if the disk has room again. Clients send nothing to a server that reports not ready, so no write would
+        find out.
+        """
         if self._writer.reserve.keep() and not self._writer.writable:
             self._writer.call(_rewrite_version)
 
     def _work_round(self) -> bool:
-        """What else there is to do; it is not looked for again before something is written, or `IDLE` has passed."""
+        """Run one round of all jobs but indexing, and return whether there may be more to do.
+
+        Without new commits, the next round starts after `IDLE_SECONDS`.
+        """
         commits = self._writer.commits
         if commits == self._all_done and time.monotonic() < self._next_work:
             return False
@@ -104,15 +108,17 @@ class BackgroundWorker:
         return busy
 
     def index_round(self) -> bool:
-        """Index the traces whose time it is, as many as one round takes; whether there may be more."""
+        """Index one round of due traces, and return whether there may be more."""
         with self._lock:
             later = self._busy()
             more = self._from_memory(later)
             return self._from_file(later) or more
 
     def _from_memory(self, later: bool) -> bool:
-        """Index what is held, about once a second, in one transaction; if much arrives, only when very much is held or
-        has waited for long: the writer's time is for spans then.
+        """Index buffered text, about once a second, in one transaction.
+
+        Under load, this runs only if the buffer fills up or text in it is overdue, because spans need the writer's
+        time.
         """
         held, now = self._appender.held, time.monotonic()
         if not (len(held) and (held.is_filling or now >= self._next_put)):
@@ -129,11 +135,11 @@ class BackgroundWorker:
         return more
 
     def _from_file(self, later: bool) -> bool:
-        """Index what is not held, if it is time to look for that."""
+        """Index traces that are not buffered, if it is time to look for them."""
         commits, began = self._writer.commits, time.monotonic()
         if began < self._next_look or commits == self._all_indexed:
             return False
-        # Between two commits: a trace that the one under way disturbs is not yet so in what is read below
+        # Cleared between two commits: the snapshot read below lacks the changes of a commit that is still running
         disturbed, held = self._appender.disturbed, self._appender.held
         if disturbed:
             self._writer.call(lambda _: disturbed.clear())
@@ -150,7 +156,9 @@ class BackgroundWorker:
         return bool(due)
 
     def _put_in_pieces(self, entries: Sequence[fulltext_index.IndexEntry]) -> None:
-        """Queue all pieces at once, and wait for them all, whatever fails: none may be written in a later round."""
+        """Queue all batches at once and wait for all of them, even after a failure: no batch may be written in a later
+        round.
+        """
         queued: list[Future[int]] = []
         try:
             for some in fulltext_index.split_by_size([(entry, entry.characters) for entry in entries], self._most):
@@ -163,8 +171,9 @@ class BackgroundWorker:
             self._merge(future.result())
 
     def _merge(self, characters: int) -> None:
-        """Have merged what a piece has left to be merged: others have their turn between. Mostly there is nothing: each
-        time would be a commit.
+        """Merge segments of the full-text index in steps, so that other writes run in between.
+
+        Mostly nothing is pending, and an unnecessary step would cost a commit.
         """
         for _ in range(fulltext_index.count_pending_merges(characters)):
             if not self._do(fulltext_index.merge_segments):
@@ -172,8 +181,9 @@ class BackgroundWorker:
 
     @property
     def _most(self) -> int:
-        """Characters of one transaction: few where little waits, as nothing is gained by having more wait; many where a
-        burst has left much, and is over.
+        """Return the number of characters per transaction.
+
+        It is small if little waits, because larger batches gain nothing then, and large after a burst.
         """
         held, piece = self._appender.held.bytes, self._piece
         if self._under_load or piece < held <= BURST_FACTOR * piece:
@@ -181,13 +191,17 @@ class BackgroundWorker:
         return BURST_FACTOR * piece if held > piece else max(piece // 4, fulltext_index.MIN_TRANSACTION_CHARACTERS)
 
     def _timed(self, put: Callable[[], int], _: sqlite3.Connection) -> int:
-        began = time.thread_time()  # not of the others: else what is dear as the cores are busy became dearer
+        # CPU time of this thread: with wall time, busy cores would shrink the batches, which costs even more CPU
+        began = time.thread_time()
         characters = put()
         self._fit(characters, max(time.thread_time() - began, 1e-6))
         return characters
 
     def _fit(self, characters: int, took: float) -> None:
-        """Have the next pieces take about a moment; what is far smaller than one says little of how long that is."""
+        """Update the batch size so that a transaction takes about `TRANSACTION_SECONDS`.
+
+        Batches far below the wanted size are ignored, because they say little about the speed.
+        """
         if 2 * characters >= self._most:
             fitting = int(characters * fulltext_index.TRANSACTION_SECONDS / took)
             self._piece = min(
@@ -199,7 +213,9 @@ class BackgroundWorker:
         return bool(self._writer.put(WriteJob(weight=64, action=action, patient=True)).result())
 
     def _busy(self) -> bool:
-        """Whether so much arrives that the text index had better wait (as long as `_words` allows)."""
+        """Return whether the load is so high that full-text indexing should wait. `fulltext_index.OVERDUE_NS` limits
+        the delay.
+        """
         now, written, spent = time.monotonic(), self._writer.written, self._writer.spent
         if (passed := now - self._looked) >= 1.0:
             rate, share = (written - self._written) / passed, (spent - self._spent) / passed
@@ -208,7 +224,7 @@ class BackgroundWorker:
         return self._under_load
 
     def train_if_due(self) -> None:
-        """Make the next dictionary if enough spans are stored."""
+        """Train the next compression dictionary if enough spans are stored."""
         with self._file.read() as reader:
             if self._dictionaries is None:
                 self._dictionaries = reader.db.execute("SELECT count(*) FROM dictionaries").fetchone()[0]
@@ -223,8 +239,9 @@ class BackgroundWorker:
                 "SELECT payload FROM spans WHERE size <= ? ORDER BY id DESC LIMIT ?", (MAX_SAMPLE_BYTES, MAX_SAMPLES)
             ).fetchall()
             samples: list[bytes | bytearray | memoryview] = [reader.decoder(blob).raw(blob) for (blob,) in blobs]
-            # Numbered by us: zstd derives a number from the content alone, so that two dictionaries of much repeated
-            # payloads, which differ in their entropy tables, would share it and each spoil what the other compressed.
+            # Explicit number: zstd derives one from the content alone. Two dictionaries of repetitive payloads that
+            # differ only in their entropy tables would share it, and each would corrupt the payloads that the other
+            # compressed.
             number = reader.db.execute("SELECT coalesce(max(id), 0) + 1 FROM dictionaries").fetchone()[0]
         try:
             trained = zstandard.train_dictionary(size, samples, k=1024, d=8, dict_id=number)
@@ -237,7 +254,7 @@ class BackgroundWorker:
 
 
 def _rewrite_version(db: sqlite3.Connection) -> None:
-    """Write a page as it is; an empty transaction would write nothing and tell nothing."""
+    """Write a page unchanged. An empty transaction would write nothing, and so would not reveal if writing works."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     db.execute(f"PRAGMA user_version = {version}")
 

@@ -1,10 +1,10 @@
 """Online backup of the database file, and restore from a backup.
 
-SQLite's online backup, from a connection that stays in one snapshot: the writer goes on, and nothing that it commits
-meanwhile makes the copy begin anew. Until the copy is whole, on disk and sound it stands under another name.
+The backup uses SQLite's online backup API on a connection that stays in one snapshot. The writer continues, and its
+commits do not restart the copy. The copy has a temporary name until it is complete, durable and checked.
 
-The backup is checked and copied beside the file, the present file is moved away, and the copy takes its place. A
-process that is killed meanwhile leaves the present file under its own or its new name.
+A restore checks the backup, copies it into the folder of the target, moves the present file away, and renames the
+copy. If the process is killed meanwhile, the present file remains under its own or its new name.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from spanwise.collector.stores.sqlite.database.connections import connect_withou
 from spanwise.collector.stores.sqlite.database.file_lock import PRIVATE_MODE, FileLock, real_path
 from spanwise.collector.stores.sqlite.database.schema import read_version
 
-STEP_PAGES = 256  # pages (4 MB) at once
-PAUSE_SECONDS = 0.002  # seconds between two steps: the disk is the writer's, too
-PARTIAL_SUFFIX = ".part"  # what a copy's name ends in until it is one
+STEP_PAGES = 256  # pages (4 MB) per step
+PAUSE_SECONDS = 0.002  # seconds between two steps, because the writer needs the disk, too
+PARTIAL_SUFFIX = ".part"  # suffix of an incomplete copy
 
 
 def backup(source: str, target: str, step: Callable[[int, int], object] = lambda left, of: None) -> int:
-    """Copy the file at `source` to `target`, which must not be there; returns its bytes. `step` is told how many pages
-    are left, of how many. Raises `Refused`; then, and if the process is killed, there is no file `target`.
+    """Copy the file at `source` to the new file `target`, and return its bytes.
+
+    `step` is called with the number of pages left and the total. Raise `Refused` if `target` exists, cannot be
+    written, or the source is damaged. After an error, and if the process is killed, there is no file `target`.
     """
     if os.path.lexists(target):
         raise Refused(f"{target!r} is there already; name a new file for the backup")
@@ -39,7 +41,7 @@ def backup(source: str, target: str, step: Callable[[int, int], object] = lambda
             _copy_pages(db, target + PARTIAL_SUFFIX, step)
             os.fsync(descriptor)
             _refuse_damaged(target + PARTIAL_SUFFIX)
-            os.link(target + PARTIAL_SUFFIX, target)  # not over what has come meanwhile
+            os.link(target + PARTIAL_SUFFIX, target)  # fails if a file with this name was created meanwhile
             fsync_folder(target)
         finally:
             with suppress(OSError):
@@ -49,7 +51,10 @@ def backup(source: str, target: str, step: Callable[[int, int], object] = lambda
 
 
 def _create_partial(part: str) -> int:
-    """What a killed process left is begun anew; what a live one is at is left to it."""
+    """Create or truncate the partial file and lock it. Raise `Refused` if another process is writing it.
+
+    A file without a lock is the rest of a killed process.
+    """
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
     except OSError as error:
@@ -70,9 +75,9 @@ def _copy_pages(db: sqlite3.Connection, part: str, step: Callable[[int, int], ob
 
     with closing(sqlite3.connect(part, isolation_level=None)) as copy:
         copy.execute("PRAGMA journal_mode = OFF")
-        copy.execute("PRAGMA synchronous = OFF")  # it is made durable once, at the end
+        copy.execute("PRAGMA synchronous = OFF")  # one fsync at the end is enough
         db.execute("BEGIN")
-        db.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # the snapshot begins
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # the first read starts the snapshot
         try:
             db.backup(copy, pages=STEP_PAGES, progress=pause)
         except sqlite3.OperationalError as error:
@@ -94,7 +99,7 @@ def _refuse_damaged(part: str) -> None:
 
 
 def fsync_folder(target: str) -> None:
-    """Make the name durable, too."""
+    """Sync the folder, so that the file name is durable, too."""
     folder = os.open(os.path.dirname(target) or ".", os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -102,28 +107,29 @@ def fsync_folder(target: str) -> None:
         os.close(folder)
 
 
-COPY_SUFFIX = ".restoring"  # what the name of the copy ends in until it takes the place of the file
+COPY_SUFFIX = ".restoring"  # suffix of the copy until it replaces the file
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What a restore did: bytes of the database, and where the file is that it replaced (None if there was none)."""
+    """Result of a restore: bytes of the database, and path of the file that it replaced (None if there was none)."""
 
     bytes: int
     replaced: str | None
 
 
 def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) -> RestoreResult:
-    """Put a copy of the backup `source` in the place of the file `target`, which is moved away.
+    """Replace the file `target` by a copy of the backup `source`, and move the old file away.
 
-    `check` returns what is wrong with a file. Raises `Refused`, and leaves `target` as it is, if the backup is not
-    sound or a process has `target` open.
+    `check` returns the problems of a file. Raise `Refused`, and leave `target` as it is, if the backup is damaged or a
+    process has `target` open.
     """
     target = real_path(target)
     if os.path.exists(target) and os.path.samefile(source, target):
         raise Refused(f"{source!r} is the file that would be replaced; name a backup of it")
     _refuse_unsound(source, check)
-    there = os.path.exists(target) or os.path.exists(target + "-wal")  # a log is never left to another file
+    # a leftover WAL must not be applied to another file
+    there = os.path.exists(target) or os.path.exists(target + "-wal")
     lock = FileLock(target)
     try:
         _copy_checked(source, target + COPY_SUFFIX, check)
@@ -137,7 +143,7 @@ def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) 
                 _move_file(replaced, target)
             raise
     finally:
-        lock.undo()  # the file is gone again that the lock made where there was none
+        lock.undo()  # also deletes the file that the lock may have created
         with suppress(OSError):
             os.unlink(target + COPY_SUFFIX)
     return RestoreResult(os.path.getsize(target), replaced)
@@ -158,13 +164,13 @@ def _refuse_unsound(path: str, check: Callable[[str], list[str]]) -> None:
 
 def _copy_checked(source: str, copy: str, check: Callable[[str], list[str]]) -> None:
     with suppress(OSError):
-        os.unlink(copy)  # of a process that was killed
+        os.unlink(copy)  # left by a process that was killed
     backup(source, copy)
     _refuse_unsound(copy, check)
 
 
 def _move_away(target: str) -> str:
-    """Rename the file, and its log, after the present time; return its new name."""
+    """Rename the file and its WAL, with the current time in the name, and return the new name."""
     name = f"{target}.replaced-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     if os.path.lexists(name):
         raise Refused(f"{name!r} exists already; try again in a second")
@@ -176,6 +182,6 @@ def _move_file(file: str, name: str) -> None:
     with suppress(FileNotFoundError):
         os.replace(file + "-wal", name + "-wal")
     with suppress(FileNotFoundError):
-        os.unlink(file + "-shm")  # SQLite makes it anew from the log
+        os.unlink(file + "-shm")  # SQLite rebuilds it from the WAL
     os.replace(file, name)
     fsync_folder(name)

@@ -1,4 +1,4 @@
-"""Deletion of traces with their feedback, judgements and index entries, in small transactions."""
+"""Deletion of traces with their feedback, evaluators' traces and index entries, in small transactions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from spanwise.collector.stores.sqlite.search import fulltext_index
 from spanwise.collector.stores.sqlite.write import pending_amendments
 from spanwise.collector.stores.sqlite.write.span_writer import Appender
 
-BATCH_TRACES = 200  # traces that are looked for together
+BATCH_TRACES = 200  # traces per search
+# spans per transaction, unless a single trace has more; writers of spans wait for it
 MIN_SPANS, MAX_SPANS = (
     250,
     2_000,
-)  # spans that go in one transaction, unless a single trace has more: who appends waits for it
-TRANSACTION_SECONDS = 0.02  # seconds that it may take, within these bounds
-FULL_DISK_TRACES = 10  # traces, where there is hardly any room left
+)
+TRANSACTION_SECONDS = 0.02  # target duration of a transaction, within these bounds
+FULL_DISK_TRACES = 10  # traces per transaction on a nearly full disk
 
 
 def find_deletable(
     db: sqlite3.Connection, filter: Filter, after: str | None = None, upto: int | None = None
 ) -> DeletedTraces | None:
-    """The latest traces that pass, before a position and up to a key if they are given: `LOT` at most, evaluators' own
-    among them; the sessions that end with them; None if there are none.
+    """Return up to `BATCH_TRACES` of the latest traces that pass, including evaluators' own; None if no trace passes.
+
+    The result includes the sessions that lose their last trace. `after` is a position in the list, `upto` the highest
+    integer key.
     """
     chosen = plan_query(db, filter, judgements=True)
     if after is not None:
@@ -51,20 +54,20 @@ def find_deletable(
 
 
 def _ending_sessions(db: sqlite3.Connection, sessions: Iterable[str | None]) -> list[str]:
-    """Those of the sessions that traces belong to, one each, of which no others are there."""
+    """Return the sessions that have no traces but the given ones (one session per trace)."""
     going = Counter(session for session in sessions if session is not None)
     counted = "SELECT session_id, count(*) FROM traces WHERE session_id IN (%s) GROUP BY session_id"
     return [session for session, count in select_many(db, counted, going) if count == going[session]]
 
 
 class DeletionPace:
-    """How many spans go in one transaction, so that it takes about a moment."""
+    """Number of spans per transaction, adapted so that it takes about `TRANSACTION_SECONDS`."""
 
     def __init__(self) -> None:
         self.spans = MIN_SPANS
 
     def pieces(self, db: sqlite3.Connection, traces: Sequence[str]) -> Iterator[list[str]]:
-        """Traces that go together: so many that they have about as many spans, one at least."""
+        """Yield batches of traces that have about `spans` spans together, at least one trace each."""
         sizes = dict(select_many(db, "SELECT trace_id, span_count FROM traces WHERE trace_id IN (%s)", traces))
         piece, spans = list[str](), 0
         for trace_id in traces:
@@ -76,7 +79,9 @@ class DeletionPace:
         yield piece
 
     def took(self, spans: int, seconds: float) -> None:
-        """So many spans went in a time. What is far less than was asked for says little."""
+        """Record the duration of a batch. Batches far below the wanted size are ignored, as they say little about the
+        speed.
+        """
         if 2 * spans >= self.spans:
             fitting = int(spans * TRANSACTION_SECONDS / max(seconds, 1e-6))
             self.spans = min(max((self.spans + fitting) // 2, MIN_SPANS), MAX_SPANS)
@@ -85,14 +90,17 @@ class DeletionPace:
 def delete_traces(
     appender: Appender, gone: DeletedTraces, pace: DeletionPace, db: sqlite3.Connection
 ) -> tuple[int, set[str]]:
-    """Remove these traces, feedback on sessions that end with them, and the traces of evaluators that gave feedback
-    which goes; returns how many of the first, and their tags.
+    """Delete these traces, feedback on the sessions that end with them, and traces of the evaluators that gave the
+    feedback.
+
+    Return the number of these traces and their tags.
     """
     began = time.perf_counter()
     rows = select_many(db, "SELECT id, tags, session_id, span_count FROM traces WHERE trace_id IN (%s)", gone.traces)
     keys = [row[0] for row in rows]
     linked = _linked_judgements(db, "trace", keys)
-    appender.tombstones.put(gone.traces)  # first: after words were taken out FTS5 would write them out for it
+    # first: after removals from the full-text index, this write would make FTS5 flush them
+    appender.tombstones.put(gone.traces)
     _delete_rows(appender, db, keys)
     appender.evict(gone.traces)
     ended = _empty_sessions(db, {row[2] for row in rows if row[2] is not None})
@@ -104,7 +112,7 @@ def delete_traces(
 
 
 def delete_judgements(appender: Appender, db: sqlite3.Connection, ids: Iterable[str]) -> None:
-    """Remove those of the traces that are evaluators' own, and keep away those that are still on their way."""
+    """Delete the evaluators' own traces among these, and reject those that have not arrived yet."""
     ids = set(ids)
     if not ids:
         return
@@ -129,7 +137,10 @@ def _delete_rows(appender: Appender, db: sqlite3.Connection, keys: Sequence[int]
 
 
 def _linked_judgements(db: sqlite3.Connection, column: str, values: Iterable[int | str]) -> set[str]:
-    """The traces that feedback names as its judgements; people may name anything, so of theirs those that are here."""
+    """Return the traces that feedback names as its evaluation.
+
+    Human feedback may name any trace, so for it only stored ones count.
+    """
     linked = (
         "SELECT judge_trace_id FROM feedback f WHERE %s IN (%%s) AND judge_trace_id IS NOT NULL AND (source <> 'human'"
         " OR EXISTS (SELECT 1 FROM traces t WHERE t.trace_id = f.judge_trace_id))"
@@ -138,13 +149,13 @@ def _linked_judgements(db: sqlite3.Connection, column: str, values: Iterable[int
 
 
 def _empty_sessions(db: sqlite3.Connection, sessions: set[str]) -> set[str]:
-    """Those of which no trace is left now: since `passing` has looked, some may have come, and others gone."""
+    """Return the sessions without traces. The result of `find_deletable` may be outdated by now."""
     sql = "SELECT DISTINCT session_id FROM traces WHERE session_id IN (%s)"
     return sessions - {row[0] for row in select_many(db, sql, sessions)}
 
 
 class UnusedTags(NamedTuple):
-    """Tags that no trace had any more at a position of the feed of changes."""
+    """Tags that no trace had at a position of the change feed."""
 
     tags: set[str]
     change: int
@@ -154,13 +165,13 @@ _SELECT_TAGS = "SELECT DISTINCT value FROM traces, json_each(tags) WHERE tags IS
 
 
 def find_unused_tags(db: sqlite3.Connection, tags: set[str]) -> UnusedTags:
-    """Those of the tags that no trace has. Looks at all traces, so it is for a reader."""
+    """Return the tags that no trace has. The query scans all traces, so it should run on a read connection."""
     [change] = db.execute("SELECT change FROM feed").fetchone()
     return UnusedTags(tags.difference(row[0] for row in db.execute(_SELECT_TAGS)), change)
 
 
 def delete_tags(appender: Appender, unused: UnusedTags) -> None:
-    """Take tags that no trace has any more out of the menus, for a tag may name a person; unless one has come since."""
+    """Delete unused tags from the filter menus, because a tag may name a person. Tags used again since are kept."""
     db = appender.reader.db
     since = {row[0] for row in db.execute(f"{_SELECT_TAGS} AND traces.change > ?", (unused.change,))}
     delete_many(db, "known", "field = 'tag' AND value", unused.tags - since)
@@ -174,12 +185,12 @@ _SELECT_ORPHANED = (
 
 
 def find_orphaned_feedback(db: sqlite3.Connection, before_ns: int) -> list[int]:
-    """Keys of traces that have never come, and of which all feedback is older than a time. For a reader, too."""
+    """Return keys of traces without spans whose feedback is all older than a time. Use a read connection."""
     return [row[0] for row in db.execute(_SELECT_ORPHANED, (before_ns,))]
 
 
 def delete_orphaned_feedback(db: sqlite3.Connection, keys: Sequence[int], before_ns: int) -> None:
-    """Remove such feedback, unless some has come since."""
+    """Delete the feedback of these traces, except where newer feedback has arrived since."""
     keys = [row[0] for row in select_many(db, _SELECT_ORPHANED + " AND t.id IN (%s)", keys, (before_ns,))]
     delete_many(db, "feedback", "trace", keys)
     delete_many(db, "traces", "id", keys)

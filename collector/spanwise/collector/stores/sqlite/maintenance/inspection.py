@@ -37,31 +37,33 @@ WHERE m.type = 'table' AND m.name NOT LIKE 'words_%' GROUP BY m.name ORDER BY m.
 
 
 class DatabaseInspector:
-    """A file opened for reading."""
+    """Database file opened for reading."""
 
     def __init__(self, path: str) -> None:
         self._path = real_path(path)
         self._reader = Reader(connect_without_lock(self._path))
-        self._payloads = Reader(
-            connect_without_lock(self._path)
-        )  # a function of a query cannot query on the same connection
+        # an SQL function cannot query on the connection that calls it
+        self._payloads = Reader(connect_without_lock(self._path))
 
     def is_ours(self) -> bool:
-        """Whether Spanwise made the file."""
+        """Return whether Spanwise created the file."""
         return self._reader.db.execute("PRAGMA application_id").fetchone()[0] in APPLICATION_IDS
 
     def stats(self) -> dict[str, Any]:
-        """Sizes in bytes, counts of rows, and projects with their share of the file."""
+        """Return sizes in bytes, row counts, and projects with their share of the file."""
         return integrity.collect_stats(self._reader.db, self._path)
 
     def check(self, *, deep: bool = False) -> list[str]:
-        """What is wrong with the file, in words; empty if it is sound."""
+        """Return a message for each problem of the file. `deep` also reads every payload."""
         return integrity.check_integrity(self._reader, deep)
 
     def sql(self, query: str) -> Iterator[dict[str, Any]]:
-        """Rows of one statement by column. Has `payload(id or blob)` and `iso(ns)`. Raises `Refused` for bad SQL."""
+        """Yield the rows of one statement by column name. Raise `Refused` for invalid SQL.
+
+        The statement may call `payload(id or blob)` and `iso(ns)`.
+        """
         db = self._reader.db
-        db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would make the file that it names
+        db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH would create a missing file
         db.create_function("payload", 1, self._payload, deterministic=True)
         db.create_function("iso", 1, _format_time, deterministic=True)
         try:
@@ -81,7 +83,6 @@ class DatabaseInspector:
         return self._payloads.decoder(what).raw(what).decode()
 
     def close(self) -> None:
-        """Let go."""
         self._reader.db.close()
         self._payloads.db.close()
 
@@ -92,7 +93,7 @@ def _format_time(time_ns: object) -> str | None:
 
 @contextmanager
 def open_inspector(path: str) -> Iterator[DatabaseInspector]:
-    """A file for reading. Raises `Refused` if it is damaged or not one of Spanwise's."""
+    """Open a file for reading. Raise `Refused` if it is damaged or not a Spanwise file."""
     try:
         with closing(DatabaseInspector(path)) as file:
             if not file.is_ours():
@@ -103,7 +104,7 @@ def open_inspector(path: str) -> Iterator[DatabaseInspector]:
 
 
 def check_file(path: str, *, deep: bool = False) -> list[str]:
-    """What is wrong with a file, in words, also if it cannot be opened at all; empty if it is sound."""
+    """Return a message for each problem of a file, also if it cannot be opened."""
     try:
         with open_inspector(path) as file:
             return file.check(deep=deep)
@@ -112,5 +113,7 @@ def check_file(path: str, *, deep: bool = False) -> list[str]:
 
 
 def restore(source: str, target: str) -> RestoreResult:
-    """Put a copy of the backup `source` in the place of the file `target`, which is moved away. Raises `Refused`."""
+    """Replace the file `target` by a copy of the backup `source`, and move the old file away. Raise `Refused` on
+    failure.
+    """
     return _restore(source, target, check_file)

@@ -18,7 +18,7 @@ from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_roll
 
 
 def used_bytes(db: sqlite3.Connection) -> int:
-    """Bytes of the file that hold something."""
+    """Return the bytes of all pages that are not free."""
     pages, free, size = (
         int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")
     )
@@ -26,7 +26,7 @@ def used_bytes(db: sqlite3.Connection) -> int:
 
 
 def file_size(path: str) -> int:
-    """Bytes of a file, which somebody may have taken away."""
+    """Return the bytes of a file; 0 if it does not exist."""
     try:
         return os.path.getsize(path)
     except OSError:
@@ -34,7 +34,7 @@ def file_size(path: str) -> int:
 
 
 def collect_stats(db: sqlite3.Connection, path: str) -> dict[str, Any]:
-    """Sizes in bytes, counts, and projects with their share of the file, the largest first."""
+    """Return sizes in bytes, row counts, and projects with their share of the file, largest first."""
     return {
         "path": path,
         "file_version": int(db.execute("PRAGMA user_version").fetchone()[0]),
@@ -71,7 +71,7 @@ def _project_stats(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
 
 
 def find_expired(db: sqlite3.Connection, rule: Retention) -> Filter | None:
-    """The traces that a rule of retention gives up now, if any: those before a time."""
+    """Return a filter for the traces that a retention rule expires now; None if the rule has no limits."""
     cutoffs = []
     if rule.max_age_ns is not None:
         cutoffs.append(time.time_ns() - rule.max_age_ns)
@@ -81,8 +81,9 @@ def find_expired(db: sqlite3.Connection, rule: Retention) -> Filter | None:
 
 
 def find_future_traces(db: sqlite3.Connection, rule: Retention) -> Filter | None:
-    """The traces that a rule of age gives up by when they last changed, as they say that they begin only after
-    tomorrow: files hold such as were taken in before times were bounded. Some of them, if they are many.
+    """Return a filter for at most 5,000 expired traces with a start time after tomorrow; None if there are none.
+
+    They expire by age of their last change. Such traces were ingested before start times were limited.
     """
     if rule.max_age_ns is None:
         return None
@@ -93,7 +94,7 @@ def find_future_traces(db: sqlite3.Connection, rule: Retention) -> Filter | None
 
 
 def _cutoff_by_size(db: sqlite3.Connection, project: str | None, max_bytes: int) -> int:
-    """The time before which traces must go. A project's share of the file is its share of all payloads."""
+    """Return the start time before which traces expire. A project's share of the file is its share of all payloads."""
     where = "span_count > 0 AND (:project IS NULL OR project = :project)"
     of_project = {"project": project}
     total = int(db.execute("SELECT coalesce(sum(size), 0) FROM traces").fetchone()[0])
@@ -171,7 +172,7 @@ _SINCE_VERSION_9 = (
 
 
 def check_integrity(reader: Reader, deep: bool) -> list[str]:
-    """What is wrong with the file, in words; nothing if it is sound. `deep` also reads every payload."""
+    """Return a message for each problem of the file. `deep` also reads every payload."""
     problems = list(_find_damage(reader.db))
     problems += [said for name, sql in _invariants(reader.db) if (said := _check_invariant(reader.db, name, sql))]
     problems += _check_rollups(reader.db)
@@ -179,7 +180,7 @@ def check_integrity(reader: Reader, deep: bool) -> list[str]:
 
 
 def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
-    """What is wrong with the hourly sums of a file that has them."""
+    """Yield the problems of the hourly rollups, if the file has them."""
     if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sums_hours'").fetchone():
         return
     try:
@@ -196,7 +197,7 @@ def _check_rollups(db: sqlite3.Connection) -> Iterator[str]:
 
 
 def _find_damage(db: sqlite3.Connection) -> Iterator[str]:
-    """What SQLite finds wrong with the file: table by table, as it stops at the first page that makes no sense."""
+    """Yield the problems that SQLite finds, table by table, because SQLite stops at the first unreadable page."""
     try:
         said = [row[0] for row in db.execute("PRAGMA integrity_check(100)")]
     except sqlite3.Error as error:
@@ -214,7 +215,10 @@ def _list_tables(db: sqlite3.Connection) -> list[str]:
 
 
 def _find_table_damage(db: sqlite3.Connection, table: str) -> list[str]:
-    """Of a table and its indexes. The first row holds all that is wrong with pages; to ask for more may fail."""
+    """Return the problems of a table and its indexes.
+
+    The first row holds all problems of pages. Reading further rows may fail.
+    """
     try:
         row = db.execute("SELECT integrity_check FROM pragma_integrity_check(?) LIMIT 1", (table,)).fetchone()
     except sqlite3.Error as error:
@@ -254,26 +258,26 @@ def _check_payloads(reader: Reader) -> list[str]:
 def _is_readable(reader: Reader, blob: bytes) -> bool:
     try:
         reader.payload(blob)
-    except Exception:  # of zstd, of JSON, or a type
+    except Exception:  # from zstd, the JSON parser, or a wrong type
         return False
     return True
 
 
 def delete_unused(db: sqlite3.Connection) -> None:
-    """Remove resources that no span has any more, menu values that no trace has, and words that no trace has.
+    """Delete resources without spans, menu values without traces, and unused entries of the full-text index.
 
-    A word that was deleted stays in the index, marked as deleted, until its parts are merged.
+    A deleted word stays in the index, marked as deleted, until its segments are merged.
     """
     db.execute("INSERT INTO words (words) VALUES ('optimize')")
-    db.execute("UPDATE sums_hours SET state = 1 WHERE state > 0")  # what there was too much of may be gone
+    db.execute("UPDATE sums_hours SET state = 1 WHERE state > 0")  # hours with too many rows may have fewer now
     db.execute("DELETE FROM sums_names WHERE hour NOT IN (SELECT hour FROM sums_hours)")
-    # The last one stays, whoever has it: SQLite would give its id out again, and readers may still hold what it was
+    # Keeps the last one even if unused: SQLite would reuse its id, and readers may still cache the old row
     db.execute(
         "DELETE FROM resources WHERE id < (SELECT max(id) FROM resources) AND id NOT IN (SELECT resource FROM spans)"
     )
     gone = []
     for field, value in db.execute("SELECT field, value FROM known").fetchall():
-        if field not in _FILTERS_BY_FIELD:  # see `_destinations`
+        if field not in _FILTERS_BY_FIELD:  # other fields, such as destinations, have no filter
             continue
         [_, condition] = compile_filter(_FILTERS_BY_FIELD[field](value))
         if not _has_trace(db, condition):

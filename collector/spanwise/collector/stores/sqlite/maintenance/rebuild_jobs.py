@@ -1,15 +1,20 @@
 """Background jobs: rebuild trace summaries and stale hourly rollups, seal finished hours and days.
 
-What comes for such a trace while it is read is noted, and taken in at the end. If that is too much, or takes the place
-of what was read, it is tried again. The mark (`states.data` is None) stays until then, also when the process dies.
+Trace summaries: a job reads the spans of a trace in a snapshot. The appender notes spans that arrive meanwhile, and
+the job adds them at the end. If there are too many, or one replaces a span that was read, the job is retried later.
+The mark (`states.data` is NULL) stays until the job succeeds, even if the process dies.
 
-What changes in an hour meanwhile is noted by `Sums.watch` and put on top, so that an hour into which something is
-written all the time is counted, too. The snapshot and the notes begin between the same two commits.
+Stale hours: `HourlyRollups.watch` notes changes during a recount, and they are added to its result. So an hour with
+constant writes can be recounted, too. The snapshot and the notes begin between the same two commits.
 
-Of an hour these are the latencies of each cell in order, so that exact percentiles read no rows, what its cells add up
-to (`_hours`), and which names its runs have (it may be said of more); of a day its sums, with latencies in order. An
-hour is at rest when it is over and nothing has changed in it between two looks. Who changes it afterwards says so in
-the same transaction (`Sums`, the column `rest`): then it is asked as before, and made ready again later.
+Sealing: an hour is sealed when it is over and nothing has changed in it between two looks. A sealed hour stores:
+
+- the sorted latencies of each cell, so that exact percentiles read no rows,
+- the totals of its cells (see `sealed_rollups`),
+- the names of its runs, possibly with some that were deleted.
+
+A sealed day stores its totals and sorted latencies. A later change unseals the hour in the same transaction
+(`HourlyRollups`, the column `rest`). Queries then read it as before, and it is sealed again later.
 """
 
 from __future__ import annotations
@@ -48,9 +53,9 @@ T = TypeVar("T")
 OpenReader = Callable[[], AbstractContextManager[Reader]]
 RunOnWriter = Callable[[Callable[[sqlite3.Connection], bool]], bool]
 
-ROWS_PER_STEP = 500  # spans, flags or records that are read, or written, at once
+ROWS_PER_STEP = 500  # spans, flags or records read or written per step
 RETRY_SECONDS = 30  # seconds
-SUMMARY_REST_FACTOR = 4  # times as long as it took nothing is summed up then
+SUMMARY_REST_FACTOR = 4  # pause after a rebuild, as a multiple of its duration
 _SELECT_DUE_TRACE = (
     "SELECT s.trace, t.trace_id FROM states s JOIN traces t ON t.id = s.trace"
     " WHERE s.data IS NULL AND s.trace > ? AND t.span_count <= ? ORDER BY s.trace LIMIT 1"
@@ -58,22 +63,22 @@ _SELECT_DUE_TRACE = (
 
 
 class SummarizedTrace(NamedTuple):
-    """A trace as it was read: its state, its spans, and the flags that these have had in the file, by row."""
+    """Trace read from the file: its summary, its spans, and the stored flags of the spans by row."""
 
     state: IncrementalSummary
     spans: TraceNodes
     flags: dict[int, int]
-    last: int  # row
+    last: int  # highest row id read
 
 
 class RebuildCancelled(Exception):
-    """The store is closed meanwhile."""
+    """The store was closed during a rebuild."""
 
 
 class SummaryRebuilder:
-    """Sums up one trace a round, if one is due. For the thread behind the writer.
+    """Rebuild of trace summaries, one trace per round, on the background thread.
 
-    `read` gives a reader in a snapshot of the file, `do` has the writer do something and waits until it is durable.
+    `read` opens a reader in a snapshot of the file. `do` runs an action on the writer and waits until it is durable.
     """
 
     def __init__(self, appender: Appender, read: OpenReader, do: RunOnWriter, stop: threading.Event) -> None:
@@ -81,7 +86,7 @@ class SummaryRebuilder:
         self._next, self._last = 0.0, 0
 
     def round(self) -> bool:
-        """Whether there was one."""
+        """Rebuild the summary of one trace if one is due, and return whether there was one."""
         if time.monotonic() < self._next:
             return False
         due = self._due()
@@ -108,7 +113,7 @@ class SummaryRebuilder:
         return found
 
     def sum_up(self, key: int, trace_id: str) -> bool:
-        """Sum up a trace; whether that is written now."""
+        """Rebuild the summary of a trace, and return whether it was written."""
         noted = self._appender.noted
         self._do(partial(self._note, trace_id))
         try:
@@ -122,7 +127,7 @@ class SummaryRebuilder:
             noted.pop(trace_id, None)
 
     def _note(self, trace_id: str, _: sqlite3.Connection) -> bool:
-        """Have it noted what comes to a trace from now on."""
+        """Note the spans that arrive for a trace from now on."""
         self._appender.noted[trace_id] = set()
         return True
 
@@ -143,7 +148,7 @@ class SummaryRebuilder:
             due += read.state.gather([(one.row, one.fact) for one in reader.in_rows("", some)], read.spans)
             read.flags.update(read_flags(reader.db, some))
             read.spans.facts.clear()
-            if self._stop.wait(min(time.monotonic() - began, 0.1)):  # the writer's turn
+            if self._stop.wait(min(time.monotonic() - began, 0.1)):  # leaves CPU time to the writer
                 raise RebuildCancelled
         read.state.settle(due, read.spans)
         return read
@@ -175,20 +180,20 @@ def _write_flags(flags: Sequence[tuple[int, int]], db: sqlite3.Connection) -> No
     db.executemany("UPDATE spans SET tokens_below = ?, cost_below = ? WHERE id = ?", rows)
 
 
-PAUSE_SECONDS = 0.002  # seconds: others compute, too
-RECOUNT_REST_FACTOR = 20  # times as long as it took, an hour is left alone before it is counted again
-ROUND_SECONDS = 0.5  # seconds after which no other hour is begun before what else there is to do
+PAUSE_SECONDS = 0.002  # leaves CPU time to other threads
+RECOUNT_REST_FACTOR = 20  # pause before the same hour is recounted, as a multiple of the duration
+ROUND_SECONDS = 0.5  # seconds after which a round starts no further hour
 
 
 class RollupRecounter:
-    """Counts hours anew, one after the other, the latest first."""
+    """Recount of stale hourly rollups, one hour after the other, latest first."""
 
     def __init__(self, file: DatabaseFile, stop: threading.Event) -> None:
         self._file, self._stop = file, stop
         self._not_before: dict[int, float] = {}
 
     def round(self) -> bool:
-        """Count what is due, for about `ROUND` seconds; whether there was any."""
+        """Rebuild due hours for about `ROUND_SECONDS`, and return whether there were any."""
         due, start = self._due(), time.monotonic()
         for hour, state in due:
             began = time.monotonic()
@@ -206,19 +211,19 @@ class RollupRecounter:
         now = time.monotonic()
         self._not_before = {hour: then for hour, then in self._not_before.items() if then > now}
         with self._file.read() as reader:
-            # One that is wild is only emptied
+            # Hours with too many rows (state 2) are only emptied
             sql = "SELECT hour, state FROM sums_hours WHERE state > 0 AND (state = 1 OR rows <> 0) ORDER BY hour DESC"
             return [row for row in reader.db.execute(sql) if row[0] not in self._not_before]
 
     def begun(self, hour: int) -> RollupDelta | None:
-        """What the rows of an hour add up to, from when on its changes are noted."""
+        """Return the totals of the rows of an hour, and note changes from the start of the snapshot."""
         sums = self._file.appender.sums
         with self._file.read() as reader:
             self._file.writer.alone(lambda _: _begin_recount(reader.db, sums, hour))
             return sum_hour(reader.db, hour, lambda: self._stop.wait(PAUSE_SECONDS))
 
     def ended(self, hour: int, counted: RollupDelta | None) -> None:
-        """Put it in place of the sums of the hour."""
+        """Replace the rollup of the hour by the recounted totals."""
         self._file.writer.call(partial(self._put, hour, counted))
 
     def _empty(self, hour: int, _: sqlite3.Connection) -> None:
@@ -227,18 +232,18 @@ class RollupRecounter:
     def _put(self, hour: int, counted: RollupDelta | None, _: sqlite3.Connection) -> None:
         sums = self._file.appender.sums
         changed = sums.watched(hour)
-        if changed is not None:  # else something was rolled back, or cannot be counted: once more, later
+        if changed is not None:  # None after a rollback or a change that cannot be added: retried later
             sums.put(hour, counted, changed)
 
 
 def _begin_recount(db: sqlite3.Connection, sums: HourlyRollups, hour: int) -> None:
-    """Have the reader's transaction see the file as it is now, and note what changes from now on."""
+    """Start the snapshot of the reader, and note changes from now on."""
     db.execute("SELECT 1 FROM sums_hours LIMIT 1").fetchall()
     sums.watch(hour)
 
 
-LOOK_SECONDS = 30.0  # seconds between two looks
-MAX_DAY_ROWS = 5 * MAX_HOUR_ROWS  # rows of its hours, that are read to make a day of them
+LOOK_SECONDS = 30.0  # seconds between two searches for due hours and days
+MAX_DAY_ROWS = 5 * MAX_HOUR_ROWS  # maximum number of hourly rows that are read to build a day
 
 _SELECT_DUE_DAYS = (
     "SELECT day FROM sums_days WHERE rest = 0"
@@ -252,7 +257,7 @@ _REPLACE_LATENCIES = "ON CONFLICT (cell) DO UPDATE SET data = excluded.data"
 
 
 class PeriodSealer:
-    """Makes ready what is at rest, the latest first."""
+    """Sealing of hours and days, latest first."""
 
     def __init__(self, file: DatabaseFile, stop: threading.Event) -> None:
         self._file, self._stop = file, stop
@@ -261,7 +266,7 @@ class PeriodSealer:
         self._days: list[int] = []
 
     def round(self) -> bool:
-        """Make ready what is due, for about `ROUND` seconds; whether there is more."""
+        """Seal due hours and days for about `ROUND_SECONDS`, and return whether there are more."""
         began = time.monotonic()
         if not (self._hours or self._days):
             if began < self._next:
@@ -276,7 +281,7 @@ class PeriodSealer:
         return bool(self._hours or self._days)
 
     def look(self) -> None:
-        """Find what is due: days after their hours."""
+        """Find due hours, and due days to be sealed after them."""
         stirred = set[int]()
         self._file.writer.alone(lambda _: stirred.update(self._file.appender.sums.rested()))
         now = self._file.clock.now() // HOUR_NS
@@ -288,7 +293,7 @@ class PeriodSealer:
         self._days = [day for (day,) in reversed(days) if day < now // 24 and day not in moved]
 
     def make_hour(self, hour: int) -> None:
-        """Put the latencies of an hour in order, add up its cells, and note the names of its runs."""
+        """Seal an hour: sort its latencies, add up its cells, and store the names of its runs."""
         with self._file.read() as reader:
             latencies = collect_latencies(reader.db, hour, lambda: self._stop.wait(PAUSE_SECONDS))
             rows = None if latencies is None else sealed_rollups.build_hour(reader.db, hour, latencies)
@@ -315,7 +320,7 @@ class PeriodSealer:
         sums.made_ready()
 
     def make_day(self, day: int) -> None:
-        """Add up the hours of a day."""
+        """Seal a day: add up its hours."""
         with self._file.read() as reader:
             hours = reader.db.execute(_SELECT_HOURS_OF_DAY, (24 * day, 24 * day + 23)).fetchall()
             if any(state > 0 or rest == CHANGED for state, rest, _ in hours):

@@ -1,7 +1,7 @@
 """Recovery of readable rows from a damaged database into a new file.
 
-What can be made again is: sums of traces from their spans, the text index, the ids of lost traces from what still names
-them. What cannot be made sense of without its neighbour (a span without its trace) is lost, and counted.
+Derived data is rebuilt: trace summaries from spans, the full-text index, and ids of lost traces from rows that name
+them. Rows without the row they depend on (such as a span without its trace) are dropped and counted.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from spanwise.collector.stores.sqlite.write.span_writer import Appender
 
 TableRow = tuple[Any, ...]
 
-MAX_ROWID = 2**63 - 1  # rows are numbered from 1 on
-LOOKAHEAD_ROWS = 2**20  # rows looked for behind the last one that is known, where no index says how far they go
-MAX_TRIES = 50_000  # at places between two that can be read, of some microseconds each; then the rest is given up
+MAX_ROWID = 2**63 - 1  # rowids start at 1
+LOOKAHEAD_ROWS = 2**20  # rowids searched past the last known row if no index gives the maximum
+MAX_TRIES = 50_000  # reads within gaps, of some microseconds each; then the rest counts as lost
 
 
 class DamagedTable:
-    """The rows of a table, once: iterate, then see whether it was `damaged`."""
+    """One-time iterator over the readable rows of a table. `damaged` is set while iterating."""
 
     def __init__(self, db: sqlite3.Connection, name: str, columns: Sequence[str]) -> None:
         self._db, self.name, self._columns = db, name, ",".join(columns)
@@ -49,19 +49,22 @@ class DamagedTable:
         return self._by_number() if self._is_numbered() else self._from_both_ends()
 
     def count(self) -> int | None:
-        """How many rows there were; None if nothing that can be read says so."""
+        """Return the original number of rows; None if it cannot be read."""
         with suppress(sqlite3.Error):
             return int(self._db.execute(f"SELECT count(*) FROM {self.name}").fetchone()[0])
         return None
 
     def _is_numbered(self) -> bool:
-        with suppress(sqlite3.OperationalError):  # of a table that has no such column
+        with suppress(sqlite3.OperationalError):  # the table has no rowid
             self._db.execute(f"SELECT rowid FROM {self.name} LIMIT 0")
             return True
         return False
 
     def _by_number(self) -> Iterator[TableRow]:
-        """Upwards until a row cannot be read, then downwards from the end; in what is left, from its middle on."""
+        """Yield rows by rowid: ascending up to a damaged page, then descending from the end.
+
+        The gap in between is halved, and both parts are read in the same way.
+        """
         gaps, tries = deque([(0, MAX_ROWID)]), 0
         while gaps and tries < MAX_TRIES:
             low, high = gaps.popleft()
@@ -78,13 +81,16 @@ class DamagedTable:
                 gaps += [(low, middle), (middle + 1, high)]
 
     def _walk(self, low: int, high: int, step: int) -> Generator[TableRow, None, int]:
-        """Rows from one end of a gap; returns where it then begins (or ends), beyond its other end if all is read."""
+        """Yield rows from one end of a gap, and return its new bound. The bound passes the other end if everything was
+        read.
+        """
         order = "ASC" if step > 0 else "DESC"
         sql = f"SELECT rowid, {self._columns} FROM {self.name} WHERE rowid BETWEEN ? AND ? ORDER BY rowid {order}"
         at = low if step > 0 else high
         with suppress(sqlite3.Error):
             for number, *row in self._db.execute(sql, (low, high)):
-                if not low <= number <= high or (number - at) * step < 0:  # a page that leads back to an earlier one
+                # a damaged page that points back to an earlier one
+                if not low <= number <= high or (number - at) * step < 0:
                     return at
                 at = number + step
                 yield tuple(row)
@@ -103,7 +109,7 @@ class DamagedTable:
         return []
 
     def _from_both_ends(self) -> Iterator[TableRow]:
-        """Of a table that is ordered by texts: a row may come twice."""
+        """Yield the rows of a table without rowids from both ends. A row may appear twice."""
         keys = [row[1] for row in self._db.execute(f"PRAGMA table_info({self.name})") if row[5]]
         for order in ("ASC", "DESC"):
             ordered = ",".join(f"{key} {order}" for key in keys)
@@ -122,7 +128,7 @@ REBUILT_TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class TableRecovery:
-    """What became of a table: rows that are in the new file, and that are not; None where nothing says how many."""
+    """Result for one table: rows saved and rows lost. `lost` is None if the original number is unknown."""
 
     table: str
     saved: int
@@ -131,7 +137,9 @@ class TableRecovery:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What was saved, and in words what is not as it was; `problems` are what `check` finds in the new file."""
+    """Result of a recovery: rows saved per table, notes on changed data, and problems that `check` finds in the new
+    file.
+    """
 
     tables: Sequence[TableRecovery]
     notes: Sequence[str]
@@ -139,7 +147,10 @@ class RecoveryReport:
 
 
 def recover(damaged: str, target: str) -> RecoveryReport:
-    """Make the file `target` of what can be read of `damaged`. Raises `Refused` if it is there, or nothing can."""
+    """Write all readable rows of `damaged` to the new file `target`.
+
+    Raise `Refused` if `target` exists or nothing of `damaged` can be read.
+    """
     if os.path.exists(target):
         raise Refused(f"{target!r} is there already; name a new file to save into")
     if not os.path.exists(damaged):
@@ -190,13 +201,13 @@ def _list_tables(db: sqlite3.Connection) -> list[str]:
 
 
 def _copy_table(source: sqlite3.Connection, db: sqlite3.Connection, name: str) -> TableRecovery:
-    """Copy the rows of a table in one transaction; rows that contradict others stay away."""
+    """Copy the rows of a table in one transaction, except rows that violate constraints."""
     columns = _read_columns(db, name)
     table = DamagedTable(source, name, columns)
     marks = ",".join("?" * len(columns))
     insert = f"INSERT OR IGNORE INTO {name} ({','.join(columns)}) VALUES ({marks})"
     db.execute("BEGIN IMMEDIATE")
-    db.execute(f"DELETE FROM {name}")  # what a migration has put there
+    db.execute(f"DELETE FROM {name}")  # rows that a migration inserted
     saved = sum(_insert_row(db, insert, row) for row in table)
     db.execute("COMMIT")
     expected = table.count()
@@ -209,13 +220,13 @@ def _read_columns(db: sqlite3.Connection, name: str) -> list[str]:
 
 
 def _insert_row(db: sqlite3.Connection, sql: str, row: TableRow) -> int:
-    with suppress(sqlite3.IntegrityError):  # of a page that was overwritten by something that looks like rows
+    with suppress(sqlite3.IntegrityError):  # from a page overwritten with data that looks like rows
         return db.execute(sql, row).rowcount
     return 0
 
 
 def _ensure_feed(db: sqlite3.Connection) -> None:
-    """The counter of changes, beyond all that was given out."""
+    """Create the change counter if it is missing, and advance it past all numbers in use."""
     columns, values = "id, change, clock_ns, identity", "1, 0, 0, lower(hex(randomblob(8)))"
     db.execute(f"INSERT OR IGNORE INTO feed ({columns}) VALUES ({values})")
     for numbered in ("SELECT max(change) FROM traces", "SELECT max(said) FROM feedback"):
@@ -243,7 +254,9 @@ def _repair(source: sqlite3.Connection, db: sqlite3.Connection) -> Iterator[str]
 
 
 def _restore_traces(source: sqlite3.Connection, db: sqlite3.Connection) -> int:
-    """The index over ids of traces holds their keys, too, and may be whole where the table is not."""
+    """Restore traces from the index on trace ids. It also holds their keys, and may be intact where the table is
+    damaged.
+    """
     missing = {
         row[0] for row in db.execute("SELECT DISTINCT trace FROM spans WHERE trace NOT IN (SELECT id FROM traces)")
     }
@@ -260,7 +273,9 @@ def _delete_traceless_spans(db: sqlite3.Connection) -> int:
 
 
 def _delete_spanless_responses(db: sqlite3.Connection) -> int:
-    """A span that comes later may get the number of one that is lost, and must not answer to its id."""
+    """Delete response ids without a span. A new span may get the row id of a lost one, and must not match its response
+    id.
+    """
     return db.execute("DELETE FROM responses WHERE span NOT IN (SELECT id FROM spans)").rowcount
 
 
@@ -295,10 +310,10 @@ def _is_readable(reader: Reader, payload: Any) -> bool:
 
 
 def _reattach_feedback(appender: Appender, db: sqlite3.Connection) -> int:
-    """Feedback names its trace by id, too: it waits for that one, as if it had come before it."""
+    """Attach feedback to its trace by trace id. If the trace is lost, the feedback waits for it to arrive."""
     sql = "SELECT id, trace_id FROM feedback WHERE trace IS NOT NULL AND trace NOT IN (SELECT id FROM traces)"
     homeless = db.execute(sql).fetchall()
-    appender.forget()  # traces were made again, whose keys it does not know
+    appender.forget()  # the cache lacks the keys of restored traces
     keys = appender.keys(trace_id for _, trace_id in homeless if trace_id)
     moved = [(keys.get(trace_id), row) for row, trace_id in homeless]
     db.executemany("UPDATE feedback SET trace = ? WHERE id = ?", moved)
@@ -314,7 +329,10 @@ _SELECT_WRONG_TRACES = (
 
 
 def _rebuild_summaries(appender: Appender, db: sqlite3.Connection) -> int:
-    """Sum up anew every trace whose sums are not those of its spans; one that has none any more is nobody's."""
+    """Rebuild the summary of every trace that does not match its spans. Delete traces that have no spans left.
+
+    Traces with feedback keep an empty row.
+    """
     wrong = [row[0] for row in db.execute(_SELECT_WRONG_TRACES)]
     keyed = dict(select_many(db, "SELECT trace_id, id FROM traces WHERE trace_id IN (%s)", wrong))
     here = {row[0] for row in select_many(db, "SELECT DISTINCT trace FROM spans WHERE trace IN (%s)", keyed.values())}
@@ -328,5 +346,5 @@ def _rebuild_summaries(appender: Appender, db: sqlite3.Connection) -> int:
 
 
 def _queue_reindex(db: sqlite3.Connection) -> None:
-    """The words of all traces, by whoever opens the file next."""
+    """Mark all traces for full-text indexing by the next process that opens the file."""
     db.execute("INSERT OR IGNORE INTO unindexed (trace, since_ns) SELECT id, 0 FROM traces WHERE span_count > 0")

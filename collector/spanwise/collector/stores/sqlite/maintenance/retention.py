@@ -12,11 +12,11 @@ from spanwise.collector.stores.sqlite.write import pending_amendments
 
 log = logging.getLogger("spanwise.collector")
 
-FIRST_RUN_SECONDS, INTERVAL_SECONDS = 60.0, 3600.0  # seconds after the start, then between
+FIRST_RUN_SECONDS, INTERVAL_SECONDS = 60.0, 3600.0  # seconds from the start to the first round, then between rounds
 
 
 class RetentionThread:
-    """Calls `prune` about hourly until `stop` is set, and clears away what is kept for some days."""
+    """Thread that calls `prune` about hourly until `stop` is set, and deletes expired tombstones and pending data."""
 
     def __init__(self, file: DatabaseFile, prune: Callable[[], object], stop: threading.Event) -> None:
         self._file, self._prune, self._stop = file, prune, stop
@@ -24,7 +24,7 @@ class RetentionThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the round that runs; `stop` has been set."""
+        """Wait for the current round. The caller has set `stop`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -40,7 +40,7 @@ class RetentionThread:
                     log.exception("what is due hourly failed; it is tried again in an hour")
 
     def round(self) -> None:
-        """All that is due hourly."""
+        """Run all hourly jobs."""
         appender, call = self._file.appender, self._file.writer.call
         self._prune()
         while not self._stop.is_set() and call(lambda _: appender.tombstones.prune()):

@@ -11,10 +11,10 @@ from spanwise.collector.filters import Filter, validate_rule_filter
 from spanwise.collector.records import ChangePage, TraceHead
 from spanwise.collector.stores.sqlite.query.rule_filters import ConditionCompiler, compile_rule_filter, make_text_lookup
 
-MAX_HEADS = 10_000  # heads of a slice
-MAX_FILTERS = 500  # of one question
+MAX_HEADS = 10_000  # maximum number of heads in a page
+MAX_FILTERS = 500  # maximum number of filters in a call
 
-# Each column costs as much as it costs to find the row: what is yes or no comes in one
+# Reading a column costs as much as finding the row, so all flags share one integer column
 _FLAGS_SQL = (
     "coalesce(t.complete, 2) | (t.rooted << 2) | (t.partial << 3) | (t.judgement << 4) | ((t.dropped > 0) << 5)"
 )
@@ -22,7 +22,7 @@ _HEAD_COLUMNS = (
     f"t.trace_id, t.change, t.runs_change, t.changed_ns, t.start_ns, {_FLAGS_SQL}, t.size, t.span_count, t.probability,"
     " t.project, t.environment, t.experiment_id, t.session_id, t.id"
 )
-# By `_TOLD`: settled, whole, rooted, partial, judgement
+# Maps `_FLAGS_SQL` to: settled, whole, rooted, partial, judgement
 _FLAGS_BY_CODE = [
     ((False, True, None, None)[told & 3], not told & 32, bool(told & 4), bool(told & 8), bool(told & 16))
     for told in range(64)
@@ -33,7 +33,10 @@ _FROM_FEED = "FROM traces t INDEXED BY traces_by_change WHERE t.change > ?"
 def read_changes(
     db: sqlite3.Connection, after: str | None, limit: int, filters: Sequence[Filter], now_ns: int
 ) -> ChangePage:
-    """What changed after a position. Raises `Refused`."""
+    """Return the heads of the traces that changed after `after`, with the result of each filter.
+
+    Raise `Refused` for an invalid cursor or invalid filters.
+    """
     begin, most = parse_change(db, after), max(0, min(limit, MAX_HEADS))
     columns, values = _compile_columns(
         filters, _text_lookup(db, begin, most) if any(one.text for one in filters) else None
@@ -43,7 +46,7 @@ def read_changes(
 
 
 def read_head(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) -> TraceHead:
-    """The head of one trace. Raises `NotFound`."""
+    """Return the head of one trace. Raise `NotFound` if the store has no runs of it."""
     columns, values = _compile_columns(filters)
     sql = f"SELECT {columns} FROM traces t WHERE t.trace_id = ? AND t.span_count > 0"
     row = db.execute(sql, (*values, trace_id)).fetchone()
@@ -59,7 +62,7 @@ def _text_lookup(db: sqlite3.Connection, begin: int, most: int) -> ConditionComp
 
 
 def _compile_columns(filters: Sequence[Filter], words: ConditionCompiler | None = None) -> tuple[str, list[Any]]:
-    """What is read of a trace, and the values for its marks. Raises `Refused`."""
+    """Return the columns of a head and the parameter values. Raise `Refused` for too many or invalid filters."""
     if len(filters) > MAX_FILTERS:
         raise Refused(
             f"{len(filters)} filters at once; ask at most {MAX_FILTERS} of them, and the others in another call"
@@ -72,7 +75,7 @@ _PASSES_BY_CODE = {0: False, 1: True, None: None}
 
 
 class _HeadDraft:
-    """A head whose fields can still be set: a frozen one sets them at several times the price."""
+    """Mutable substitute for `TraceHead`. Setting the fields of a frozen dataclass costs several times as much."""
 
     __slots__ = TraceHead.__slots__
 
@@ -99,12 +102,12 @@ def _head_from_row(row: Sequence[Any]) -> TraceHead:
     made.settled, made.whole, made.rooted, made.partial, made.judgement = _FLAGS_BY_CODE[told]
     made.cursor = str(made.change)
     made.passes = tuple([_PASSES_BY_CODE[one] for one in passes])
-    made.__class__ = TraceHead  # the slots are the same
+    made.__class__ = TraceHead  # both classes have the same slots
     return cast(TraceHead, made)
 
 
 def count_later_changes(db: sqlite3.Connection, after: str | None) -> tuple[int, int | None]:
-    """How many traces stand in the feed after a position, and when the first of them changed."""
+    """Return the number of traces in the feed after a position, and the time of the first change among them."""
     begin = parse_change(db, after)
     count = db.execute(f"SELECT count(*) {_FROM_FEED}", (begin,)).fetchone()[0]
     first = db.execute(f"SELECT t.changed_ns {_FROM_FEED} ORDER BY t.change LIMIT 1", (begin,)).fetchone()
@@ -112,7 +115,7 @@ def count_later_changes(db: sqlite3.Connection, after: str | None) -> tuple[int,
 
 
 def parse_change(db: sqlite3.Connection, cursor: str | None) -> int:
-    """The number of the change that a cursor stands behind. Raises `Refused` for what this store never gave out."""
+    """Return the change number of a cursor. Raise `Refused` for a cursor that this store did not issue."""
     if cursor is None:
         return 0
     number = int(cursor) if cursor.isascii() and cursor.isdigit() and len(cursor) < 20 else -1
@@ -124,5 +127,5 @@ def parse_change(db: sqlite3.Connection, cursor: str | None) -> int:
 
 
 def read_latest_change(db: sqlite3.Connection) -> int:
-    """The highest number that was given out."""
+    """Return the highest change number issued so far."""
     return int(db.execute("SELECT change FROM feed").fetchone()[0])

@@ -1,7 +1,8 @@
 """Distinct values of a field, for filter menus.
 
-Without a project, a loose index scan takes one step per value, however many traces share it. With a project, the values
-are those of its newest traces, because no index but that by start time leads to the traces of one project.
+Without a project, a loose index scan takes one step per value, independent of the number of traces that share it.
+With a project, the values come from its newest traces, because only the index by start time covers the traces of one
+project.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sqlite3
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite.query.filter_sql import VISIBLE_SQL
 
-NEWEST_TRACES = 1000  # traces of a project whose values are offered; about 5 ms of CPU
+NEWEST_TRACES = 1000  # newest traces of a project from which values are read; about 5 ms of CPU
 
 _LOOSE_SCAN = """
 WITH RECURSIVE v (x) AS (
@@ -29,7 +30,8 @@ def _loose_scan(column: str, table: str, index: str, where: str) -> str:
 
 
 _VISIBLE = VISIBLE_SQL.format("traces")
-# A project all of whose traces are those of evaluators is not in the index; it is found among the newest of these
+# The index excludes evaluators' own traces. Projects that contain nothing else are searched for among the newest of
+# those
 _INDEXED_PROJECTS = _loose_scan("project", "traces", "traces_shown_by_project", f"project IS NOT NULL AND {_VISIBLE}")
 _PROJECTS = f"""
 SELECT x FROM ({_INDEXED_PROJECTS} LIMIT ?1)

@@ -32,13 +32,14 @@ def list_feedback(
     limit: int,
     cursor: str | None,
 ) -> Page[Feedback]:
-    """Newest first."""
+    """Return one page of feedback, newest first."""
     where, values = _trace_conditions(db, filter)
     if key is not None:
         where.append("f.key = ?")
         values.append(key)
     if source is not None:
-        where.append("f.source = 'human'" if source == "human" else "f.source = ?")  # a constant leads to the index
+        # the partial index needs a constant
+        where.append("f.source = 'human'" if source == "human" else "f.source = ?")
         values.extend(() if source == "human" else (source,))
     if target is not None:
         _add_target_conditions(target, where, values)
@@ -46,7 +47,7 @@ def list_feedback(
         where.append("(f.created_ns, f.rowid) < (?, ?)")
         values.extend(parse_cursor(cursor))
     sql = f"{feedback_table.SELECT_FEEDBACK.replace(' FROM', ', f.rowid FROM')} WHERE {' AND '.join(where) or '1'}"
-    by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few: its own index, then sorting
+    by = "f.created_ns" if target is None else "+f.created_ns"  # a target has few rows: use its own index, then sort
     fetched = db.execute(f"{sql} ORDER BY {by} DESC, f.rowid DESC LIMIT ?", (*values, limit + 1)).fetchall()
     rows, next = cut_page(fetched, limit, time=feedback_table.FEEDBACK_COLUMNS.index("created_ns"), key=-1)
     return Page(items=tuple(map(feedback_table.feedback_from_row, rows)), next=next)
@@ -61,7 +62,7 @@ _SELECT_BY_RULE = (
 
 
 def list_rule_scores(db: sqlite3.Connection, asked: ScoreQuery) -> Page[RuleScore]:
-    """A rule's scores, errors and skips, those of the traces that started last first."""
+    """Return one page of a rule's scores, errors and skips, ordered by start of the trace, latest first."""
     window = (("f.trace_start_ns >= ?", asked.since_ns), ("f.trace_start_ns < ?", asked.until_ns))
     given = (("f.key = ?", asked.key), *window)
     wanted = [(sql, [value]) for sql, value in given if value is not None]
@@ -77,7 +78,10 @@ def list_rule_scores(db: sqlite3.Connection, asked: ScoreQuery) -> Page[RuleScor
 
 
 def _trace_conditions(db: sqlite3.Connection, filter: Filter) -> tuple[list[str], list[Any]]:
-    """Few traces are looked up; of many, each feedback is asked for its own."""
+    """Return conditions that restrict feedback to the traces of a filter.
+
+    Up to `FEW_TRACES` traces are listed by key. For more, each feedback row looks up its trace.
+    """
     if filter == Filter():
         return [], []
     chosen = plan_query(db, filter)
@@ -92,7 +96,7 @@ def _trace_conditions(db: sqlite3.Connection, filter: Filter) -> tuple[list[str]
 
 
 def _add_target_conditions(target: Target, where: list[str], values: list[Any]) -> None:
-    """Exactly this target. The trace's integer key leads to the index."""
+    """Restrict to exactly this target. The trace's integer key makes the index usable."""
     if target.trace_id is not None:
         where.append("f.trace = (SELECT id FROM traces WHERE trace_id = ?)")
         values.append(target.trace_id)
@@ -107,7 +111,7 @@ SELECT t.id, t.trace_id, t.example_id, t.repetition, t.status, t.start_ns FROM t
 WHERE t.experiment_id = ? AND t.span_count > 0 AND (t.start_ns, t.id) > (?, ?) ORDER BY t.start_ns, t.id LIMIT ?
 """
 _SELECT_NEWEST = "SELECT trace, key, score, label FROM feedback WHERE standing = 2 AND trace IN (%s) ORDER BY key"
-# A judge's rather than a vote on it, which may be newer
+# Prefers a judge's score to human feedback on the same key, which may be newer
 _SELECT_COUNTED = (
     "SELECT f.trace, f.key, f.score, f.label FROM feedback f WHERE f.standing >= 1 AND f.document IS NULL"
     f" AND f.trace IN (%s) AND NOT {CHECKS_JUDGE_SQL} ORDER BY f.key, f.created_ns, f.rowid"
@@ -117,7 +121,7 @@ _SELECT_COUNTED = (
 def list_experiment_scores(
     db: sqlite3.Connection, experiment_id: str, limit: int, cursor: str | None
 ) -> Page[RunScores]:
-    """First start first."""
+    """Return one page of an experiment's runs with their scores, earliest start first."""
     after = parse_cursor(cursor) if cursor is not None else (-1 << 63, 0)
     fetched = db.execute(_SELECT_RUNS, (experiment_id, *after, limit + 1)).fetchall()
     rows, next = cut_page(fetched, limit, time=5, key=0)
@@ -132,7 +136,9 @@ def list_experiment_scores(
 def read_newest_scores(
     db: sqlite3.Connection, traces: Sequence[int], sql: str = _SELECT_NEWEST
 ) -> dict[int, dict[str, float | str | None]]:
-    """Per trace (its integer key) and feedback key the newest score, else the label, of the trace or its spans."""
+    """Return the newest score (or else label) of the trace or its spans, by the trace's integer key and feedback
+    key.
+    """
     newest: dict[int, dict[str, float | str | None]] = {}
     for trace, key, score, label in select_many(db, sql, traces):
         newest.setdefault(trace, {})[key] = score if score is not None else label
@@ -148,9 +154,11 @@ GROUP BY t.session_id
 
 
 def list_sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: str | None) -> Page[SessionSummary]:
-    """Latest first: traces are walked from the latest on, and each session that comes up is summed up.
+    """Return one page of sessions, latest first, by walking traces from the latest on and aggregating each session
+    found.
 
-    All pages have the traces that were stored at the first one: a session that gets another trace keeps its place.
+    All pages cover the traces that were stored when the first page was read, so a session that gets another trace
+    keeps its position.
     """
     [newest] = db.execute("SELECT coalesce(max(id), 0) FROM traces").fetchone()
     after = None
@@ -168,8 +176,8 @@ def list_sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: st
     return Page(items=tuple(map(_session_from_row, shown)), next=next and f"{newest}.{next}")
 
 
-# Without this, a page far back would sum up the sessions of all pages before it that began earlier. It only looks for a
-# later trace, not for one that passes a filter: with a filter, the sums tell (`sessions`).
+# Skips sessions of earlier pages; otherwise a page far back would aggregate all of them again. It looks for any later
+# trace, not for one that passes a filter. With a filter, `list_sessions` compares the aggregated rows instead.
 _HAS_ENDED = (
     " AND NOT EXISTS (SELECT 1 FROM traces u INDEXED BY traces_by_session"
     f" WHERE u.session_id = t.session_id AND u.start_ns > ? AND +u.id <= ? AND {VISIBLE_SQL.format('u')})"
@@ -177,7 +185,7 @@ _HAS_ENDED = (
 
 
 def _walk_sessions(db: sqlite3.Connection, filter: Filter, after: tuple[int, str] | None, newest: int) -> Iterator[str]:
-    """Sessions in the order of their latest trace; after a position, some of before it come up again."""
+    """Yield sessions in the order of their latest trace. With a position, some of the sessions before it may repeat."""
     chosen, bound, values = plan_query(db, filter), " AND +t.id <= ?", [newest]
     if after is not None:
         bound, values = f"{bound} AND t.start_ns <= ?", [newest, after[0]]
@@ -192,7 +200,7 @@ def _walk_sessions(db: sqlite3.Connection, filter: Filter, after: tuple[int, str
 
 
 def _sum_sessions(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str], newest: int) -> list[Any]:
-    """Rows of `_SESSIONS` in the order that was given."""
+    """Return the rows of `_SELECT_SESSIONS` for the chosen sessions, in their order."""
     where, values = join_conditions(compile_visible_filter(filter))
     sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(chosen)), where=where)
     rows = {row[0]: row for row in db.execute(sql, (*chosen, newest, *values))}
@@ -220,7 +228,7 @@ def _session_from_row(row: Any) -> SessionSummary:
 
 
 def count_rows(db: sqlite3.Connection) -> dict[str, int]:
-    """Spans, traces and feedbacks."""
-    traces = "traces WHERE start_ns IS NOT NULL"  # has an index, which `span_count > 0`, true of the same ones, has not
+    """Return the numbers of spans, traces and feedback rows."""
+    traces = "traces WHERE start_ns IS NOT NULL"  # same rows as `span_count > 0`, but served by an index
     of = {"spans": "spans", "traces": traces, "feedbacks": "feedback"}
     return {name: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for name, table in of.items()}

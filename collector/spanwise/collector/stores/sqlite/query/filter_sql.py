@@ -15,7 +15,10 @@ from spanwise.collector.stores.sqlite.write.trace_summary import MAX_LISTED
 
 
 class SQLCondition(NamedTuple):
-    """SQL that holds for a row `t`; `ids` is a statement that yields the ids of all such rows, where an index can."""
+    """SQL condition on a row `t`.
+
+    `ids` is a statement that yields the ids of all rows for which the condition holds, if an index can provide them.
+    """
 
     sql: str
     values: tuple[Any, ...] = ()
@@ -24,17 +27,18 @@ class SQLCondition(NamedTuple):
 
 
 _EMPTY_FILTER = Filter()
-# True of the same ones as `span_count > 0`, and every index that is walked has it. With the `+` it chooses none
+# Same rows as `span_count > 0`, but every index used for walking includes the column. The `+` keeps SQLite from
+# choosing an index by it
 HAS_SPANS = SQLCondition("+t.start_ns IS NOT NULL")
 
 
 def compile_filter(filter: Filter) -> list[SQLCondition]:
-    """What must hold, all of it. Traces of which only feedback has arrived never pass."""
+    """Return the conditions that a trace must meet. Traces of which only feedback has arrived never pass."""
     return [HAS_SPANS, *(condition for part in compile_parts(filter, COMPILERS) for condition in part.conditions)]
 
 
 class FilterPart(NamedTuple):
-    """What a filter says under one name, and what of it must hold, one by one."""
+    """One field of a filter with its value, and the conditions compiled from it."""
 
     name: str
     value: Any
@@ -42,14 +46,15 @@ class FilterPart(NamedTuple):
 
 
 def compile_parts(filter: Filter, writers: Mapping[str, Callable[[Any], list[SQLCondition]]]) -> Iterator[FilterPart]:
-    """What the filter says, name by name."""
+    """Yield the compiled part of each field that differs from its default."""
     for name in Filter.__slots__:
         value = getattr(filter, name)
         if value != getattr(_EMPTY_FILTER, name):
             yield FilterPart(name, value, writers[name](value))
 
 
-# No evaluator's own trace (see `Filter`). Literally so stand these two in the schema, else no index would serve them
+# Excludes evaluators' own traces (see `Filter`). The schema's partial indexes contain these two texts literally; any
+# other wording would make SQLite ignore the indexes
 VISIBLE_SQL = f"({{0}}.kind <> '{EVALUATOR_KIND}' OR {{0}}.experiment_id IS NOT NULL)"
 
 
@@ -57,13 +62,13 @@ EVALUATOR_SQL = f"t.kind = '{EVALUATOR_KIND}'"
 
 
 def compile_visible_filter(filter: Filter) -> list[SQLCondition]:
-    """As `conditions`, and without evaluators' own traces, unless they are asked for."""
+    """Return the conditions of `compile_filter`, and exclude evaluators' own traces unless the filter asks for them."""
     wanted = compile_filter(filter)
     return [SQLCondition(VISIBLE_SQL.format("t")), *wanted] if filter.leaves_out_judgements else wanted
 
 
 def join_conditions(wanted: Sequence[SQLCondition]) -> tuple[str, tuple[Any, ...]]:
-    """All of the conditions as one, with the values for its marks."""
+    """Return the conjunction of the conditions, with the parameter values."""
     values = (value for condition in wanted for value in condition.values)
     return " AND ".join(condition.sql for condition in wanted), tuple(values)
 
@@ -73,13 +78,15 @@ def _equals(column: str) -> Callable[[Any], list[SQLCondition]]:
 
 
 def _element(column: str) -> Callable[[Any], list[SQLCondition]]:
-    """The JSON array in a column has the value; `instr` first, because it is cheap and nearly always right."""
+    """Compile a condition that the JSON array in a column has a value. `instr` comes first: it is cheap and nearly
+    always right.
+    """
     sql = f"(instr(t.{column}, ?) > 0 AND EXISTS (SELECT 1 FROM json_each(t.{column}) WHERE value = ?))"
     return lambda value: [SQLCondition(sql, (dumps(value), value))]
 
 
 def _list_element(column: str, of_spans: str) -> Callable[[Any], list[SQLCondition]]:
-    """As `_element`; where the list is full, the spans are asked."""
+    """Compile a condition like `_element`. If the list has reached its maximum length, also search the spans."""
     full = f"t.span_count >= {MAX_LISTED} AND (SELECT count(*) FROM json_each(t.{column})) >= {MAX_LISTED}"
     more = f"({full} AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND s.{of_spans} = ?))"
 
@@ -108,7 +115,8 @@ def _operator(operator: str) -> str:
 
 
 _STATUSES = {
-    "error": "t.error_count > 0 AND t.status = 'error'",  # the first half lets SQLite use the index over such traces
+    # the first condition lets SQLite use the index of traces with errors
+    "error": "t.error_count > 0 AND t.status = 'error'",
     "ok": "t.status NOT IN ('error', 'cancelled')",
     "cancelled": "t.status = 'cancelled'",
     "unset": "t.status = 'unset'",
@@ -116,7 +124,7 @@ _STATUSES = {
 
 
 def _error(value: str) -> list[SQLCondition]:
-    """All words somewhere in the error of one run."""
+    """Compile a condition that the error of one run contains all words."""
     asked = value.split()
     like = " AND ".join(["s.error LIKE ? ESCAPE '\\'"] * len(asked)) or "1"
     sql = f"t.error_count > 0 AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND {like})"
@@ -134,12 +142,12 @@ def _model(value: str) -> list[SQLCondition]:
     return [SQLCondition(f"({sql} OR {more})", (dumps(value), value, value))]
 
 
-# Of a value `m` out of JSON
+# Text of a JSON value `m`
 METADATA_TEXT_SQL = "CASE m.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false' ELSE CAST(m.value AS TEXT) END"
 
 
 def _metadata(wanted: Any) -> list[SQLCondition]:
-    """What stands in the JSON of every trace that has it first, because to look for that is cheap."""
+    """Compile conditions on metadata. The substring search in the JSON comes first because it is cheap."""
     sql = (
         "(instr(t.metadata, ?) > 0 OR instr(t.metadata, ?) > 0)"
         f" AND EXISTS (SELECT 1 FROM json_each(t.metadata) m WHERE m.key = ? AND {METADATA_TEXT_SQL} = ?)"
@@ -149,8 +157,9 @@ def _metadata(wanted: Any) -> list[SQLCondition]:
 
 
 def _in_json(key: str, text: str) -> tuple[str, str]:
-    """How a key with its value begins, as a text and as anything else; alone where that is a number with a fraction,
-    which is written in more than one way.
+    """Return two JSON prefixes of a key with its value: as a string and as another type.
+
+    For a number with a fraction only the key is returned, because such numbers have several notations.
     """
     begun = dumps(key) + ":"
     if text in ("true", "false") or _INTEGER.fullmatch(text):
@@ -165,12 +174,14 @@ def _in_json(key: str, text: str) -> tuple[str, str]:
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,14}")
 
 
-# Named, because SQLite would take the index over scores and look through all traces' scores for every single trace.
+# Forced, because SQLite would choose the index of scores and scan the scores of all traces for every single trace.
 FEEDBACK_OF_TRACE = "INDEXED BY feedback_by_trace WHERE f.trace = t.id"
 
 
 def _feedback(wanted: Any) -> list[SQLCondition]:
-    """One for each key and column: of a key only the newest counts, so what is asked of it is asked of one row."""
+    """Compile one condition per key and column. Only the newest feedback of a key counts, so all comparisons of a key
+    apply to one row.
+    """
     asked: dict[tuple[str, str], list[tuple[str, float | str]]] = {}
     for key, operator, value in wanted:
         asked.setdefault((key, "label" if isinstance(value, str) else "score"), []).append((operator, value))
@@ -190,7 +201,7 @@ def _feedback_condition(key: str, column: str, compared: Sequence[tuple[str, flo
 
 
 def _missing(keys: Any) -> list[SQLCondition]:
-    # Literally so stands it in the index, else the feedback would be looked at
+    # Must equal the expression in the index literally; otherwise SQLite reads the feedback rows
     scored = "(f.standing = 2 AND f.outcome = 'score') = 1"
     sql = f"NOT EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND f.key = ? AND {scored})"
     return [SQLCondition(sql, (key,)) for key in keys]
@@ -209,7 +220,7 @@ def _outcome(outcome: str) -> Callable[[Any], list[SQLCondition]]:
     return lambda keys: [SQLCondition(sql, (key,), ids, (key,)) for key in keys]
 
 
-MAX_PREFIXES = 8  # of words, in one question
+MAX_PREFIXES = 8  # maximum number of prefixes in a search
 
 
 def _text(value: str) -> list[SQLCondition]:
@@ -225,16 +236,17 @@ def _text(value: str) -> list[SQLCondition]:
     return [SQLCondition(f"t.id IN ({ids})", (match,), ids, (match,))]
 
 
-# A beginning that so many words have that FTS5 takes 0.1 s to gather those of 200,000 traces, and longer for more; from
-# U+3000 on, as in Chinese, a character is as rare as a word
+# Prefixes with too many matching words: FTS5 takes at least 0.1 s to merge the lists for 200,000 traces. From U+3000
+# on, as in Chinese, a single character is as rare as a word
 _SHORT_PREFIX = re.compile(r'"([\x00-\u2fff]{1,2})"\*')
 
 
 def compile_match(text: str) -> str:
-    """FTS5's form of "all of these words"; a word that ends in `*` stands for every word that begins so.
+    """Return the FTS5 expression for "all of these words"; a word that ends in `*` matches every word with that prefix.
 
-    What FTS5 would split has to come split, since the index knows no phrases: `e-mail` is `e` and `mail`. A beginning
-    that another word has is left out: for each, FTS5 puts together the list of all traces with any such word.
+    Text that FTS5 would split must be split beforehand, since the index has no positions for phrases: `e-mail`
+    becomes `e` and `mail`. A prefix that another word already implies is left out, because FTS5 merges the lists of
+    all traces for each prefix.
     """
     asked = dict.fromkeys(parse_search_terms(text))
     begun = {one for one, next in pairwise(sorted({word for word, _ in asked})) if next.startswith(one)}
@@ -254,14 +266,16 @@ def _complete(value: bool) -> list[SQLCondition]:
     return [SQLCondition(complete_sql() if value else f"NOT {complete_sql()}")]
 
 
-QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete when nothing has come for this long
+QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete if no span has arrived for this long
 
 
 def complete_sql() -> str:
-    """Whether the trace is complete: nothing of it was dropped, and it was counted, or quiet for long enough."""
-    quiet = f"t.updated_ns <= (SELECT store_now()) - {QUIET_NS}"  # as a subquery, it is called once a statement
+    """Return SQL that holds for complete traces: nothing was dropped, and all spans arrived or none arrived for
+    `QUIET_NS`.
+    """
+    quiet = f"t.updated_ns <= (SELECT store_now()) - {QUIET_NS}"  # as a subquery, it is evaluated once per statement
     settled = f"(t.complete IS 1 OR (t.complete IS NULL AND {quiet}))"
-    return f"(t.dropped = 0 AND {settled})"  # never NULL: it is negated, too
+    return f"(t.dropped = 0 AND {settled})"  # never NULL, because it is also negated
 
 
 def _is_in(column: str) -> Callable[[Any], list[SQLCondition]]:

@@ -1,9 +1,10 @@
 """Query plans: choice of the index that leads a query over traces.
 
-A condition that has an index of its own (a score, words) is tried: if it holds for few traces, they are fetched by
-their ids; if for many, the traces are walked, latest first, and the condition is asked of each. Where several hold for
-many traces, but all together for hardly any of the latest, the walk would be long: their indexes are cut with each
-other. What no run was ever called, or of, no walk looks for.
+- A condition with its own index (a score, words) is probed first. If it holds for few traces, they are fetched by id.
+- If it holds for many traces, the query walks the traces, latest first, and tests the condition on each.
+- If several conditions each hold for many traces but together for hardly any of the latest, that walk would be long.
+  The query then intersects their indexes.
+- A value that no run ever had needs no search.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from spanwise.collector.stores.sqlite.query.filter_sql import (
 from spanwise.collector.stores.sqlite.rollups.rollup_delta import HOUR_NS
 
 FEW_TRACES = 3000
-PROBE_TRACES, PROBE_PAGE = 5000, 50  # traces that are walked to see whether a list fills, and how many fill it
-# An hour at rest of which all names of runs are known has none that is not among them
+PROBE_TRACES, PROBE_PAGE = 5000, 50  # traces that a probe walks to see if a list fills, and the length of that list
+# Excludes sealed hours with a complete set of run names that lacks this name
 _MAY_HAVE_NAME = (
     f"t.start_ns / {HOUR_NS} NOT IN (SELECT hour FROM sums_hours WHERE named = 1"
     " EXCEPT SELECT hour FROM sums_names WHERE name = ?)"
@@ -36,21 +37,23 @@ INDEX_VISIBLE = "INDEXED BY traces_shown"
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """`FROM source WHERE where`, with `values` for its marks; the row is called `t`."""
+    """`FROM source WHERE where`, with `values` for its parameters. The row is named `t`."""
 
     source: str
     where: str
     values: tuple[Any, ...]
 
     def after(self, start_ns: int, key: int) -> QueryPlan:
-        """The same, from a position on in the order latest first."""
+        """Return the plan restricted to rows after a position, in the order latest first."""
         sql = f"{self.where} AND t.start_ns <= ? AND (t.start_ns < ? OR t.id < ?)"
         return replace(self, where=sql, values=(*self.values, start_ns, start_ns, key))
 
 
 def plan_query(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True, judgements: bool = False) -> QueryPlan:
-    """How to find the traces that pass. `in_order`: a list wants the latest of them, not all of them. `judgements`:
-    evaluators' own traces pass like all others.
+    """Return the plan for a filter.
+
+    `in_order`: the query reads the latest matching traces, not all of them. `judgements`: evaluators' own traces pass
+    like all others.
     """
     if has_unknown_value(db, filter):
         return QueryPlan("traces t NOT INDEXED", "0", ())
@@ -75,13 +78,13 @@ def plan_query(db: sqlite3.Connection, filter: Filter, *, in_order: bool = True,
 
 
 def plan_experiments(filter: Filter) -> QueryPlan:
-    """How to find those that are of any experiment."""
+    """Return the plan that finds traces of any experiment."""
     wanted = [SQLCondition("t.experiment_id IS NOT NULL"), *compile_visible_filter(filter)]
     return QueryPlan("traces t INDEXED BY traces_by_experiment", *join_conditions(wanted))
 
 
 def _plan_by_ids(wanted: Sequence[SQLCondition], leading: Sequence[SQLCondition]) -> QueryPlan:
-    """Those traces that the indexes of some conditions have in common, as far as the others hold."""
+    """Return the plan that intersects the indexes of the leading conditions and tests the others on each trace."""
     common = " INTERSECT ".join(str(one.ids) for one in leading)
     driven = SQLCondition(f"t.id IN ({common})", tuple(value for one in leading for value in one.ids_values))
     others = (one for one in wanted if not any(one is other for other in leading))
@@ -89,19 +92,19 @@ def _plan_by_ids(wanted: Sequence[SQLCondition], leading: Sequence[SQLCondition]
 
 
 def plan_latencies(filter: Filter) -> QueryPlan:
-    """How to find the latencies of traces that pass a filter of columns alone: by the index that narrows most."""
+    """Return the plan for latencies under a filter on columns only, led by the most selective index."""
     index = _choose_index(filter, shown=filter.leaves_out_judgements)
     return QueryPlan(f"traces t {index}", *join_conditions(compile_visible_filter(filter)))
 
 
 def _count_matches(db: sqlite3.Connection, condition: SQLCondition) -> int:
-    """For how many traces it holds, `FEW` and one at most."""
+    """Return the number of traces for which the condition holds, at most `FEW_TRACES` + 1."""
     sql = f"SELECT count(*) FROM (SELECT 1 FROM ({condition.ids}) LIMIT {FEW_TRACES + 1})"
     return int(db.execute(sql, condition.ids_values).fetchone()[0])
 
 
 def _fills_page(db: sqlite3.Connection, walk: QueryPlan, filter: Filter) -> bool:
-    """Whether the latest traces fill a page, or are all there is to walk."""
+    """Return whether the latest traces fill a page, or are all that a walk would visit."""
     sql = "SELECT start_ns FROM traces WHERE start_ns < ? ORDER BY start_ns DESC LIMIT 1 OFFSET ?"
     last = db.execute(sql, (INT_MAX if filter.until_ns is None else filter.until_ns, PROBE_TRACES)).fetchone()
     if last is None or (filter.since_ns is not None and filter.since_ns >= last[0]):
@@ -111,7 +114,10 @@ def _fills_page(db: sqlite3.Connection, walk: QueryPlan, filter: Filter) -> bool
 
 
 def has_unknown_value(db: sqlite3.Connection, filter: Filter) -> bool:
-    """Whether a condition asks for a value that no run has had: `known` holds them all, and some of deleted ones."""
+    """Return whether a condition asks for a value that no run has had.
+
+    The table `known` holds all values of stored runs, and some of deleted ones.
+    """
     asked = (
         ("environment", filter.environment),
         ("kind", filter.kind),
@@ -124,7 +130,7 @@ def has_unknown_value(db: sqlite3.Connection, filter: Filter) -> bool:
 
 
 def _choose_index(filter: Filter, *, shown: bool) -> str:
-    """The index that narrows most and has the order of the list; they are all small ones."""
+    """Return the most selective index that has the order of the list. All of them are small."""
     if filter.trace_ids is not None:
         return ""
     for value, index in (
@@ -134,7 +140,7 @@ def _choose_index(filter: Filter, *, shown: bool) -> str:
         (filter.error or filter.status == "error", "traces_with_errors"),
         (filter.name, "traces_by_name"),
         (filter.kind == EVALUATOR_KIND, "traces_of_evaluators"),
-        (filter.project and shown, "traces_shown_by_project"),  # of all others' too there is none
+        (filter.project and shown, "traces_shown_by_project"),  # no index by project includes evaluators' own traces
     ):
         if value:
             return f"INDEXED BY {index}"

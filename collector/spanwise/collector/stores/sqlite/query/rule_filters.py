@@ -1,7 +1,7 @@
 """Filters of monitoring rules compiled for single traces, and their explanation condition by condition.
 
-Rules do not chain: conditions on feedback see only what no rule gave. And words are looked up for these traces alone;
-of a trace that the text index has not reached it cannot be told whether it has them.
+Rules do not chain: conditions on feedback ignore feedback that a rule gave. Words are looked up only for the given
+traces. If the full-text index has not reached a trace yet, the result of a text condition is unknown.
 """
 
 from __future__ import annotations
@@ -31,24 +31,27 @@ from spanwise.collector.stores.sqlite.query.filter_sql import SQLCondition as Sq
 
 ConditionCompiler: TypeAlias = Callable[[Any], list[SQLCondition]]
 
-MAX_ID_GAP = 2_000  # traces between two: it costs less to walk over them than to look twice
-AWAITS_INDEX_SQL = "EXISTS (SELECT 1 FROM unindexed u WHERE u.trace = t.id)"  # for the text index
+MAX_ID_GAP = 2_000  # up to this gap, scanning the ids between two traces is cheaper than a second search
+AWAITS_INDEX_SQL = "EXISTS (SELECT 1 FROM unindexed u WHERE u.trace = t.id)"  # the trace waits for full-text indexing
 FEEDBACK_WITHOUT_RULE = f"FROM feedback f {FEEDBACK_OF_TRACE} AND f.key = ? AND f.rule IS NULL"
-# Of the trace and its spans, as `standing` 2 is of all feedback
+# Newest feedback of the trace or its spans; the counterpart of `standing = 2`, which covers all sources
 NEWEST_FEEDBACK_SQL = (
     f"(SELECT f.{{}} {FEEDBACK_WITHOUT_RULE} AND f.document IS NULL ORDER BY f.created_ns DESC, f.rowid DESC LIMIT 1)"
 )
 
 
 class RuleCondition(NamedTuple):
-    """SQL over a row `t` that is 1, 0 or NULL (not yet told), with the values for its marks."""
+    """SQL on a row `t` that yields 1, 0 or NULL (not known yet), with its parameter values."""
 
     sql: str
     values: tuple[Any, ...]
 
 
 def compile_rule_filter(filter: Filter, look_up: ConditionCompiler | None = None) -> RuleCondition:
-    """Whether a trace passes; `look_up` finds words (see `among`), else that is done trace by trace."""
+    """Compile a filter to SQL that tests one trace.
+
+    `look_up` compiles text conditions (see `make_text_lookup`). Without it, each trace queries the full-text index.
+    """
     found = list(compile_rule_parts(filter, look_up))
     others, values = join_conditions(
         [_visible_condition(filter), *(c for part in found if part.name != "text" for c in part.conditions)]
@@ -59,13 +62,15 @@ def compile_rule_filter(filter: Filter, look_up: ConditionCompiler | None = None
 
 
 def compile_rule_parts(filter: Filter, look_up: ConditionCompiler | None = None) -> Iterator[FilterPart]:
-    """What the filter says, name by name."""
+    """Yield the compiled part of each field that differs from its default."""
     return compile_parts(filter, {**_RULE_COMPILERS, "text": look_up or _text})
 
 
 def make_text_lookup(db: sqlite3.Connection, ids: Iterable[int]) -> ConditionCompiler:
-    """Words, looked up for traces that are asked about together: at once for those that came at about the same time.
-    Asked one by one each would walk through part of the list of all that have a frequent word.
+    """Return a compiler of text conditions that searches the full-text index for a batch of traces.
+
+    Traces with adjacent ids are searched together. One query per trace would walk part of the posting list of a
+    frequent word each time.
     """
     wanted = sorted(ids)
 
@@ -84,7 +89,7 @@ def _find_matches(db: sqlite3.Connection, match: str, wanted: Sequence[int]) -> 
 
 
 def split_ranges(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Rising ids, cut where one is more than `APART` above the one before."""
+    """Split ascending ids where the gap to the previous id is larger than `MAX_ID_GAP`."""
     begin = 0
     for place in range(1, len(ids) + 1):
         if place == len(ids) or ids[place] - ids[place - 1] > MAX_ID_GAP:
@@ -131,12 +136,12 @@ _RULE_COMPILERS: dict[str, ConditionCompiler] = {
 }
 
 
-MAX_CONDITIONS = 200  # conditions at once; SQLite has a bound on columns
-MAX_SHOWN_VALUES = 20  # values of a list that are shown
+MAX_CONDITIONS = 200  # conditions in one statement; SQLite limits the number of columns
+MAX_SHOWN_VALUES = 20  # list elements shown
 
 
 class _ConditionQuery(NamedTuple):
-    """One condition, as it is asked."""
+    """One condition, with the SQL of its result and of the value found."""
 
     name: str
     wanted: JSON
@@ -146,7 +151,7 @@ class _ConditionQuery(NamedTuple):
 
 
 def explain_filter(db: sqlite3.Connection, trace_id: str, filter: Filter) -> list[ConditionResult]:
-    """Condition by condition. Raises `NotFound`."""
+    """Return the result of each condition for one trace. Raise `NotFound` if the store has no runs of it."""
     asked = [
         *_evaluator_condition(filter),
         *(one for part in compile_rule_parts(filter) for one in _part_queries(part)),
@@ -180,7 +185,7 @@ def _make_condition(asked: _ConditionQuery, waits: bool, passes: int | None, see
 
 
 def _evaluator_condition(filter: Filter) -> list[_ConditionQuery]:
-    """What a filter leaves out without a word; told only where it does."""
+    """Return the implicit condition that excludes evaluators' own traces. It is shown only if it fails."""
     if not filter.leaves_out_judgements:
         return []
     return [_ConditionQuery("judgement", False, Sql(VISIBLE_SQL.format("t")), f"(t.kind = '{EVALUATOR_KIND}')", ())]
@@ -196,14 +201,14 @@ def _part_queries(part: FilterPart) -> Iterator[_ConditionQuery]:
 
 
 def _wanted_values(part: FilterPart) -> list[JSON]:
-    """What is wanted by each condition of a part."""
+    """Return the wanted value of each condition of a part."""
     if part.name == "metadata":
         return [{key: value} for key, value in part.value.items()]
     return list(part.value) if part.name in ("tags", *_KEYED_CONDITIONS) else [part.value]
 
 
 def _feedback_key(name: str, wanted: JSON) -> str | None:
-    """What `SEEN` has a mark for."""
+    """Return the value for the parameter of `VALUE_SQL`, if it has one."""
     if name not in ("metadata", *_KEYED_CONDITIONS):
         return None
     key: str = wanted if isinstance(wanted, str) else next(iter(wanted))

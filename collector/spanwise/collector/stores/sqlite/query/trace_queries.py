@@ -77,7 +77,7 @@ _SUMMARY_COLUMNS = (
 
 
 def list_traces(reader: Reader, filter: Filter, limit: int, cursor: str | None) -> Page[TraceSummary]:
-    """One page, latest start first."""
+    """Return one page of summaries, latest start first."""
     chosen = plan_query(reader.db, filter)
     if cursor is not None:
         chosen = chosen.after(*parse_cursor(cursor))
@@ -126,7 +126,7 @@ _SELECT_UNSCORED = (
 
 
 def _read_unscored(db: sqlite3.Connection, ids: Sequence[int]) -> dict[int, dict[str, list[str]]]:
-    """Per trace (its integer key) the keys whose newest outcome is an error, and those where it is a skip."""
+    """Return, by the trace's integer key, the feedback keys whose newest outcome is an error or a skip."""
     found: dict[int, dict[str, list[str]]] = {}
     for trace, outcome, key in select_many(db, _SELECT_UNSCORED, ids):
         found.setdefault(trace, {}).setdefault(outcome, []).append(key)
@@ -176,7 +176,9 @@ def _make_summary(
 
 
 def make_preview(value: JSON) -> str:
-    """The beginning of a value, for display: text as it is, a single text argument without its name, else JSON."""
+    """Return the beginning of a value for display: a string as it is, a single string argument without its name, else
+    JSON.
+    """
     if isinstance(value, dict) and len(value) == 1 and isinstance(only := next(iter(value.values())), str):
         value = only
     text = "" if value is None else value if isinstance(value, str) else dumps(value)
@@ -184,7 +186,7 @@ def make_preview(value: JSON) -> str:
 
 
 def read_trace(reader: Reader, trace_id: str) -> Trace:
-    """One trace. Raises `NotFound`."""
+    """Return one trace. Raise `NotFound` if the store has no runs of it."""
     traces = read_traces(reader, [trace_id])
     if not traces:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
@@ -192,12 +194,12 @@ def read_trace(reader: Reader, trace_id: str) -> Trace:
 
 
 def read_traces(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
-    """Several traces in the order asked."""
+    """Return several traces in the order requested."""
     return attach_runs(reader, read_headers(reader, trace_ids))
 
 
 def attach_runs(reader: Reader, around: Mapping[str, TraceHeader]) -> list[Trace]:
-    """Traces with their runs."""
+    """Return traces built from headers and their runs."""
     runs = reader.runs_of({one.key: trace_id for trace_id, one in around.items()})
     return [_make_trace(one, runs[one.key]) for one in around.values()]
 
@@ -209,8 +211,9 @@ def _make_trace(around: TraceHeader, runs: list[Run]) -> Trace:
 
 
 class TraceHeader(NamedTuple):
-    """What there is of a trace beside its runs: its key, its root's id, bytes of all payloads before compression, and
-    what follows the runs in a `Trace`.
+    """Data of a trace without its runs: integer key, span id of the root, and bytes of all payloads before compression.
+
+    `rest` holds the fields that follow the runs in a `Trace`.
     """
 
     key: int
@@ -220,7 +223,7 @@ class TraceHeader(NamedTuple):
 
 
 def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHeader]:
-    """Of those traces that are there, in the order asked."""
+    """Return the headers of the traces that the store has, in the order requested."""
     columns = f"t.trace_id, t.id, t.root, t.size, {complete_sql()}, t.dropped, t.calls_sent"
     sql = f"SELECT {columns} FROM traces t WHERE span_count > 0 AND t.trace_id IN (%s)"
     asked = dict.fromkeys(trace_ids)
@@ -247,11 +250,14 @@ def _read_feedback(reader: Reader, keys: Sequence[int]) -> dict[int, list[Feedba
 
 
 LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES = 1024 * 1024, 512 * 1024 * 1024  # bytes of payloads before compression
-ROW_BYTES = 500  # bytes of a row beside its payload
+ROW_BYTES = 500  # bytes of a row without its payload
 
 
 def read_lazily(reader: Reader, trace_ids: Sequence[str]) -> Sequence[Trace | LazyTrace]:
-    """Traces in the order asked, either all of them whole or none."""
+    """Return traces in the order requested, either all of them complete or all lazy.
+
+    Raise `TooLarge` if their payloads exceed `MAX_ANSWER_BYTES`.
+    """
     around = read_headers(reader, trace_ids)
     size = sum(one.size for one in around.values())
     if size <= LARGE_ANSWER_BYTES:
@@ -279,7 +285,7 @@ _SELECT_LINES = f"SELECT {','.join(RunNode._fields)} FROM spans WHERE trace = ?"
 _SELECT_FEEDBACK_COUNTS = (
     "SELECT span_id, count(*), sum(outcome = 'error') FROM feedback WHERE trace = ? AND span_id IN (%s) GROUP BY 1"
 )
-# Ids alone are sorted: the payloads of all that come later would be read and thrown away
+# Sorts ids only; sorting whole rows would read the payloads of all later runs
 _SELECT_LATER = (
     "SELECT id, span_id FROM spans WHERE trace = :trace AND (start_ns, -end_ns, span_id) >= (:start, :end, :span)"
     " ORDER BY start_ns, -end_ns, span_id LIMIT :limit"
@@ -288,7 +294,7 @@ _BEFORE_ALL = -(1 << 63)
 
 
 def read_tree(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[TreeNode]:
-    """The page that holds the run `cursor`. Raises `NotFound`."""
+    """Return the page of the tree that contains the run `cursor`. Raise `NotFound` for an unknown trace or run."""
     key, _ = _find_trace(reader.db, trace_id)
     lines = [RunNode._make(row) for row in reader.db.execute(_SELECT_LINES, (key,))]
     reader.look()
@@ -315,7 +321,9 @@ def _find_position(trace_id: str, placed: Sequence[tuple[int, RunNode]], span_id
 
 
 def read_runs(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[Run]:
-    """By start time, as in `Trace.runs`, from the run `cursor` on. Raises `NotFound`."""
+    """Return a page of runs by start time, as in `Trace.runs`, from the run `cursor` on. Raise `NotFound` if it is
+    unknown.
+    """
     key, root = _find_trace(reader.db, trace_id)
     start, end = (_BEFORE_ALL, _BEFORE_ALL) if cursor is None else _read_times(reader.db, key, trace_id, cursor)
     given = {"trace": key, "start": start, "end": end, "span": cursor or "", "limit": limit + 1}
@@ -334,7 +342,7 @@ def _read_times(db: sqlite3.Connection, key: int, trace_id: str, span_id: str) -
 
 
 def read_run(reader: Reader, trace_id: str, span_id: str | None) -> Run:
-    """One run, the root if none is named. Raises `NotFound`."""
+    """Return one run, by default the root. Raise `NotFound` for an unknown trace or run."""
     key, root = _find_trace(reader.db, trace_id)
     if span_id is None:
         row = reader.db.execute(SELECT_RUN + "s.id = ?", (root,)).fetchone()
@@ -351,7 +359,7 @@ def _complete_run(reader: Reader, trace_id: str, key: int, root: int, row: Seque
 
 
 def _find_trace(db: sqlite3.Connection, trace_id: str) -> tuple[int, int]:
-    """The key of a trace, and the row of its root."""
+    """Return the integer key of a trace and the row id of its root."""
     sql = "SELECT id, root FROM traces WHERE span_count > 0 AND trace_id = ?"
     row: tuple[int, int] | None = db.execute(sql, (trace_id,)).fetchone()
     if row is None:
