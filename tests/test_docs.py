@@ -25,7 +25,8 @@ from spanwise.tracer import process_runtime
 from spanwise.tracer.export import delivery_lifecycle, disk_spool
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^(?:```python|<!-- run -->\n```sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"\s*# (\w+\.py)\n")
 LONGEST = 300  # seconds for a page
@@ -115,12 +116,39 @@ def test_relative_links_lead_somewhere():
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
 
 
-def test_files_that_the_house_names_are_there():
+def test_files_that_the_architecture_page_names_exist():
     folders = ("tracer", "collector", "evaluators", "cli", "tests")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    named = set(re.findall(r"[\w/*]+\.py", (ROOT / "docs" / "house.md").read_text()))
+    named = set(re.findall(r"[\w/*]+\.py", (ROOT / "docs" / "architecture.md").read_text()))
     assert sorted(name for name in named if not any(path.match(name) for path in files)) == []
-    assert "engine/_line.py" in named
+    assert "evaluation_pipeline.py" in named
+
+
+def test_the_architecture_page_is_short():
+    assert len((ROOT / "docs" / "architecture.md").read_text().split()) <= 1_000
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 100] == []
+
+
+def test_each_block_of_the_readme_runs_alone_and_prints_what_it_shows(tmp_path):
+    pairs = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(pairs) == len(blocks(README)) == 3
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SPANWISE_URL": ""}
+    for number, (code, shown) in enumerate(pairs):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert without_times(done.stdout) == without_times(shown)
+
+
+def without_times(text: str) -> str:
+    """Return the text without durations and indentation."""
+    return re.sub(r"[\d.]+ ms", "… ms", "\n".join(map(str.strip, text.strip().splitlines())))
 
 
 def test_the_changelog_is_read_at_a_glance():

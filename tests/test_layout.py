@@ -1,4 +1,4 @@
-"""The house: a namespace without `__init__.py`, and arrows that run one way."""
+"""Layout of the source tree: namespace package, import directions, dependencies, public names."""
 
 import re
 import subprocess
