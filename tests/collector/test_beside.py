@@ -127,7 +127,7 @@ def test_a_key_of_one_project_speaks_of_no_other(tmp_path):
         store.append([theirs])
         keep = StoreSink(store, beside).keep(asked, [mine, *rows, session])
         refusals = asyncio.run(keep)
-        assert [type(refusal).__name__ for refusal in refusals] == ["BesideRefused", "BesideRefused"]
+        assert [type(refusal).__name__ for refusal in refusals] == ["SideRecordRefused", "SideRecordRefused"]
         assert [one.target.trace_id for one in store.feedbacks()] == [mine.trace_id]
     beside.close()
 

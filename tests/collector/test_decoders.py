@@ -55,7 +55,7 @@ def processes() -> list[int]:
     found: list[int] = []
     for thread in Path("/proc/self/task").iterdir():
         found += map(int, (thread / "children").read_text().split())
-    return [pid for pid in found if b"_decoder" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in found if b"decode_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def post(url: str, body: bytes, path: str = "/v1/traces", **headers: str) -> httpx.Response:

@@ -374,7 +374,7 @@ def test_a_damaged_span_keeps_nothing_else_behind_the_writer_waiting(traces: Tra
 def test_what_waits_for_others_keeps_no_trace_from_the_short_way(traces: Traces) -> None:
     traces.amend("f" * 16, {"session_id": "s"})
     traces.append(run(trace_id="b" * 32), run(trace_id="c" * 32))
-    assert [type(one).__name__ for one in traces.appender._cache.values()] == ["Fresh", "Fresh"]
+    assert [type(one).__name__ for one in traces.appender._cache.values()] == ["NewTrace", "NewTrace"]
 
 
 @pytest.mark.parametrize("count", [3, 100])

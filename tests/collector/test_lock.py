@@ -188,7 +188,7 @@ def test_what_is_beside_a_file_goes_with_its_holder(file: Path, tmp_path: Path) 
     (tmp_path / "notes.txt").write_text("no database, but a text of mine")
     with pytest.raises(Refused, match="is damaged"):
         SQLiteStore(tmp_path / "notes.txt")
-    assert sorted(os.listdir(tmp_path)) == ["spanwise.db", "notes.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["notes.txt", "spanwise.db"]
 
 
 @pytest.mark.parametrize("name", ["", ":memory:", "file:x.db", "file::memory:?cache=shared"])

@@ -182,7 +182,7 @@ HEAVY_WEIGHT = 250  # a batch of this weight is committed alone, so that smaller
 SMALL_WEIGHT, ENOUGH_WEIGHT = 64, 200
 PATIENT_TURN_SECONDS = 0.05  # most seconds per turn for patient jobs while others wait
 GATHER_SECONDS = 0.002  # about the cost of a commit, which every caller that comes too late for the group causes again
-DISK_FULL = "the disk is full; the reserve is for deleting: free space (`spanwise db delete`, `spanwise db prune`)"
+DISK_FULL = "the disk is full: delete something (`spanwise db delete`, `spanwise db prune`)"
 
 
 @dataclass(slots=True)
