@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from opentelemetry import trace as otel
 from opentelemetry.sdk.resources import Resource
@@ -28,11 +28,6 @@ from spanwise.tracer import internal_errors
 from spanwise.tracer.otel.exit_lock import ExitLock
 from spanwise.tracer.otel.head_sampling import ALWAYS_MEMBER, TRACESTATE_KEY
 from spanwise.tracer.propagation_targets import is_propagation_target
-
-if TYPE_CHECKING:
-    from spanwise.tracer.export.delivery_stats import SpanAccount
-    from spanwise.tracer.export.tail_sampling import PendingTrace
-
 
 SCOPE = InstrumentationScope("spanwise", "0.1.0")  # scope of the spans that decorators and blocks open
 OUTGOING_KINDS = (SpanKind.CLIENT, SpanKind.PRODUCER)  # kinds of spans that call another process
@@ -66,6 +61,21 @@ def _after_fork() -> None:
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
 
 
+class SpanCounts(Protocol):
+    """Counts of the spans that are delivered to one address; a `SpanAccount`."""
+
+    started: int
+    open: int
+    young: set[Any]  # open spans that have not been reported yet
+
+
+class SpanBuffer(Protocol):
+    """Buffer for the spans of an unsampled trace; a `PendingTrace`."""
+
+    def put(self, item: Any) -> None:
+        """Store an ended span or a feedback event until the decision."""
+
+
 class LocalTrace:
     """This process's part of a trace: counts of started, open and dropped spans, and of outgoing calls."""
 
@@ -96,11 +106,11 @@ class LocalTrace:
         self.trace_id = trace_id
         self.sink = sink
         self.resource = resource
-        self.undecided: PendingTrace | None = None
+        self.undecided: SpanBuffer | None = None
         # decision of head sampling, and its member of the tracestate (see `head_sampling`)
         self.sampled, self.ot = sampled, ot
         self.root_id = self.started = self.open = self.dropped = self.sent = 0
-        self.account: SpanAccount | None = None  # account of the spans' destination
+        self.account: SpanCounts | None = None  # account of the spans' destination
         self.booked_started = self.booked_open = 0  # counts that the account already includes
         self.closed = False  # True after the local root has ended
         self.epoch = Clock.epoch
@@ -147,7 +157,7 @@ def _sync_account_locked(local: LocalTrace) -> None:
         local.booked_started, local.booked_open = started, open
 
 
-def move_to_account(source: SpanAccount, target: SpanAccount) -> None:
+def move_to_account(source: SpanCounts, target: SpanCounts) -> None:
     """Move a started span to another account, because it is delivered to another address."""
     with _lock:
         source.started -= 1
@@ -160,7 +170,7 @@ def bound_lock_waits() -> None:
     _lock = ExitLock(_lock)
 
 
-def sync_open_traces(account: SpanAccount) -> None:
+def sync_open_traces(account: SpanCounts) -> None:
     """Add the latest counts of all traces with an open local root to an account."""
     for local in tuple(_open_traces.values()):
         if local.account is account:
