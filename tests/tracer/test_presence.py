@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import configure, current_run, feedback, flush, shutdown, span, stats, trace
 from spanwise.tracer.export import delivery_lifecycle, delivery_stats
-from spanwise.tracer.internal_api import get_runtime
+from spanwise.tracer.process_runtime import get_runtime
 from spanwise.tracer.trace_capture import capture
 
 from .conftest import Sink, until
