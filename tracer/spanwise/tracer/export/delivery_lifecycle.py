@@ -35,11 +35,10 @@ from opentelemetry import context as otel_context
 
 from spanwise.tracer import internal_errors
 from spanwise.tracer.configuration import Settings
-from spanwise.tracer.export import delivery_stats, disk_spool, tail_sampling
+from spanwise.tracer.export import delivery_stats, disk_spool, otlp_http_client, tail_sampling
 from spanwise.tracer.export.batch_exporter import Exporter
 from spanwise.tracer.export.delivery_stats import FlushResult
 from spanwise.tracer.export.otlp_encoding import FeedbackEvent
-from spanwise.tracer.export.otlp_http_client import preload_modules
 from spanwise.tracer.export.span_queue import ExportItem, SpanQueue
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 from spanwise.tracer.internal_errors import error_boundary
@@ -191,7 +190,7 @@ class Delivery:
         try:
             otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
             with internal_errors.error_boundary("delivery"):
-                preload_modules()
+                otlp_http_client.preload_modules()
             self.exporter.extend(0.5)  # if the process is already ending: the collector has not been asked before
             while not self._is_draining:
                 waiting = self._next_round()
@@ -373,7 +372,19 @@ def _close_at_end_of_child() -> None:
         Finalize(None, _close_at_exit, exitpriority=0)
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    tail_sampling.acquire_before_fork()
+    otlp_http_client.wait_before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    otlp_http_client.release_after_fork()
+    tail_sampling.release_in_parent()
+
+
+def _after_fork_in_child() -> None:
+    otlp_http_client.release_after_fork()
+    tail_sampling.reset_in_child()
     disk_spool.forget_after_fork()
     delivery_stats.forget_accounts()
     for delivery in list_deliveries():
@@ -381,7 +392,9 @@ def _after_fork() -> None:
         delivery._begin()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+# The fork handlers of all modules of the package. `process_runtime` registers its own handlers later and `live_span`
+# earlier, so that a fork takes the locks in this order: runtime, tail sampling, preload, span counts.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 _SIGTERM_TIMEOUT = 20.0  # seconds after which SIGTERM ends the process even if delivery has not ended

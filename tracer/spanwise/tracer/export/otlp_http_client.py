@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import queue
 import socket
 import ssl
@@ -51,16 +50,15 @@ def preload_modules() -> None:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # noqa: F401
 
 
-def _before_fork() -> None:
+def wait_before_fork() -> None:
+    """Wait for the import of `preload_modules` and hold its lock during the fork."""
     _preload_lock.acquire(timeout=_MAX_PRELOAD_WAIT)
 
 
-def _after_fork() -> None:
+def release_after_fork() -> None:
+    """Release the lock of `wait_before_fork`, in the parent and in the child."""
     if _preload_lock.locked():
         _preload_lock.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)

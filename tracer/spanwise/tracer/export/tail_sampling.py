@@ -7,7 +7,6 @@ oldest spans first and those with errors last.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from typing import Any, Protocol
@@ -29,14 +28,16 @@ _pending_traces: dict[PendingTrace, None] = {}  # in the order in which they beg
 _bytes = 0
 
 
-def _after_fork() -> None:
+# for the fork handlers in `delivery_lifecycle`: methods of the lock itself, which `bound_lock_waits` may replace
+acquire_before_fork, release_in_parent = _lock.acquire, _lock.release
+
+
+def reset_in_child() -> None:
+    """Release the lock and forget the waiting spans, which belong to the parent process."""
     global _bytes
     _lock.release()
-    _pending_traces.clear()  # they belong to the parent
+    _pending_traces.clear()
     _bytes = 0
-
-
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
 
 
 def bound_lock_waits() -> None:
