@@ -157,17 +157,14 @@ class StreamRecorder:
             self.items.append(item)
             return
         try:  # no `error_boundary`: it would add a tenth to the cost of an item
-            self.items.append(self._snapshot(item))
+            if self._spec.reduce is None:
+                text = to_json(item, self.room)
+                self.room -= len(text)
+                item = orjson.Fragment(text)
+            self.items.append(item)
         except Exception as error:
             self._missing += 1
             internal_errors.record_error("stream", error)
-
-    def _snapshot(self, item: object) -> Any:
-        if self._spec.reduce is not None:
-            return item
-        text = to_json(item, self.room)
-        self.room -= len(text)
-        return orjson.Fragment(text)
 
     def step(self, take: Callable[[], Any]) -> Any:
         """Take an item in the stream's context and record it. The end or failure of the iteration ends the span."""
@@ -253,25 +250,21 @@ class StreamRecorder:
     def _set_outputs(self) -> None:
         known = getattr(self._call.span, "_attributes", None) or ()
         if self._records and self._spec.reduce is not None:
-            self._reduced(self._spec.reduce)
+            reduce: Any = self._spec.reduce
+            try:
+                value = reduce(self.items)
+            except Exception as error:
+                internal_errors.record_user_error("reduce", error)
+                value = f"[reduce raised {internal_errors.describe_error(error)}]"
+            record_outputs(self._spec, self._call, value)
         elif self._records and names.OUTPUT_VALUE not in known:
-            set_output_attributes(self._call, self._listed(), JSON_MIME)
-
-    def _reduced(self, reduce: Any) -> None:
-        try:
-            value = reduce(self.items)
-        except Exception as error:
-            internal_errors.record_user_error("reduce", error)
-            value = f"[reduce raised {internal_errors.describe_error(error)}]"
-        record_outputs(self._spec, self._call, value)
-
-    def _listed(self) -> str:
-        missing = self._missing
-        items = [*self.items, f"…[cut: {missing:,} more items]"] if missing else self.items
-        try:
-            return orjson.dumps(items).decode()
-        except TypeError:  # an item contains lone surrogates
-            return to_json([item if type(item) is str else "…" for item in items], self._call.runtime.limit)
+            missing = self._missing
+            items = [*self.items, f"…[cut: {missing:,} more items]"] if missing else self.items
+            try:
+                text = orjson.dumps(items).decode()
+            except TypeError:  # an item contains lone surrogates
+                text = to_json([item if type(item) is str else "…" for item in items], self._call.runtime.limit)
+            set_output_attributes(self._call, text, JSON_MIME)
 
     def __del__(self) -> None:
         self.end(closed=True)

@@ -207,7 +207,10 @@ def _get_or_create_runtime() -> Runtime:
         return _current
     with _lock:
         if _current is None and _making is None:
-            _create_runtime(_read_environment_settings())
+            settings = None
+            with internal_errors.error_boundary("settings"):
+                settings = configuration.resolve_settings()
+            _create_runtime(settings or configuration.resolve_valid_settings())
         if in_main and _current is not None:
             _ready = _install_signal_handler(_current)
         return _current or _making or _get_or_create_runtime()
@@ -227,12 +230,6 @@ def _create_runtime(settings: Settings) -> None:
         with internal_errors.error_boundary("settings"):
             made.complete()
         _current, _making = _current or made, None
-
-
-def _read_environment_settings() -> Settings:
-    with internal_errors.error_boundary("settings"):
-        return configuration.resolve_settings()
-    return configuration.resolve_valid_settings()
 
 
 def replace_runtime(runtime: Runtime | None) -> Runtime | None:

@@ -35,8 +35,13 @@ def get_destination(attributes: Mapping[str, object]) -> str | None:
     """
     get = attributes.get
     url = get("url.full") or get("http.url")
-    given = get("server.address") or get("net.peer.name"), get("server.port") or get("net.peer.port")
-    host, port = _split_url(url) if isinstance(url, str) else given
+    host, port = get("server.address") or get("net.peer.name"), get("server.port") or get("net.peer.port")
+    if isinstance(url, str):
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
+        except ValueError:
+            host = None
     if not isinstance(host, str) or not host:
         queue = get("messaging.destination.name") or get("messaging.destination")
         name = f"messaging/{queue}" if isinstance(queue, str) else ""
@@ -45,14 +50,6 @@ def get_destination(attributes: Mapping[str, object]) -> str | None:
         name = f"{shown}:{port}" if isinstance(port, int) else shown
     name = name.lower()
     return name if _NAME.fullmatch(name) else None
-
-
-def _split_url(url: str) -> tuple[str | None, int | None]:
-    try:
-        parts = urlsplit(url)
-        return parts.hostname, parts.port or _PORTS.get(parts.scheme)
-    except ValueError:
-        return None, None
 
 
 def normalize_patterns(given: Iterable[str]) -> tuple[str, ...]:
@@ -82,8 +79,8 @@ def update_from_header(settings: Settings, header: str) -> None:
 
 def is_propagation_target(attributes: Mapping[str, object]) -> bool:
     """Return whether the destination of a client or producer span takes part in tracing."""
-    whose, configured = _active_settings
-    named = _collector_targets.get(whose)
+    collector, configured = _active_settings
+    named = _collector_targets.get(collector)
     if not named and not configured:
         return False
     name = get_destination(attributes)

@@ -29,7 +29,6 @@ from spanwise.tracer.export.otlp_encoding import (
 )
 from spanwise.tracer.export.otlp_http_client import (
     OtlpHttpClient,
-    PendingRequest,
     RequestOutcome,
     RequestThread,
     to_one_line,
@@ -124,7 +123,8 @@ class Exporter:
         if self._may_send():
             self._survive(self._replay_all)
         if self._may_send():
-            self._survive(self._report, urgent)
+            # reports for Spanwise's collectors; those that cannot be sent are not stored
+            self._survive(self._presence.tell, self._send_aside, self.pending, self.queue.dropped, urgent)
 
     def export_last(self) -> None:
         """Export the remaining items. Those that can be neither sent nor spooled are dropped."""
@@ -212,16 +212,13 @@ class Exporter:
         if answer.verdict == "ok":
             self._acknowledged(batch, answer)
         elif answer.verdict == "too_large" and batch.path == TRACES_PATH:
-            self._send_halves(batch)
+            if len(batch.items) == 1:
+                self._drop_items(batch, 1, "too_large")
+            else:
+                for half in batch.split((len(batch.items) + 1) // 2):
+                    self._send(half)
         else:
             self._drop_items(batch, len(batch.items), answer.reason)
-
-    def _send_halves(self, batch: Batch) -> None:
-        if len(batch.items) == 1:
-            return self._drop_items(batch, 1, "too_large")
-        for half in batch.split((len(batch.items) + 1) // 2):
-            self._send(half)
-        return None
 
     def _encoded(self, batch: Batch, otherwise: Callable[[Batch], object]) -> bytes | None:
         """Return the body of a request, or None.
@@ -253,7 +250,8 @@ class Exporter:
         """
         timeout = min(self.settings.timeout, self.deadline - time.monotonic())
         request, copy = self._requests.send(path, body, timeout), None
-        while request is not None and not self._is_over(request):
+        longest = self.settings.timeout + _TIMEOUT_GRACE
+        while request is not None and time.monotonic() < self.deadline and request.age < longest:
             answer = request.wait(max(0.0, min(_ANSWER_POLL_INTERVAL, self.deadline - time.monotonic())))
             if answer is not None:
                 return answer, copy
@@ -263,19 +261,11 @@ class Exporter:
             ):
                 if copy is None and count:
                     copy = self.spool.copy(path, body, count)
-                self._spool_behind(request)
+                self.queue.keep_less(True)
+                self._batches.extend(split_into_batches(self.queue.take()))
+                while self._batches and not request.is_done:
+                    self._settle(self._spool_batch, self._batches.popleft())
         return RequestOutcome("later", "no_answer", explanation="no answer in time"), copy
-
-    def _is_over(self, request: PendingRequest) -> bool:
-        """Return whether to stop waiting for the response."""
-        return time.monotonic() >= self.deadline or request.age >= self.settings.timeout + _TIMEOUT_GRACE
-
-    def _spool_behind(self, request: PendingRequest) -> None:
-        """Spool the waiting items until the request is answered."""
-        self.queue.keep_less(True)
-        self._batches.extend(split_into_batches(self.queue.take()))
-        while self._batches and not request.is_done:
-            self._settle(self._spool_batch, self._batches.popleft())
 
     def _keep(self, batch: Batch, body: bytes, copy: RequestCopy | None) -> None:
         """Spool a batch after a failed attempt to send it."""
@@ -395,10 +385,6 @@ class Exporter:
         else:
             self.drop(answer.reason, count, path)
         return answer.verdict
-
-    def _report(self, urgent: bool) -> None:
-        """Send the reports for Spanwise's collectors. Reports that cannot be sent are not stored."""
-        self._presence.tell(self._send_aside, self.pending, self.queue.dropped, urgent)
 
     def _send_aside(self, path: str, body: bytes) -> RequestOutcome:
         answer, _ = self._answer(path, body)

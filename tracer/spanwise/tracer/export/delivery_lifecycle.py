@@ -91,7 +91,9 @@ class Delivery:
         """Queue an ended span or a feedback event. Never raises, and never blocks on the network."""
         try:  # runs for every span: no `error_boundary`, which takes time
             if self.queue.put(item):
-                self._attend()
+                self._awake()  # for a full batch
+                if self.queue.is_high and not self._is_closed:
+                    self.exporter.spool_some()
             if self._thread is None:
                 self._start()
         except Exception as error:
@@ -164,7 +166,9 @@ class Delivery:
         if self._is_closed:
             return self._settle_late()
         if sys.is_finalizing():
-            return self._end_without_thread()
+            self.exporter.limit(0.0)
+            self._is_draining = True
+            return self._wait_for_end()
         if self._is_draining or not self._slot.acquire(blocking=False):
             return None  # otherwise another thread is starting it, or the code that this signal handler has interrupted
         thread = threading.Thread(target=self._run, name="spanwise-delivery", daemon=True)
@@ -175,7 +179,15 @@ class Delivery:
                 self._slot.release()
             if not isinstance(error, RuntimeError) or threading.main_thread().is_alive():
                 raise  # the system has no more threads: the next span tries again
-            return self._spool_without_thread()  # Python 3.12 starts no threads after the main thread has ended
+            # Python 3.12 starts no threads after the main thread has ended. Spool the queued items and stay `running`:
+            # application threads may trace until the exit handler runs.
+            if self._slot.acquire(blocking=False):
+                try:
+                    self.exporter.limit(0.0)
+                    self.exporter.export_last()
+                finally:
+                    self._slot.release()
+            return None
         _close_at_end_of_child()
         if self.settings.by_otel:
             where = self.settings.shown_url
@@ -218,15 +230,6 @@ class Delivery:
     def _awake(self) -> None:
         if self._wake.empty():
             self._wake.put(None)
-
-    def _attend(self) -> None:
-        """Wake the delivery thread for a full batch.
-
-        If the queue is high, the calling thread writes a part of it to the spool.
-        """
-        self._awake()
-        if self.queue.is_high and not self._is_closed:
-            self.exporter.spool_some()
 
     # -- closing --
 
@@ -293,21 +296,6 @@ class Delivery:
                 live_span.move_to_account(self.account, last.account)
             last.put(item)
         return None
-
-    def _spool_without_thread(self) -> None:
-        """Spool the queued items and stay `running`: application threads may trace until the exit handler runs."""
-        if self._slot.acquire(blocking=False):
-            try:
-                self.exporter.limit(0.0)
-                self.exporter.export_last()
-            finally:
-                self._slot.release()
-
-    def _end_without_thread(self) -> None:
-        """Spool the queued items and close: the interpreter is finalizing."""
-        self.exporter.limit(0.0)
-        self._is_draining = True
-        self._wait_for_end()
 
 
 def _notify(waiting: list[_Waiter]) -> None:

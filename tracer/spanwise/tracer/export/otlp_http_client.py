@@ -100,7 +100,7 @@ class OtlpHttpClient:
         headers = self._headers
         if self._packs and len(body) >= _MIN_COMPRESS_BYTES:
             body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
-        address = self._address(path)
+        address = (self._settings.traces_url if path == TRACES_PATH else None) or self._settings.url + path
         # a proxy cannot reach the loopback interface of this machine
         self._session.trust_env = not is_loopback(address)
         auth = requests.utils.get_auth_from_url(address)
@@ -123,10 +123,6 @@ class OtlpHttpClient:
             propagation_targets.update_from_header(self._settings, named)
         return _classify_response(response)
 
-    def _address(self, path: str) -> str:
-        own = self._settings.traces_url if path == TRACES_PATH else None
-        return own or self._settings.url + path
-
 
 def _keep_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
     """Return the request unchanged.
@@ -143,15 +139,11 @@ def _classify_response(response: requests.Response) -> RequestOutcome:
     if status == 413:
         return RequestOutcome("too_large", "http_413")
     if status in _RETRYABLE:
-        after = _parse_retry_delay(response.headers.get("Retry-After"))
+        after = min(_MAX_RETRY_AFTER, parse_retry_after(response.headers.get("Retry-After")) or 0.0)
         return RequestOutcome(
             "later", f"http_{status}", after, explanation=f"HTTP {status} {to_one_line(response.reason or '')}".strip()
         )
     return RequestOutcome("refused", f"http_{status}")
-
-
-def _parse_retry_delay(text: str | None) -> float:
-    return min(_MAX_RETRY_AFTER, parse_retry_after(text) or 0.0)
 
 
 @dataclass(slots=True, eq=False)

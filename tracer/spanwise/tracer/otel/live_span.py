@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Protocol
 
 from opentelemetry import trace as otel
@@ -132,15 +131,11 @@ def begin_local_trace(
     """Begin this process's part of a trace."""
     local = _open_traces[trace_id] = LocalTrace(trace_id, sink, resource, sampled, ot)
     while len(_open_traces) > _MAX_OPEN_TRACES:  # spans that never end must not fill the memory
-        _drop_oldest_trace()
+        with suppress(RuntimeError, StopIteration):  # another thread has begun or ended a trace meanwhile
+            forgotten = _open_traces.pop(next(iter(_open_traces)), None)
+            if forgotten is not None:
+                sync_account(forgotten)
     return local
-
-
-def _drop_oldest_trace() -> None:
-    with suppress(RuntimeError, StopIteration):  # another thread has begun or ended a trace meanwhile
-        forgotten = _open_traces.pop(next(iter(_open_traces)), None)
-        if forgotten is not None:
-            sync_account(forgotten)
 
 
 def sync_account(local: LocalTrace) -> None:
@@ -397,12 +392,12 @@ def _close_local_trace(local: LocalTrace) -> dict[str, Any]:
     local.closed = True
     _open_traces.pop(local.trace_id, None)
     _sync_account_locked(local)
-    told = {
+    attributes = {
         names.LOCAL_ROOT: f"{local.root_id:016x}",
         names.SPANS_STARTED: local.started,
         names.SPANS_OPEN: local.open,
     }
-    return {**told, names.CALLS_SENT: local.sent} if local.sent else told
+    return {**attributes, names.CALLS_SENT: local.sent} if local.sent else attributes
 
 
 def count_started(local: LocalTrace, span_id: int) -> None:
@@ -479,18 +474,13 @@ def mark_exception_recorded(error: BaseException, trace_id: int) -> bool:
     return True
 
 
-def _skip_own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames from the first one outside of Spanwise. Spanwise's own frames do not explain the failure."""
-    first = frames
-    while first is not None and str(first.tb_frame.f_globals.get("__name__")).startswith("spanwise."):
-        first = first.tb_next
-    return first or frames
-
-
 def _make_exception_attributes(error: BaseException, escaped: bool) -> dict[str, Any]:
     kind = type(error)
+    frames = error.__traceback__  # from the first frame outside of Spanwise: its own do not explain the failure
     try:
-        stack = "".join(traceback.format_exception(kind, error, _skip_own_frames(error.__traceback__)))
+        while frames is not None and str(frames.tb_frame.f_globals.get("__name__")).startswith("spanwise."):
+            frames = frames.tb_next
+        stack = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))
     except Exception:
         stack = ""
     return {
