@@ -198,7 +198,7 @@ def test_reports_come_by_themselves_at_most_every_so_often(spanwise: Sink, monke
     leaf(1)
     until(lambda: stats().delivered == 4)
     assert len(events(spanwise, names.REPORT_EVENT)) == 1
-    get_runtime().delivery.exporter._presence._next_report = 0.0
+    get_runtime().delivery.exporter._reporter._next_report = 0.0
     until(lambda: report(spanwise)["started"] == 2)
 
 

@@ -73,11 +73,11 @@ class Runtime:
             )
             joined.add_span_processor(self._processor)
             self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
-        self._be(self._resource)
+        self._set_resource(self._resource)
 
     def complete(self) -> None:
         """Complete the slow part of the set-up: run the resource detectors and prepare the process."""
-        self._be(_make_resource(self.settings))
+        self._set_resource(_make_resource(self.settings))
         _prepare_process(self)
 
     def _put_joined(self, span: ReadableSpan) -> None:
@@ -86,9 +86,9 @@ class Runtime:
 
     def renew(self) -> None:
         """Set a new instance id in a forked child process."""
-        self._be(_add_instance_id(self._resource, self.settings))
+        self._set_resource(_add_instance_id(self._resource, self.settings))
 
-    def _be(self, resource: Resource) -> None:
+    def _set_resource(self, resource: Resource) -> None:
         self._resource = resource
         self.resource = self.spans.resource = self.delivery.finisher.resource(resource)
         if self.joined is None:

@@ -94,8 +94,8 @@ def mark_monitor_spans() -> Iterator[None]:
         if otel.get_current_span().get_span_context().is_valid:
             yield
             return
-        place = make_span_context(randbits(128) or 1, randbits(64) or 1, remote=True, marked=True)
-        with otel.use_span(otel.NonRecordingSpan(place)):
+        marked = make_span_context(randbits(128) or 1, randbits(64) or 1, remote=True, marked=True)
+        with otel.use_span(otel.NonRecordingSpan(marked)):
             yield
 
 

@@ -57,10 +57,10 @@ def normalize_patterns(given: Iterable[str]) -> tuple[str, ...]:
     if isinstance(given, str):
         raise ValueError(f"propagate_to is a list of hosts, not the text {given!r}; write [{given!r}]")
     found: list[str] = []
-    for one in given:
-        host = urlsplit(one).netloc if isinstance(one, str) and "://" in one else one
+    for target in given:
+        host = urlsplit(target).netloc if isinstance(target, str) and "://" in target else target
         if not isinstance(host, str) or not _PATTERN.fullmatch(host.strip().lower()):
-            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', not {one!r}")
+            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', not {target!r}")
         found.append(host.strip().lower())
     return tuple(found)
 

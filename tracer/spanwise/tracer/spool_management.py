@@ -114,7 +114,7 @@ def send_spool_folder(waiting: SpoolFolder, to: str | None = None, *, with_key: 
     settings = replace(settings, url=url.rstrip("/"))
     post, kept, lost, why = OtlpHttpClient(settings), 0, Counter[str](), ""
 
-    def one(path: str, body: bytes, count: int) -> str:
+    def send(path: str, body: bytes, count: int) -> str:
         nonlocal kept, why
         answer = post.send(path, body, settings.timeout)
         if answer.verdict == "later":
@@ -127,7 +127,7 @@ def send_spool_folder(waiting: SpoolFolder, to: str | None = None, *, with_key: 
             lost[answer.reason] += count
         return answer.verdict
 
-    lost.update(Spool(waiting.folder).replay(one))
+    lost.update(Spool(waiting.folder).replay(send))
     left = _inspect_folder(waiting.folder)
     return SendResult(kept, +lost, left.items if left else 0, why)
 

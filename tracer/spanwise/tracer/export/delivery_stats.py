@@ -98,7 +98,7 @@ class SpanAccount:
         due = [span for span in young if span.end_time is None and (span.start_time or 0) <= latest]
         return sorted(due, key=lambda span: span.start_time or 0)[:_MAX_PER_REPORT]
 
-    def told(self, spans: list[Any]) -> None:
+    def mark_reported(self, spans: list[Any]) -> None:
         """Mark spans as reported: nothing more is sent before they end."""
         self.young.difference_update(spans)
 
@@ -143,7 +143,7 @@ class ProcessReporter:
         self._reported: dict[str, Any] = {}
         self._next_report = 0.0
 
-    def tell(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
+    def send_reports(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
         """Send the changes since the last report.
 
         `pending` spans are in memory, and `dropped` spans never left the queue. An urgent report may be the last one.
@@ -161,10 +161,10 @@ class ProcessReporter:
                 attributes = self._finisher.resource(resource).attributes
                 body = encode_events([self._started(span, attributes) for span in spans])
                 if send(LOGS_PATH, body).verdict != "later":
-                    self._account.told(spans)
+                    self._account.mark_reported(spans)
             self._report(send, pending, dropped, urgent)
         elif self._post.is_spanwise is False:
-            self._account.told(due)
+            self._account.mark_reported(due)
 
     def _started(self, span: Any, resource: Any) -> FeedbackEvent:
         context, parent = span.get_span_context(), span.parent

@@ -87,7 +87,9 @@ class OtlpHttpClient:
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {settings.api_key}"
         self._headers.update(settings.headers)
-        self._packs = settings.compression == "gzip" or (settings.compression is None and not is_loopback(settings.url))
+        self._compresses = settings.compression == "gzip" or (
+            settings.compression is None and not is_loopback(settings.url)
+        )
         self._session: requests.Session | None = None
         self.is_spanwise: bool | None = None  # True for a Spanwise collector; None: unknown
 
@@ -98,7 +100,7 @@ class OtlpHttpClient:
         if self._session is None:
             self._session = requests.Session()
         headers = self._headers
-        if self._packs and len(body) >= _MIN_COMPRESS_BYTES:
+        if self._compresses and len(body) >= _MIN_COMPRESS_BYTES:
             body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
         address = (self._settings.traces_url if path == TRACES_PATH else None) or self._settings.url + path
         # a proxy cannot reach the loopback interface of this machine
@@ -196,7 +198,7 @@ class RequestThread:
         if self._last is not None and not self._last.is_done:
             return None
         request = self._last = PendingRequest(path, body, timeout)
-        if self._starts():
+        if self._ensure_started():
             self._requests.put(request)
         else:
             request.send(self._post)
@@ -206,7 +208,7 @@ class RequestThread:
         """End the thread after the request in progress."""
         self._requests.put(None)
 
-    def _starts(self) -> bool:
+    def _ensure_started(self) -> bool:
         """Start the thread if necessary. Return False if the system has no more threads."""
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._run, name="spanwise-request", daemon=True)

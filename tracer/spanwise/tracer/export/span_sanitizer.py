@@ -223,8 +223,8 @@ class Redaction:
         self._functions: list[Callable[[str, Any], Any]] = [
             r for r in redactors if not isinstance(r, (str, re.Pattern)) and callable(r)
         ]
-        self._assigned = _compile_assignment_pattern(keys) if keys else None
-        self._keys_known: dict[str, str] = {}
+        self._assignment_pattern = _compile_assignment_pattern(keys) if keys else None
+        self._redacted_keys: dict[str, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._keys or self._patterns or self._functions)
@@ -246,16 +246,16 @@ class Redaction:
         Patterns are applied to the words between the dots. Functions are not applied: a function that hides all texts
         would leave no names to search by.
         """
-        if not self._patterns or self._keys_known.get(key) == key:
+        if not self._patterns or self._redacted_keys.get(key) == key:
             return key
-        if len(self._keys_known) > _MAX_REMEMBERED_KEYS:
-            self._keys_known.clear()
-        if key not in self._keys_known:
-            words = (word if _LIST_INDEX.fullmatch(word) else self._without(word) for word in key.split("."))
-            self._keys_known[key] = ".".join(words)
-        return self._keys_known[key]
+        if len(self._redacted_keys) > _MAX_REMEMBERED_KEYS:
+            self._redacted_keys.clear()
+        if key not in self._redacted_keys:
+            words = (word if _LIST_INDEX.fullmatch(word) else self._apply_patterns(word) for word in key.split("."))
+            self._redacted_keys[key] = ".".join(words)
+        return self._redacted_keys[key]
 
-    def _without(self, text: str) -> str:
+    def _apply_patterns(self, text: str) -> str:
         for pattern in self._patterns:
             text = pattern.sub(REDACTED_TEXT, text)
         return text
@@ -292,11 +292,17 @@ class Redaction:
             inner = _decode_json(value)
             if inner is not None:
                 return orjson.dumps(self._node(key, inner), default=repr).decode()
-            value = self._without(value)
-            return self._assigned.sub(rf"\g<1>{REDACTED_TEXT}", value) if self._assigned is not None else value
+            value = self._apply_patterns(value)
+            return (
+                self._assignment_pattern.sub(rf"\g<1>{REDACTED_TEXT}", value)
+                if self._assignment_pattern is not None
+                else value
+            )
         if isinstance(value, Mapping):
             return {
-                self._without(str(k)): REDACTED_TEXT if _normalize_key(str(k)) in self._keys else self._node(str(k), v)
+                self._apply_patterns(str(k)): REDACTED_TEXT
+                if _normalize_key(str(k)) in self._keys
+                else self._node(str(k), v)
                 for k, v in value.items()
             }
         if isinstance(value, (list, tuple)):

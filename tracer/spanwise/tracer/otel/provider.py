@@ -56,7 +56,7 @@ class SpanFactory:
     """Factory of spans: selects the parent of each span, and its destination when it ends."""
 
     def __init__(self, outlet: DeliveryTarget, resource: Resource, sample_rate: float, off: bool = False) -> None:
-        self.lead_to(outlet)
+        self.set_outlet(outlet)
         self.resource = resource
         self._threshold = head_sampling.compute_threshold(sample_rate)
         self._ot = head_sampling.format_member(self._threshold)
@@ -64,7 +64,7 @@ class SpanFactory:
         self.extra: list[SpanProcessor] = []  # span processors of the user
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
 
-    def lead_to(self, outlet: DeliveryTarget) -> None:
+    def set_outlet(self, outlet: DeliveryTarget) -> None:
         """Set the destination of ended spans."""
         self._outlet, self.sink = outlet, outlet.put
 

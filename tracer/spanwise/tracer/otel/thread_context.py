@@ -92,7 +92,7 @@ def _wrap_start(original: Any) -> Any:
     return start
 
 
-def _run_in_context(thread: Any, held: list[Any]) -> None:
+def _run_in_context(thread: Any, contexts: list[Any]) -> None:
     """Make a thread run in a context. The reference to the context is released when the thread starts."""
     before, inner = thread.__dict__.get("run"), thread.run
 
@@ -101,7 +101,7 @@ def _run_in_context(thread: Any, held: list[Any]) -> None:
             del thread.run
         else:
             thread.run = before
-        token = attach(held.pop())
+        token = attach(contexts.pop())
         try:
             inner()
         finally:
