@@ -124,7 +124,7 @@ class Run:
                 value = str.__str__(value)  # subclasses become plain strings
             elif not isinstance(value, (int, float)):
                 value = to_json(value, self._runtime.limit)
-            self._span.set_attribute(key, value)  # type: ignore[arg-type]
+            self._span.set_attribute(key, value)
 
     def record_exception(self, error: BaseException) -> None:
         """Record an exception that the run has handled. The status of the run does not change."""

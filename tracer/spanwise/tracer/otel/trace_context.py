@@ -93,8 +93,8 @@ class PrivateBaggage(dict[str, object]):
         span = get_current().get(OTEL_KEY)
         # private also for SDK spans, whose property copies the attributes
         attributes = getattr(span, "_attributes", None)
-        is_outgoing = getattr(span, "kind", None) in OUTGOING_KINDS and attributes is not None
-        if not is_outgoing or not is_propagation_target(attributes):
+        is_outgoing = getattr(span, "kind", None) in OUTGOING_KINDS
+        if not is_outgoing or attributes is None or not is_propagation_target(attributes):
             for name in PRIVATE_ENTRIES:
                 entries.pop(name, None)
         return entries
