@@ -14,7 +14,7 @@ from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.evaluators import Experiment, evaluate
 from spanwise.evaluators.experiments import deliver_spool, result_writer
 from spanwise.evaluators.experiments.result_writer import ResultSpool, SpoolBatch, make_spool, make_spooled_store
-from spanwise.tracer.internal_api import get_runtime as tracing
+from spanwise.tracer.process_runtime import get_runtime as tracing
 
 QUESTIONS = [{"inputs": {"q": f"Q{n}"}, "reference_outputs": f"Q{n}"} for n in range(6)]
 

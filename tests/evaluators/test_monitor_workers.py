@@ -29,7 +29,7 @@ from spanwise.evaluators.monitors.rule_jobs import row_claim
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import inject, session
 from spanwise.tracer import span as traced_span
-from spanwise.tracer.internal_api import make_detached_context, mark_monitor_spans
+from spanwise.tracer.propagation import make_detached_context, mark_monitor_spans
 from spanwise.tracer.testing import capture_spans
 
 

@@ -464,7 +464,7 @@ def test_the_pause_doubles_up_to_a_minute_until_something_is_acknowledged() -> N
         return before + 0.7 * seconds <= exporter._not_before <= time.monotonic() + seconds
 
     assert all(pauses(seconds) for seconds in (0.5, 1, 2, 4, 8, 16, 32, 60, 60))
-    exporter._acknowledged(Batch("/v1/traces", []), RequestOutcome("ok"))
+    exporter._count_acknowledged(Batch("/v1/traces", []), RequestOutcome("ok"))
     assert pauses(0.5)
     assert pauses(100, after=100.0)
 

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import spanwise.tracer
-from spanwise.tracer import internal_api, testing, trace_capture
+from spanwise.tracer import testing, trace_capture
 
 
 def test_all_is_sorted_and_true() -> None:
-    for module in (spanwise.tracer, trace_capture, internal_api, testing):
+    for module in (spanwise.tracer, trace_capture, testing):
         assert list(module.__all__) == sorted(module.__all__, key=lambda name: (not name.isupper(), name))
         assert all(hasattr(module, name) for name in module.__all__)
 

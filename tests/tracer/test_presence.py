@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer import configure, current_run, feedback, flush, shutdown, span, stats, trace
 from spanwise.tracer.export import delivery_lifecycle, delivery_stats
-from spanwise.tracer.internal_api import get_runtime
+from spanwise.tracer.process_runtime import get_runtime
 from spanwise.tracer.trace_capture import capture
 
 from .conftest import Sink, until
@@ -198,7 +198,7 @@ def test_reports_come_by_themselves_at_most_every_so_often(spanwise: Sink, monke
     leaf(1)
     until(lambda: stats().delivered == 4)
     assert len(events(spanwise, names.REPORT_EVENT)) == 1
-    get_runtime().delivery.exporter._presence._next_report = 0.0
+    get_runtime().delivery.exporter._reporter._next_report = 0.0
     until(lambda: report(spanwise)["started"] == 2)
 
 

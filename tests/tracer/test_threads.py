@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.tracer.conftest import Sink, until
 
 from spanwise.tracer import configure, flush, inject, session, span, tags, trace, tracer_provider, user
-from spanwise.tracer.internal_api import mark_monitor_spans
 from spanwise.tracer.otel import thread_context
+from spanwise.tracer.propagation import mark_monitor_spans
 from spanwise.tracer.testing import Spans, capture_spans
 
 

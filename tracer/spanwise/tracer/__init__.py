@@ -18,7 +18,6 @@ Modules, in the order in which data flows:
 - `trace_capture`: In-memory capture of one trace, for experiments and judges.
 - `testing`: Test kit: spans in memory, deterministic ids and clock, and a pytest fixture.
 - `spool_management`: Management of the spool directory: listing, sending and deleting unsent requests.
-- `internal_api`: Internal API for the collector and the evaluators.
 - `attribute_names`: Attribute names of spans, resources and events: OpenInference, OpenTelemetry GenAI and
   `spanwise.*`.
 - `suggestions`: Suggestions in error messages: similar names, and equivalents of other tracing SDKs' options.

@@ -27,12 +27,8 @@ def parse_retry_after(retry_after: str | None) -> float | None:
     try:
         seconds = float(retry_after or "")
     except ValueError:
-        return _parse_http_date(str(retry_after))
+        try:
+            return max(0.0, parsedate_to_datetime(str(retry_after)).timestamp() - time.time())
+        except (ValueError, TypeError, OverflowError):
+            return None
     return max(0.0, seconds) if seconds == seconds else None
-
-
-def _parse_http_date(date: str) -> float | None:
-    try:
-        return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return None

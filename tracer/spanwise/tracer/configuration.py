@@ -66,7 +66,9 @@ def resolve_settings(**given: Any) -> Settings:
 
     Raises `ValueError` for an invalid value.
     """
-    values = {**_read_environment(), **{k: v for k, v in given.items() if v is not None}}
+    values = {key: read() for key, read in _environment_readers().items()}
+    values = {key: value for key, value in values.items() if value not in _UNSET_VALUES or key == "spill_dir"}
+    values |= {key: value for key, value in given.items() if value is not None}
     if given.get("url") is not None:  # values of the environment for another address do not apply to this one
         values |= {"traces_url": None, "by_otel": False}
         values["headers"] = given.get("headers") or {}
@@ -91,7 +93,7 @@ def resolve_valid_settings() -> Settings:
         try:
             value = read()
             if value not in _UNSET_VALUES:
-                kept[key] = _CONVERTERS.get(key, _return_unchanged)(value)
+                kept[key] = _CONVERTERS[key](value) if key in _CONVERTERS else value
                 _validate(Settings(**{key: kept[key]}))
         except (ValueError, re.error):
             kept.pop(key, None)
@@ -99,11 +101,6 @@ def resolve_valid_settings() -> Settings:
     if withheld and kept.get("capture") != "none":
         kept["capture"] = "metadata"
     return Settings(**kept)
-
-
-def _read_environment() -> dict[str, Any]:
-    values = {key: read() for key, read in _environment_readers().items()}
-    return {key: value for key, value in values.items() if value not in _UNSET_VALUES or key == "spill_dir"}
 
 
 def _environment_readers() -> dict[str, Callable[[], Any]]:
@@ -163,10 +160,6 @@ def _normalize_url(value: str) -> str:
     return value.rstrip("/").removesuffix("/v1/traces")
 
 
-def _return_unchanged(value: Any) -> Any:
-    return value
-
-
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     "url": _normalize_url,
     "propagate_to": propagation_targets.normalize_patterns,
@@ -220,20 +213,44 @@ def read_otlp_environment() -> OtlpEnvironment:
 
     Other SDKs use these variables as well. A value that Spanwise does not support is ignored, with one warning.
     """
-    url, traces_url = _read_endpoints()
+    own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
+    common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
+    url: str | None
+    traces_url: str | None
+    if not own:
+        url, traces_url = common or None, None
+    elif own.rstrip("/").endswith(_TRACES_PATH):
+        url, traces_url = own.rstrip("/").removesuffix(_TRACES_PATH), None
+    else:
+        url, traces_url = common or own, own
     if url is not None and _read_variable("PROTOCOL") == "grpc":
         return _ignore_variable("PROTOCOL", "grpc", "we speak http/protobuf: spans do not go there")
     for address in filter(None, (url, traces_url)):
         if problem := find_url_problem(address):
             return _ignore_variable("ENDPOINT", address, f"it is not a usable address: {problem}")
+    # headers apply to that address only
+    given = _parse_pairs(_read_variable("HEADERS") or "") if url else {}
+    headers = {name: value for name, value in given.items() if is_valid_header(name, value)}
+    if len(headers) < len(given):
+        names = ", ".join(name for name in given if name not in headers)  # without the values, most of which are keys
+        internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS has what is no HTTP header: {names!r}")
+    compression = _read_variable("COMPRESSION")
+    if compression not in (None, "gzip", "none"):
+        _ignore_variable("COMPRESSION", str(compression), "we know gzip and none")
+        compression = None
+    text = _read_variable("TIMEOUT")
+    try:
+        timeout = float(text or "nan")
+    except ValueError:
+        _ignore_variable("TIMEOUT", str(text), "it is no number")
+        timeout = float("nan")
+    timeout = timeout / 1000 if timeout >= _FIRST_MILLISECONDS else timeout
     return OtlpEnvironment(
         url,
         traces_url,
-        _select_valid_headers(_parse_pairs(_read_variable("HEADERS") or ""))
-        if url
-        else {},  # headers apply to that address only
-        _parse_compression(_read_variable("COMPRESSION")),
-        _parse_timeout(_read_variable("TIMEOUT")),
+        headers,
+        compression,
+        min(timeout, _MAX_TIMEOUT) if timeout > 0 else None,
     )
 
 
@@ -246,16 +263,6 @@ def read_deployment_environment() -> str | None:
     """Return the name of the environment in `OTEL_RESOURCE_ATTRIBUTES`."""
     known = _parse_pairs(os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     return next((known[name] for name in _ENVIRONMENT_ATTRIBUTES if known.get(name)), None)
-
-
-def _read_endpoints() -> tuple[str | None, str | None]:
-    own = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
-    common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
-    if not own:
-        return common or None, None
-    if own.rstrip("/").endswith(_TRACES_PATH):
-        return own.rstrip("/").removesuffix(_TRACES_PATH), None
-    return common or own, own
 
 
 def _read_variable(name: str) -> str | None:
@@ -271,28 +278,3 @@ def _parse_pairs(text: str) -> dict[str, str]:
 def is_valid_header(name: str, value: str) -> bool:
     """Return whether a name and a value form a valid HTTP header."""
     return bool(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value))
-
-
-def _select_valid_headers(given: dict[str, str]) -> dict[str, str]:
-    headers = {name: value for name, value in given.items() if is_valid_header(name, value)}
-    if len(headers) < len(given):
-        names = ", ".join(name for name in given if name not in headers)  # without the values, most of which are keys
-        internal_errors.warn_once("otlp:HEADERS", f"OTEL_EXPORTER_OTLP_HEADERS has what is no HTTP header: {names!r}")
-    return headers
-
-
-def _parse_compression(text: str | None) -> str | None:
-    if text not in (None, "gzip", "none"):
-        _ignore_variable("COMPRESSION", str(text), "we know gzip and none")
-        return None
-    return text
-
-
-def _parse_timeout(text: str | None) -> float | None:
-    try:
-        given = float(text or "nan")
-    except ValueError:
-        _ignore_variable("TIMEOUT", str(text), "it is no number")
-        return None
-    given = given / 1000 if given >= _FIRST_MILLISECONDS else given
-    return min(given, _MAX_TIMEOUT) if given > 0 else None

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from spanwise.tracer.call_recording import (
-    TracedCall,
     TraceSpec,
     enter_call,
     fail_call,
@@ -103,40 +102,29 @@ def _decorate(
     if not callable(function) or inspect.isclass(function):
         hint = f"; a kind is named: @trace(kind={function!r})" if isinstance(function, str) else ""
         raise TypeError(f"@trace takes a function, a method or an object with __call__, not {function!r}{hint}")
+    target = function  # without partials
+    while isinstance(target, functools.partial):
+        target = target.func
     spec = TraceSpec(
-        name or _span_name(function),
+        name or str(getattr(target, "__name__", type(target).__name__)),
         build_initial_attributes(kind, tags, metadata, attributes),
         make_argument_binder(function) if capture_inputs else None,
         capture_outputs,
         kind == "retriever",
         reduce,
     )
-    traced = functools.update_wrapper(_make_wrapper(function, spec), function)
+    # the function that determines the kind of wrapper: `__call__` for a callable object
+    inner = target if inspect.isroutine(target) else type(target).__call__
+    wrapper: Any
+    if inspect.iscoroutinefunction(inner):
+        wrapper = _wrap_async(function, spec)
+    elif inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        wrapper = _GeneratorFunction(function, inner, spec)
+    else:
+        wrapper = _wrap_sync(function, spec)
+    traced = functools.update_wrapper(wrapper, function)
     setattr(traced, TRACED_MARK, traced)
     return traced
-
-
-def _span_name(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _make_wrapper(function: Any, spec: TraceSpec) -> Any:
-    """Return the wrapper for the kind of function: coroutine function, generator function or plain function."""
-    inner = _underlying_function(function)
-    if inspect.iscoroutinefunction(inner):
-        return _wrap_async(function, spec)
-    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        return _GeneratorFunction(function, inner, spec)
-    return _wrap_sync(function, spec)
-
-
-def _underlying_function(function: Any) -> Any:
-    """Return the function that determines the kind: without partials, and `__call__` for a callable object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _wrap_sync(function: Callable[..., Any], spec: TraceSpec) -> Callable[..., Any]:
@@ -195,14 +183,12 @@ class _GeneratorFunction:
         call = start_call(self._spec, args, kwargs)
         if call is None:
             return self._function(*args, **kwargs)
-        return wrap_stream(self._spec, call, self._made(call, args, kwargs))
-
-    def _made(self, call: TracedCall, args: Any, kwargs: Any) -> Any:
         try:
-            return self._function(*args, **kwargs)
+            generator = self._function(*args, **kwargs)
         except BaseException as error:  # the arguments do not match the signature
             fail_call(call, error)
             raise
+        return wrap_stream(self._spec, call, generator)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -136,7 +136,7 @@ class StreamRecorder:
         self.room = call.runtime.limit if self._records else 0
         self._missing = 0
         self._open = True
-        self._inside: set[int] = set()  # ids of threads that are inside `step`
+        self._active_threads: set[int] = set()  # ids of threads that are inside `step`
         _open_streams[id(self)] = weakref.ref(self)
 
     @property
@@ -157,63 +157,60 @@ class StreamRecorder:
             self.items.append(item)
             return
         try:  # no `error_boundary`: it would add a tenth to the cost of an item
-            self.items.append(self._snapshot(item))
+            if self._spec.reduce is None:
+                text = to_json(item, self.room)
+                self.room -= len(text)
+                item = orjson.Fragment(text)
+            self.items.append(item)
         except Exception as error:
             self._missing += 1
             internal_errors.record_error("stream", error)
 
-    def _snapshot(self, item: object) -> Any:
-        if self._spec.reduce is not None:
-            return item
-        text = to_json(item, self.room)
-        self.room -= len(text)
-        return orjson.Fragment(text)
-
     def step(self, take: Callable[[], Any]) -> Any:
         """Take an item in the stream's context and record it. The end or failure of the iteration ends the span."""
-        here = get_ident()
-        if here in self._inside:  # re-entrant call: the iterator advances itself
+        thread_id = get_ident()
+        if thread_id in self._active_threads:  # re-entrant call: the iterator advances itself
             return take()
         token = attach(self.inside)
-        self._inside.add(here)
+        self._active_threads.add(thread_id)
         try:
             item = take()
         except BaseException as error:
-            self._ended_by(error)
+            self._end_with(error)
             raise
         finally:
             self.inside = get_current()
-            self._inside.discard(here)
+            self._active_threads.discard(thread_id)
             detach(token)
         self.record(item)
         return item
 
     async def astep(self, take: Callable[[], Any]) -> Any:
         """Await an item in the stream's context and record it. The end or failure of the iteration ends the span."""
-        here = get_ident()
-        if here in self._inside:
+        thread_id = get_ident()
+        if thread_id in self._active_threads:
             return await take()
         token = attach(self.inside)
-        self._inside.add(here)
+        self._active_threads.add(thread_id)
         try:
             item = await take()
         except BaseException as error:
-            self._ended_by(error)
+            self._end_with(error)
             raise
         finally:
             self.inside = get_current()
-            self._inside.discard(here)
+            self._active_threads.discard(thread_id)
             detach(token)
         self.record(item)
         return item
 
-    def _ended_by(self, error: BaseException) -> None:
+    def _end_with(self, error: BaseException) -> None:
         if isinstance(error, StopIteration | StopAsyncIteration):
             self.end()
         else:
             self.fail(error)
 
-    def _closes(self) -> bool:
+    def _mark_closed(self) -> bool:
         """Mark the stream as closed. Return False if it was closed before."""
         was_open, self._open = self._open, False
         _open_streams.pop(id(self), None)
@@ -225,7 +222,7 @@ class StreamRecorder:
 
         `closed` records that the consumer stopped before the generator ended.
         """
-        if self._closes():
+        if self._mark_closed():
             try:
                 if closed:
                     self._call.span.set_attribute(names.STREAM_CLOSED, True)
@@ -239,7 +236,7 @@ class StreamRecorder:
     @internal_errors.error_boundary("stream")
     def fail(self, error: BaseException) -> None:
         """End the span as failed, with the items yielded so far as outputs."""
-        if self._closes():
+        if self._mark_closed():
             try:
                 self._set_outputs()
             finally:
@@ -247,31 +244,27 @@ class StreamRecorder:
 
     def finish(self, value: object) -> None:
         """End the span with the return value of a coroutine as outputs."""
-        if self._closes():
+        if self._mark_closed():
             finish_call(self._spec, self._call, value)
 
     def _set_outputs(self) -> None:
         known = getattr(self._call.span, "_attributes", None) or ()
         if self._records and self._spec.reduce is not None:
-            self._reduced(self._spec.reduce)
+            reduce: Any = self._spec.reduce
+            try:
+                value = reduce(self.items)
+            except Exception as error:
+                internal_errors.record_user_error("reduce", error)
+                value = f"[reduce raised {internal_errors.describe_error(error)}]"
+            record_outputs(self._spec, self._call, value)
         elif self._records and names.OUTPUT_VALUE not in known:
-            set_output_attributes(self._call, self._listed(), JSON_MIME)
-
-    def _reduced(self, reduce: Any) -> None:
-        try:
-            value = reduce(self.items)
-        except Exception as error:
-            internal_errors.record_user_error("reduce", error)
-            value = f"[reduce raised {internal_errors.describe_error(error)}]"
-        record_outputs(self._spec, self._call, value)
-
-    def _listed(self) -> str:
-        missing = self._missing
-        items = [*self.items, f"…[cut: {missing:,} more items]"] if missing else self.items
-        try:
-            return orjson.dumps(items).decode()
-        except TypeError:  # an item contains lone surrogates
-            return to_json([item if type(item) is str else "…" for item in items], self._call.runtime.limit)
+            missing = self._missing
+            items = [*self.items, f"…[cut: {missing:,} more items]"] if missing else self.items
+            try:
+                text = orjson.dumps(items).decode()
+            except TypeError:  # an item contains lone surrogates
+                text = to_json([item if type(item) is str else "…" for item in items], self._call.runtime.limit)
+            set_output_attributes(self._call, text, JSON_MIME)
 
     def __del__(self) -> None:
         self.end(closed=True)

@@ -11,7 +11,7 @@ from opentelemetry.trace import StatusCode, TracerProvider
 from spanwise.tracer import internal_errors
 from spanwise.tracer.content import token_usage
 from spanwise.tracer.process_runtime import get_runtime
-from spanwise.tracer.run_handle import Run, span
+from spanwise.tracer.run_handle import span
 from spanwise.tracer.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -53,20 +53,17 @@ def _wrap_call_tool(call_tool: Callable[..., Any]) -> Callable[..., Any]:
         attributes = {"tool.name": name} if isinstance(name, str) else None
         with span(str(name), kind="tool", inputs=arguments or {}, attributes=attributes) as run:
             result = await call_tool(session, name, arguments, *args, **kwargs)
-            _record_tool_result(run, result)
+            with internal_errors.error_boundary("mcp"):
+                # the structured content, or else the texts
+                structured = getattr(result, "structured_content", None) or getattr(result, "structuredContent", None)
+                content = getattr(result, "content", ())
+                blocks = [getattr(block, "text", None) or block.model_dump(mode="json") for block in content]
+                run.set_outputs(structured or (blocks[0] if len(blocks) == 1 else blocks))
+                if getattr(result, "is_error", False) or getattr(result, "isError", False):
+                    run.span.set_status(StatusCode.ERROR, str(blocks[0]) if blocks else "the tool reports an error")
             return result
 
     return traced
-
-
-@internal_errors.error_boundary("mcp")
-def _record_tool_result(run: Run, result: Any) -> None:
-    """Record a tool's result: its structured content, or else its texts. A reported error sets the status."""
-    structured = getattr(result, "structured_content", None) or getattr(result, "structuredContent", None)
-    blocks = [getattr(block, "text", None) or block.model_dump(mode="json") for block in getattr(result, "content", ())]
-    run.set_outputs(structured or (blocks[0] if len(blocks) == 1 else blocks))
-    if getattr(result, "is_error", False) or getattr(result, "isError", False):
-        run.span.set_status(StatusCode.ERROR, str(blocks[0]) if blocks else "the tool reports an error")
 
 
 _ENTRY_POINT_GROUPS = (

@@ -215,7 +215,10 @@ def _wrap_close(original: Any) -> Any:
         try:
             return original(self, *args, **kwargs)
         finally:
-            _finish_iteration(self)
+            stream = self.__dict__.get(_OBSERVER)
+            _restore_class(self)
+            if stream is not None:
+                stream.end(closed=True)
 
     return functools.wraps(original)(close)
 
@@ -234,13 +237,6 @@ async def _astep_or_release(owner: Any, step: Callable[[Callable[[], Any]], Any]
     except BaseException:
         _restore_class(owner)
         raise
-
-
-def _finish_iteration(value: Any) -> None:
-    stream = value.__dict__.get(_OBSERVER)
-    _restore_class(value)
-    if stream is not None:
-        stream.end(closed=True)
 
 
 def _restore_class(value: Any) -> None:

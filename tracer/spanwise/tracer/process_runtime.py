@@ -73,11 +73,11 @@ class Runtime:
             )
             joined.add_span_processor(self._processor)
             self._joined_tracer = joined.get_tracer(SCOPE.name, SCOPE.version)
-        self._be(self._resource)
+        self._set_resource(self._resource)
 
     def complete(self) -> None:
         """Complete the slow part of the set-up: run the resource detectors and prepare the process."""
-        self._be(_make_resource(self.settings))
+        self._set_resource(_make_resource(self.settings))
         _prepare_process(self)
 
     def _put_joined(self, span: ReadableSpan) -> None:
@@ -86,9 +86,9 @@ class Runtime:
 
     def renew(self) -> None:
         """Set a new instance id in a forked child process."""
-        self._be(_add_instance_id(self._resource, self.settings))
+        self._set_resource(_add_instance_id(self._resource, self.settings))
 
-    def _be(self, resource: Resource) -> None:
+    def _set_resource(self, resource: Resource) -> None:
         self._resource = resource
         self.resource = self.spans.resource = self.delivery.finisher.resource(resource)
         if self.joined is None:
@@ -207,7 +207,10 @@ def _get_or_create_runtime() -> Runtime:
         return _current
     with _lock:
         if _current is None and _making is None:
-            _create_runtime(_read_environment_settings())
+            settings = None
+            with internal_errors.error_boundary("settings"):
+                settings = configuration.resolve_settings()
+            _create_runtime(settings or configuration.resolve_valid_settings())
         if in_main and _current is not None:
             _ready = _install_signal_handler(_current)
         return _current or _making or _get_or_create_runtime()
@@ -227,12 +230,6 @@ def _create_runtime(settings: Settings) -> None:
         with internal_errors.error_boundary("settings"):
             made.complete()
         _current, _making = _current or made, None
-
-
-def _read_environment_settings() -> Settings:
-    with internal_errors.error_boundary("settings"):
-        return configuration.resolve_settings()
-    return configuration.resolve_valid_settings()
 
 
 def replace_runtime(runtime: Runtime | None) -> Runtime | None:

@@ -94,8 +94,8 @@ def mark_monitor_spans() -> Iterator[None]:
         if otel.get_current_span().get_span_context().is_valid:
             yield
             return
-        place = make_span_context(randbits(128) or 1, randbits(64) or 1, remote=True, marked=True)
-        with otel.use_span(otel.NonRecordingSpan(place)):
+        marked = make_span_context(randbits(128) or 1, randbits(64) or 1, remote=True, marked=True)
+        with otel.use_span(otel.NonRecordingSpan(marked)):
             yield
 
 
@@ -112,14 +112,11 @@ def _add_ambient_attributes(attributes: dict[str, Any], ctx: Context | None = No
     )
     with error_boundary("baggage"):
         for key, value in attributes.items():
-            name, text = trace_context.BAGGAGE[key], _encode_baggage_value(value)
+            name = trace_context.BAGGAGE[key]
+            text = ";".join(quote(tag, safe="") for tag in value) if isinstance(value, tuple) else str(value)
             fits = len(text) * 3 <= _MAX_BAGGAGE_LENGTH or len(quote(text)) <= _MAX_BAGGAGE_LENGTH
             new = baggage.set_baggage(name, text, new) if fits else baggage.remove_baggage(name, new)
     return trace_context.with_private_baggage(new)
-
-
-def _encode_baggage_value(value: Any) -> str:
-    return ";".join(quote(t, safe="") for t in value) if isinstance(value, tuple) else str(value)
 
 
 def _replace_surrogates(value: object) -> str:
@@ -174,17 +171,11 @@ def _make_outgoing_context(ctx: Context) -> SpanContext | None:
     foreign = trace_context.find_foreign_context(ctx)
     if foreign is None:
         return make_span_context(own.trace_id, own.span_id, sampled=own.sampled, ot=own.ot, marked=own.marked)
-    return _add_tracestate_entry(foreign, own)
-
-
-def _add_tracestate_entry(context: SpanContext, own: RemoteParent) -> SpanContext:
-    """Add Spanwise's tracestate entry to a foreign span context. The member `ot` stays that of the foreign trace."""
-    others = [(k, v) for k, v in context.trace_state.items() if k != VENDOR_KEY]
-    ours = format_tracestate_entry(own.trace_id, own.span_id, own.sampled, own.marked) + (
-        f"-{own.ot}" if own.ot else ""
-    )
-    state = TraceState([(VENDOR_KEY, ours), *others])
-    return SpanContext(context.trace_id, context.span_id, context.is_remote, context.trace_flags, state)
+    # add Spanwise's tracestate entry to the foreign context, whose member `ot` stays that of the foreign trace
+    others = [(key, value) for key, value in foreign.trace_state.items() if key != VENDOR_KEY]
+    entry = format_tracestate_entry(own.trace_id, own.span_id, own.sampled, own.marked)
+    state = TraceState([(VENDOR_KEY, f"{entry}-{own.ot}" if own.ot else entry), *others])
+    return SpanContext(foreign.trace_id, foreign.span_id, foreign.is_remote, foreign.trace_flags, state)
 
 
 @contextmanager

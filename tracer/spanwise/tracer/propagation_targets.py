@@ -35,8 +35,13 @@ def get_destination(attributes: Mapping[str, object]) -> str | None:
     """
     get = attributes.get
     url = get("url.full") or get("http.url")
-    given = get("server.address") or get("net.peer.name"), get("server.port") or get("net.peer.port")
-    host, port = _split_url(url) if isinstance(url, str) else given
+    host, port = get("server.address") or get("net.peer.name"), get("server.port") or get("net.peer.port")
+    if isinstance(url, str):
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
+        except ValueError:
+            host = None
     if not isinstance(host, str) or not host:
         queue = get("messaging.destination.name") or get("messaging.destination")
         name = f"messaging/{queue}" if isinstance(queue, str) else ""
@@ -47,23 +52,15 @@ def get_destination(attributes: Mapping[str, object]) -> str | None:
     return name if _NAME.fullmatch(name) else None
 
 
-def _split_url(url: str) -> tuple[str | None, int | None]:
-    try:
-        parts = urlsplit(url)
-        return parts.hostname, parts.port or _PORTS.get(parts.scheme)
-    except ValueError:
-        return None, None
-
-
 def normalize_patterns(given: Iterable[str]) -> tuple[str, ...]:
     """Return the patterns of `propagate_to` in lower case. Raises `ValueError` for an invalid host."""
     if isinstance(given, str):
         raise ValueError(f"propagate_to is a list of hosts, not the text {given!r}; write [{given!r}]")
     found: list[str] = []
-    for one in given:
-        host = urlsplit(one).netloc if isinstance(one, str) and "://" in one else one
+    for target in given:
+        host = urlsplit(target).netloc if isinstance(target, str) and "://" in target else target
         if not isinstance(host, str) or not _PATTERN.fullmatch(host.strip().lower()):
-            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', not {one!r}")
+            raise ValueError(f"propagate_to takes hosts such as 'api.internal' or '*.internal:8000', not {target!r}")
         found.append(host.strip().lower())
     return tuple(found)
 
@@ -82,8 +79,8 @@ def update_from_header(settings: Settings, header: str) -> None:
 
 def is_propagation_target(attributes: Mapping[str, object]) -> bool:
     """Return whether the destination of a client or producer span takes part in tracing."""
-    whose, configured = _active_settings
-    named = _collector_targets.get(whose)
+    collector, configured = _active_settings
+    named = _collector_targets.get(collector)
     if not named and not configured:
         return False
     name = get_destination(attributes)

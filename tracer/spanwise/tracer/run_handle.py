@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
 from typing import Any, Literal, Never
@@ -79,11 +79,20 @@ class Run:
     def set_tags(self, *tags: str | Iterable[str]) -> None:
         """Add tags. A list, tuple or set adds each of its items."""
         known = self._known(names.TAGS) or ()
-        self._guarded(names.TAGS, lambda: tuple(dict.fromkeys((*known, *_flatten_tags(tags)))))
+        groups = (tag if isinstance(tag, (list, tuple, set, frozenset)) else (tag,) for tag in tags)
+        self._guarded(
+            names.TAGS, lambda: tuple(dict.fromkeys((*known, *(str(tag) for group in groups for tag in group))))
+        )
 
     def set_metadata(self, metadata: Mapping[str, object] | None = None, /, **more: object) -> None:
         """Add metadata. A new value replaces an earlier value of the same key."""
-        self._guarded(names.METADATA, lambda: self._metadata({**(metadata or {}), **more}))
+        known = self._known(names.METADATA)
+        self._guarded(
+            names.METADATA,
+            lambda: to_json(
+                {**(orjson.loads(known) if known else {}), **(metadata or {}), **more}, self._runtime.limit
+            ),
+        )
 
     def set_model(self, model: str) -> None:
         """Record the name of the model that produced the response."""
@@ -110,8 +119,12 @@ class Run:
 
     def set_attribute(self, key: str, value: object) -> None:
         """Record any other attribute. Values that OpenTelemetry does not support are converted to JSON text."""
-        is_plain = type(value) in (str, bool, int, float)
-        self._guarded(key, lambda: value if is_plain else _to_attribute_value(value, self._runtime.limit))
+        with error_boundary("attribute"):
+            if isinstance(value, str):
+                value = str.__str__(value)  # subclasses become plain strings
+            elif not isinstance(value, (int, float)):
+                value = to_json(value, self._runtime.limit)
+            self._span.set_attribute(key, value)
 
     def record_exception(self, error: BaseException) -> None:
         """Record an exception that the run has handled. The status of the run does not change."""
@@ -137,19 +150,17 @@ class Run:
     ) -> None:
         context = self._span.get_span_context()
         if context.is_valid:
-            said = build_feedback_attributes(
+            attributes = build_feedback_attributes(
                 key, value, comment, label, source, author, metadata, limit=self._runtime.limit
             )
             resource = self._runtime.resource.attributes
-            self._deliver(FeedbackEvent(context.trace_id, context.span_id, Clock.now(), said, resource))
-
-    def _deliver(self, event: FeedbackEvent) -> None:
-        captured = self._runtime.spans.captures.get(event.trace_id)
-        undecided = self._span.local.undecided if isinstance(self._span, LiveSpan) else None
-        if captured is not None:
-            captured.add_feedback(event)
-        else:
-            (self._runtime.delivery if undecided is None else undecided).put(event)
+            event = FeedbackEvent(context.trace_id, context.span_id, Clock.now(), attributes, resource)
+            captured = self._runtime.spans.captures.get(event.trace_id)
+            undecided = self._span.local.undecided if isinstance(self._span, LiveSpan) else None
+            if captured is not None:
+                captured.add_feedback(event)
+            else:
+                (self._runtime.delivery if undecided is None else undecided).put(event)
 
     def _content(self, key: str, mime: str, value: object) -> None:
         if self._runtime.content and self._span.is_recording():
@@ -158,31 +169,12 @@ class Run:
             self._guarded(key, lambda: truncate_text(value, limit) if is_text else to_json(value, limit))  # type: ignore[arg-type]
             self._span.set_attribute(mime, TEXT_MIME if is_text else JSON_MIME)
 
-    def _metadata(self, new: Mapping[str, object]) -> str:
-        known = self._known(names.METADATA)
-        return to_json({**(orjson.loads(known) if known else {}), **new}, self._runtime.limit)
-
     def _known(self, key: str) -> Any:
         return (getattr(self._span, "attributes", None) or {}).get(key)
 
     @error_boundary("attribute")
     def _guarded(self, key: str, make: Any) -> None:
         self._span.set_attribute(key, make())
-
-
-def _flatten_tags(tags: Iterable[Any]) -> Iterator[str]:
-    for tag in tags:
-        yield from map(str, tag if isinstance(tag, (list, tuple, set, frozenset)) else (tag,))
-
-
-def _to_attribute_value(value: object, limit: int) -> Any:
-    """Return a string or number unchanged, and any other value as JSON text.
-
-    Subclasses of `str` become plain strings.
-    """
-    if isinstance(value, str):
-        return str.__str__(value)
-    return value if isinstance(value, (int, float)) else to_json(value, limit)
 
 
 def current_run() -> Run:
@@ -224,18 +216,14 @@ class span:
         runtime = get_runtime()
         self._token: Token[Context] | None = None
         self._run = Run(otel.INVALID_SPAN, runtime)
-        self._open(runtime)
+        if not runtime.off:
+            with error_boundary("span"):
+                opened, ctx = runtime.open(self._name, dict(self._template), trace_context.get_current())
+                self._run = Run(opened, runtime)
+                if self._inputs is not None:
+                    self._run.set_inputs(self._inputs)
+                self._token = trace_context.attach(ctx)
         return self._run
-
-    @error_boundary("span")
-    def _open(self, runtime: Runtime) -> None:
-        if runtime.off:
-            return
-        opened, ctx = runtime.open(self._name, dict(self._template), trace_context.get_current())
-        self._run = Run(opened, runtime)
-        if self._inputs is not None:
-            self._run.set_inputs(self._inputs)
-        self._token = trace_context.attach(ctx)
 
     @error_boundary("span")
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -294,18 +282,15 @@ def feedback(
     Feedback is delivered like spans, through the queue and the spool. Raises `ValueError` for an invalid id.
     """
     trace, span = _parse_id("trace_id", trace_id, 32), 0 if span_id is None else _parse_id("span_id", span_id, 16)
-    _send_feedback(trace, span, key, value, comment, label, source, author, metadata)
-
-
-@error_boundary("feedback")
-def _send_feedback(trace: int, span: int, *said: Any) -> None:
-    runtime = get_runtime()
-    if runtime.off:
-        return
-    attributes = build_feedback_attributes(*said, limit=runtime.limit)
-    if not span:
-        attributes[names.FEEDBACK_SCOPE] = "trace"
-    runtime.delivery.put(FeedbackEvent(trace, span, Clock.now(), attributes, runtime.resource.attributes))
+    with error_boundary("feedback"):
+        runtime = get_runtime()
+        if not runtime.off:
+            attributes = build_feedback_attributes(
+                key, value, comment, label, source, author, metadata, limit=runtime.limit
+            )
+            if not span:
+                attributes[names.FEEDBACK_SCOPE] = "trace"
+            runtime.delivery.put(FeedbackEvent(trace, span, Clock.now(), attributes, runtime.resource.attributes))
 
 
 def build_feedback_attributes(

@@ -51,7 +51,6 @@ __all__ = [  # noqa: RUF022 (the spool's primitives come first: the collector's 
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # host names of the local machine
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_UNKNOWN_OWNER = {"url": "", "project": ""}  # for a directory without information about its owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +107,14 @@ def send_spool_folder(waiting: SpoolFolder, to: str | None = None, *, with_key: 
     that the environment names, unless `with_key` is true. Requests that the collector refuses permanently are lost,
     as in the tracer.
     """
-    settings = _settings_for_address(to or waiting.url, with_key)
+    url = to or waiting.url
+    settings = _read_settings()
+    if not is_same_address(settings.url, url):  # key and headers of the environment belong to another address
+        settings = replace(settings, api_key=settings.api_key if with_key else None, traces_url=None, headers={})
+    settings = replace(settings, url=url.rstrip("/"))
     post, kept, lost, why = OtlpHttpClient(settings), 0, Counter[str](), ""
 
-    def one(path: str, body: bytes, count: int) -> str:
+    def send(path: str, body: bytes, count: int) -> str:
         nonlocal kept, why
         answer = post.send(path, body, settings.timeout)
         if answer.verdict == "later":
@@ -124,7 +127,7 @@ def send_spool_folder(waiting: SpoolFolder, to: str | None = None, *, with_key: 
             lost[answer.reason] += count
         return answer.verdict
 
-    lost.update(Spool(waiting.folder).replay(one))
+    lost.update(Spool(waiting.folder).replay(send))
     left = _inspect_folder(waiting.folder)
     return SendResult(kept, +lost, left.items if left else 0, why)
 
@@ -139,15 +142,6 @@ def _read_settings() -> Settings:
         return resolve_settings()
     except ValueError:
         return resolve_valid_settings()
-
-
-def _settings_for_address(url: str, with_key: bool) -> Settings:
-    """Return the environment's settings, with key and headers only if they belong to that address."""
-    settings = _read_settings()
-    if is_same_address(settings.url, url):
-        return replace(settings, url=url.rstrip("/"))
-    key = settings.api_key if with_key else None
-    return replace(settings, url=url.rstrip("/"), api_key=key, traces_url=None, headers={})
 
 
 def _normalize_address(url: str) -> tuple[str, str, int | None, str]:
@@ -169,16 +163,14 @@ def _inspect_folder(folder: Path) -> SpoolFolder | None:
         return None
     if not items:
         return None
-    whose = _read_owner(folder)
-    return SpoolFolder(folder, whose["url"], whose["project"], items, size, int(found[0].name[:20]))
-
-
-def _read_owner(folder: Path) -> Mapping[str, str]:
     try:
-        said = orjson.loads((folder / disk_spool.OWNER_FILE).read_bytes())
+        owner = orjson.loads((folder / disk_spool.OWNER_FILE).read_bytes())
     except (OSError, orjson.JSONDecodeError):
-        return _UNKNOWN_OWNER
-    return {name: str(said.get(name, "")) for name in _UNKNOWN_OWNER} if isinstance(said, dict) else _UNKNOWN_OWNER
+        owner = None
+    if not isinstance(owner, dict):  # no information about the owner
+        owner = {}
+    url, project = str(owner.get("url", "")), str(owner.get("project", ""))
+    return SpoolFolder(folder, url, project, items, size, int(found[0].name[:20]))
 
 
 def _open_for_reading(folder: Path) -> Iterator[int]:

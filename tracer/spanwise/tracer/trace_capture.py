@@ -58,7 +58,8 @@ class Captured:
     def spans(self, timeout: float = 1.0) -> tuple[list[ReadableSpan], int]:
         """Return the ended spans, and the number of spans that are still open after at most `timeout` seconds."""
         if self._open():
-            change = self._condition()
+            with _condition_lock:
+                change = self._change = self._change or threading.Condition()
             with change:
                 change.wait_for(lambda: self._open() == 0, timeout)
         return self._finished()
@@ -94,12 +95,6 @@ class Captured:
         """Store a feedback event (called by the tracer)."""
         self._feedback.append(event)
 
-    def _condition(self) -> threading.Condition:
-        with _condition_lock:
-            if self._change is None:
-                self._change = threading.Condition()
-            return self._change
-
     def _open(self) -> int:
         return self._root.local.open if self._root is not None else 0
 
@@ -117,17 +112,13 @@ def has_collector() -> bool:
         return True
     now = time.monotonic()
     if now - _last_probe[0] >= PROBE_INTERVAL:
-        _last_probe = now, _is_listening(settings.url)
+        parts = urlsplit(settings.url)
+        try:
+            with socket.create_connection((parts.hostname or "", parts.port or 80), timeout=0.2):
+                _last_probe = now, True
+        except OSError:
+            _last_probe = now, False
     return _last_probe[1]
-
-
-def _is_listening(url: str) -> bool:
-    parts = urlsplit(url)
-    try:
-        with socket.create_connection((parts.hostname or "", parts.port or 80), timeout=0.2):
-            return True
-    except OSError:
-        return False
 
 
 @contextmanager
@@ -146,9 +137,9 @@ def capture(
     captured.trace_id = captured.run.trace_id
     if inputs is not None:
         captured.run.set_inputs(inputs)
-    token = trace_context.attach(
-        trace_context.with_span(_without_own_span(trace_context.get_current()), span, hidden=False)
-    )
+    # without a hidden span of Spanwise; the new root span replaces any other current span
+    ctx = Context({k: v for k, v in trace_context.get_current().items() if k != trace_context.OWN_KEY})
+    token = trace_context.attach(trace_context.with_span(ctx, span, hidden=False))
     try:
         yield captured
     except BaseException as error:
@@ -183,8 +174,3 @@ def _find_mark_bearers(function: Any) -> tuple[Any, Any]:
         function = function.func
     function = getattr(function, "__func__", function)
     return function, type(function).__call__
-
-
-def _without_own_span(ctx: Context) -> Context:
-    """Return the context without a span of Spanwise. The new root span replaces any other current span."""
-    return Context({k: v for k, v in ctx.items() if k != trace_context.OWN_KEY})

@@ -16,7 +16,7 @@ from spanwise.collector.dialects.draft import RawSpan, SideRecord
 from spanwise.collector.dialects.translation import STATUSES, read_span, resolve_project
 from spanwise.collector.records import JSON, Event, Link, Run
 from spanwise.tracer import attribute_names as names
-from spanwise.tracer.internal_api import LiveSpan
+from spanwise.tracer.otel.live_span import LiveSpan
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

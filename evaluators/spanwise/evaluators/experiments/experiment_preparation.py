@@ -34,7 +34,7 @@ from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.evaluators.experiments.result_writer import SpoolBatch, deliver_pending_spools
 from spanwise.evaluators.experiments.task_call import TaskFunction
 from spanwise.evaluators.interface import Evaluator, check_keys, list_untracked_state
-from spanwise.tracer.internal_api import get_runtime as tracing
+from spanwise.tracer.process_runtime import get_runtime as tracing
 
 MAX_UNTRACKED = 5  # values that cannot be compared, listed in the message
 

@@ -24,7 +24,7 @@ from spanwise.evaluators.experiments.dataset_source import ExampleSource
 from spanwise.evaluators.experiments.experiment_totals import ExperimentTally
 from spanwise.evaluators.experiments.task_call import TaskFunction
 from spanwise.evaluators.interface import Evaluator, Metric, digest_code, encode_infinities
-from spanwise.tracer.internal_api import SCOPE
+from spanwise.tracer.otel.live_span import SCOPE
 
 RUN_PAGE = 2_000  # runs per page
 FEEDBACK_PAGE = 20_000  # large, because the store sorts all of an experiment's feedback for each page

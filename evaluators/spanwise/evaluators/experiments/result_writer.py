@@ -35,7 +35,7 @@ from spanwise.evaluators.experiments.experiment_plan import FinishedRun
 from spanwise.evaluators.experiments.experiment_progress import print_message
 from spanwise.evaluators.interface import JudgementBuffer
 from spanwise.tracer.backoff import compute_backoff
-from spanwise.tracer.internal_api import get_runtime as tracing
+from spanwise.tracer.process_runtime import get_runtime as tracing
 
 BATCH_SIZE = 500  # runs per batch
 BATCH_DELAY = 0.06  # seconds that a batch waits for more runs

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from spanwise.collector.records import JSON, Document
-from spanwise.tracer.internal_api import to_json
+from spanwise.tracer.content.serialization import to_json
 
 MAX_BYTES = 2**26  # maximum bytes of a value for evaluators; stored values have the tracer's limit
 MAX_MEMBERS = 2**22  # maximum values in containers of all levels

@@ -33,7 +33,9 @@ from spanwise.evaluators.judges.llm_client.judge_settings import Judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.tracer import Run, span
 from spanwise.tracer import attribute_names as names
-from spanwise.tracer.internal_api import get_runtime, make_detached_context, to_json
+from spanwise.tracer.content.serialization import to_json
+from spanwise.tracer.process_runtime import get_runtime
+from spanwise.tracer.propagation import make_detached_context
 from spanwise.tracer.trace_capture import Captured, capture, has_collector
 
 MAX_SAMPLES = 1_000  # maximum samples of one question in one repetition

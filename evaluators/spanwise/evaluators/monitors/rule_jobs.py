@@ -33,7 +33,7 @@ from spanwise.evaluators.monitors.circuit_breaker import CircuitBreaker
 from spanwise.evaluators.monitors.monitored_rule import ActiveRule
 from spanwise.evaluators.monitors.process_limits import WorkerMemory
 from spanwise.evaluators.scoring import CaseScorer
-from spanwise.tracer.internal_api import mark_monitor_spans
+from spanwise.tracer.propagation import mark_monitor_spans
 
 FINAL_STATES = ("scored", "skipped", "failed")
 

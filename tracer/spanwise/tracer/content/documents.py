@@ -77,9 +77,10 @@ def parse_document(value: Any, nested: bool = False) -> DocumentFields | None:
             return None
         content = ""
     metadata = _find_first_value(value, _METADATA_FIELDS)
+    id = _find_first_value(value, _ID_FIELDS) or _find_first_value(metadata, ("doc_uri", "id"))
     return {
         "content": content if isinstance(content, str) else str(content),
-        "id": _to_text(_find_first_value(value, _ID_FIELDS) or _find_first_value(metadata, ("doc_uri", "id"))),
+        "id": None if id is None else str(id),
         "score": _to_score(_find_first_value(value, ("score",)), None),
         "metadata": dict(metadata) if isinstance(metadata, Mapping) else {},
     }
@@ -110,10 +111,6 @@ def _to_score(value: Any, otherwise: Any) -> float | None:
         return None if otherwise is None else float(otherwise)
 
 
-def _to_text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
 def flatten_documents(text: str) -> dict[str, Any]:
     """Return the OpenInference attributes of the documents in a JSON text. Empty if it contains no documents."""
     try:
@@ -125,12 +122,8 @@ def flatten_documents(text: str) -> dict[str, Any]:
     documents = [parse_document(v) for v in value] if isinstance(value, list) else []
     flat: dict[str, Any] = {}
     for i, fields in enumerate(d for d in documents if d is not None):
-        flat.update(_flatten_document(f"{names.DOCUMENTS}.{i}.document.", fields))
-    return flat
-
-
-def _flatten_document(prefix: str, document: DocumentFields) -> dict[str, Any]:
-    flat = {prefix + k: document[k] for k in ("id", "content", "score") if document[k] is not None}
-    if document["metadata"]:
-        flat[prefix + "metadata"] = orjson.dumps(document["metadata"]).decode()
+        prefix = f"{names.DOCUMENTS}.{i}.document."
+        flat |= {prefix + key: fields[key] for key in ("id", "content", "score") if fields[key] is not None}
+        if fields["metadata"]:
+            flat[prefix + "metadata"] = orjson.dumps(fields["metadata"]).decode()
     return flat

@@ -187,7 +187,8 @@ class _Rewriter:
 
     def array(self, value: Any, depth: int) -> Any:
         """Rewrite numpy arrays and scalars, and similar types such as tensors. Large ones are truncated."""
-        total = _count_items(value)
+        size = getattr(value, "size", 0)  # a method of tensors
+        total = size if isinstance(size, int) else int(value.numel()) if hasattr(value, "numel") else 0
         if total <= max(self.nodes, 1):
             return self.rewrite(value.tolist(), depth + 1)
         flat = value.reshape(-1) if hasattr(value, "reshape") else value
@@ -243,7 +244,7 @@ class _Rewriter:
         if type(value) is float and (value != value or value in (float("inf"), float("-inf"))):
             return None  # the same result as for values of plain types
         if type(value) is int and not -(2**63) <= value < 2**64:
-            return _format_large_integer(value)
+            return str(value) if value.bit_length() < 10_000 else f"[integer of {value.bit_length():,} bits]"
         return value
 
     def data(self, head: bytes, total: int) -> str:
@@ -253,16 +254,6 @@ class _Rewriter:
             text = "base64:" + base64.b64encode(head).decode()
         short = self.text(text)
         return short if len(head) == total else f"{short} [of {total:,} bytes]"
-
-
-def _count_items(array: Any) -> int:
-    """Return the number of items in an array, a tensor (whose `size` is a method) or a series."""
-    size = getattr(array, "size", 0)
-    return size if isinstance(size, int) else int(array.numel()) if hasattr(array, "numel") else 0
-
-
-def _format_large_integer(value: int) -> str:
-    return str(value) if value.bit_length() < 10_000 else f"[integer of {value.bit_length():,} bits]"
 
 
 _FieldsReader: TypeAlias = Callable[[Any], Mapping[str, Any]]

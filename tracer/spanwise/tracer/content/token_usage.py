@@ -53,7 +53,9 @@ def build_usage_attributes(
     made: dict[str, int] = {}
     for name, value in more.items():
         if isinstance(value, int) and name not in TOTAL_FIELDS:
-            made[_map_field_name(name)] = value
+            if (full_name := VENDOR_FIELDS.get(name)) is None:
+                full_name = f"{USAGE_PREFIX}{name}.input_tokens" if name.startswith("cache") else USAGE_PREFIX + name
+            made[full_name] = value
         elif isinstance(value, Mapping) and name in DETAIL_OBJECTS:
             made |= {
                 full: value[part] for part, full in DETAIL_OBJECTS[name].items() if isinstance(value.get(part), int)
@@ -77,12 +79,6 @@ def build_usage_attributes(
         if tokens is not None:
             made[name] = tokens
     return made
-
-
-def _map_field_name(name: str) -> str:
-    if known := VENDOR_FIELDS.get(name):
-        return known
-    return f"{USAGE_PREFIX}{name}.input_tokens" if name.startswith("cache") else USAGE_PREFIX + name
 
 
 ESTIMATED_LIBRARIES = frozenset(("openai", "dspy", "litellm"))  # calls of these libraries may have no counts

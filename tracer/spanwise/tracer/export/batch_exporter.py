@@ -29,7 +29,6 @@ from spanwise.tracer.export.otlp_encoding import (
 )
 from spanwise.tracer.export.otlp_http_client import (
     OtlpHttpClient,
-    PendingRequest,
     RequestOutcome,
     RequestThread,
     to_one_line,
@@ -96,7 +95,7 @@ class Exporter:
         self._finisher = finisher
         post = OtlpHttpClient(settings)
         self._requests = RequestThread(post)
-        self._presence = ProcessReporter(self.account, finisher, post)
+        self._reporter = ProcessReporter(self.account, finisher, post)
         self._batches: deque[Batch] = deque()  # taken from the queue
         self._patience, self._longest = 0.0, float("inf")
         self._failures, self._not_before = 0, 0.0  # consecutive failures, and the time of the next attempt
@@ -122,9 +121,10 @@ class Exporter:
         while self._batches:
             self._settle(self._send, self._batches.popleft())
         if self._may_send():
-            self._survive(self._replay_all)
+            self._run_guarded(self._replay_all)
         if self._may_send():
-            self._survive(self._report, urgent)
+            # reports for Spanwise's collectors; those that cannot be sent are not stored
+            self._run_guarded(self._reporter.send_reports, self._send_report, self.pending, self.queue.dropped, urgent)
 
     def export_last(self) -> None:
         """Export the remaining items. Those that can be neither sent nor spooled are dropped."""
@@ -161,10 +161,10 @@ class Exporter:
         self.discard("delivery_stuck")
         self._is_abandoned = True
         self._batches.clear()
-        held = self.queue.in_hand
-        if held > 0:
-            self.queue.settle(held)
-            self.drop("delivery_stuck", held)
+        taken = self.queue.in_hand
+        if taken > 0:
+            self.queue.settle(taken)
+            self.drop("delivery_stuck", taken)
 
     def drop(self, reason: str, count: int, path: str = TRACES_PATH, detail: str = "") -> None:
         """Count items as dropped, and log the first drop of each reason with its cause."""
@@ -173,19 +173,19 @@ class Exporter:
             self.account.dropped[reason] += count
         if reason == "collector_away":
             detail = detail or self._failure.explanation
-        said = f"{reason}: {to_one_line(detail)}" if detail else reason
+        cause = f"{reason}: {to_one_line(detail)}" if detail else reason
         internal_errors.warn_once(
-            f"dropped:{reason}", f"spans or feedback are dropped: {said} ({self.settings.shown_url})"
+            f"dropped:{reason}", f"spans or feedback are dropped: {cause} ({self.settings.shown_url})"
         )
 
     def _settle(self, step: Callable[[Batch], object], batch: Batch) -> None:
         """Send or spool a batch. Every item is counted in the end, even after an error."""
         try:
-            self._survive(step, batch)
+            self._run_guarded(step, batch)
         finally:
             self._drop_items(batch, batch.unsettled, "delivery_failed")
 
-    def _survive(self, step: Callable[..., object], *arguments: Any) -> None:
+    def _run_guarded(self, step: Callable[..., object], *arguments: Any) -> None:
         """Run code that may call foreign code (redactors, instrumented clients). No error ends the thread."""
         try:
             step(*arguments)
@@ -199,7 +199,7 @@ class Exporter:
         if not self._may_send():
             self._spool_batch(batch)
             return
-        body = self._encoded(batch, self._send)
+        body = self._encode(batch, self._send)
         if body is None:
             return
         answer, copy = self._answer(batch.path, body, len(batch.items))
@@ -210,20 +210,17 @@ class Exporter:
         if copy is not None:
             copy.remove()
         if answer.verdict == "ok":
-            self._acknowledged(batch, answer)
+            self._count_acknowledged(batch, answer)
         elif answer.verdict == "too_large" and batch.path == TRACES_PATH:
-            self._send_halves(batch)
+            if len(batch.items) == 1:
+                self._drop_items(batch, 1, "too_large")
+            else:
+                for half in batch.split((len(batch.items) + 1) // 2):
+                    self._send(half)
         else:
             self._drop_items(batch, len(batch.items), answer.reason)
 
-    def _send_halves(self, batch: Batch) -> None:
-        if len(batch.items) == 1:
-            return self._drop_items(batch, 1, "too_large")
-        for half in batch.split((len(batch.items) + 1) // 2):
-            self._send(half)
-        return None
-
-    def _encoded(self, batch: Batch, otherwise: Callable[[Batch], object]) -> bytes | None:
+    def _encode(self, batch: Batch, otherwise: Callable[[Batch], object]) -> bytes | None:
         """Return the body of a request, or None.
 
         None means that no item is left, or that one of them could not be encoded. In that case, `otherwise` was
@@ -253,7 +250,8 @@ class Exporter:
         """
         timeout = min(self.settings.timeout, self.deadline - time.monotonic())
         request, copy = self._requests.send(path, body, timeout), None
-        while request is not None and not self._is_over(request):
+        longest = self.settings.timeout + _TIMEOUT_GRACE
+        while request is not None and time.monotonic() < self.deadline and request.age < longest:
             answer = request.wait(max(0.0, min(_ANSWER_POLL_INTERVAL, self.deadline - time.monotonic())))
             if answer is not None:
                 return answer, copy
@@ -263,19 +261,11 @@ class Exporter:
             ):
                 if copy is None and count:
                     copy = self.spool.copy(path, body, count)
-                self._spool_behind(request)
+                self.queue.keep_less(True)
+                self._batches.extend(split_into_batches(self.queue.take()))
+                while self._batches and not request.is_done:
+                    self._settle(self._spool_batch, self._batches.popleft())
         return RequestOutcome("later", "no_answer", explanation="no answer in time"), copy
-
-    def _is_over(self, request: PendingRequest) -> bool:
-        """Return whether to stop waiting for the response."""
-        return time.monotonic() >= self.deadline or request.age >= self.settings.timeout + _TIMEOUT_GRACE
-
-    def _spool_behind(self, request: PendingRequest) -> None:
-        """Spool the waiting items until the request is answered."""
-        self.queue.keep_less(True)
-        self._batches.extend(split_into_batches(self.queue.take()))
-        while self._batches and not request.is_done:
-            self._settle(self._spool_batch, self._batches.popleft())
 
     def _keep(self, batch: Batch, body: bytes, copy: RequestCopy | None) -> None:
         """Spool a batch after a failed attempt to send it."""
@@ -285,21 +275,21 @@ class Exporter:
         elif self._may_spool():
             self._write(batch, body)
         else:
-            self._give_back(batch)
+            self._requeue(batch)
         self._log_failure()
 
     def _spool_batch(self, batch: Batch) -> None:
         if self._may_spool():
             self._write(batch)
         else:
-            self._give_back(batch)
+            self._requeue(batch)
 
     def _write(self, batch: Batch, body: bytes | None = None) -> bool:
         """Write a batch to the spool, or as much of it as fits on the disk. The remaining items return to the queue.
 
         Return whether the whole batch was written.
         """
-        body = self._encoded(batch, self._write) if body is None else body
+        body = self._encode(batch, self._write) if body is None else body
         if body is None:
             return True
         kept, lost = self.spool.keep(batch.path, body, len(batch.items))
@@ -309,15 +299,15 @@ class Exporter:
                 self.drop(reason, count, batch.path)  # older items, removed to make space
             return True
         if not self.spool.is_full or len(batch.items) == 1:
-            self._give_back(batch)
+            self._requeue(batch)
             return False
         first, second = batch.split((len(batch.items) + 1) // 2)
         if self._write(first):
             return self._write(second)
-        self._give_back(second)
+        self._requeue(second)
         return False
 
-    def _give_back(self, batch: Batch) -> None:
+    def _requeue(self, batch: Batch) -> None:
         """Return a batch that cannot be spooled to the queue, or drop it if the process ends."""
         if self._is_last:
             away = self._failure.reason if self._failure.reason.startswith("http_") else "collector_away"
@@ -355,7 +345,7 @@ class Exporter:
             text = f"no collector answers at {url} ({failure}): spans wait {where} until one does"
             internal_errors.warn_once(f"spilled:{failure}", text)
 
-    def _acknowledged(self, batch: Batch, answer: RequestOutcome) -> None:
+    def _count_acknowledged(self, batch: Batch, answer: RequestOutcome) -> None:
         refused, why = parse_rejections(batch.path, answer.body)
         refused = min(refused, len(batch.items))
         taken = len(batch.items) - refused
@@ -363,19 +353,19 @@ class Exporter:
         self._count(batch, taken, delivered=taken)
         if batch.path == TRACES_PATH:
             self.account.delivered += taken
-        self._answers_again()
+        self._reset_backoff()
 
-    def _answers_again(self) -> None:
+    def _reset_backoff(self) -> None:
         self._failures = 0
         self.queue.keep_less(self.deadline != float("inf"))
         self.extend()
 
     def _replay_all(self) -> None:
         """Send the requests of the spool."""
-        held, dropped = disk_spool.count_spooled(self.spool.folder), self.account.dropped.total()
+        spooled, dropped = disk_spool.count_spooled(self.spool.folder), self.account.dropped.total()
         for reason, count in self.spool.replay(self._replay).items():
             self.drop(reason, count)
-        sent = held - disk_spool.count_spooled(self.spool.folder) - (self.account.dropped.total() - dropped)
+        sent = spooled - disk_spool.count_spooled(self.spool.folder) - (self.account.dropped.total() - dropped)
         self.account.delivered += max(0, sent)  # the account does not include items of other processes
 
     def _replay(self, path: str, body: bytes, count: int) -> str:
@@ -389,18 +379,14 @@ class Exporter:
             self.tally.add(delivered=count - refused)
             if refused:
                 self.drop("rejected", refused, path, why)
-            self._answers_again()
+            self._reset_backoff()
         elif answer.verdict == "later":
             self._back_off(answer)
         else:
             self.drop(answer.reason, count, path)
         return answer.verdict
 
-    def _report(self, urgent: bool) -> None:
-        """Send the reports for Spanwise's collectors. Reports that cannot be sent are not stored."""
-        self._presence.tell(self._send_aside, self.pending, self.queue.dropped, urgent)
-
-    def _send_aside(self, path: str, body: bytes) -> RequestOutcome:
+    def _send_report(self, path: str, body: bytes) -> RequestOutcome:
         answer, _ = self._answer(path, body)
         if answer.verdict == "later":
             self._back_off(answer)

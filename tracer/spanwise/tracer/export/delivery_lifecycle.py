@@ -35,11 +35,10 @@ from opentelemetry import context as otel_context
 
 from spanwise.tracer import internal_errors
 from spanwise.tracer.configuration import Settings
-from spanwise.tracer.export import delivery_stats, disk_spool, tail_sampling
+from spanwise.tracer.export import delivery_stats, disk_spool, otlp_http_client, tail_sampling
 from spanwise.tracer.export.batch_exporter import Exporter
 from spanwise.tracer.export.delivery_stats import FlushResult
 from spanwise.tracer.export.otlp_encoding import FeedbackEvent
-from spanwise.tracer.export.otlp_http_client import preload_modules
 from spanwise.tracer.export.span_queue import ExportItem, SpanQueue
 from spanwise.tracer.export.span_sanitizer import SpanSanitizer
 from spanwise.tracer.internal_errors import error_boundary
@@ -92,7 +91,9 @@ class Delivery:
         """Queue an ended span or a feedback event. Never raises, and never blocks on the network."""
         try:  # runs for every span: no `error_boundary`, which takes time
             if self.queue.put(item):
-                self._attend()
+                self._awake()  # for a full batch
+                if self.queue.is_high and not self._is_closed:
+                    self.exporter.spool_some()
             if self._thread is None:
                 self._start()
         except Exception as error:
@@ -165,7 +166,9 @@ class Delivery:
         if self._is_closed:
             return self._settle_late()
         if sys.is_finalizing():
-            return self._end_without_thread()
+            self.exporter.limit(0.0)
+            self._is_draining = True
+            return self._wait_for_end()
         if self._is_draining or not self._slot.acquire(blocking=False):
             return None  # otherwise another thread is starting it, or the code that this signal handler has interrupted
         thread = threading.Thread(target=self._run, name="spanwise-delivery", daemon=True)
@@ -176,7 +179,15 @@ class Delivery:
                 self._slot.release()
             if not isinstance(error, RuntimeError) or threading.main_thread().is_alive():
                 raise  # the system has no more threads: the next span tries again
-            return self._spool_without_thread()  # Python 3.12 starts no threads after the main thread has ended
+            # Python 3.12 starts no threads after the main thread has ended. Spool the queued items and stay `running`:
+            # application threads may trace until the exit handler runs.
+            if self._slot.acquire(blocking=False):
+                try:
+                    self.exporter.limit(0.0)
+                    self.exporter.export_last()
+                finally:
+                    self._slot.release()
+            return None
         _close_at_end_of_child()
         if self.settings.by_otel:
             where = self.settings.shown_url
@@ -191,7 +202,7 @@ class Delivery:
         try:
             otel_context.attach(otel_context.Context({otel_context._SUPPRESS_INSTRUMENTATION_KEY: True}))
             with internal_errors.error_boundary("delivery"):
-                preload_modules()
+                otlp_http_client.preload_modules()
             self.exporter.extend(0.5)  # if the process is already ending: the collector has not been asked before
             while not self._is_draining:
                 waiting = self._next_round()
@@ -219,15 +230,6 @@ class Delivery:
     def _awake(self) -> None:
         if self._wake.empty():
             self._wake.put(None)
-
-    def _attend(self) -> None:
-        """Wake the delivery thread for a full batch.
-
-        If the queue is high, the calling thread writes a part of it to the spool.
-        """
-        self._awake()
-        if self.queue.is_high and not self._is_closed:
-            self.exporter.spool_some()
 
     # -- closing --
 
@@ -295,21 +297,6 @@ class Delivery:
             last.put(item)
         return None
 
-    def _spool_without_thread(self) -> None:
-        """Spool the queued items and stay `running`: application threads may trace until the exit handler runs."""
-        if self._slot.acquire(blocking=False):
-            try:
-                self.exporter.limit(0.0)
-                self.exporter.export_last()
-            finally:
-                self._slot.release()
-
-    def _end_without_thread(self) -> None:
-        """Spool the queued items and close: the interpreter is finalizing."""
-        self.exporter.limit(0.0)
-        self._is_draining = True
-        self._wait_for_end()
-
 
 def _notify(waiting: list[_Waiter]) -> None:
     while waiting:
@@ -373,7 +360,19 @@ def _close_at_end_of_child() -> None:
         Finalize(None, _close_at_exit, exitpriority=0)
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    tail_sampling.acquire_before_fork()
+    otlp_http_client.wait_before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    otlp_http_client.release_after_fork()
+    tail_sampling.release_in_parent()
+
+
+def _after_fork_in_child() -> None:
+    otlp_http_client.release_after_fork()
+    tail_sampling.reset_in_child()
     disk_spool.forget_after_fork()
     delivery_stats.forget_accounts()
     for delivery in list_deliveries():
@@ -381,7 +380,9 @@ def _after_fork() -> None:
         delivery._begin()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+# The fork handlers of all modules of the package. `process_runtime` registers its own handlers later and `live_span`
+# earlier, so that a fork takes the locks in this order: runtime, tail sampling, preload, span counts.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 _SIGTERM_TIMEOUT = 20.0  # seconds after which SIGTERM ends the process even if delivery has not ended

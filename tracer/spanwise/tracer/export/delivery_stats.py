@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class SpanAccount:
         due = [span for span in young if span.end_time is None and (span.start_time or 0) <= latest]
         return sorted(due, key=lambda span: span.start_time or 0)[:_MAX_PER_REPORT]
 
-    def told(self, spans: list[Any]) -> None:
+    def mark_reported(self, spans: list[Any]) -> None:
         """Mark spans as reported: nothing more is sent before they end."""
         self.young.difference_update(spans)
 
@@ -143,33 +143,28 @@ class ProcessReporter:
         self._reported: dict[str, Any] = {}
         self._next_report = 0.0
 
-    def tell(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
+    def send_reports(self, send: SendRequest, pending: int, dropped: Counter[str], urgent: bool) -> None:
         """Send the changes since the last report.
 
         `pending` spans are in memory, and `dropped` spans never left the queue. An urgent report may be the last one.
         """
         due = self._account.due()
         if due and self._post.is_spanwise is None:
-            self._ask(send)
+            # every collector accepts an empty request: the response shows if the collector is Spanwise's
+            verdict = send(TRACES_PATH, b"").verdict
+            if self._post.is_spanwise is None and verdict != "later":
+                self._post.is_spanwise = False
         if self._post.is_spanwise:
-            self._tell_started(send, due)
+            resources = {id(resource): resource for resource in (_get_local_trace_of(span).resource for span in due)}
+            for key, resource in resources.items():
+                spans = [span for span in due if id(_get_local_trace_of(span).resource) == key]
+                attributes = self._finisher.resource(resource).attributes
+                body = encode_events([self._started(span, attributes) for span in spans])
+                if send(LOGS_PATH, body).verdict != "later":
+                    self._account.mark_reported(spans)
             self._report(send, pending, dropped, urgent)
         elif self._post.is_spanwise is False:
-            self._account.told(due)
-
-    def _ask(self, send: SendRequest) -> None:
-        """Send an empty request, which every collector accepts: the response shows if the collector is Spanwise's."""
-        if send(TRACES_PATH, b"").verdict != "later" and self._post.is_spanwise is None:
-            self._post.is_spanwise = False
-
-    def _tell_started(self, send: SendRequest, due: Sequence[Any]) -> None:
-        resources = {id(resource): resource for resource in (_get_local_trace_of(span).resource for span in due)}
-        for key, resource in resources.items():
-            spans = [span for span in due if id(_get_local_trace_of(span).resource) == key]
-            attributes = self._finisher.resource(resource).attributes
-            body = encode_events([self._started(span, attributes) for span in spans])
-            if send(LOGS_PATH, body).verdict != "later":
-                self._account.told(spans)
+            self._account.mark_reported(due)
 
     def _started(self, span: Any, resource: Any) -> FeedbackEvent:
         context, parent = span.get_span_context(), span.parent

@@ -191,7 +191,7 @@ class Spool:
     def _add(self, folder: Path, path: str, body: bytes, count: int) -> None:
         if self._own is None or self._size >= self._largest or time.monotonic() - self._began > _MAX_SEGMENT_AGE_S:
             self._rest()
-            self._begin(folder)
+            self._own, self._began, self._size = self._new(folder), time.monotonic(), 0
         assert self._own is not None
         file, descriptor = self._own
         record = _pack_record(path, body, count)
@@ -208,9 +208,6 @@ class Spool:
     @property
     def _largest(self) -> int:
         return min(_MAX_SEGMENT_BYTES, self._max_bytes // 8)
-
-    def _begin(self, folder: Path) -> None:
-        self._own, self._began, self._size = self._new(folder), time.monotonic(), 0
 
     def _new(self, folder: Path) -> tuple[Path, int]:
         """Create an empty segment and lock it."""
@@ -308,7 +305,9 @@ def list_segments(folder: Path) -> list[Path]:
 
 def is_expired(path: Path) -> bool:
     """Return whether a segment is older than `MAX_AGE_S`. A segment from the future has the age of its last change."""
-    began = min(int(path.name[:20]) / 1e9, _get_modified_time(path))
+    began = int(path.name[:20]) / 1e9
+    with suppress(OSError):
+        began = min(began, path.stat().st_mtime)
     return time.time() - began > MAX_AGE_S
 
 
@@ -412,13 +411,6 @@ def _get_file_size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _get_modified_time(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return time.time()
 
 
 def forget_after_fork() -> None:

@@ -14,9 +14,9 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, Status
+from opentelemetry.trace import Link
 
 from spanwise.tracer import attribute_names as names
 from spanwise.tracer.content.serialization import to_json
@@ -191,17 +191,18 @@ def _encode_span(span: ReadableSpan) -> bytes:
     parts += _encode_attributes(b"\x4a", span._attributes)
     if span.dropped_attributes:
         parts.append(b"\x50" + _encode_varint(span.dropped_attributes))
-    parts += [_encode_field(b"\x5a", _encode_event(event)) for event in span.events]
+    for event in span.events:
+        body = b"\x09" + _fixed64(event.timestamp) + _encode_field(b"\x12", _encode_text(event.name))
+        parts.append(_encode_field(b"\x5a", body + b"".join(_encode_attributes(b"\x1a", event.attributes))))
     if span.dropped_events:
         parts.append(b"\x60" + _encode_varint(span.dropped_events))
     parts += [_encode_field(b"\x6a", _encode_link(link)) for link in span.links]
-    parts.append(_encode_field(b"\x7a", _encode_status(span.status)))
+    status = span.status
+    body = _encode_field(b"\x12", _encode_text(status.description)) if status.description else b""
+    if status.status_code.value:
+        body += b"\x18" + _SMALL_VARINTS[status.status_code.value]
+    parts.append(_encode_field(b"\x7a", body))
     return b"".join(parts)
-
-
-def _encode_event(event: Event) -> bytes:
-    head = b"\x09" + _fixed64(event.timestamp) + _encode_field(b"\x12", _encode_text(event.name))
-    return head + b"".join(_encode_attributes(b"\x1a", event.attributes))
 
 
 def _encode_link(link: Link) -> bytes:
@@ -209,24 +210,6 @@ def _encode_link(link: Link) -> bytes:
     ids = b"\x0a\x10" + context.trace_id.to_bytes(16, "big") + b"\x12\x08" + context.span_id.to_bytes(8, "big")
     flags = b"\x35" + _fixed32(_HAS_REMOTE | (_IS_REMOTE if context.is_remote else 0))
     return ids + b"".join(_encode_attributes(b"\x22", link.attributes)) + flags
-
-
-def _encode_status(status: Status) -> bytes:
-    message = _encode_field(b"\x12", _encode_text(status.description)) if status.description else b""
-    return message + (b"\x18" + _SMALL_VARINTS[status.status_code.value] if status.status_code.value else b"")
-
-
-def _encode_resource(resource: Resource) -> bytes:
-    return b"".join(_encode_attributes(b"\x0a", resource.attributes))
-
-
-def _encode_scope(scope: InstrumentationScope | None) -> bytes:
-    if scope is None:
-        return b""
-    names = _encode_field(b"\x0a", _encode_text(scope.name)) + (
-        _encode_field(b"\x12", _encode_text(scope.version)) if scope.version else b""
-    )
-    return names + b"".join(_encode_attributes(b"\x1a", scope.attributes))
 
 
 def encode_spans(spans: Iterable[ReadableSpan]) -> bytes:
@@ -242,12 +225,17 @@ def encode_spans(spans: Iterable[ReadableSpan]) -> bytes:
 def _encode_resource_spans(
     resource: Resource, scopes: dict[int, tuple[InstrumentationScope | None, list[bytes]]]
 ) -> bytes:
-    fields = [_encode_field(b"\x0a", _encode_resource(resource))]
+    fields = [_encode_field(b"\x0a", b"".join(_encode_attributes(b"\x0a", resource.attributes)))]
     for scope, spans in scopes.values():
-        schema = (
-            _encode_field(b"\x1a", _encode_text(scope.schema_url)) if scope is not None and scope.schema_url else b""
-        )
-        fields.append(_encode_field(b"\x12", _encode_field(b"\x0a", _encode_scope(scope)) + b"".join(spans) + schema))
+        head = schema = b""
+        if scope is not None:
+            head = _encode_field(b"\x0a", _encode_text(scope.name))
+            if scope.version:
+                head += _encode_field(b"\x12", _encode_text(scope.version))
+            head += b"".join(_encode_attributes(b"\x1a", scope.attributes))
+            if scope.schema_url:
+                schema = _encode_field(b"\x1a", _encode_text(scope.schema_url))
+        fields.append(_encode_field(b"\x12", _encode_field(b"\x0a", head) + b"".join(spans) + schema))
     if resource.schema_url:
         fields.append(_encode_field(b"\x1a", _encode_text(resource.schema_url)))
     return b"".join(fields)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import queue
 import socket
 import ssl
@@ -51,16 +50,15 @@ def preload_modules() -> None:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2  # noqa: F401
 
 
-def _before_fork() -> None:
+def wait_before_fork() -> None:
+    """Wait for the import of `preload_modules` and hold its lock during the fork."""
     _preload_lock.acquire(timeout=_MAX_PRELOAD_WAIT)
 
 
-def _after_fork() -> None:
+def release_after_fork() -> None:
+    """Release the lock of `wait_before_fork`, in the parent and in the child."""
     if _preload_lock.locked():
         _preload_lock.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,9 @@ class OtlpHttpClient:
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {settings.api_key}"
         self._headers.update(settings.headers)
-        self._packs = settings.compression == "gzip" or (settings.compression is None and not is_loopback(settings.url))
+        self._compresses = settings.compression == "gzip" or (
+            settings.compression is None and not is_loopback(settings.url)
+        )
         self._session: requests.Session | None = None
         self.is_spanwise: bool | None = None  # True for a Spanwise collector; None: unknown
 
@@ -100,9 +100,9 @@ class OtlpHttpClient:
         if self._session is None:
             self._session = requests.Session()
         headers = self._headers
-        if self._packs and len(body) >= _MIN_COMPRESS_BYTES:
+        if self._compresses and len(body) >= _MIN_COMPRESS_BYTES:
             body, headers = gzip.compress(body, 1, mtime=0), {**headers, "Content-Encoding": "gzip"}
-        address = self._address(path)
+        address = (self._settings.traces_url if path == TRACES_PATH else None) or self._settings.url + path
         # a proxy cannot reach the loopback interface of this machine
         self._session.trust_env = not is_loopback(address)
         auth = requests.utils.get_auth_from_url(address)
@@ -125,10 +125,6 @@ class OtlpHttpClient:
             propagation_targets.update_from_header(self._settings, named)
         return _classify_response(response)
 
-    def _address(self, path: str) -> str:
-        own = self._settings.traces_url if path == TRACES_PATH else None
-        return own or self._settings.url + path
-
 
 def _keep_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
     """Return the request unchanged.
@@ -145,15 +141,11 @@ def _classify_response(response: requests.Response) -> RequestOutcome:
     if status == 413:
         return RequestOutcome("too_large", "http_413")
     if status in _RETRYABLE:
-        after = _parse_retry_delay(response.headers.get("Retry-After"))
+        after = min(_MAX_RETRY_AFTER, parse_retry_after(response.headers.get("Retry-After")) or 0.0)
         return RequestOutcome(
             "later", f"http_{status}", after, explanation=f"HTTP {status} {to_one_line(response.reason or '')}".strip()
         )
     return RequestOutcome("refused", f"http_{status}")
-
-
-def _parse_retry_delay(text: str | None) -> float:
-    return min(_MAX_RETRY_AFTER, parse_retry_after(text) or 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -206,7 +198,7 @@ class RequestThread:
         if self._last is not None and not self._last.is_done:
             return None
         request = self._last = PendingRequest(path, body, timeout)
-        if self._starts():
+        if self._ensure_started():
             self._requests.put(request)
         else:
             request.send(self._post)
@@ -216,7 +208,7 @@ class RequestThread:
         """End the thread after the request in progress."""
         self._requests.put(None)
 
-    def _starts(self) -> bool:
+    def _ensure_started(self) -> bool:
         """Start the thread if necessary. Return False if the system has no more threads."""
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._run, name="spanwise-request", daemon=True)

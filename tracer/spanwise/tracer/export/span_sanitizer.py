@@ -26,6 +26,7 @@ _MAX_RESOURCES = 100
 _DOCUMENT_KINDS = ("RETRIEVER", "RERANKER")
 
 # Attributes with content, in every dialect. They are removed if only metadata is captured.
+_MIN_CONTENT_LENGTH = 1000  # characters above which any text counts as content
 _CONTENT_ATTRIBUTES = re.compile(
     r"^(?:(?:in|out)put\.(?:value|mime_type)|(?:.*\.)?(?:in|out)put_messages\b.*|spanwise\.documents"
     r"|llm\.(?:prompts|choices|prompt_template|tools|function_call)\b.*|.*\.document\.(?:content|metadata|url|name)"
@@ -132,12 +133,18 @@ class SpanSanitizer:
 
     def _values(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         kept = dict(attributes)
-        _add_documents(kept)
+        documents = kept.pop(names.DOCUMENTS_JSON, None)
+        if documents is None and kept.get(names.KIND) in _DOCUMENT_KINDS:
+            documents = kept.get(names.OUTPUT_VALUE)
+        if isinstance(documents, str) and f"{names.DOCUMENTS}.0.document.content" not in kept:
+            kept.update(flatten_documents(documents))
         if not self._content:
+            # a text that is so long is probably content, whatever its name
             kept = {
                 k: v
                 for k, v in kept.items()
-                if not (_CONTENT_ATTRIBUTES.match(k) or (_is_long_text(v) and k != names.METADATA))
+                if not _CONTENT_ATTRIBUTES.match(k)
+                and (k == names.METADATA or not (isinstance(v, str) and len(v) > _MIN_CONTENT_LENGTH))
             }
         longest, value = self._limit, self._value
         values = {
@@ -200,20 +207,6 @@ def _replace_surrogates(text: str) -> str:
         return text.encode("utf-8", "replace").decode()
 
 
-def _is_long_text(value: Any) -> bool:
-    """Return whether a text is so long that it is probably content, whatever its name."""
-    return isinstance(value, str) and len(value) > 1000
-
-
-def _add_documents(attributes: dict[str, Any]) -> None:
-    """Add the documents as OpenInference's flat attributes."""
-    documents = attributes.pop(names.DOCUMENTS_JSON, None)
-    if documents is None and attributes.get(names.KIND) in _DOCUMENT_KINDS:
-        documents = attributes.get(names.OUTPUT_VALUE)
-    if isinstance(documents, str) and f"{names.DOCUMENTS}.0.document.content" not in attributes:
-        attributes.update(flatten_documents(documents))
-
-
 REDACTED_TEXT = "[redacted]"
 FAILED_TEXT = "[redacted: the redactor failed]"
 _LIST_INDEX = re.compile(r"\d{1,5}")  # index of a list that was flattened into keys
@@ -230,8 +223,8 @@ class Redaction:
         self._functions: list[Callable[[str, Any], Any]] = [
             r for r in redactors if not isinstance(r, (str, re.Pattern)) and callable(r)
         ]
-        self._assigned = _compile_assignment_pattern(keys) if keys else None
-        self._keys_known: dict[str, str] = {}
+        self._assignment_pattern = _compile_assignment_pattern(keys) if keys else None
+        self._redacted_keys: dict[str, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._keys or self._patterns or self._functions)
@@ -240,7 +233,11 @@ class Redaction:
         """Return the attributes with every secret replaced. JSON texts are redacted inside and remain JSON."""
         clean: dict[str, Any] = {}
         for key, value in (attributes or {}).items():
-            clean[_make_unique_key(self.key(key), clean)] = self.attribute(key, value)
+            redacted, number = self.key(key), 2
+            unique = redacted
+            while unique in clean:  # another key has become the same
+                unique, number = f"{redacted}~{number}", number + 1
+            clean[unique] = self.attribute(key, value)
         return clean
 
     def key(self, key: str) -> str:
@@ -249,16 +246,16 @@ class Redaction:
         Patterns are applied to the words between the dots. Functions are not applied: a function that hides all texts
         would leave no names to search by.
         """
-        if not self._patterns or self._keys_known.get(key) == key:
+        if not self._patterns or self._redacted_keys.get(key) == key:
             return key
-        if len(self._keys_known) > _MAX_REMEMBERED_KEYS:
-            self._keys_known.clear()
-        if key not in self._keys_known:
-            words = (word if _LIST_INDEX.fullmatch(word) else self._without(word) for word in key.split("."))
-            self._keys_known[key] = ".".join(words)
-        return self._keys_known[key]
+        if len(self._redacted_keys) > _MAX_REMEMBERED_KEYS:
+            self._redacted_keys.clear()
+        if key not in self._redacted_keys:
+            words = (word if _LIST_INDEX.fullmatch(word) else self._apply_patterns(word) for word in key.split("."))
+            self._redacted_keys[key] = ".".join(words)
+        return self._redacted_keys[key]
 
-    def _without(self, text: str) -> str:
+    def _apply_patterns(self, text: str) -> str:
         for pattern in self._patterns:
             text = pattern.sub(REDACTED_TEXT, text)
         return text
@@ -271,7 +268,10 @@ class Redaction:
             if isinstance(value, bytes):
                 value = value.decode("utf-8", "replace")
             clean = self._node(key, list(value) if isinstance(value, tuple) else value, top=True)
-            return clean if _is_attribute(clean) else orjson.dumps(clean, default=repr).decode()
+            scalars = (str, bool, int, float)
+            if isinstance(clean, scalars) or (isinstance(clean, list) and all(isinstance(v, scalars) for v in clean)):
+                return clean
+            return orjson.dumps(clean, default=repr).decode()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # also `SystemExit`: a value that a redactor cannot process is withheld
@@ -289,28 +289,30 @@ class Redaction:
         for function in self._functions:
             value = function(key, value)
         if isinstance(value, str):
-            return self._string(key, value)
+            inner = _decode_json(value)
+            if inner is not None:
+                return orjson.dumps(self._node(key, inner), default=repr).decode()
+            value = self._apply_patterns(value)
+            return (
+                self._assignment_pattern.sub(rf"\g<1>{REDACTED_TEXT}", value)
+                if self._assignment_pattern is not None
+                else value
+            )
         if isinstance(value, Mapping):
-            return {self._without(str(k)): self._entry(k, v) for k, v in value.items()}
+            return {
+                self._apply_patterns(str(k)): REDACTED_TEXT
+                if _normalize_key(str(k)) in self._keys
+                else self._node(str(k), v)
+                for k, v in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self._node(key, v) for v in value]
         # A card number may be an integer inside a value. Attributes that are numbers are counts, to which patterns do
         # not apply.
-        return value if top or type(value) is not int else self._number(value)
-
-    def _number(self, value: int) -> int | str:
+        if top or type(value) is not int:
+            return value
         text = str(value)
         return REDACTED_TEXT if any(pattern.search(text) for pattern in self._patterns) else value
-
-    def _entry(self, key: Any, value: Any) -> Any:
-        return REDACTED_TEXT if _normalize_key(str(key)) in self._keys else self._node(str(key), value)
-
-    def _string(self, key: str, text: str) -> str:
-        inner = _decode_json(text)
-        if inner is not None:
-            return orjson.dumps(self._node(key, inner), default=repr).decode()
-        text = self._without(text)
-        return self._assigned.sub(rf"\g<1>{REDACTED_TEXT}", text) if self._assigned is not None else text
 
 
 def _normalize_key(key: str) -> str:
@@ -334,15 +336,3 @@ def _decode_json(text: str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-
-
-def _make_unique_key(key: str, taken: Mapping[str, Any]) -> str:
-    """Return the key, with a number if another key has become the same."""
-    if key not in taken:
-        return key
-    return next(numbered for i in range(2, len(taken) + 3) if (numbered := f"{key}~{i}") not in taken)
-
-
-def _is_attribute(value: Any) -> bool:
-    scalars = (str, bool, int, float)
-    return isinstance(value, scalars) or (isinstance(value, list) and all(isinstance(v, scalars) for v in value))

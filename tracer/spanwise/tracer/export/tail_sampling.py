@@ -7,7 +7,6 @@ oldest spans first and those with errors last.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from typing import Any, Protocol
@@ -29,14 +28,16 @@ _pending_traces: dict[PendingTrace, None] = {}  # in the order in which they beg
 _bytes = 0
 
 
-def _after_fork() -> None:
+# for the fork handlers in `delivery_lifecycle`: methods of the lock itself, which `bound_lock_waits` may replace
+acquire_before_fork, release_in_parent = _lock.acquire, _lock.release
+
+
+def reset_in_child() -> None:
+    """Release the lock and forget the waiting spans, which belong to the parent process."""
     global _bytes
     _lock.release()
-    _pending_traces.clear()  # they belong to the parent
+    _pending_traces.clear()
     _bytes = 0
-
-
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
 
 
 def bound_lock_waits() -> None:
@@ -65,73 +66,73 @@ class DeliveryTarget(Protocol):
 class PendingTrace:
     """Buffer for the spans and feedback of this process's part of one unsampled trace."""
 
-    __slots__ = ("_forgotten", "_kept", "_outlet", "_waits")
+    __slots__ = ("_buffer", "_dropped", "_kept", "_outlet")
 
     def __init__(self, outlet: DeliveryTarget) -> None:
         self._outlet = outlet
-        self._waits: _PendingItems | None = None  # None for most traces
-        self._forgotten = 0
+        self._buffer: _PendingItems | None = None  # None for most traces
+        self._dropped = 0
         self._kept: bool | None = None  # None: undecided, because the local root is open
 
     def put(self, item: Any) -> None:
         """Store an ended span or a feedback event until the decision. Afterwards, deliver or discard it."""
         if self._kept is None and type(item) is LiveSpan and item.span_id == item.local.root_id:
             self._decide(item)
-        elif not self._wait(item) and self._kept:
+        elif not self._store(item) and self._kept:
             self._outlet.put(item)
 
-    def _wait(self, item: Any) -> bool:
+    def _store(self, item: Any) -> bool:
         global _bytes
         failed, weight = _has_failed(item), estimate_bytes(item)
         with _lock:
             if self._kept is not None:
                 return False
-            waits = self._waits = self._waits or _PendingItems()
-            (waits.failed if failed else waits.others).append((item, weight))
-            waits.has_failed |= failed
+            buffer = self._buffer = self._buffer or _PendingItems()
+            (buffer.failed if failed else buffer.others).append((item, weight))
+            buffer.has_failed |= failed
             _pending_traces[self] = None
-            waits.bytes += weight
+            buffer.bytes += weight
             _bytes += weight
             while _bytes > MAX_BYTES:
-                next(iter(_pending_traces))._forget()
+                next(iter(_pending_traces))._drop_oldest()
         return True
 
-    def _forget(self) -> None:
+    def _drop_oldest(self) -> None:
         global _bytes
-        waits = self._waits
-        if waits is not None:
-            _, weight = (waits.others or waits.failed).popleft()
-            waits.bytes -= weight
+        buffer = self._buffer
+        if buffer is not None:
+            _, weight = (buffer.others or buffer.failed).popleft()
+            buffer.bytes -= weight
             _bytes -= weight
-            self._forgotten += 1
-        if waits is None or not (waits.others or waits.failed):
+            self._dropped += 1
+        if buffer is None or not (buffer.others or buffer.failed):
             del _pending_traces[self]
 
     def _decide(self, root: LiveSpan) -> None:
-        items = self._taken(_has_failed(root))
+        items = self._take_items(_has_failed(root))
         if not self._kept:
             return
         local = root.local
         local.ot, local.account = head_sampling.make_kept_member(local.ot), self._outlet.account
         sync_account(local)
         root._attributes[names.PARTIAL] = True
-        if self._forgotten:
-            local.dropped += self._forgotten
-            self._outlet.lose("unsampled_full", self._forgotten)
+        if self._dropped:
+            local.dropped += self._dropped
+            self._outlet.lose("unsampled_full", self._dropped)
         for item in (*items, root):
             self._outlet.put(item)
 
-    def _taken(self, failed: bool) -> list[Any]:
+    def _take_items(self, failed: bool) -> list[Any]:
         global _bytes
         with _lock:
-            waits, self._waits = self._waits, None
-            if waits is None:
+            buffer, self._buffer = self._buffer, None
+            if buffer is None:
                 self._kept = failed
                 return []
             _pending_traces.pop(self, None)
-            _bytes -= waits.bytes
-            self._kept = waits.has_failed or failed
-        return [item for item, _ in (*waits.others, *waits.failed)] if self._kept else []
+            _bytes -= buffer.bytes
+            self._kept = buffer.has_failed or failed
+        return [item for item, _ in (*buffer.others, *buffer.failed)] if self._kept else []
 
 
 class _PendingItems:

@@ -34,7 +34,8 @@ def inherit_member(sampled: bool, trace_id: int, ot: str) -> str:
 
     A threshold that contradicts the decision is removed.
     """
-    limit = _parse_threshold(ot) if sampled else None
+    digits = _find_member_value(ot, _THRESHOLD_PATTERN) if sampled else None
+    limit = None if digits is None else int(digits.ljust(14, "0"), 16)
     possible = limit is not None and get_randomness(trace_id, ot) >= limit
     return format_member(limit if possible else None, ot)
 
@@ -45,30 +46,24 @@ def make_kept_member(ot: str) -> str:
 
 
 def format_member(limit: int | None, ot: str = "") -> str:
-    """Return the member `ot` with this threshold and the other parts of `ot`."""
+    """Return the member `ot` with this threshold and the other valid parts of `ot`.
+
+    If `ot` is too long, only its randomness is kept.
+    """
     own = [] if limit is None else ["th:" + (f"{limit:014x}".rstrip("0") or "0")]
-    return ";".join([*own, *_select_other_members(ot)])
-
-
-def _select_other_members(ot: str) -> list[str]:
-    """Return the valid parts other than the threshold. If the text is too long, return only the randomness."""
     parts = [part for part in ot.split(";") if part and not part.startswith("th:")]
-    return [
+    others = [
         part
         for part in parts
         if _RANDOMNESS_PATTERN.fullmatch(part) or (len(ot) <= _MAX_MEMBER_LENGTH and not part.startswith("rv:"))
     ]
+    return ";".join([*own, *others])
 
 
 def get_randomness(trace_id: int, ot: str = "") -> int:
     """Return the randomness that is compared with a threshold."""
     explicit = _find_member_value(ot, _RANDOMNESS_PATTERN) if ot else None
     return trace_id & (_NEVER_THRESHOLD - 1) if explicit is None else int(explicit, 16)
-
-
-def _parse_threshold(ot: str) -> int | None:
-    digits = _find_member_value(ot, _THRESHOLD_PATTERN)
-    return None if digits is None else int(digits.ljust(14, "0"), 16)
 
 
 def _find_member_value(ot: str, form: re.Pattern[str]) -> str | None:

@@ -13,8 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from opentelemetry import trace as otel
 from opentelemetry.sdk.resources import Resource
@@ -28,11 +27,6 @@ from spanwise.tracer import internal_errors
 from spanwise.tracer.otel.exit_lock import ExitLock
 from spanwise.tracer.otel.head_sampling import ALWAYS_MEMBER, TRACESTATE_KEY
 from spanwise.tracer.propagation_targets import is_propagation_target
-
-if TYPE_CHECKING:
-    from spanwise.tracer.export.delivery_stats import SpanAccount
-    from spanwise.tracer.export.tail_sampling import PendingTrace
-
 
 SCOPE = InstrumentationScope("spanwise", "0.1.0")  # scope of the spans that decorators and blocks open
 OUTGOING_KINDS = (SpanKind.CLIENT, SpanKind.PRODUCER)  # kinds of spans that call another process
@@ -66,6 +60,21 @@ def _after_fork() -> None:
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
 
 
+class SpanCounts(Protocol):
+    """Counts of the spans that are delivered to one address; a `SpanAccount`."""
+
+    started: int
+    open: int
+    young: set[Any]  # open spans that have not been reported yet
+
+
+class SpanBuffer(Protocol):
+    """Buffer for the spans of an unsampled trace; a `PendingTrace`."""
+
+    def put(self, item: Any) -> None:
+        """Store an ended span or a feedback event until the decision."""
+
+
 class LocalTrace:
     """This process's part of a trace: counts of started, open and dropped spans, and of outgoing calls."""
 
@@ -96,11 +105,11 @@ class LocalTrace:
         self.trace_id = trace_id
         self.sink = sink
         self.resource = resource
-        self.undecided: PendingTrace | None = None
+        self.undecided: SpanBuffer | None = None
         # decision of head sampling, and its member of the tracestate (see `head_sampling`)
         self.sampled, self.ot = sampled, ot
         self.root_id = self.started = self.open = self.dropped = self.sent = 0
-        self.account: SpanAccount | None = None  # account of the spans' destination
+        self.account: SpanCounts | None = None  # account of the spans' destination
         self.booked_started = self.booked_open = 0  # counts that the account already includes
         self.closed = False  # True after the local root has ended
         self.epoch = Clock.epoch
@@ -122,15 +131,11 @@ def begin_local_trace(
     """Begin this process's part of a trace."""
     local = _open_traces[trace_id] = LocalTrace(trace_id, sink, resource, sampled, ot)
     while len(_open_traces) > _MAX_OPEN_TRACES:  # spans that never end must not fill the memory
-        _drop_oldest_trace()
+        with suppress(RuntimeError, StopIteration):  # another thread has begun or ended a trace meanwhile
+            forgotten = _open_traces.pop(next(iter(_open_traces)), None)
+            if forgotten is not None:
+                sync_account(forgotten)
     return local
-
-
-def _drop_oldest_trace() -> None:
-    with suppress(RuntimeError, StopIteration):  # another thread has begun or ended a trace meanwhile
-        forgotten = _open_traces.pop(next(iter(_open_traces)), None)
-        if forgotten is not None:
-            sync_account(forgotten)
 
 
 def sync_account(local: LocalTrace) -> None:
@@ -147,7 +152,7 @@ def _sync_account_locked(local: LocalTrace) -> None:
         local.booked_started, local.booked_open = started, open
 
 
-def move_to_account(source: SpanAccount, target: SpanAccount) -> None:
+def move_to_account(source: SpanCounts, target: SpanCounts) -> None:
     """Move a started span to another account, because it is delivered to another address."""
     with _lock:
         source.started -= 1
@@ -160,7 +165,7 @@ def bound_lock_waits() -> None:
     _lock = ExitLock(_lock)
 
 
-def sync_open_traces(account: SpanAccount) -> None:
+def sync_open_traces(account: SpanCounts) -> None:
     """Add the latest counts of all traces with an open local root to an account."""
     for local in tuple(_open_traces.values()):
         if local.account is account:
@@ -387,12 +392,12 @@ def _close_local_trace(local: LocalTrace) -> dict[str, Any]:
     local.closed = True
     _open_traces.pop(local.trace_id, None)
     _sync_account_locked(local)
-    told = {
+    attributes = {
         names.LOCAL_ROOT: f"{local.root_id:016x}",
         names.SPANS_STARTED: local.started,
         names.SPANS_OPEN: local.open,
     }
-    return {**told, names.CALLS_SENT: local.sent} if local.sent else told
+    return {**attributes, names.CALLS_SENT: local.sent} if local.sent else attributes
 
 
 def count_started(local: LocalTrace, span_id: int) -> None:
@@ -469,18 +474,13 @@ def mark_exception_recorded(error: BaseException, trace_id: int) -> bool:
     return True
 
 
-def _skip_own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames from the first one outside of Spanwise. Spanwise's own frames do not explain the failure."""
-    first = frames
-    while first is not None and str(first.tb_frame.f_globals.get("__name__")).startswith("spanwise."):
-        first = first.tb_next
-    return first or frames
-
-
 def _make_exception_attributes(error: BaseException, escaped: bool) -> dict[str, Any]:
     kind = type(error)
+    frames = error.__traceback__  # from the first frame outside of Spanwise: its own do not explain the failure
     try:
-        stack = "".join(traceback.format_exception(kind, error, _skip_own_frames(error.__traceback__)))
+        while frames is not None and str(frames.tb_frame.f_globals.get("__name__")).startswith("spanwise."):
+            frames = frames.tb_next
+        stack = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))
     except Exception:
         stack = ""
     return {

@@ -56,7 +56,7 @@ class SpanFactory:
     """Factory of spans: selects the parent of each span, and its destination when it ends."""
 
     def __init__(self, outlet: DeliveryTarget, resource: Resource, sample_rate: float, off: bool = False) -> None:
-        self.lead_to(outlet)
+        self.set_outlet(outlet)
         self.resource = resource
         self._threshold = head_sampling.compute_threshold(sample_rate)
         self._ot = head_sampling.format_member(self._threshold)
@@ -64,7 +64,7 @@ class SpanFactory:
         self.extra: list[SpanProcessor] = []  # span processors of the user
         self.captures: WeakValueDictionary[int, CaptureSink] = WeakValueDictionary()  # by trace id
 
-    def lead_to(self, outlet: DeliveryTarget) -> None:
+    def set_outlet(self, outlet: DeliveryTarget) -> None:
         """Set the destination of ended spans."""
         self._outlet, self.sink = outlet, outlet.put
 
@@ -151,7 +151,9 @@ class SpanFactory:
         span.hidden = hidden
         span.parent_remote, span.ambient = remote is not None, given or None
         if foreign is not None and not (remote and foreign.trace_id == trace_id):
-            _link_foreign_span(span, foreign)
+            span._attributes[names.FOREIGN_TRACE] = f"{foreign.trace_id:032x}"
+            span._attributes[names.FOREIGN_SPAN] = f"{foreign.span_id:016x}"
+            span.add_link(foreign)
         if remote is None and (origin := ctx.get(ORIGIN_KEY)) is not None:
             span.add_link(origin)  # type: ignore[arg-type]
         return span
@@ -204,12 +206,6 @@ def merge_attributes(given: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     if names.TAGS in given and names.TAGS in attributes:
         both[names.TAGS] = tuple(dict.fromkeys((*given[names.TAGS], *attributes[names.TAGS])))
     return both
-
-
-def _link_foreign_span(span: LiveSpan, context: SpanContext) -> None:
-    span._attributes[names.FOREIGN_TRACE] = f"{context.trace_id:032x}"
-    span._attributes[names.FOREIGN_SPAN] = f"{context.span_id:016x}"
-    span.add_link(context)
 
 
 def _has_foreign_provider(spans: SpanFactory) -> bool:
@@ -280,15 +276,12 @@ class Provider(sdk.TracerProvider):
         version = instrumenting_library_version or ""
         scope = InstrumentationScope(instrumenting_module_name or "", version, schema_url, attributes)
         if scope not in self._own:
-            self._own[scope] = self._new(scope)
+            base = super().get_tracer(scope.name, scope.version, scope.schema_url, scope.attributes)
+            tracer = Tracer.__new__(Tracer)
+            tracer.__dict__.update(base.__dict__)
+            tracer.provider, tracer.scope = self, scope
+            self._own[scope] = tracer
         return self._own[scope]
-
-    def _new(self, scope: InstrumentationScope) -> Tracer:
-        theirs = super().get_tracer(scope.name, scope.version, scope.schema_url, scope.attributes)
-        tracer = Tracer.__new__(Tracer)
-        tracer.__dict__.update(theirs.__dict__)
-        tracer.provider, tracer.scope = self, scope
-        return tracer
 
     def add_span_processor(self, span_processor: SpanProcessor) -> None:
         """Add a span processor of the user. It receives every span of the traces that start from now on, unredacted."""
@@ -332,11 +325,9 @@ class ExternalProviderProcessor(SpanProcessor):
         local = getattr(span, "_spanwise_local", None)
         if local is not None:
             self._outlet.account.young.discard(span)
-            self._put_copy(span._readable_span(), local)
-
-    def _put_copy(self, span: ReadableSpan, local: LocalTrace) -> None:
-        extra = count_ended(local, span.context.span_id)
-        local.sink(_copy_span(span, extra, self._identified(span.resource)))
+            ended = span._readable_span()
+            extra = count_ended(local, ended.context.span_id)
+            local.sink(_copy_span(ended, extra, self._identified(ended.resource)))
 
     def _identified(self, resource: Resource) -> Resource:
         """Return the provider's resource with Spanwise's project, environment and instance id."""

@@ -53,8 +53,8 @@ def restore_thread_methods() -> None:
     global _on
     with _patch_lock:
         _on = False
-        for (owner, name), (original, ours) in tuple(_originals.items()):
-            if owner.__dict__.get(name) is ours:
+        for (owner, name), (original, wrapper) in tuple(_originals.items()):
+            if owner.__dict__.get(name) is wrapper:
                 if original is None:
                     delattr(owner, name)
                 else:
@@ -66,9 +66,9 @@ def _wrap_method(owner: type, name: str, make: Callable[[Any], Any]) -> None:
     if (owner, name) not in _originals:
         original = owner.__dict__.get(name)  # None: inherited. Called through the class, because it may be a descriptor
         inner = getattr(owner, name)
-        ours = functools.wraps(inner)(make(inner))
-        _originals[owner, name] = original, ours
-        setattr(owner, name, ours)
+        wrapper = functools.wraps(inner)(make(inner))
+        _originals[owner, name] = original, wrapper
+        setattr(owner, name, wrapper)
 
 
 def _wrap_thread_pool() -> None:
@@ -82,7 +82,8 @@ def _wrap_thread_pool() -> None:
 def _wrap_start(original: Any) -> Any:
     def start(self: threading.Thread, *args: Any, **kwargs: Any) -> Any:
         if _on:
-            if _is_pool_thread(self):
+            target = getattr(self, "_target", None)
+            if getattr(target, "__module__", None) in _POOL_MODULES or type(self).__module__ in _POOL_MODULES:
                 _wrap_thread_pool()
             elif context := get_live_context():
                 _run_in_context(self, [without_kept_parent(context)])
@@ -91,12 +92,7 @@ def _wrap_start(original: Any) -> Any:
     return start
 
 
-def _is_pool_thread(thread: threading.Thread) -> bool:
-    target = getattr(thread, "_target", None)
-    return getattr(target, "__module__", None) in _POOL_MODULES or type(thread).__module__ in _POOL_MODULES
-
-
-def _run_in_context(thread: Any, held: list[Any]) -> None:
+def _run_in_context(thread: Any, contexts: list[Any]) -> None:
     """Make a thread run in a context. The reference to the context is released when the thread starts."""
     before, inner = thread.__dict__.get("run"), thread.run
 
@@ -105,7 +101,7 @@ def _run_in_context(thread: Any, held: list[Any]) -> None:
             del thread.run
         else:
             thread.run = before
-        token = attach(held.pop())
+        token = attach(contexts.pop())
         try:
             inner()
         finally:

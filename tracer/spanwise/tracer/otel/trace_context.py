@@ -90,17 +90,14 @@ class PrivateBaggage(dict[str, object]):
 
     def _visible(self) -> dict[str, object]:
         entries = dict(dict.items(self))
-        if not _is_sent_to_target(get_current().get(OTEL_KEY)):
+        span = get_current().get(OTEL_KEY)
+        # private also for SDK spans, whose property copies the attributes
+        attributes = getattr(span, "_attributes", None)
+        is_outgoing = getattr(span, "kind", None) in OUTGOING_KINDS
+        if not is_outgoing or attributes is None or not is_propagation_target(attributes):
             for name in PRIVATE_ENTRIES:
                 entries.pop(name, None)
         return entries
-
-
-def _is_sent_to_target(span: object) -> bool:
-    attributes = getattr(span, "_attributes", None)  # private also for SDK spans, whose property copies the attributes
-    return (
-        getattr(span, "kind", None) in OUTGOING_KINDS and attributes is not None and is_propagation_target(attributes)
-    )
 
 
 def with_private_baggage(ctx: Context) -> Context:
@@ -204,7 +201,14 @@ def get_live_context() -> Context:
     ended = _find_ended_parent(ctx)
     if ended is None:
         return ctx
-    new = Context({key: value for key, value in ctx.items() if not _is_request_entry(key, value)})
+    # without spans of Spanwise
+    new = Context(
+        {
+            key: value
+            for key, value in ctx.items()
+            if key != OWN_KEY and (key != OTEL_KEY or _get_span_local_trace(value) is None)
+        }
+    )
     is_marked = names.MONITOR in get_ambient_attributes(ctx)
     if ctx.get(AMBIENT_KEY) is not None:
         new = with_value(new, AMBIENT_KEY, {names.MONITOR: True} if is_marked else None)
@@ -242,7 +246,8 @@ def _find_ended_parent(ctx: Context) -> SpanContext | None:
     if local.epoch != Clock.epoch:
         has_ended = _is_pool_worker()
     else:
-        has_ended = local.closed and not span.is_recording() and not _is_captured_trace(local)
+        is_captured = local.account is None and local.undecided is None  # its spans may end at any time
+        has_ended = local.closed and not span.is_recording() and not is_captured
     return make_span_context(local.trace_id, span.get_span_context().span_id) if has_ended else None
 
 
@@ -258,15 +263,6 @@ def _get_span_local_trace(span: object) -> LocalTrace | None:
         return span.local
     joined: LocalTrace | None = getattr(span, "_spanwise_local", None)  # a span of a joined provider
     return joined
-
-
-def _is_captured_trace(local: LocalTrace) -> bool:
-    """Return whether the spans of a trace go to an experiment, however late they end."""
-    return local.account is None and local.undecided is None
-
-
-def _is_request_entry(key: str, value: object) -> bool:
-    return key == OWN_KEY or (key == OTEL_KEY and _get_span_local_trace(value) is not None)
 
 
 def with_span(ctx: Context, span: LiveSpan, hidden: bool) -> Context:
