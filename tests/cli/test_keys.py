@@ -14,8 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from integration.serving import COMMAND, environment
-from spanwise.cli.app import app
-from spanwise.cli.command_io import report_errors
+from spanwise.cli.app import app, report_errors
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server
