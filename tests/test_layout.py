@@ -48,7 +48,7 @@ def test_a_missing_extra_is_told_in_one_line(module):
     code = f"import sys; sys.modules.update(dict.fromkeys(['rich', 'zstandard', 'msgspec', 'httpx'])); import {module}"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
     assert said.splitlines()[-1].startswith(f"ModuleNotFoundError: {module} needs ")
-    assert said.endswith("which is not installed: pip install 'spanwise[server]'\n")
+    assert said.endswith("which is not installed: pip install '.[server]' in a checkout of Spanwise\n")
     assert "During handling" not in said
 
 

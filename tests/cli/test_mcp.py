@@ -472,5 +472,5 @@ def test_without_its_package_a_line_says_what_to_install() -> None:
     blocked = "import sys; sys.modules['mcp'] = None; from spanwise.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", blocked, "mcp"], env=environment(), capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.endswith("which is not installed: pip install 'spanwise[mcp]'\n")
+    assert ended.stderr.endswith("which is not installed: pip install '.[mcp]' in a checkout of Spanwise\n")
     assert ended.stderr.count("\n") == 1

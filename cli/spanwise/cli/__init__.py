@@ -28,6 +28,7 @@ def main() -> None:
         if error.name is None or error.name.startswith("spanwise"):
             raise
         sys.exit(
-            f"spanwise: the command line needs {error.name!r}, which is not installed: pip install 'spanwise[server]'"
+            f"spanwise: the command line needs {error.name!r}, which is not installed: "
+            "pip install '.[server]' in a checkout of Spanwise"
         )
     run()
