@@ -365,9 +365,9 @@ def test_a_file_that_is_held_for_a_moment_is_waited_for(file: Path) -> None:
     holding, tried = SQLiteStore(file), threading.Event()
 
     class Told(StoreAccess):
-        def _held(self) -> bool:
+        def _is_held(self) -> bool:
             tried.set()
-            return super()._held()
+            return super()._is_held()
 
     releasing = threading.Thread(target=lambda: (tried.wait(60), holding.close()))
     releasing.start()
