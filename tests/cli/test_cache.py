@@ -8,8 +8,7 @@ from contextlib import closing
 import pytest
 from typer.testing import CliRunner
 
-from spanwise.cli.app import app
-from spanwise.cli.command_io import report_errors
+from spanwise.cli.app import app, report_errors
 from spanwise.evaluators.judges import Completion
 from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache
 from spanwise.evaluators.models import Embedder

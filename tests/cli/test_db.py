@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from collector.making import SECOND, child, run
-from spanwise.cli.app import app
-from spanwise.cli.command_io import report_errors
+from spanwise.cli.app import app, report_errors
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore
 

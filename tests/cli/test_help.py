@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from spanwise.cli.app import app
+import spanwise.cli
+from spanwise.cli.app import COMMANDS, app
 
 
 def commands(found: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -28,3 +34,46 @@ def test_the_help_of_serve_names_the_variable_whole() -> None:
 
 def test_version() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("spanwise ")
+
+
+def test_the_help_has_the_first_paragraph_of_each_commands_own_help() -> None:
+    imported = typer.main.get_command(app).commands
+    own = {name: (command.help or "").split("\n\n")[0].replace("\n", " ") for name, command in imported.items()}
+    assert own == {name: text for name, (_, text) in COMMANDS.items()}
+
+
+def test_a_command_is_imported_when_it_runs() -> None:
+    code = (
+        "import sys; sys.argv[1:] = sys.argv[1].split(); from spanwise.cli import main\n"
+        "try: main()\n"
+        "finally: print([name for name in sys.modules if name.startswith('spanwise.cli.commands.')], file=sys.stderr)"
+    )
+
+    def modules(arguments: str) -> str:
+        ran = subprocess.run([sys.executable, "-c", code, arguments], capture_output=True, text=True, check=True)
+        assert "Example: spanwise" in ran.stdout
+        return ran.stderr.strip()
+
+    assert modules("--help") == "[]"
+    assert modules("keys --help") == "['spanwise.cli.commands.keys']"
+
+
+def test_a_command_whose_extra_is_missing_exits_with_one_line() -> None:
+    code = "import sys; sys.modules['msgspec'] = None; sys.argv[1:] = ['traces', 'list']; from spanwise.cli import main; main()"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("spanwise: ")
+    assert " needs 'msgspec', which is not installed: " in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_the_package_runs_as_a_module() -> None:
+    folders = [str(Path(folder).parent) for folder in spanwise.__path__]
+    ran = subprocess.run(
+        [sys.executable, "-m", "spanwise", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+    )
+    assert "Usage: python -m spanwise " in ran.stdout

@@ -14,8 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from integration.serving import COMMAND, environment
-from spanwise.cli.app import app
-from spanwise.cli.command_io import report_errors
+from spanwise.cli.app import app, report_errors
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Key
 from spanwise.collector.server import Server
@@ -51,7 +50,7 @@ def test_the_secret_alone_stands_on_stdout(path: Path) -> None:
     told = spanwise("create", "the bot", "--scope", "ingest", "--store", path)
     secret = told.stdout.strip()
     assert secret.startswith("spanwise_")
-    assert len(secret) == 52
+    assert len(secret) == len("spanwise_") + 43
     (key,) = kept(path)
     assert (key.name, key.scopes, key.project, key.expires_ns) == ("the bot", ("ingest",), None, None)
     assert key.sha256 == hashlib.sha256(secret.encode()).hexdigest()

@@ -365,9 +365,9 @@ def test_a_file_that_is_held_for_a_moment_is_waited_for(file: Path) -> None:
     holding, tried = SQLiteStore(file), threading.Event()
 
     class Told(StoreAccess):
-        def _held(self) -> bool:
+        def _is_held(self) -> bool:
             tried.set()
-            return super()._held()
+            return super()._is_held()
 
     releasing = threading.Thread(target=lambda: (tried.wait(60), holding.close()))
     releasing.start()
@@ -472,5 +472,5 @@ def test_without_its_package_a_line_says_what_to_install() -> None:
     blocked = "import sys; sys.modules['mcp'] = None; from spanwise.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", blocked, "mcp"], env=environment(), capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.endswith("which is not installed: pip install 'spanwise[mcp]'\n")
+    assert ended.stderr.endswith("which is not installed: pip install '.[mcp]' in a checkout of Spanwise\n")
     assert ended.stderr.count("\n") == 1

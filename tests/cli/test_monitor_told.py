@@ -12,8 +12,7 @@ from typer.testing import CliRunner, Result
 
 from collector.deciding import on, ruled, slice, traced
 from collector.ruled import done, monitored, taken
-from spanwise.cli.app import app
-from spanwise.cli.command_io import report_errors
+from spanwise.cli.app import app, report_errors
 from spanwise.collector.records import Rule, RuleSettings
 from spanwise.collector.server import Server
 from spanwise.collector.stores.sqlite import SQLiteStore

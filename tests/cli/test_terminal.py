@@ -12,8 +12,7 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 from collector.making import run
-from spanwise.cli.app import app
-from spanwise.cli.command_io import report_errors
+from spanwise.cli.app import app, report_errors
 from spanwise.collector.errors import Refused
 from spanwise.collector.records import Document, Example, Experiment, Feedback, Rule, Target
 from spanwise.collector.stores.sqlite import SQLiteStore

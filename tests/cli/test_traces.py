@@ -16,8 +16,7 @@ from typer.testing import CliRunner, Result
 
 from collector.making import child, run
 from integration.serving import COMMAND, environment
-from spanwise.cli.app import app
-from spanwise.cli.command_io import report_errors
+from spanwise.cli.app import app, report_errors
 from spanwise.collector.client import HTTPStore
 from spanwise.collector.records import Document, Feedback, OpenRun, Target, Usage
 from spanwise.collector.server import Server

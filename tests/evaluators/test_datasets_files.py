@@ -103,7 +103,9 @@ def test_what_is_not_installed_is_named_with_its_extra(tmp_path, name, monkeypat
     (tmp_path / name).write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"reading '{name}' needs .*: pip install 'spanwise\[files\]'"):
+    with pytest.raises(
+        ModuleNotFoundError, match=rf"reading '{name}' needs .*: pip install '\.\[files\]' in a checkout of Spanwise"
+    ):
         datasets.read(tmp_path / name)
 
 

@@ -214,7 +214,9 @@ def test_the_version_knows_the_address_and_never_the_key():
 
 def test_without_the_client_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
-    with pytest.raises(NoModel, match="needs 'openai', which is not installed: pip install 'spanwise"):
+    with pytest.raises(
+        NoModel, match=r"needs 'openai', which is not installed: pip install '\.\[server\]' in a checkout of Spanwise"
+    ):
         Embedder("m", base_url="http://localhost:1/v1", cache=False).embed(["a"])
 
 

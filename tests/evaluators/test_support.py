@@ -245,7 +245,7 @@ def test_without_the_extra_it_says_what_to_install(id, monkeypatch):
     found = score(get_evaluator(id, model=PairScorer("no/such-model")), inputs="a b", outputs="a", documents=["b"])
     assert {one.error for one in found} == {
         "scoring pairs with no/such-model needs 'sentence_transformers', which is not installed: "
-        "pip install 'spanwise[models]'"
+        "pip install '.[models]' in a checkout of Spanwise"
     }
 
 

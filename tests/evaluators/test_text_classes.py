@@ -162,7 +162,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     found = score(get_evaluator("toxicity", model="no/such-classifier"), outputs="a")
     assert {one.error for one in found} == {
-        "classifying with no/such-classifier needs 'transformers', which is not installed: pip install 'spanwise[models]'"
+        "classifying with no/such-classifier needs 'transformers', which is not installed: pip install '.[models]' in a checkout of Spanwise"
     }
 
 
@@ -205,7 +205,7 @@ def test_profanity_gives_the_numbers_of_its_package():
 def test_without_its_package_profanity_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "profanity_check", None)
     [found] = score(get_evaluator("profanity", pickle=True), outputs="a")
-    assert "which is not installed: pip install 'spanwise[profanity]'" in found.error
+    assert "which is not installed: pip install '.[profanity]' in a checkout of Spanwise" in found.error
 
 
 def test_an_embedding_model_classifies_nothing(tiny_toxicity, tmp_path):

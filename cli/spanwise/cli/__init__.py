@@ -2,8 +2,8 @@
 
 Modules, in the order in which data flows:
 
-- `app`: Root application of the `spanwise` command: registers the command groups, shows migration progress.
-- `command_io`: Input and output shared by all commands: store and filter options, tables, JSON lines, errors.
+- `app`: Root application of the `spanwise` command: finds and imports command groups, shows migration progress.
+- `command_io`: Input and output shared by all commands: store and filter options, tables, JSON lines.
 - `evaluator_resolution`: Evaluators named on the command line: registry ids, functions in Python files, definition
   files.
 - `quality_gate`: Quality gate of `spanwise eval`: allowed failures and bounds on means, for the exit status in CI.
@@ -21,14 +21,14 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the `spanwise` command. If an extra is missing, exit with one line that names it."""
-    gc.disable()  # imports create no garbage, and collection takes a twentieth of the start time
+    gc.disable()  # until the command is imported: imports create no garbage, and collection takes a twentieth of the time
     try:
         from spanwise.cli.app import run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("spanwise"):
             raise
         sys.exit(
-            f"spanwise: the command line needs {error.name!r}, which is not installed: pip install 'spanwise[server]'"
+            f"spanwise: the command line needs {error.name!r}, which is not installed: "
+            "pip install '.[server]' in a checkout of Spanwise"
         )
-    gc.enable()
     run()

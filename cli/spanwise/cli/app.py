@@ -1,60 +1,148 @@
-"""Root application of the `spanwise` command: registers the command groups, shows migration progress."""
+"""Root application of the `spanwise` command: finds and imports command groups, shows migration progress."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import time
-from importlib import metadata
-from typing import Annotated
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from copy import copy
+from importlib import import_module, metadata
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from spanwise.cli.command_io import report_errors
-from spanwise.cli.commands import (
-    cache,
-    datasets,
-    db,
-    demo,
-    doctor,
-    eval_file,
-    evaluators,
-    experiments,
-    feedback,
-    judges,
-    keys,
-    models,
-    monitor,
-    serve,
-    spool,
-    traces,
-)
-from spanwise.cli.commands.mcp import mcp
+from spanwise.collector.errors import Refused, StoreError, require_extra
+from spanwise.collector.terminal_escaping import escape_message
+
+# Name of each command, the function or Typer application in `spanwise.cli.commands`, and the line in `spanwise --help`.
+COMMANDS = {
+    "demo": (
+        "demo:demo",
+        "Trace and evaluate a small RAG application on the Python reference. It needs no key and no download.",
+    ),
+    "serve": (
+        "serve:serve",
+        "Receive traces and serve the API and the pages, until Ctrl-C; with `--monitor` also evaluate incoming traces.",
+    ),
+    "doctor": (
+        "doctor:doctor",
+        "Show why evaluators skip: per sender, how many spans have inputs, outputs, documents, model, tokens, session.",
+    ),
+    "eval": (
+        "eval_file:eval_",
+        "Run the evaluation that a file defines, print the results, and exit with 1 if the quality gate fails.",
+    ),
+    "mcp": (
+        "mcp:mcp",
+        "Serve traces and scoring decisions to coding agents: a Model Context Protocol server.",
+    ),
+    "models": (
+        "models:models",
+        "List models on this machine: the presets, and the models that your processes have loaded.",
+    ),
+    "cache": (
+        "cache:app",
+        "The caches of judges' answers and of texts' vectors: what they hold, forgetting it.",
+    ),
+    "datasets": (
+        "datasets:app",
+        "Datasets: versioned lists of examples.",
+    ),
+    "db": (
+        "db:app",
+        "Look after a database: sizes, retention, deletion, export, import, checks, SQL.",
+    ),
+    "evaluators": (
+        "evaluators:app",
+        "Evaluators: what there is, what they need, one by hand.",
+    ),
+    "experiments": (
+        "experiments:app",
+        "Experiments: a task over a dataset, scored.",
+    ),
+    "feedback": (
+        "feedback:app",
+        "Feedback on traces: add, list, remove; where it is sent on to.",
+    ),
+    "judges": (
+        "judges:app",
+        "Judges: people's votes on what they judge, and how far the two agree.",
+    ),
+    "keys": (
+        "keys:app",
+        "API keys of a server that listens beyond this machine: making, listing, revoking them, and who did what.",
+    ),
+    "monitor": (
+        "monitor:app",
+        "Rules that evaluate live traffic: `spanwise monitor rules.py` carries them out.",
+    ),
+    "spool": (
+        "spool:app",
+        "List, send and remove what waits on disk for a collector that was away.",
+    ),
+    "traces": (
+        "traces:app",
+        "List, show, follow, reconcile and delete traces.",
+    ),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Command group that imports the module of a command only when the command is looked up, not for its own help."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = cast(MutableMapping[str, Any], LazyCommands(COMMANDS))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help with the command lines of the table."""
+        outline = copy(self)
+        outline.commands = {name: TyperCommand(name, help=text) for name, (_, text) in COMMANDS.items()}
+        super(LazyGroup, outline).format_help(ctx, formatter)
+
+
+class LazyCommands(Mapping[str, Any]):
+    """Commands by name; a lookup imports the command."""
+
+    def __init__(self, table: Mapping[str, tuple[str, str]]) -> None:
+        self._table = table
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, attribute = self._table[name][0].partition(":")
+        try:
+            with require_extra("server", "the command line"):
+                found = getattr(import_module(f"spanwise.cli.commands.{module}"), attribute)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("spanwise"):
+                raise
+            raise Refused(str(error)) from None
+        gc.enable()  # `main` disabled it for the imports
+        parent = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="markdown")
+        if isinstance(found, typer.Typer):
+            parent.add_typer(found, name=name)
+        else:
+            parent.command(name)(found)
+        return typer.main.get_group(parent).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
 
 app = typer.Typer(
+    cls=LazyGroup,
     name="spanwise",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     epilog="Example: `spanwise demo`, or `spanwise serve` and what each command's own --help shows.",
 )
-app.command()(demo.demo)
-app.command()(serve.serve)
-app.command()(doctor.doctor)
-app.command("eval")(eval_file.eval_)
-app.command()(mcp)
-app.command()(models.models)
-app.add_typer(cache.app, name="cache")
-app.add_typer(datasets.app, name="datasets")
-app.add_typer(db.app, name="db")
-app.add_typer(evaluators.app, name="evaluators")
-app.add_typer(experiments.app, name="experiments")
-app.add_typer(feedback.app, name="feedback")
-app.add_typer(judges.app, name="judges")
-app.add_typer(keys.app, name="keys")
-app.add_typer(monitor.app, name="monitor")
-app.add_typer(spool.app, name="spool")
-app.add_typer(traces.app, name="traces")
 
 
 def _show_version(wanted: bool) -> None:
@@ -72,6 +160,15 @@ Version = Annotated[
 def spanwise(version: Version = False) -> None:
     """Trace LLM applications, evaluate them against datasets, monitor live traffic."""
     show_migration_progress()
+
+
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """Convert errors that the user can fix into one line on stderr and exit status 1."""
+    try:
+        yield
+    except (StoreError, OSError, ValueError) as error:
+        sys.exit(escape_message(f"spanwise: {error}"))
 
 
 def run() -> None:

@@ -1,4 +1,4 @@
-"""Input and output shared by all commands: store and filter options, tables, JSON lines, errors."""
+"""Input and output shared by all commands: store and filter options, tables, JSON lines."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +12,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from spanwise.collector import check_database_path, connect, default_location, describe
-from spanwise.collector.errors import Refused, StoreError
+from spanwise.collector.errors import Refused
 from spanwise.collector.filters import EVALUATOR_KIND, Filter, join_conditions, parse_item, parse_term
 from spanwise.collector.stores import Store
-from spanwise.collector.terminal_escaping import TerminalConsole, escape_line, escape_message
+from spanwise.collector.terminal_escaping import TerminalConsole, escape_line
 
 _WHERE_HELP = "A condition, any number of times: name=answer, latency_ms>=200, 'feedback=concise<0.5', tags=a, …"
 
@@ -43,15 +43,6 @@ error_console = TerminalConsole(stderr=True)
 _wide_console = TerminalConsole(width=2000)
 _SHORT_ID_LENGTH = 8  # digits that usually identify a recent trace
 _ID_COLUMNS = ("trace", "id", "example")  # columns whose values users copy
-
-
-@contextmanager
-def report_errors() -> Iterator[None]:
-    """Convert errors that the user can fix into one line on stderr and exit status 1."""
-    try:
-        yield
-    except (StoreError, OSError, ValueError) as error:
-        sys.exit(escape_message(f"spanwise: {error}"))
 
 
 @contextmanager

@@ -108,5 +108,6 @@ def require_extra(extra: str, what: str) -> Iterator[None]:
         if error.name is None or error.name.split(".")[0] == "spanwise":
             raise
         raise ModuleNotFoundError(
-            f"{what} needs {error.name!r}, which is not installed: pip install 'spanwise[{extra}]'", name=error.name
+            f"{what} needs {error.name!r}, which is not installed: pip install '.[{extra}]' in a checkout of Spanwise",
+            name=error.name,
         ) from None

@@ -16,8 +16,8 @@ from spanwise.collector.filter_values import parse_duration
 from spanwise.collector.formatting import ago, count
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache, CacheStats
-    from spanwise.evaluators.models.disk_cache import VectorFile, VectorStats
+    from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache
+    from spanwise.evaluators.models.disk_cache import VectorFile
 
 
 app = typer.Typer(
@@ -43,13 +43,18 @@ def stats(at: CachePath = None, as_json: JsonOption = False) -> None:
     Example: `spanwise cache stats --json`
     """
     with _open_caches(at) as caches:
-        held = [(cache, cache.stats()) for cache in caches]
+        found = [(cache, cache.stats()) for cache in caches]
     if as_json:
-        emit([{"cache": str(cache.path), **told._asdict()} for cache, told in held] or [{"cache": None, "answers": 0}])
+        emit(
+            [{"cache": str(cache.path), **cached._asdict()} for cache, cached in found]
+            or [{"cache": None, "answers": 0}]
+        )
         return
-    for cache, told in held:
-        rows = ((model or "?", count(n)) for model, n in told.models.items())
-        print_table(("model", cache.TABLE), [*rows, _total_cells(told)])
+    for cache, cached in found:
+        rows = ((model or "?", count(n)) for model, n in cached.models.items())
+        age = f", the oldest {ago(int(cached.oldest * 1e9))}" if cached.oldest is not None else ""
+        total = (f"together ({cached.bytes / 1e6:.1f} MB{age})", count(cached[0]))
+        print_table(("model", cache.TABLE), [*rows, total])
 
 
 @app.command()
@@ -67,14 +72,16 @@ def clear(
     seconds = parse_duration(older_than) / 1e9 if older_than is not None else None
     with _open_caches(at) as caches:
         for cache in () if yes else caches:
-            told = _describe_selection(cache.TABLE, model, older_than)
-            typer.confirm(f"Forget {told} in {cache.path}?", abort=True, err=True)
+            conditions = f" of {model}" if model is not None else ""
+            conditions += f" older than {older_than}" if older_than else ""
+            selection = f"{cache.TABLE}{conditions}" if conditions else f"all {cache.TABLE}"
+            typer.confirm(f"Forget {selection} in {cache.path}?", abort=True, err=True)
         cleared = [(cache.TABLE, cache.clear(older_than=seconds, model=model)) for cache in caches]
     if as_json:
         emit([{"cleared": sum(number for _, number in cleared)}])
     else:
-        said = (f"{count(number)} {kind}" for kind, number in cleared or [("answers", 0)])
-        typer.echo(f"{', '.join(said)} forgotten")
+        counts = (f"{count(number)} {kind}" for kind, number in cleared or [("answers", 0)])
+        typer.echo(f"{', '.join(counts)} forgotten")
 
 
 @contextmanager
@@ -82,19 +89,19 @@ def _open_caches(at: str | None) -> Iterator[list[AnswerCache | VectorFile]]:
     """Open the existing caches, and print their paths on stderr. Raises `Refused`."""
     caches = [_open_cache(Path(at).expanduser())] if at else _default_caches()
     for cache in caches:
-        there = "" if cache.path.exists() else " (nothing is kept yet)"
-        error_console.print(f"cache: {cache.path}{there}", markup=False, soft_wrap=True)
-    here = [cache for cache in caches if cache.path.exists()]
+        state = "" if cache.path.exists() else " (nothing is kept yet)"
+        error_console.print(f"cache: {cache.path}{state}", markup=False, soft_wrap=True)
+    existing = [cache for cache in caches if cache.path.exists()]
     try:
-        yield here
+        yield existing
     except sqlite3.Error as error:
-        paths = " or ".join(str(cache.path) for cache in here)
-        kinds = " or ".join(cache.OF for cache in here)
+        paths = " or ".join(str(cache.path) for cache in existing)
+        kinds = " or ".join(cache.OF for cache in existing)
         raise Refused(
             f"{paths} cannot be read as a cache of {kinds} ({error}): move it away, or name another"
         ) from None
     finally:
-        for cache in here:
+        for cache in existing:
             cache.close()
 
 
@@ -127,13 +134,3 @@ def _open_cache(path: Path) -> AnswerCache | VectorFile:
         if application in (VectorFile.APPLICATION, VectorFile.FORMER_APPLICATION):
             return VectorFile(path)
     return AnswerCache(path)
-
-
-def _total_cells(held: CacheStats | VectorStats) -> tuple[str, str]:
-    age = f", the oldest {ago(int(held.oldest * 1e9))}" if held.oldest is not None else ""
-    return f"together ({held.bytes / 1e6:.1f} MB{age})", count(held[0])
-
-
-def _describe_selection(kind: str, model: str | None, older_than: str | None) -> str:
-    of = f" of {model}" if model is not None else ""
-    return f"{kind}{of}{f' older than {older_than}' if older_than else ''}" if of or older_than else f"all {kind}"

@@ -49,7 +49,12 @@ def demo(
         if browse:
             webbrowser.open(server.url)
         if serve:
-            _wait_for_interrupt()
+            error_console.print("serving until Ctrl-C")
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # exits like Ctrl-C, so that everything is closed
+            try:
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                error_console.print("stopped")
         else:
             error_console.print(f"to see the pages again: spanwise serve --store {path}", soft_wrap=True, markup=False)
 
@@ -66,12 +71,3 @@ def _start_server(store: Store, host: str, port: int | None) -> Server:
         free = Server(store, host=host, port=0)
         error_console.print(f"{str(error).partition(':')[0]}; this takes {free.port}", soft_wrap=True, markup=False)
         return free
-
-
-def _wait_for_interrupt() -> None:
-    error_console.print("serving until Ctrl-C")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # exits like Ctrl-C, so that everything is closed
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        error_console.print("stopped")

@@ -124,7 +124,16 @@ def compare(experiments: Ids, changes: Changes = 0, at: StoreOption = None, as_j
             return
         console.print(comparison)
         for other in others if changes else ():
-            rows = map(_change_cells, islice(comparison.changes(other), changes))
+            rows = (
+                (
+                    change.example_id[:12],
+                    change.key,
+                    f"{change.before:.4g}",
+                    f"{change.after:.4g}",
+                    "better" if change.better else "worse",
+                )
+                for change in islice(comparison.changes(other), changes)
+            )
             print_table(("example", "key", experiments[0], experiments[other], ""), rows)
 
 
@@ -208,11 +217,6 @@ def _experiment_cells(record: Record, there: Mapping[str | None, Bucket]) -> tup
     dataset = record.dataset if record.dataset_version is None else f"{record.dataset}@{record.dataset_version}"
     runs, failed = str(totals.get("runs", "")), str(totals.get("failed", ""))
     return record.id[:8], record.name, dataset, standing(record), runs, failed, shorten(keys)
-
-
-def _change_cells(change: Any) -> tuple[str, ...]:
-    verdict = "better" if change.better else "worse"
-    return change.example_id[:12], change.key, f"{change.before:.4g}", f"{change.after:.4g}", verdict
 
 
 def _write_runs(experiment: Experiment, file: Path) -> int:

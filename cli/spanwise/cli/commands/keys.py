@@ -58,14 +58,22 @@ def create(
 
     Example: `spanwise keys create support-bot --scope ingest --expires 90d`
     """
+    if not name.strip() or len(name) > 200 or not name.isprintable():
+        raise Refused(f"a key's name is 1 to 200 printable characters, not {name!r:.250}")
+    scopes = tuple(dict.fromkeys(scope)) if scope else ("read", "write")
+    for unknown in (one for one in scopes if one not in KEY_SCOPES):
+        raise Refused(f"there is no scope {unknown!r}: there are {', '.join(KEY_SCOPES)}")
+    lifetime = None if expires is None else parse_duration(expires)
+    if lifetime is not None and not 0 < lifetime < 2**62:
+        raise Refused(f"--expires {expires!r} is no time for a key to last: say 90d, or leave it out")
     secret = f"spanwise_{secrets.token_urlsafe(32)}"
     key = Key(
         id=f"key_{secrets.token_hex(6)}",
-        name=_check_name(name),
+        name=name.strip(),
         sha256=hashlib.sha256(secret.encode()).hexdigest(),
         project=project or None,
-        scopes=_check_scopes(scope),
-        expires_ns=None if expires is None else time.time_ns() + _parse_lifetime(expires),
+        scopes=scopes,
+        expires_ns=None if lifetime is None else time.time_ns() + lifetime,
     )
     with open_store(at, make=at is not None) as store:
         store.save_key(key)
@@ -128,36 +136,18 @@ def audit(
     print_table(("when", "what", "count", "who", "from", "of what"), rows)
 
 
-def _check_name(name: str) -> str:
-    if not name.strip() or len(name) > 200 or not name.isprintable():
-        raise Refused(f"a key's name is 1 to 200 printable characters, not {name!r:.250}")
-    return name.strip()
-
-
-def _check_scopes(given: list[str] | None) -> tuple[str, ...]:
-    for scope in given or ():
-        if scope not in KEY_SCOPES:
-            raise Refused(f"there is no scope {scope!r}: there are {', '.join(KEY_SCOPES)}")
-    return tuple(dict.fromkeys(given)) if given else ("read", "write")
-
-
-def _parse_lifetime(text: str) -> int:
-    lasting = parse_duration(text)
-    if not 0 < lasting < 2**62:
-        raise Refused(f"--expires {text!r} is no time for a key to last: say 90d, or leave it out")
-    return lasting
-
-
-def _find_key(store: Store, said: str) -> Key:
+def _find_key(store: Store, id_or_name: str) -> Key:
     """Return the key with this id, else with this name. Raises `NotFound`, or `Refused` if several keys have the
     name.
     """
     keys = store.keys()
-    found = [key for key in keys if key.id == said] or [key for key in keys if key.name == said]
+    found = [key for key in keys if key.id == id_or_name] or [key for key in keys if key.name == id_or_name]
     if len(found) > 1:
-        raise Refused(f"{len(found)} keys are called {said!r}: name one by its id, as `spanwise keys list` shows it")
+        raise Refused(
+            f"{len(found)} keys are called {id_or_name!r}: name one by its id, as `spanwise keys list` shows it"
+        )
     if not found:
-        raise NotFound(f"there is no key {said!r}: `spanwise keys list` shows those that are there")
+        raise NotFound(f"there is no key {id_or_name!r}: `spanwise keys list` shows those that are there")
     return found[0]
 
 
@@ -173,13 +163,11 @@ def _key_to_dict(key: Key) -> dict[str, Any]:
 
 
 def _key_cells(key: Key) -> tuple[str, ...]:
-    return key.id, key.name, ", ".join(key.scopes), key.project or "all", ago(key.created_ns), _format_expiry(key)
-
-
-def _format_expiry(key: Key) -> str:
     if key.expires_ns is None:
-        return "never"
-    return "has expired" if key.expires_ns <= time.time_ns() else when(key.expires_ns)
+        expiry = "never"
+    else:
+        expiry = "has expired" if key.expires_ns <= time.time_ns() else when(key.expires_ns)
+    return key.id, key.name, ", ".join(key.scopes), key.project or "all", ago(key.created_ns), expiry
 
 
 def _format_actor(event: AuditEvent) -> str:

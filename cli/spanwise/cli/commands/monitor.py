@@ -108,27 +108,19 @@ def print_rules(loaded: LoadedRules) -> None:
 
 
 def _describe_rule(rule: Mapping[str, Any]) -> str:
-    strata = (
-        f", {_count_strata(len(rule['strata']))} at {', '.join(map(_format_percent, rule['strata']))}"
-        if rule["strata"]
-        else ""
-    )
-    budget = "".join(f", at most {_format_limit(name, most)}" for name, most in rule["budget"].items())
+    strata = budget = ""
+    if rule["strata"]:
+        count = "1 stratum" if len(rule["strata"]) == 1 else f"{len(rule['strata'])} strata"
+        strata = f", {count} at {', '.join(map(_format_percent, rule['strata']))}"
+    for name, limit in rule["budget"].items():
+        unit, _, period = name.partition("_per_")
+        budget += f", at most ${limit:g} a {period}" if unit == "usd" else f", at most {limit:g} {unit} a {period}"
     what = f"{', '.join(rule['evaluators'])} on {_format_percent(rule['rate'])} of {rule['target']}s{strata}{budget}"
     return f"rule {rule['name']!r} of project {rule['project']!r}, version {rule['version']}: {what}"
 
 
-def _count_strata(strata: int) -> str:
-    return "1 stratum" if strata == 1 else f"{strata} strata"
-
-
 def _format_percent(rate: float) -> str:
     return f"{100 * rate:g} %"
-
-
-def _format_limit(name: str, most: float) -> str:
-    what, _, period = name.partition("_per_")
-    return f"${most:g} a {period}" if what == "usd" else f"{most:g} {what} a {period}"
 
 
 def _collector_url(at: str | None) -> str:
@@ -259,13 +251,10 @@ class _MonitorGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert `run` before a file or an option. Commands, misspelt commands and help options stay unchanged."""
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names and _is_for_run(args[0]):
-            args = [_RUN_COMMAND, *args]
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            is_for_run = args[0].startswith("-") or args[0].endswith(".py") or Path(args[0]).exists()
+            args = [_RUN_COMMAND, *args] if is_for_run else args
         return super().parse_args(ctx, args)
-
-
-def _is_for_run(word: str) -> bool:
-    return word.startswith("-") or word.endswith(".py") or Path(word).exists()
 
 
 app = typer.Typer(

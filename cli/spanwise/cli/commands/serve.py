@@ -118,31 +118,45 @@ def serve(
         raise Refused(f"there is no file of rules {rules!r}")
     if "://" in path:
         raise Refused(f"--store {path!r}: a server keeps a SQLite file of its own; name its path")
-    _check_grpc_options(port, grpc_port, grpc)
+    if grpc_port is not None and not grpc:
+        raise Refused(f"--grpc-port {grpc_port} asks for gRPC and --no-grpc for none: leave one of them out")
+    if grpc_port == port != 0:
+        raise Refused(f"--port and --grpc-port are both {port}: HTTP and gRPC need a port each; 0 takes a free one")
     adopt_former_file(path)
-    helpers = _parse_decoders(decoders)
-    passes_on = Forwarder(parse_targets(forward or (), os.environ), Path(f"{path}.forward"))
-    tells = FeedbackForwarder(parse_targets(feedback_to or (), os.environ, "--feedback-to"))
+    decoder_count = _parse_decoders(decoders)
+    forwarder = Forwarder(parse_targets(forward or (), os.environ), Path(f"{path}.forward"))
+    feedback_forwarder = FeedbackForwarder(parse_targets(feedback_to or (), os.environ, "--feedback-to"))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_malloc()
     _log_audit()
     with _gc_paused(), SQLiteStore(path) as store:
         key = os.environ.get("SPANWISE_API_KEY") or None
         why_keys = _key_reasons(host, key, require_key)
-        if key is None and rules is not None and why_keys:
-            key = _make_run_key(store)
+        if key is None and rules is not None and why_keys and store.keys():
+            key = secrets.token_urlsafe(32)  # for the monitor; a store without keys is refused anyway
         server = _make_server(
-            store, host, port, key, require_key, cors or (), grpc_port, grpc, passes_on, tells, query_seconds, helpers
+            store,
+            host,
+            port,
+            key,
+            require_key,
+            cors or (),
+            grpc_port,
+            grpc,
+            forwarder,
+            feedback_forwarder,
+            query_seconds,
+            decoder_count,
         )
         pick_up = SpoolPickup()
 
         def ready() -> None:
             if server.failure is None:
                 _freeze_gc()
-                _print_addresses(server, path, passes_on, why_keys)
-                for target in tells.targets:
-                    told = f"sends feedback on to {target.name}: {target.url}"
-                    error_console.print(told, soft_wrap=True, markup=False, highlight=False)
+                _print_addresses(server, path, forwarder, why_keys)
+                for target in feedback_forwarder.targets:
+                    line = f"sends feedback on to {target.name}: {target.url}"
+                    error_console.print(line, soft_wrap=True, markup=False, highlight=False)
                 pick_up.begin(server.url)
 
         try:
@@ -166,8 +180,8 @@ def _make_server(
     cors: Sequence[str],
     grpc_port: int | None,
     grpc: bool,
-    passes_on: Forwarder,
-    tells: FeedbackForwarder,
+    forwarder: Forwarder,
+    feedback_forwarder: FeedbackForwarder,
     query_seconds: float,
     decoders: int,
 ) -> Server:
@@ -184,8 +198,8 @@ def _make_server(
         cors=cors,
         grpc_port=usual if grpc_port is None or not grpc else grpc_port,
         grpc_required=grpc_port is not None,
-        forward=passes_on,
-        feedback_to=tells,
+        forward=forwarder,
+        feedback_to=feedback_forwarder,
         query_seconds=query_seconds,
         decoders=decoders,
     )
@@ -201,18 +215,21 @@ def _parse_decoders(asked: str) -> int:
     return int(asked)
 
 
-def _print_addresses(server: Server, path: str, passes_on: Forwarder, why_keys: str) -> None:
+def _print_addresses(server: Server, path: str, forwarder: Forwarder, why_keys: str) -> None:
     error_console.print(f"[bold]{server.url}[/]  keeps {os.path.abspath(path)}", soft_wrap=True)
     if server.grpc_url is not None:
         error_console.print(f"[bold]{server.grpc_url}[/]  takes OTLP over gRPC", soft_wrap=True)
     elif server.without_grpc:
         error_console.print(f"no OTLP over gRPC: {server.without_grpc}", soft_wrap=True, markup=False, highlight=False)
-    for target in passes_on.targets:
+    for target in forwarder.targets:
         error_console.print(f"passes on to {target.name}: {target.url}", soft_wrap=True, markup=False, highlight=False)
-    if left := passes_on.left():
-        told = f"{', '.join(left)} in {path}.forward wait for targets that --forward does not name now"
-        error_console.print(told, soft_wrap=True, markup=False, highlight=False)
-    _warn_permissions(path)
+    if left := forwarder.left():
+        line = f"{', '.join(left)} in {path}.forward wait for targets that --forward does not name now"
+        error_console.print(line, soft_wrap=True, markup=False, highlight=False)
+    if os.stat(path).st_mode & 0o077:  # warn only: the permissions stay unchanged
+        error_console.print(
+            f"other users of this machine may open {path}; `chmod 600 {path}*` ends that", soft_wrap=True
+        )
     if why_keys:
         error_console.print(f"API keys are required ({why_keys})", soft_wrap=True, markup=False, highlight=False)
 
@@ -227,14 +244,6 @@ def _key_reasons(host: str, key: str | None, require_key: bool) -> str:
     return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
-def _warn_permissions(path: str) -> None:
-    """Warn if other users may open the file. Its permissions stay unchanged."""
-    if os.stat(path).st_mode & 0o077:
-        error_console.print(
-            f"other users of this machine may open {path}; `chmod 600 {path}*` ends that", soft_wrap=True
-        )
-
-
 def _run_with_monitor(server: Server, rules: str, key: str | None, ready: Callable[[], None]) -> None:
     """Run the server in a thread, so that the monitor ends first and can release its claims."""
     from spanwise.cli.commands.monitor import make_plan, print_monitor_line, print_rules, stop_on_signal
@@ -247,19 +256,6 @@ def _run_with_monitor(server: Server, rules: str, key: str | None, ready: Callab
         except Exception as error:  # the server continues
             print_monitor_line(f"ended by {type(error).__name__}: {error}; traces are received as before")
         stop.wait()
-
-
-def _check_grpc_options(port: int, grpc_port: int | None, grpc: bool) -> None:
-    """Raise `Refused` for options that contradict each other."""
-    if grpc_port is not None and not grpc:
-        raise Refused(f"--grpc-port {grpc_port} asks for gRPC and --no-grpc for none: leave one of them out")
-    if grpc_port == port != 0:
-        raise Refused(f"--port and --grpc-port are both {port}: HTTP and gRPC need a port each; 0 takes a free one")
-
-
-def _make_run_key(store: Store) -> str | None:
-    """Return a key for the monitor if the store has keys. Without any, the server refuses to be open anyway."""
-    return secrets.token_urlsafe(32) if store.keys() else None
 
 
 def _log_audit() -> None:
@@ -326,13 +322,13 @@ class SpoolPickup:
             self._thread.join()
 
     def _run(self, url: str) -> None:
-        said = ""
+        last_error = ""
         while not self._end.is_set():
             try:
                 deliver_spooled(url)
             except Exception as error:  # tracers also access the files; retry, and report the error once
-                if said != (said := f"could not read what waits on disk: {error!r}"):
-                    error_console.print(said, markup=False, highlight=False, soft_wrap=True)
+                if last_error != (last_error := f"could not read what waits on disk: {error!r}"):
+                    error_console.print(last_error, markup=False, highlight=False, soft_wrap=True)
             self._end.wait(PICKUP_INTERVAL_S)
 
 

@@ -100,13 +100,8 @@ def _describe_sent(to: str, sent: spool_management.SendResult) -> str:
     parts = [f"{sent.kept:,} sent to {to}"]
     parts += [f"{count:,} lost ({reason})" for reason, count in sent.lost.items()]
     if sent.left:
-        parts.append(
-            f"{sent.left:,} left" + (f" ({_explain_failure(sent.why)})" if sent.why else ": a process has them in hand")
-        )
+        reason = f" ({sent.why})" if sent.why else ": a process has them in hand"
+        if sent.why.startswith(("HTTP 401", "HTTP 403")):
+            reason = f" ({sent.why}: set SPANWISE_API_KEY to its key, and name it with --for)"
+        parts.append(f"{sent.left:,} left{reason}")
     return ", ".join(parts)
-
-
-def _explain_failure(reason: str) -> str:
-    if reason.startswith(("HTTP 401", "HTTP 403")):
-        return f"{reason}: set SPANWISE_API_KEY to its key, and name it with --for"
-    return reason

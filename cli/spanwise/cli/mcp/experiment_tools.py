@@ -205,7 +205,13 @@ class EvaluationRunner:
 
         async def run_evaluation(context: Context, limit: Examples = None, only: Only = None) -> dict[str, Any]:
             with report_tool_errors():
-                self._check(context)
+                access = self._places.access(request_scope(context))
+                if not access.may("write"):
+                    raise Forbidden("the API key may not write, which an evaluation does")
+                if access.project is not None:
+                    raise Forbidden(
+                        f"the API key is of project {access.project!r}, and an evaluation may concern others"
+                    )
                 return await self.run(limit, only)
 
         run_evaluation.__doc__ = (
@@ -214,29 +220,21 @@ class EvaluationRunner:
         )
         return run_evaluation
 
-    def _check(self, context: Context) -> None:
-        access = self._places.access(request_scope(context))
-        if not access.may("write"):
-            raise Forbidden("the API key may not write, which an evaluation does")
-        if access.project is not None:
-            raise Forbidden(f"the API key is of project {access.project!r}, and an evaluation may concern others")
-
     async def run(self, limit: int | None = None, only: list[str] | None = None) -> dict[str, Any]:
         """Run the evaluation and wait for it. Cancelling the call kills the process."""
         if self._one.locked():
             raise Unavailable("an evaluation is running: wait for it")
+        arguments = [str(self.file)]
+        arguments += [] if self._places.at is None else [f"--store={self._places.at}"]
+        arguments += [] if limit is None else [f"--limit={limit}"]
+        arguments += [f"--only={id}" for id in only or ()]
         async with self._one:
             since = time.time_ns()
             with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as notes:
-                status = await self._status([*self._arguments(limit, only)], output, notes)
-                said = {"output": _read_tail(output), "notes": _read_tail(notes)}
-        found = await asyncio.to_thread(self._made, since)
-        return tool_results.make_result(exit_status=status, passed=status == 0, experiment=found, untrusted=said)
-
-    def _arguments(self, limit: int | None, only: list[str] | None) -> list[str]:
-        at = [] if self._places.at is None else [f"--store={self._places.at}"]
-        some = [] if limit is None else [f"--limit={limit}"]
-        return [str(self.file), *at, *some, *(f"--only={id}" for id in only or ())]
+                status = await self._status(arguments, output, notes)
+                texts = {"output": _read_tail(output), "notes": _read_tail(notes)}
+        found = await asyncio.to_thread(self._find_experiment, since)
+        return tool_results.make_result(exit_status=status, passed=status == 0, experiment=found, untrusted=texts)
 
     async def _status(self, arguments: list[str], output: IO[bytes], notes: IO[bytes]) -> int:
         process = await asyncio.create_subprocess_exec(
@@ -256,13 +254,11 @@ class EvaluationRunner:
                 with anyio.CancelScope(shield=True):
                     await process.wait()
 
-    def _is_ours(self, name: str) -> bool:
-        return name in (self.file.stem, f"{self.file.stem}-only")  # the name of a run limited to a few examples
-
-    def _made(self, since: int) -> dict[str, Any] | None:
+    def _find_experiment(self, since: int) -> dict[str, Any] | None:
         """Return the experiment that the run has created, read from the store."""
+        names = (self.file.stem, f"{self.file.stem}-only")  # the latter for a run limited to a few examples
         with self._places.opened() as store:
-            made = [one for one in store.experiments(limit=20) if one.started_ns >= since and self._is_ours(one.name)]
+            made = [one for one in store.experiments(limit=20) if one.started_ns >= since and one.name in names]
         return experiment_row(made[0]) if made else None
 
 

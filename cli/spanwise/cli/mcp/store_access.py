@@ -42,24 +42,24 @@ class StoreAccess:
         """Open the unrestricted store for a short time. A file that another process holds is retried for up to ten
         seconds.
         """
-        store = self._reached()
+        store = self._connect()
         try:
             yield store
         finally:
             store.close()
 
-    def _reached(self) -> Store:
+    def _connect(self) -> Store:
         ends, free = time.monotonic() + STORE_TIMEOUT_S, 0
         while True:
             try:
                 return connect_store(self.at)
             except Refused:
-                free += not self._held()  # the holder may have released it by now
+                free += not self._is_held()  # the holder may have released it by now
                 if time.monotonic() > ends or free > MAX_TRIES:
                     raise
             time.sleep(RETRY_PAUSE_S)
 
-    def _held(self) -> bool:
+    def _is_held(self) -> bool:
         """Return whether a process holds the file. Another agent's call holds it for some milliseconds."""
         from spanwise.collector.stores.sqlite import holder
 

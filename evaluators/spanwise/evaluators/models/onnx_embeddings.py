@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Hidden = numpy.ndarray[tuple[int, int, int], numpy.dtype[numpy.float32]]
     Mask = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.int64]]
 
-ONNX_EXTRA = "pip install 'spanwise[onnx]'"
+ONNX_EXTRA = "pip install '.[onnx]' in a checkout of Spanwise"
 ONNX_BATCH = {"cpu": 8, "cuda": 32}  # default texts per batch
 MAX_THREADS = 16
 DEFAULT_LENGTH = 512  # tokens, if no file specifies the length

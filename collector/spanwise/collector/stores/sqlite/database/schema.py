@@ -679,6 +679,6 @@ def read_version(db: sqlite3.Connection, path: str) -> int:
     if version > len(MIGRATIONS):
         raise Refused(
             f"{path!r} was written by a newer Spanwise (file version {version}, this one reads {len(MIGRATIONS)}); "
-            "upgrade with: pip install --upgrade spanwise"
+            "upgrade with: pip install '.[server]' in a newer checkout of Spanwise"
         )
     return version
