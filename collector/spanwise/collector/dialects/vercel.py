@@ -97,13 +97,14 @@ def _read_tool_calls(attributes: dict[str, Any]) -> list[JSON]:
     given = parse_json(attributes.get(_find_present(attributes, TOOL_CALLS) or ""))
     if not isinstance(given, list) or not all(isinstance(call, dict) for call in given):
         return []
-    return [_read_tool_call(call) for call in given]
-
-
-def _read_tool_call(given: dict[str, Any]) -> JSON:
-    arguments = given.get("input", given.get("args"))
-    function = {"name": given.get("toolName"), "arguments": arguments}
-    return {"id": given.get("toolCallId"), "type": "function", "function": function}
+    return [
+        {
+            "id": call.get("toolCallId"),
+            "type": "function",
+            "function": {"name": call.get("toolName"), "arguments": call.get("input", call.get("args"))},
+        }
+        for call in given
+    ]
 
 
 def _rank_documents(given: JSON, ranking: JSON) -> tuple[Document, ...]:

@@ -57,18 +57,17 @@ def define_changes(record: type) -> type[RecordChanges]:
     kinds, unset = get_type_hints(record), msgspec.UNSET
     made = msgspec.defstruct(
         f"{record.__name__}Change",
-        [(name, _changeable_type(kinds[name]) | msgspec.UnsetType, unset) for name in CHANGEABLE_FIELDS[record]],
+        [
+            # of a field that is a record, some fields may be changed
+            (name, (dict[str, Any] if is_dataclass(kinds[name]) else kinds[name]) | msgspec.UnsetType, unset)
+            for name in CHANGEABLE_FIELDS[record]
+        ],
         bases=(RecordChanges,),
         forbid_unknown_fields=True,
         module=__name__,
         namespace={"__doc__": f"Fields of a {record.__name__.lower()} that may change."},
     )
     return cast(type[RecordChanges], made)
-
-
-def _changeable_type(kind: Any) -> Any:
-    """Return the type of a changed field: for a field that is a record, a mapping of some of its fields."""
-    return dict[str, Any] if is_dataclass(kind) else kind
 
 
 def get_changed_fields(change: RecordChanges) -> dict[str, Any]:
@@ -230,17 +229,13 @@ def describe_operation(function: Callable[..., Any], request: str, **how: Unpack
         path=path,
         tag=how["tag"],
         needs=how.get("needs", "read" if method == "GET" else "write"),
-        says=how.get("says") or _docstring_summary(function),
+        says=how.get("says") or inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].partition(" Raises ")[0],
         sent=_list_arguments(travelling, method, path, how.get("alias", {}), hints["return"]),
         returns=None if hints["return"] is NoneType else hints["return"],
         count=how.get("count", "deleted" if method == "DELETE" else ""),
         batch=how.get("batch", 1),
         patient=how.get("patient", False),
     )
-
-
-def _docstring_summary(function: Callable[..., Any]) -> str:
-    return inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].partition(" Raises ")[0]
 
 
 def get_union_members(kind: Any) -> tuple[Any, ...]:
