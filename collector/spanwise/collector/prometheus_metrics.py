@@ -178,9 +178,13 @@ class RuleMetrics:
 def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
     series: dict[str, list[tuple[Labels, float]]] = {}
     now_ns = time.time_ns()
-    for name, labels, value in chain(
-        _monitor_samples(statuses, now_ns), *(_rule_samples(one, now_ns) for one in statuses)
-    ):
+    samples: list[Sample] = []
+    if statuses:
+        finished, decided = rule_report.sum_throughput((worker for one in statuses for worker in one.workers), now_ns)
+        samples.append(("spanwise_monitor_finished_per_second", (), finished))
+        samples.append(("spanwise_monitor_decided_per_second", (), decided))
+    samples += chain.from_iterable(_rule_samples(one, now_ns) for one in statuses)
+    for name, labels, value in samples:
         series.setdefault(name, []).append((labels, value))
     lines = [
         line
@@ -189,13 +193,6 @@ def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
         for line in format_gauge(name, help, series[name])
     ]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _monitor_samples(statuses: Sequence[RuleStatus], now_ns: int) -> Iterator[Sample]:
-    if statuses:
-        finished, decided = rule_report.sum_throughput((worker for one in statuses for worker in one.workers), now_ns)
-        yield "spanwise_monitor_finished_per_second", (), finished
-        yield "spanwise_monitor_decided_per_second", (), decided
 
 
 def _rule_samples(status: RuleStatus, now_ns: int) -> Iterator[Sample]:

@@ -63,17 +63,12 @@ class OperationEndpoint:
         Raises `StoreError`, and `ValueError` for invalid JSON.
         """
         work = partial(self._call_store, request, sent)
-        if not self._asks:
+        if self.call.method != "GET" and self.call.needs != "read":  # a write must not be interrupted
             return await run_in_threadpool(work)
         lanes: QueryScheduler = request.app.state.lanes
         return await lanes.answer(
             request, work, wide=self._is_wide(request), endless=self.call.function in UNBOUNDED_OPERATIONS
         )
-
-    @property
-    def _asks(self) -> bool:
-        """Return whether the operation only reads, so that it can be interrupted at any point."""
-        return self.call.method == "GET" or self.call.needs == "read"
 
     def _is_wide(self, request: Request) -> bool:
         """Return whether the operation may read many traces: it aggregates or filters."""

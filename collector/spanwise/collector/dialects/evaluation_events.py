@@ -150,17 +150,14 @@ def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
         return {"outcome": "error", "error": to_text(error or "error"), "label": None}
     if outcome == "skip":
         return {"outcome": "skip", "label": None}
-    return {"score": _score(attributes)}
-
-
-def _score(attributes: dict[str, JSON]) -> float | bool | None:
     value = attributes.pop(names.EVALUATION_SCORE, None)
     if isinstance(value, bool):
-        return value
+        return {"score": value}
     score = parse_number(value)
     if value is not None and score is None:
         raise ValueError(f"score {value!r} is not a finite number")
-    return bool(score) if attributes.pop(names.FEEDBACK_BOOLEAN, False) is True and score is not None else score
+    is_boolean = attributes.pop(names.FEEDBACK_BOOLEAN, False) is True
+    return {"score": bool(score) if is_boolean and score is not None else score}
 
 
 def _parse_via(given: JSON) -> list[JSON]:

@@ -98,18 +98,15 @@ def _document(given: Mapping[str, Any]) -> Document:
 
 def _take_reply_usage(draft: Draft, outputs: Mapping[str, JSON]) -> None:
     """Take model and tokens from the `meta` of the result: of each reply, of all replies, or of an embedding."""
-    metas = [meta for meta in _list_reply_metadata(outputs) if isinstance(meta, dict)]
+    replies, shared = outputs.get("replies"), outputs.get("meta")
+    found: list[JSON] = (
+        [reply.get("meta") for reply in replies if isinstance(reply, dict)] if isinstance(replies, list) else []
+    )
+    found += shared if isinstance(shared, list) else [shared]
+    metas = [meta for meta in found if isinstance(meta, dict)]
     named = (text_or_none(meta.get("model")) for meta in metas)
     if model := next(filter(None, named), None):
         draft.fields.setdefault("model", model)
     counted = next((usage for meta in metas if (usage := field_extraction.read_usage(meta.get("usage")))), None)
     if counted:  # tokens of one request; each reply repeats them
         draft.fields.setdefault("usage", counted)
-
-
-def _list_reply_metadata(outputs: Mapping[str, JSON]) -> list[JSON]:
-    replies, meta = outputs.get("replies"), outputs.get("meta")
-    said: list[JSON] = (
-        [reply.get("meta") for reply in replies if isinstance(reply, dict)] if isinstance(replies, list) else []
-    )
-    return said + (meta if isinstance(meta, list) else [meta])

@@ -125,25 +125,29 @@ def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback
 
     A score with an id overwrites an earlier one. Without an id, every score is a new one, as in Langfuse.
     """
-    name, metadata = text_or_none(body.get("name")), _read_score_metadata(body)
+    name, given = text_or_none(body.get("name")), body.get("metadata")
+    metadata = dict(given) if isinstance(given, Mapping) else {} if given is None else {"metadata": given}
+    metadata |= {
+        f"langfuse.{field}": body[field]
+        for field, default in EXTRA_FIELDS.items()
+        if body.get(field) not in (None, default)
+    }
     if name is None:
         raise ValueError(f"a score needs a name, not {body.get('name')!r:.100}")
+    said = body.get("source")
+    source: Source = SCORE_SOURCES.get(said, "code") if isinstance(said, str) else "code"
+    if said is None and body.get("queueId"):  # annotation queues are for human feedback
+        source = "human"
     return Feedback(
         target=_read_target(body, metadata),
         key=name,
         **_read_score_value(name, body, metadata),
-        source=_read_source(body.get("source"), body.get("queueId")),
+        source=source,
         author=text_or_none(body.get("authorUserId")),
         metadata=metadata,
         created_ns=_parse_timestamp(body.get("timestamp") or sent),
         id=_make_feedback_id("score", to_text(body["id"])) if body.get("id") else secrets.token_hex(16),
     )
-
-
-def _read_source(said: JSON, queue: JSON) -> Source:
-    if said is None and queue:  # annotation queues are for human feedback
-        return "human"
-    return SCORE_SOURCES.get(said, "code") if isinstance(said, str) else "code"
 
 
 def _read_target(body: Mapping[str, JSON], metadata: dict[str, JSON]) -> Target:
@@ -198,13 +202,6 @@ def _read_score_value(name: str, body: Mapping[str, JSON], metadata: dict[str, J
     if kind == "NUMERIC" and score is not None:
         return {"score": score, "comment": said}
     raise ValueError(f"score {name!r:.100}: {value!r:.200} is no value of {kind}")
-
-
-def _read_score_metadata(body: Mapping[str, JSON]) -> dict[str, JSON]:
-    given = body.get("metadata")
-    metadata = dict(given) if isinstance(given, Mapping) else {} if given is None else {"metadata": given}
-    kept = {name: body[name] for name, default in EXTRA_FIELDS.items() if body.get(name) not in (None, default)}
-    return metadata | {f"langfuse.{name}": value for name, value in kept.items()}
 
 
 def _parse_timestamp(given: JSON) -> int:

@@ -505,21 +505,19 @@ def _usage(draft: Draft, input: str, output: str) -> None:
     given, made = parse_count(attributes.get(input)), parse_count(attributes.get(output))
     if (given is None and made is None) or "usage" in draft.fields:
         return
-    total, details = parse_count(attributes.get(TOTAL_TOKENS)), _details(attributes) or _find_haystack_details(draft)
+    total, details = parse_count(attributes.get(TOTAL_TOKENS)), dict[str, int]()
+    if not attributes.keys().isdisjoint(DETAIL_NAMES):
+        for key, detail in DETAIL_NAMES.items():
+            count = parse_count(attributes.get(key))
+            if count is not None and details.setdefault(detail, count) == count:
+                del attributes[key]
+    details = details or _find_haystack_details(draft)
     draft.fields["usage"] = usage = normalize_usage(given or 0, made or 0, details, total=total)
     for name, tokens in ((input, given), (output, made)):
         if tokens is not None:
             del attributes[name]
     if total is not None and total in (usage.total_tokens, (given or 0) + (made or 0)):
         del attributes[TOTAL_TOKENS]
-
-
-def _details(attributes: dict[str, Any]) -> dict[str, int]:
-    details: dict[str, int] = {}
-    for key, name in () if attributes.keys().isdisjoint(DETAIL_NAMES) else DETAIL_NAMES.items():
-        if (tokens := parse_count(attributes.get(key))) is not None and details.setdefault(name, tokens) == tokens:
-            del attributes[key]
-    return details
 
 
 def _find_haystack_details(draft: Draft) -> dict[str, int]:

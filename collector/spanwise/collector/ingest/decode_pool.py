@@ -356,9 +356,8 @@ class WorkerProcess:
         if self._jobs:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
         while True:
-            self._complete_job(
-                (yield from self._read_reply())
-            )  # no local name keeps the reply alive until the next one
+            # no local name keeps the reply alive until the next one
+            self._complete_job((yield from self._read_reply()))
 
     def _read_reply(self) -> Generator[int, bytearray, tuple[WorkerReply, list[bytearray]]]:
         [size] = LENGTH_PREFIX.unpack((yield LENGTH_PREFIX.size))

@@ -75,7 +75,12 @@ class SignalRoute(Generic[T]):
         headers = dict(scope["headers"])
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         try:
-            codec = self._codec(scope["method"], content_type)
+            if scope["method"] != "POST":
+                raise PermanentError("method", f"{scope['method']} is not answered here: send OTLP with POST")
+            codec = self._codecs.get(content_type)
+            if codec is None:
+                given, known = content_type.decode("latin-1"), "application/x-protobuf nor application/json"
+                raise PermanentError("content_type", f"content-type {given!r} is neither {known}")
             answer, extra = await self._read_and_ingest(
                 codec, content_type, headers, get_access(scope).project, receive
             )
@@ -98,15 +103,6 @@ class SignalRoute(Generic[T]):
         if status == 405:
             extra.append((b"allow", b"POST"))
         await _send(send, status, kind, responses.encode_response(responses.make_error_response(refused), kind), extra)
-
-    def _codec(self, method: str, content_type: bytes) -> Codec[T]:
-        if method != "POST":
-            raise PermanentError("method", f"{method} is not answered here: send OTLP with POST")
-        codec = self._codecs.get(content_type)
-        if codec is None:
-            given, known = content_type.decode("latin-1"), "application/x-protobuf nor application/json"
-            raise PermanentError("content_type", f"content-type {given!r} is neither {known}")
-        return codec
 
     async def _read_and_ingest(
         self,

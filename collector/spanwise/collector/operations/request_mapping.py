@@ -221,7 +221,10 @@ def describe_operation(function: Callable[..., Any], request: str, **how: Unpack
     method, path = cast(tuple[Method, str], request.split())
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = list(signature.parameters.values())[1:]
-    travelling = [_wire_parameter(parameter, hints, how.get("wire", {})) for parameter in parameters]
+    travelling = []
+    for parameter in parameters:
+        kind, default = how.get("wire", {}).get(parameter.name, (hints[parameter.name], parameter.default))
+        travelling.append(parameter.replace(annotation=kind, default=default))
     return Operation(
         function=function,
         signature=signature.replace(parameters=parameters),
@@ -243,13 +246,6 @@ def get_union_members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def _wire_parameter(
-    parameter: inspect.Parameter, hints: Mapping[str, Any], wire: Mapping[str, tuple[Any, Any]]
-) -> inspect.Parameter:
-    kind, default = wire.get(parameter.name, (hints[parameter.name], parameter.default))
-    return parameter.replace(annotation=kind, default=default)
-
-
 def _list_arguments(
     parameters: Sequence[inspect.Parameter], method: Method, path: str, alias: Mapping[str, str], returns: Any
 ) -> tuple[Argument, ...]:
@@ -259,7 +255,11 @@ def _list_arguments(
     sent = []
     for parameter in parameters:
         place = "path" if parameter.name in in_path else _argument_place(parameter, method, alone, spread)
-        kind = _body_type(parameter, returns) if place == "body" else parameter.annotation
+        kind: Any = parameter.annotation
+        if place == "body" and parameter.kind is parameter.VAR_POSITIONAL:
+            kind = kind | list[kind]
+        elif place == "body" and parameter.kind is parameter.VAR_KEYWORD:
+            kind = define_changes(returns)
         default = REQUIRED if parameter.default is parameter.empty else parameter.default
         name = alias.get(parameter.name, parameter.name)
         sent.append(Argument(parameter.name, place, kind, default, name, parameter.kind is parameter.VAR_POSITIONAL))
@@ -279,13 +279,6 @@ def _argument_place(parameter: inspect.Parameter, method: Method, alone: bool, s
 
 def _is_scalar(kind: Any) -> bool:
     return kind in (str, int, float, bool, NoneType) or get_origin(kind) is Literal
-
-
-def _body_type(parameter: inspect.Parameter, returns: Any) -> Any:
-    kind: Any = parameter.annotation
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return kind | list[kind]
-    return define_changes(returns) if parameter.kind is parameter.VAR_KEYWORD else kind
 
 
 _VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
