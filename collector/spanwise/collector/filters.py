@@ -79,7 +79,7 @@ class Filter:
         for name in LIMITED_CONDITIONS:
             value = getattr(self, name)
             most = MAX_SEARCH_TERMS if isinstance(value, str) else MAX_CONDITION_VALUES
-            if (count := _count_members(value)) > most:
+            if (count := (len(value.split()) if isinstance(value, str) else len(value) if value else 0)) > most:
                 raise ValueError(f"{name} names {count:,} things; at most {most} can be asked for at once")
 
     @property
@@ -100,12 +100,6 @@ MAX_CONDITION_VALUES, MAX_SEARCH_TERMS = (
     100,
 )  # values per condition, and words: each adds a clause to the SQL query
 COMPARED_CONDITIONS = ("latency_ms", "tokens", "cost")
-
-
-def _count_members(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value.split())
-    return len(value) if value else 0
 
 
 def extend_filter(filter: Filter | None = None, conditions: Mapping[str, Any] | None = None) -> Filter:
@@ -144,8 +138,11 @@ def validate_filter(filter: Filter) -> Filter:
         raise Refused("until is not after since, so that no trace starts between them; name a later one")
     for name in COMPARED_CONDITIONS:
         _check_amount(name, getattr(filter, name))
-    for condition in filter.feedback:
-        _check_feedback(*condition)
+    for key, operator, value in filter.feedback:
+        if isinstance(value, str) and not (value and operator in ("=", "!=")):
+            raise Refused(f"feedback {key!r} {operator} {value!r}: give a number, or = with a label")
+        if isinstance(value, float) and isnan(value):
+            raise Refused(f"feedback {key!r} {operator} nan: nothing compares with it; give a number")
     for name in _NON_EMPTY_CONDITIONS:
         if getattr(filter, name) == "":
             raise Refused(f"{name} is empty, which it is of no trace; leave the condition out, or name one")
@@ -170,13 +167,6 @@ def _check_amount(name: str, comparison: Comparison | None) -> None:
         raise Refused(f"{name}{operator}{value:g}: it is never below 0, so that no trace would pass")
     if name == "tokens" and operator == "=" and value % 1:
         raise Refused(f"tokens={value:g}: tokens are whole, so that no trace would pass")
-
-
-def _check_feedback(key: str, operator: Operator, value: float | str) -> None:
-    if isinstance(value, str) and not (value and operator in ("=", "!=")):
-        raise Refused(f"feedback {key!r} {operator} {value!r}: give a number, or = with a label")
-    if isinstance(value, float) and isnan(value):
-        raise Refused(f"feedback {key!r} {operator} nan: nothing compares with it; give a number")
 
 
 def validate_deletion_filter(filter: Filter) -> Filter:
@@ -276,16 +266,12 @@ def _parse_comparison_condition(name: str, value: Any) -> Comparison:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         operator, number = filter_values.equality_comparison(name, value)
     else:
-        operator, number = _parse_comparison_pair(name, value)
+        try:
+            operator, number = value
+            number = float(number)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{name} is compared: {name}='>=200', or ('>=', 200), not {value!r}") from None
     return _check_operator(name, operator), number
-
-
-def _parse_comparison_pair(name: str, value: Any) -> tuple[str, float]:
-    try:
-        operator, number = value
-        return operator, float(number)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} is compared: {name}='>=200', or ('>=', 200), not {value!r}") from None
 
 
 def _parse_feedback_conditions(name: str, value: Any) -> tuple[FeedbackCondition, ...]:
@@ -293,13 +279,10 @@ def _parse_feedback_conditions(name: str, value: Any) -> tuple[FeedbackCondition
         return (_parse_feedback_condition(value),)
     members = tuple(value)
     parts = not any(isinstance(member, tuple | list) for member in members)
-    if parts and members and (members[1:2] in _OPERATOR_TUPLES or not all(map(_is_comparison_text, members))):
+    comparisons = all(isinstance(one, str) and filter_values.COMPARISON_PATTERN.fullmatch(one) for one in members)
+    if parts and members and (members[1:2] in _OPERATOR_TUPLES or not comparisons):
         return (_parse_feedback_condition(members),)
     return tuple(map(_parse_feedback_condition, members))
-
-
-def _is_comparison_text(member: Any) -> bool:
-    return isinstance(member, str) and filter_values.COMPARISON_PATTERN.fullmatch(member) is not None
 
 
 def _parse_feedback_condition(condition: Any) -> FeedbackCondition:

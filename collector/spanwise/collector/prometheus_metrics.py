@@ -102,29 +102,20 @@ class Metrics:
     def text(self, extra: Mapping[str, float] | None = None) -> str:
         """Return all metrics in Prometheus' text format, with the `extra` gauges."""
         with self._lock:
-            lines = [*self._counter_lines(), *self._histogram_lines()]
-        lines += self._gauge_lines()
+            lines: list[str] = []
+            for name, counters in self._counters.items():
+                lines += _header_lines(name, "counter")
+                lines += (f"{name}{_format_labels(labels)} {value!r}" for labels, value in counters.items())
+            for name, histograms in self._histograms.items():
+                lines += _header_lines(name, "histogram")
+                for labels, histogram in histograms.items():
+                    lines += histogram.lines(name, labels)
+        for name, gauges in self._gauges.items():
+            lines += _header_lines(name, "gauge")
+            lines += (f"{name}{_format_labels(labels)} {read()!r}" for labels, read in gauges.items())
         for name, value in (extra or {}).items():
             lines += [*_header_lines(name, "gauge"), f"{name} {value!r}"]
         return "\n".join(lines) + "\n"
-
-    def _gauge_lines(self) -> Iterable[str]:
-        for name, series in self._gauges.items():
-            yield from _header_lines(name, "gauge")
-            for labels, read in series.items():
-                yield f"{name}{_format_labels(labels)} {read()!r}"
-
-    def _counter_lines(self) -> Iterable[str]:
-        for name, series in self._counters.items():
-            yield from _header_lines(name, "counter")
-            for labels, value in series.items():
-                yield f"{name}{_format_labels(labels)} {value!r}"
-
-    def _histogram_lines(self) -> Iterable[str]:
-        for name, series in self._histograms.items():
-            yield from _header_lines(name, "histogram")
-            for labels, histogram in series.items():
-                yield from histogram.lines(name, labels)
 
 
 def format_gauge(name: str, help: str, values: Iterable[tuple[Labels, float]]) -> Iterable[str]:
@@ -187,9 +178,13 @@ class RuleMetrics:
 def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
     series: dict[str, list[tuple[Labels, float]]] = {}
     now_ns = time.time_ns()
-    for name, labels, value in chain(
-        _monitor_samples(statuses, now_ns), *(_rule_samples(one, now_ns) for one in statuses)
-    ):
+    samples: list[Sample] = []
+    if statuses:
+        finished, decided = rule_report.sum_throughput((worker for one in statuses for worker in one.workers), now_ns)
+        samples.append(("spanwise_monitor_finished_per_second", (), finished))
+        samples.append(("spanwise_monitor_decided_per_second", (), decided))
+    samples += chain.from_iterable(_rule_samples(one, now_ns) for one in statuses)
+    for name, labels, value in samples:
         series.setdefault(name, []).append((labels, value))
     lines = [
         line
@@ -200,13 +195,6 @@ def _rule_metrics_text(statuses: Sequence[RuleStatus]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _monitor_samples(statuses: Sequence[RuleStatus], now_ns: int) -> Iterator[Sample]:
-    if statuses:
-        finished, decided = rule_report.sum_throughput((worker for one in statuses for worker in one.workers), now_ns)
-        yield "spanwise_monitor_finished_per_second", (), finished
-        yield "spanwise_monitor_decided_per_second", (), decided
-
-
 def _rule_samples(status: RuleStatus, now_ns: int) -> Iterator[Sample]:
     own: Labels = (("project", status.rule.project), ("rule", status.rule.name))
     for verdict in rule_report.WORDS:
@@ -215,19 +203,11 @@ def _rule_samples(status: RuleStatus, now_ns: int) -> Iterator[Sample]:
     yield "spanwise_rule_lag_seconds", own, status.lag_s
     yield "spanwise_rule_rate", own, status.rate
     yield "spanwise_rule_workers", own, len(rule_report.find_active_workers(status, now_ns))
-    yield from _budget_samples(own, status)
-    yield from _evaluator_samples(own, status, now_ns)
-
-
-def _budget_samples(own: Labels, status: RuleStatus) -> Iterator[Sample]:
     for budget in rule_report.spending(status.rule, status.booked):
         labels = (*own, ("budget", budget.name))
         yield "spanwise_rule_budget", labels, budget.limit
         for state in ("settled", "reserved", "unknown"):
             yield "spanwise_rule_spend", (*labels, ("state", state)), getattr(budget, state)
-
-
-def _evaluator_samples(own: Labels, status: RuleStatus, now_ns: int) -> Iterator[Sample]:
     for one in rule_report.work(status, now_ns)[:MAX_METRIC_EVALUATORS]:
         labels = (*own, ("evaluator", one.key))
         yield "spanwise_rule_evaluator_looked", labels, one.looked

@@ -167,17 +167,13 @@ async def _run_query(work: Callable[[], Response], question: CancellableQuery, c
                 question.leave()
             if question.is_over:
                 question.interrupt()
-            await _wait_for_either(running, caller.gone)
+            both: list[asyncio.Future[Any]] = [running] if caller.gone.done() else [running, caller.gone]
+            await asyncio.wait(both, timeout=DISCONNECT_CHECK_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:  # the server is shutting down
         question.leave()
         question.interrupt()
         raise
     return Response(status_code=CLIENT_CLOSED_REQUEST) if question.was_left else running.result()
-
-
-async def _wait_for_either(running: asyncio.Future[Response], gone: asyncio.Task[None]) -> None:
-    both: list[asyncio.Future[Any]] = [running] if gone.done() else [running, gone]
-    await asyncio.wait(both, timeout=DISCONNECT_CHECK_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _retrieve_exception(done: asyncio.Future[Response]) -> None:

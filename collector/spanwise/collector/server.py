@@ -87,13 +87,9 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > CONNECTION_LIMIT:
-            self._oldest().abort()
-
-    def _oldest(self) -> LimitedConnection:
-        """Return the connection to close: the longest-waiting one, never one that is responding unless all are."""
-        others: list[Any] = [one for one in self.connections if one is not self]
-        oldest: LimitedConnection = min([one for one in others if one.waits] or [self], key=lambda one: one.since)
-        return oldest
+            others: list[Any] = [one for one in self.connections if one is not self]
+            oldest: LimitedConnection = min([one for one in others if one.waits] or [self], key=lambda one: one.since)
+            oldest.abort()
 
     def abort(self) -> None:
         self.connections.discard(self)
@@ -224,7 +220,12 @@ class Server:
         self._receiver: Receiver = app.state.receiver
         self._thread: threading.Thread | None = None
         try:
-            self._check_targets()
+            for option, sender in (("--forward", self._forward), ("--feedback-to", self._feedback_to)):
+                for target in sender.targets if sender else ():
+                    if is_same_address(target.url, self.url):
+                        raise Refused(f"{option} {target.url!r} is this server's own address: it would send to itself")
+            if self._feedback_to and not isinstance(self.store, FeedbackSource):
+                raise Refused(f"--feedback-to: the store {self.store.where} does not number its feedback")
             if grpc_port is not None:
                 args = self.host, grpc_port, self._receiver, self.door, self._metrics
                 self._server.grpc = GrpcListener(*args, required=grpc_required)
@@ -254,14 +255,6 @@ class Server:
     def without_grpc(self) -> str:
         """Return the reason why gRPC is off although it was requested; "" otherwise."""
         return self._server.grpc.why if self._server.grpc else ""
-
-    def _check_targets(self) -> None:
-        for option, sender in (("--forward", self._forward), ("--feedback-to", self._feedback_to)):
-            for target in sender.targets if sender else ():
-                if is_same_address(target.url, self.url):
-                    raise Refused(f"{option} {target.url!r} is this server's own address: it would send to itself")
-        if self._feedback_to and not isinstance(self.store, FeedbackSource):
-            raise Refused(f"--feedback-to: the store {self.store.where} does not number its feedback")
 
     def __enter__(self) -> Server:
         started = threading.Event()

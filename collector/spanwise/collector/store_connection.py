@@ -324,7 +324,12 @@ def describe_port_holder(host: str, port: int) -> str:
     if server and "store" in server:
         return f"a Spanwise server (process {server.get('pid')}, store {server['store']!r})"
     pid = next(_listening_processes(port), None)
-    who = f"process {pid} ({_process_name(pid)})" if pid else "another program"
+    who = "another program"
+    if pid:
+        name = "of another user"
+        with suppress(OSError):
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        who = f"process {pid} ({name})"
     return f"a Spanwise server, {who}" if server else who
 
 
@@ -344,9 +349,3 @@ def _listening_inodes(port: int) -> Iterator[str]:
                 fields = line.split()
                 if fields[3] == TCP_LISTEN_STATE and int(fields[1].rpartition(":")[2], 16) == port:
                     yield fields[9]
-
-
-def _process_name(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return "of another user"

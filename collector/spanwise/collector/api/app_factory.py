@@ -84,19 +84,15 @@ def create_app(
 async def _not_found(request: Request, error: Exception) -> Response:
     """Answer 404 in the client's format: a page for browsers, OTLP's error for its senders, JSON for programs."""
     if request.url.path.startswith(PATH_PREFIXES):
-        return _unknown_signal(request)
+        known = ", ".join(f"/v1/{signal.name}" for signal in SIGNALS)
+        message = f"nothing is taken at {request.url.path!r}: there are {known}"
+        if request.headers.get("content-type", "").startswith(PROTOBUF_TYPE.decode()):
+            return Response(encode_error(5, message), 404, media_type=PROTOBUF_TYPE.decode())
+        return json_response({"code": 5, "message": message}, 404)
     if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
         return pages.render_not_found(request)
     assert isinstance(error, HTTPException)
     return await http_exception_handler(request, error)
-
-
-def _unknown_signal(request: Request) -> Response:
-    known = ", ".join(f"/v1/{signal.name}" for signal in SIGNALS)
-    told = f"nothing is taken at {request.url.path!r}: there are {known}"
-    if request.headers.get("content-type", "").startswith(PROTOBUF_TYPE.decode()):
-        return Response(encode_error(5, told), 404, media_type=PROTOBUF_TYPE.decode())
-    return json_response({"code": 5, "message": told}, 404)
 
 
 def bypass_framework(app: FastAPI) -> ASGI:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from fastapi import FastAPI, Request, Response
 
@@ -52,7 +52,9 @@ def metrics(request: Request) -> Response:
     numbers: Metrics = request.app.state.metrics
     rules: RuleMetrics = request.app.state.rule_metrics
     store = get_unrestricted_store(request)
-    return Response(numbers.text(_store_gauges(store)) + rules.text(store), media_type=PROMETHEUS_MEDIA_TYPE)
+    health = store.health() if isinstance(store, LocalStore) else {}
+    gauges = {f"spanwise_store_{name}": float(value) for name, value in health.items()}
+    return Response(numbers.text(gauges) + rules.text(store), media_type=PROMETHEUS_MEDIA_TYPE)
 
 
 def _find_store_problem(store: Store) -> str | None:
@@ -60,12 +62,3 @@ def _find_store_problem(store: Store) -> str | None:
         return store.trouble() if isinstance(store, LocalStore) else None
     except Closed as error:
         return str(error)
-
-
-def _store_gauges(store: Store) -> dict[str, float]:
-    """Return the store's gauges: queue, lag, sizes."""
-    return {f"spanwise_store_{name}": float(value) for name, value in _store_health(store).items()}
-
-
-def _store_health(store: Store) -> Mapping[str, float]:
-    return store.health() if isinstance(store, LocalStore) else {}

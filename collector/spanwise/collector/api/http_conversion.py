@@ -73,14 +73,12 @@ def parse_query_filter(request: Request, others: Collection[str] = ()) -> Filter
     The names in `others` are not conditions. Raises `ValueError` for any other unknown name.
     """
     items = [item for item in request.query_params.multi_items() if item[0] not in others]
-    exact = extend_filter(None, _decode_mapping(request.query_params.get("filter", "{}")))
+    exact = extend_filter(
+        None, record_encoding.decode(dict[str, Any], request.query_params.get("filter", "{}").encode())
+    )
     said = filter_from_items(item for item in items if item[0] != "filter")
     whole = merge_filters(exact, said)
     return replace(whole, trace_ids=tuple(map(str.lower, whole.trace_ids))) if whole.trace_ids else whole
-
-
-def _decode_mapping(text: str) -> dict[str, Any]:
-    return record_encoding.decode(dict[str, Any], text.encode())
 
 
 LimitParameter = Annotated[int, Query(ge=1, lt=2**63)]

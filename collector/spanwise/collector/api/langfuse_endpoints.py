@@ -40,7 +40,9 @@ def scores(request: Request, body: RequestBody) -> Response:
     faults = [str(one) for one in kept if isinstance(one, ValueError)]
     if isinstance(given, dict):
         if faults:
-            raise _refusal(kept[0])
+            error = kept[0]
+            foreign = isinstance(error, ItemRefused) and error.reason == "project"
+            raise Forbidden(str(error)) if foreign else Refused(str(error))
         return json_response({"id": given.get("id") or kept[0].id})
     if not faults:
         return json_response({"message": "Accepted"}, 202)
@@ -48,37 +50,26 @@ def scores(request: Request, body: RequestBody) -> Response:
     return json_response({"accepted": len(kept) - len(faults), "rejected": len(faults), "errors": errors}, 207)
 
 
-def _refusal(error: ValueError) -> Refused:
-    """Return the error of a single refused score: 403 if its trace belongs to another project than the key."""
-    foreign = isinstance(error, ItemRefused) and error.reason == "project"
-    return Forbidden(str(error)) if foreign else Refused(str(error))
-
-
 def ingestion(request: Request, body: RequestBody) -> Response:
     """Store the scores of a batch as feedback; answers 207 with a status for each event. Other events are refused."""
     events = record_encoding.decode(Batch, body).batch
     check_count(len(events))
     kept = _store_scores(request, [_read_event(event) for event in events])
-    paired = list(zip(map(_event_id, events), kept, strict=True))
+    paired = list(zip((id if isinstance(id := event.get("id"), str) else "" for event in events), kept, strict=True))
     successes = [{"id": id, "status": 201} for id, one in paired if isinstance(one, Feedback)]
-    errors = [_event_error(id, one) for id, one in paired if isinstance(one, ValueError)]
+    errors = [
+        {"id": id, "status": 400, "message": str(one), "error": "InvalidRequestError"}
+        for id, one in paired
+        if isinstance(one, ValueError)
+    ]
     return json_response({"successes": successes, "errors": errors}, 207)
-
-
-def _event_id(event: Mapping[str, JSON]) -> str:
-    id = event.get("id")
-    return id if isinstance(id, str) else ""
-
-
-def _event_error(id: str, error: ValueError) -> dict[str, JSON]:
-    return {"id": id, "status": 400, "message": str(error), "error": "InvalidRequestError"}
 
 
 def _read_event(event: Mapping[str, JSON]) -> Feedback | ValueError:
     kind, score = event.get("type"), event.get("body")
     if kind != SCORE_EVENT:
-        told = "of these batches scores are taken alone: send spans by OTLP, as the SDK does from version 3 on"
-        return ValueError(f"event {kind!r:.100} is not kept; {told}")
+        message = "of these batches scores are taken alone: send spans by OTLP, as the SDK does from version 3 on"
+        return ValueError(f"event {kind!r:.100} is not kept; {message}")
     if not isinstance(score, dict):
         return ValueError(f"the body of a {SCORE_EVENT} is {score!r:.100}, not a score")
     return _read_score(score, event.get("timestamp"))

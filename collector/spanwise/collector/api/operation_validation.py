@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -59,7 +59,9 @@ def validate_run(run: Run) -> Run:
     """Return the run with ids in lower case. Raises `ItemRefused` or `Refused` for invalid ids or numbers."""
     one = _lowercase_run_ids(run)
     if run.usage is not None:
-        for name, tokens in _token_counts(run):
+        usage = run.usage
+        counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+        for name, tokens in (*counts.items(), *usage.details.items()):
             if not 0 <= tokens <= MAX_TOKENS:
                 raise Refused(f"{name} of run {run.span_id!r} is {tokens!r}: tokens are within 0 and 2^53")
     if run.cost is not None:
@@ -95,14 +97,6 @@ def _validate_ids(trace_id: str, span_id: str, parent_id: str = "") -> tuple[str
     if not all(map(_HEX.fullmatch, lower)):
         raise Refused(f"ids are hexadecimal, not {next(one for one in ids if not _HEX.fullmatch(one.lower()))!r}")
     return lower
-
-
-def _token_counts(run: Run) -> Iterable[tuple[str, int]]:
-    usage = run.usage
-    assert usage is not None
-    yield "input_tokens", usage.input_tokens
-    yield "output_tokens", usage.output_tokens
-    yield from usage.details.items()
 
 
 def validate_feedback(feedback: Feedback) -> Feedback:

@@ -62,18 +62,13 @@ class OperationEndpoint:
 
         Raises `StoreError`, and `ValueError` for invalid JSON.
         """
-        work = partial(self._done, request, sent)
-        if not self._asks:
+        work = partial(self._call_store, request, sent)
+        if self.call.method != "GET" and self.call.needs != "read":  # a write must not be interrupted
             return await run_in_threadpool(work)
         lanes: QueryScheduler = request.app.state.lanes
         return await lanes.answer(
             request, work, wide=self._is_wide(request), endless=self.call.function in UNBOUNDED_OPERATIONS
         )
-
-    @property
-    def _asks(self) -> bool:
-        """Return whether the operation only reads, so that it can be interrupted at any point."""
-        return self.call.method == "GET" or self.call.needs == "read"
 
     def _is_wide(self, request: Request) -> bool:
         """Return whether the operation may read many traces: it aggregates or filters."""
@@ -88,7 +83,7 @@ class OperationEndpoint:
             return None
         return frozenset(argument.alias for argument in self.call.sent if argument.place == "query")
 
-    def _done(self, request: Request, sent: Mapping[str, Any]) -> Response:
+    def _call_store(self, request: Request, sent: Mapping[str, Any]) -> Response:
         body = None if self.takes is None else self._read(sent["body"])
         values = {argument.name: _argument_value(argument, request, sent, body) for argument in self.call.sent}
         # the change feed and leases, whose limits are in bodies, check them themselves
@@ -100,7 +95,7 @@ class OperationEndpoint:
         if (write := STREAMED_OPERATIONS.get(self.call.function)) and is_streaming_store(store):
             return write(request.app.state.lanes, store, *bound.args, **bound.kwargs)
         run = getattr(store, self.call.name) if self.run is None else partial(self.run, store)
-        return json_response(self._answer(run(*bound.args, **bound.kwargs), body))
+        return json_response(self._response_value(run(*bound.args, **bound.kwargs), body))
 
     def _read(self, body: bytes) -> Any:
         """Decode a body; a single record becomes a list of one.
@@ -118,7 +113,7 @@ class OperationEndpoint:
         """Return the maximum length of a list: lower for reads, because each id costs a whole trace."""
         return self.call.batch if self.call.needs == "read" else MAX_LIST_SIZE
 
-    def _answer(self, value: Any, body: Any) -> Any:
+    def _response_value(self, value: Any, body: Any) -> Any:
         if self.call.count:
             return {self.call.count: int(value)}
         if self.call.returns is not None:
@@ -135,29 +130,23 @@ def _argument_value(argument: Argument, request: Request, sent: Mapping[str, Any
         case "field":
             return getattr(body, argument.name)
         case "body":
-            return _value_from_body(argument, body)
+            if argument.many:
+                return body if isinstance(body, list) else [body]
+            if isinstance(body, dict):
+                return {name: _value_from_change(value) for name, value in body.items()}
+            return _value_from_change(body)
         case "query":
-            return _value_from_query(argument, sent[argument.alias])
+            value = sent[argument.alias]
+            if value == "" and argument.empty_is_none:
+                return None
+            is_record = value is not None and argument.record
+            return record_encoding.decode(argument.record, value.encode()) if is_record else value
         case "path":
             return sent[argument.name].lower() if argument.name in ID_PARAMETERS else sent[argument.name]
 
 
-def _value_from_body(argument: Argument, body: Any) -> Any:
-    if argument.many:
-        return body if isinstance(body, list) else [body]
-    if isinstance(body, dict):
-        return {name: _value_from_change(value) for name, value in body.items()}
-    return _value_from_change(body)
-
-
 def _value_from_change(body: Any) -> Any:
     return get_changed_fields(body) if isinstance(body, RecordChanges) else body
-
-
-def _value_from_query(argument: Argument, value: Any) -> Any:
-    if value == "" and argument.empty_is_none:
-        return None
-    return record_encoding.decode(argument.record, value.encode()) if value is not None and argument.record else value
 
 
 def _parameters(call: Operation) -> Iterator[inspect.Parameter]:

@@ -63,37 +63,36 @@ class SecurityMiddleware:
             return await self.app(scope, receive, send)
         headers = dict(scope["headers"])
         if self.scopes.is_open(scope["path"]):
-            access: Access | Refusal = self._known(scope, headers)
+            access: Access | Refusal = self._identify_caller(scope, headers)
         else:
             refusal = _check_single_host(scope, headers) or _check_origin(scope, headers)
-            access = refusal or await self._access(scope, headers)
+            access = refusal or await self._authorize(scope, headers)
         if isinstance(access, Refusal):
-            if self.scopes.has_pages and _expects_html(scope, headers):
+            if self.scopes.has_pages and (
+                "text/html" in _header_text(headers, b"accept") and not scope["path"].startswith(("/api/", "/v1/"))
+            ):
                 return await _refusal_page(scope, access)(scope, receive, send)
             return await _send_refusal(scope, send, access, headers)
         scope[ACCESS_SCOPE_KEY] = access
         CURRENT_ACTOR.set(access.actor)
         return await self.app(scope, receive, send)
 
-    def _known(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access:
+    def _identify_caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access:
         """Return the caller of a request that needs no key, as far as it is known without waiting."""
         if self.door.locked:
             return Access() if self.door.knows(scope["headers"]) else UNKNOWN_CALLER
         return UNKNOWN_CALLER if _check_local_name(scope, headers) else Access()
 
-    async def _access(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | Refusal:
+    async def _authorize(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Access | Refusal:
         address = (scope.get("client") or ("",))[0]
         if not self.door.locked:
             refusal = _check_local_name(scope, headers) or _check_cross_site(scope, headers)
-            return refusal or await self._unlocked(scope, headers, address)
-        if (session := await self._session(scope, headers, address)) is not None:
+            if refusal is not None:
+                return refusal
+            if CREDENTIAL_HEADERS.isdisjoint(headers):
+                return _anonymous_access(address)
+        elif (session := await self._session(scope, headers, address)) is not None:
             return session
-        return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
-
-    async def _unlocked(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal:
-        """Return the access where no key is required: full access, or that of the key that was sent."""
-        if CREDENTIAL_HEADERS.isdisjoint(headers):
-            return _anonymous_access(address)
         return await self.door.admit(scope["headers"], address, lambda: self._needed(scope))
 
     async def _session(self, scope: Scope, headers: Mapping[bytes, bytes], address: str) -> Access | Refusal | None:
@@ -119,10 +118,6 @@ class SecurityMiddleware:
 
     def _needed(self, scope: Scope) -> str:
         return self.scopes.needed(scope["method"], scope["path"])
-
-
-def _wants_protobuf(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    return scope["path"].startswith(PATH_PREFIXES) and headers.get(b"content-type", b"").startswith(PROTOBUF_TYPE)
 
 
 def _check_origin(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
@@ -168,8 +163,8 @@ def _check_host_name(netloc: bytes) -> Refusal | None:
     name = parse_host(host)
     if not host or is_loopback(name):
         return None
-    told = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
-    return Refusal(403, told)
+    message = f"this server is called localhost or 127.0.0.1, not {name or host!r}: bind it to an address to open it"
+    return Refusal(403, message)
 
 
 @lru_cache(64)
@@ -189,8 +184,8 @@ def check_forwarded(headers: Iterable[tuple[str | bytes, str | bytes]]) -> Refus
     elsewhere = next((sender for sender in senders if not is_loopback(sender)), None)
     if elsewhere is None:
         return None
-    told = "it answers this machine alone: behind a proxy, bind it to an address, so that it asks for keys"
-    return Refusal(403, f"this server has no keys, and a proxy passes on what {elsewhere!r} sends; {told}")
+    message = "it answers this machine alone: behind a proxy, bind it to an address, so that it asks for keys"
+    return Refusal(403, f"this server has no keys, and a proxy passes on what {elsewhere!r} sends; {message}")
 
 
 def _forwarded_addresses(name: str | bytes, value: str | bytes) -> list[str]:
@@ -212,11 +207,19 @@ def _is_from_own_page(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 
 
 async def _send_refusal(scope: Scope, send: Any, refusal: Refusal, headers: Mapping[bytes, bytes]) -> None:
-    protobuf = _wants_protobuf(scope, headers)
-    content_type, body = PROTOBUF_TYPE if protobuf else b"application/json", _refusal_body(refusal, protobuf)
+    protobuf = scope["path"].startswith(PATH_PREFIXES) and headers.get(b"content-type", b"").startswith(PROTOBUF_TYPE)
+    if protobuf:
+        content_type, body = PROTOBUF_TYPE, encode_error(refusal.code, refusal.message)
+    else:
+        error = "Refused" if refusal.retry_after is None else "Unavailable"
+        content = {"error": error, "message": refusal.message, "code": refusal.code}
+        content_type, body = b"application/json", record_encoding.encode(content)
     answered = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     if refusal.status == 401:
-        answered.append((b"www-authenticate", b'%s realm="spanwise", charset="UTF-8"' % _challenge(headers)))
+        # With Basic, a browser would prompt for a password and then send it with every request. Readers sign in instead.
+        browser = any(name in headers for name in (b"sec-fetch-mode", b"referer", b"origin"))
+        scheme = b"Bearer" if browser else b"Basic"
+        answered.append((b"www-authenticate", b'%s realm="spanwise", charset="UTF-8"' % scheme))
     if refusal.retry_after is not None:
         answered.append((b"retry-after", _retry_after_value(refusal.retry_after).encode()))
     await send({"type": "http.response.start", "status": refusal.status, "headers": answered})
@@ -225,19 +228,6 @@ async def _send_refusal(scope: Scope, send: Any, refusal: Refusal, headers: Mapp
 
 def _retry_after_value(retry_after: float) -> str:
     return str(max(1, math.ceil(retry_after)))
-
-
-def _challenge(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the authentication scheme: Basic for programs, Bearer for browsers.
-
-    With Basic, a browser would prompt for a password and then send it with every request. Readers sign in instead.
-    """
-    browser = any(name in headers for name in (b"sec-fetch-mode", b"referer", b"origin"))
-    return b"Bearer" if browser else b"Basic"
-
-
-def _expects_html(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    return "text/html" in _header_text(headers, b"accept") and not scope["path"].startswith(("/api/", "/v1/"))
 
 
 def _refusal_page(scope: Scope, refusal: Refusal) -> Response:
@@ -250,13 +240,6 @@ def _refusal_page(scope: Scope, refusal: Refusal) -> Response:
     if refusal.retry_after is not None:
         page.headers["retry-after"] = _retry_after_value(refusal.retry_after)
     return page
-
-
-def _refusal_body(refusal: Refusal, protobuf: bool) -> bytes:
-    if protobuf:
-        return encode_error(refusal.code, refusal.message)
-    kind = "Refused" if refusal.retry_after is None else "Unavailable"
-    return record_encoding.encode({"error": kind, "message": refusal.message, "code": refusal.code})
 
 
 CORS_REQUEST_HEADERS = (
@@ -288,30 +271,28 @@ class CorsMiddleware:
             return await _send_preflight(origin, send)
         scope[CORS_ALLOWED_KEY] = True
 
-        async def telling(message: Any) -> None:
+        async def send_with_cors(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *_cors_headers(origin)]}
+                headers = [
+                    *message.get("headers", ()),
+                    (b"access-control-allow-origin", origin),
+                    (b"access-control-expose-headers", b"retry-after"),
+                    (b"vary", b"origin"),
+                ]
+                message = {**message, "headers": headers}
             await send(message)
 
-        return await self.app(scope, receive, telling)
+        return await self.app(scope, receive, send_with_cors)
 
 
 def validate_origin(text: str) -> str:
     """Return the origin in the form that browsers send. Raises `Refused` for an invalid one, and for "*"."""
     if not ORIGIN_PATTERN.fullmatch(text):
-        told = "say it as a browser does, such as https://app.example.com or http://localhost:3000, without a slash"
-        raise Refused(f"{text!r} is no origin: {told}; each is named, there is no pattern")
+        message = "say it as a browser does, such as https://app.example.com or http://localhost:3000, without a slash"
+        raise Refused(f"{text!r} is no origin: {message}; each is named, there is no pattern")
     if DEFAULT_PORT_PATTERN.fullmatch(text):
         raise Refused(f"the origin {text!r} names the port that is meant anyway, which browsers leave out: so do it")
     return text
-
-
-def _cors_headers(origin: bytes) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"access-control-allow-origin", origin),
-        (b"access-control-expose-headers", b"retry-after"),
-        (b"vary", b"origin"),
-    ]
 
 
 async def _send_preflight(origin: bytes, send: Any) -> None:

@@ -11,7 +11,6 @@ from starlette.responses import RedirectResponse, Response
 from spanwise.collector import pages
 from spanwise.collector.errors import Refused
 from spanwise.collector.security.authentication import Authenticator, Refusal, check_permission, hash_key
-from spanwise.collector.security.authorization import Access
 from spanwise.collector.security.browser_sessions import (
     BrowserSessions,
     SessionCookie,
@@ -41,7 +40,8 @@ async def sign_in(request: Request) -> Response:
         return _redirect(address)
     key = hash_key(fields.get("key", "").strip())
     access = await door.tried(key, request.client.host if request.client else "")
-    access = access if isinstance(access, Refusal) else _require_read(access)
+    if not isinstance(access, Refusal) and isinstance(check_permission(access, "read"), Refusal):
+        access = Refusal(403, "the API key may not read, so that no page would open")
     if isinstance(access, Refusal):
         return pages.render_sign_in(
             request, address, refused=access.message, status=access.status, after=access.retry_after
@@ -57,12 +57,6 @@ async def sign_out(request: Request) -> Response:
     await pages.read_form(request, (), bond=hash_session_id(_session_id(request)))
     _end_session(request)
     return _redirect("/sign-in", _request_cookie(request).taken_back())
-
-
-def _require_read(access: Access) -> Access | Refusal:
-    """Return the access, or a refusal if it permits no page."""
-    able = check_permission(access, "read")
-    return Refusal(403, "the API key may not read, so that no page would open") if isinstance(able, Refusal) else able
 
 
 def safe_redirect_path(address: str) -> str:

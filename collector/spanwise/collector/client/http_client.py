@@ -80,7 +80,11 @@ class HTTPTransport:
         content = None if body is None else record_encoding.encode(body)
         if content is not None and len(content) > MAX_BODY_BYTES:
             raise TooLarge(f"the body is larger than {MAX_BODY_BYTES:,} bytes: send less at once")
-        given = [(name, _parameter_text(value)) for name, value in params if value is not None]
+        given = [
+            (name, (str(value).lower() if isinstance(value, bool) else value))
+            for name, value in params
+            if value is not None
+        ]
         try:
             with suppress_instrumentation():
                 response = self._client.request(
@@ -123,14 +127,11 @@ def quote_path_segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def _parameter_text(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
-
-
 def _response_error(url: str, response: httpx.Response) -> StoreError:
     message = _error_message(response) or f"{url} answered {response.status_code}: {response.text[:200]!r}"
     if response.status_code in (429, 502, 503, 504):
-        return Unavailable(message, _retry_after(response))
+        value = response.headers.get("retry-after", "")
+        return Unavailable(message, float(value) if value.isdigit() else 1.0)
     if response.status_code >= 500:
         return StoreError(message)
     return STATUS_ERRORS.get(response.status_code, Refused)(message)
@@ -142,11 +143,6 @@ def _error_message(response: httpx.Response) -> str | None:
     except ValueError:
         return None
     return answer.get("message") if isinstance(answer, dict) else None
-
-
-def _retry_after(response: httpx.Response) -> float:
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else 1.0
 
 
 TraceBatch: TypeAlias = tuple[Sequence[Run], Sequence[Feedback]]
@@ -223,7 +219,10 @@ def send_operation(transport: HTTPTransport, call: Operation, args: tuple[Any, .
         return _send_once(transport, call, values)
     name = call.listed.name
     answers = [_send_halves(transport, call, name, batch) for batch in split_batches(values[name], call.batch)]
-    return _join_answers(call, list(chain.from_iterable(answers)))
+    joined = list(chain.from_iterable(answers))
+    if call.count:
+        return sum(joined)
+    return None if call.returns is None else list(chain.from_iterable(joined))
 
 
 def _read_pages(transport: HTTPTransport, call: Operation, values: Mapping[str, Any]) -> Page[Any]:
@@ -267,9 +266,22 @@ def split_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _send_once(transport: HTTPTransport, call: Operation, values: Mapping[str, Any]) -> Any:
-    path, query, body = _build_path(call.path, values), _build_query(call.sent, values), _build_body(call, values)
+    items: list[tuple[str, Any]] = []
+    for argument in call.sent:
+        if argument.place == "filter":
+            conditions = next((values[other.name] for other in call.sent if other.place == "conditions"), None)
+            items.append((argument.alias, _to_json_text(extend_filter(values[argument.name], conditions))))
+        elif argument.place == "query":
+            items += [(argument.alias, value) for value in _query_texts(argument, values[argument.name])]
+    path, query, body = (
+        PATH_PLACEHOLDER.sub(lambda match: quote_path_segment(values[match[1]]), call.path),
+        items,
+        (values[call.whole.name] if call.whole else {field.name: values[field.name] for field in call.fields} or None),
+    )
     try:
-        answer = transport.ask(_answer_type(call), call.method, path, query, body, patient=call.patient)
+        answer = transport.ask(
+            Any if call.returns is None else call.answers, call.method, path, query, body, patient=call.patient
+        )
     except NotFound:
         if call.count and call.returns is bool:  # there was nothing to delete
             return False
@@ -279,35 +291,6 @@ def _send_once(transport: HTTPTransport, call: Operation, values: Mapping[str, A
     return None if call.returns is None else answer
 
 
-def _answer_type(call: Operation) -> Any:
-    return Any if call.returns is None else call.answers
-
-
-def _join_answers(call: Operation, answers: Sequence[Any]) -> Any:
-    if call.count:
-        return sum(answers)
-    return None if call.returns is None else list(chain.from_iterable(answers))
-
-
-def _build_path(path: str, values: Mapping[str, Any]) -> str:
-    return PATH_PLACEHOLDER.sub(lambda match: quote_path_segment(values[match[1]]), path)
-
-
-def _build_query(sent: Sequence[Argument], values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    items: list[tuple[str, Any]] = []
-    for argument in sent:
-        if argument.place == "filter":
-            items.append((argument.alias, _to_json_text(_build_query_filter(argument, sent, values))))
-        elif argument.place == "query":
-            items += [(argument.alias, value) for value in _query_texts(argument, values[argument.name])]
-    return items
-
-
-def _build_query_filter(argument: Argument, sent: Sequence[Argument], values: Mapping[str, Any]) -> Filter:
-    conditions = next((values[other.name] for other in sent if other.place == "conditions"), None)
-    return extend_filter(values[argument.name], conditions)
-
-
 def _query_texts(argument: Argument, value: Any) -> Sequence[Any]:
     """Return the values of one name in a query string."""
     if argument.is_list:
@@ -315,12 +298,6 @@ def _query_texts(argument: Argument, value: Any) -> Sequence[Any]:
     if value is None:
         return [""] if argument.empty_is_none else []
     return [_to_json_text(value) if argument.record else value]
-
-
-def _build_body(call: Operation, values: Mapping[str, Any]) -> Any:
-    if call.whole:
-        return values[call.whole.name]
-    return {field.name: values[field.name] for field in call.fields} or None
 
 
 def _to_json_text(value: Any) -> str:

@@ -115,17 +115,14 @@ class _SenderCounts:
             has = _has_field(run, name)
             self.have[name] += has
             self.of[name] += has or kinds is None or run.kind in kinds
-        self._note(run.attributes)
-        if not run.documents:
-            _increment(self.names, run.name)
-
-    def _note(self, attributes: Mapping[str, JSON]) -> None:
-        self.awaiting += AWAITS_ATTRIBUTE in attributes
-        self.clocks += any(name.startswith(SENT_TIME_PREFIX) for name in attributes)
+        self.awaiting += AWAITS_ATTRIBUTE in run.attributes
+        self.clocks += any(name.startswith(SENT_TIME_PREFIX) for name in run.attributes)
         for name in {
-            _NUMBER.sub("N", name[:MAX_TEXT_LENGTH]) for name in attributes if not name.startswith(OWN_PREFIXES)
+            _NUMBER.sub("N", name[:MAX_TEXT_LENGTH]) for name in run.attributes if not name.startswith(OWN_PREFIXES)
         }:
             _increment(self.unread, name)
+        if not run.documents:
+            _increment(self.names, run.name)
 
     def made(self, who: SenderIdentity) -> Sender:
         return Sender(
@@ -362,7 +359,13 @@ def find_problems(store: Store, seen: SenderReport, numbers: Mapping[str, float]
 
     The metrics of a collector, by name with labels, are in `numbers`; {} for a database file.
     """
-    return [*_trace_problems(seen), *_process_problems(store), *_rules_problems(store), *_counter_problems(numbers)]
+    problems = [*_trace_problems(seen), *_process_problems(store), *_rules_problems(store)]
+    for name, value in numbers.items():
+        counter, _, labels = name.partition("{")
+        if value and counter in ERROR_COUNTERS:
+            message = f"{value:,.0f} {ERROR_COUNTERS[counter]} since the collector started"
+            problems.append(f"{message} ({escape_line(labels.rstrip('}'), 200)})")
+    return problems
 
 
 def _trace_problems(seen: SenderReport) -> Iterator[str]:
@@ -407,10 +410,3 @@ def _rule_problems(one: RuleStatus, now_ns: int) -> Iterator[str]:
         yield f"{name}: {escape_line(why, MAX_ERROR_LENGTH)}"
     if one.errors:
         yield f"{name}: last error: {escape_line(one.errors[0], MAX_ERROR_LENGTH)}"
-
-
-def _counter_problems(numbers: Mapping[str, float]) -> Iterator[str]:
-    for name, value in numbers.items():
-        counter, _, labels = name.partition("{")
-        if value and counter in ERROR_COUNTERS:
-            yield f"{value:,.0f} {ERROR_COUNTERS[counter]} since the collector started ({escape_line(labels.rstrip('}'), 200)})"

@@ -142,17 +142,15 @@ def value(given: JSON) -> str:
     if isinstance(given, list | tuple):
         written = all(isinstance(part, str | int | float) for part in given)
         between = " " if written and any(part in _COMPARISON_OPERATORS for part in given) else ", "
-        return formatting.first_line(between.join(_plain_text(part) for part in given), _LONGEST)
+        return formatting.first_line(
+            between.join((part if isinstance(part, str) else value(part)) for part in given), _LONGEST
+        )
     if isinstance(given, Mapping):
         return formatting.first_line(", ".join(f"{name} {value(part)}" for name, part in given.items()), _LONGEST)
     return formatting.number(given) if isinstance(given, int | float) else formatting.first_line(str(given), _LONGEST)
 
 
 _COMPARISON_OPERATORS = ("<", "<=", "=", "!=", ">=", ">")
-
-
-def _plain_text(part: JSON) -> str:
-    return part if isinstance(part, str) else value(part)
 
 
 def target(decision: Decision) -> str:
@@ -179,25 +177,17 @@ def facts(decision: Decision, now_ns: int) -> Iterator[str]:
     if decision.verdict == "running" and decision.holder is not None:
         yield f"held by {decision.holder}"
     if decision.next_ns is not None and decision.verdict in QUEUED_VERDICTS:
-        yield f"tried next {_time_left(decision.next_ns, now_ns)}"
+        left = decision.next_ns - now_ns
+        yield f"tried next in {formatting.duration(left)}" if left > 0 else "tried next now"
     if decision.verdict in ("scored", "skipped", "failed"):
-        yield from _describe_sample(decision)
+        if decision.probability is None:
+            yield "how likely it was to be looked at is not known: in no weighted mean"
+        elif decision.probability == 0:
+            yield "the present filter or rate would not take it: in no weighted mean"
+        elif decision.probability < 1:
+            yield f"stands for {formatting.number(1 / decision.probability)} traces in weighted means"
     if decision.cost is not None:
         yield f"cost {formatting.cost(decision.cost)}"
-
-
-def _describe_sample(decision: Decision) -> Iterator[str]:
-    if decision.probability is None:
-        yield "how likely it was to be looked at is not known: in no weighted mean"
-    elif decision.probability == 0:
-        yield "the present filter or rate would not take it: in no weighted mean"
-    elif decision.probability < 1:
-        yield f"stands for {formatting.number(1 / decision.probability)} traces in weighted means"
-
-
-def _time_left(ns: int, now_ns: int) -> str:
-    left = (ns - now_ns) / 1e9
-    return f"in {formatting.duration(left * 1e9)}" if left > 0 else "now"
 
 
 def states(decision: Decision) -> list[tuple[str, str, str]]:
@@ -283,13 +273,12 @@ def work(status: RuleStatus, now_ns: int) -> list[EvaluatorWork]:
         if alive(worker, now_ns):
             for key, part in _get_worker_data(worker, "evaluators", status.rule.name).items():
                 parts.setdefault(key, []).append(part)
-    return [_merge_work(key, parts[key]) for key in sorted(parts)]
-
-
-def _merge_work(key: str, parts: list[Mapping[str, JSON]]) -> EvaluatorWork:
-    looked, failed = (sum(int(part.get(name, 0)) for part in parts) for name in ("looked", "failed"))
-    p95 = max((float(part["p95_s"]) for part in parts if part.get("p95_s") is not None), default=None)
-    return EvaluatorWork(key, looked, failed, p95)
+    merged = []
+    for key, reports in sorted(parts.items()):
+        looked, failed = (sum(int(report.get(name, 0)) for report in reports) for name in ("looked", "failed"))
+        p95 = max((float(report["p95_s"]) for report in reports if report.get("p95_s") is not None), default=None)
+        merged.append(EvaluatorWork(key, looked, failed, p95))
+    return merged
 
 
 def sum_throughput(workers: Iterable[WorkerReport], now_ns: int) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from spanwise.collector import formatting
-from spanwise.collector.records import OpenRun, Run, Trace
+from spanwise.collector.records import OpenRun, Trace
 from spanwise.tracer import attribute_names as names
 
 MAX_NAMED_RUNS = 5  # open runs that are listed by name
@@ -17,11 +17,14 @@ _LONG_NS = 60 * 10**9  # the process of a run that is open for this long may hav
 def find_gaps(trace: Trace) -> list[str]:
     """Return the reasons why a trace is incomplete, or may be although it counts as complete; [] if there are none."""
     told = describe_known_gaps(trace.dropped, trace.running)
-    answered = min(trace.calls_sent, sum(map(_is_answer, trace.runs)))
+    # a run answers a call if it is the first in its process and has a parent in another one
+    answers = sum(
+        run.parent_id is not None and run.attributes.get(names.LOCAL_ROOT) == run.span_id for run in trace.runs
+    )
+    answered = min(trace.calls_sent, answers)
     if answered < trace.calls_sent:
-        told.append(
-            f"{_count_calls(trace.calls_sent)} sent out, {answered or 'none'} of them answered by a traced process"
-        )
+        calls = "1 call was" if trace.calls_sent == 1 else f"{trace.calls_sent:,} calls were"
+        told.append(f"{calls} sent out, {answered or 'none'} of them answered by a traced process")
     if any(names.PARTIAL in run.attributes for run in trace.runs):
         told.append("Kept for its error though it was not sampled: of other processes only what failed is here")
     if not trace.complete and not told:
@@ -53,12 +56,3 @@ def describe_open_runs(runs: Sequence[OpenRun]) -> Iterator[str]:
 def describe_start(run: OpenRun) -> str:
     """Format the start of an open run."""
     return f"since {formatting.when(run.start_ns)} ({formatting.ago(run.start_ns)})"
-
-
-def _count_calls(count: int) -> str:
-    return "1 call was" if count == 1 else f"{count:,} calls were"
-
-
-def _is_answer(run: Run) -> bool:
-    """Return whether a run is the first in a process that was called by another one."""
-    return run.parent_id is not None and run.attributes.get(names.LOCAL_ROOT) == run.span_id

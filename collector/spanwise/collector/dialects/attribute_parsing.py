@@ -100,15 +100,11 @@ class IndexedNameMemo(Memo[str, IndexedName | None]):
     """Cache of the positions of attribute names in lists spread over attributes; None for other names."""
 
     def __missing__(self, name: str) -> IndexedName | None:
-        place = _parse_indexed_name(name)
+        match = INDEXED_NAME.fullmatch(name)
+        place = None
+        if match is not None and int(match["index"]) < MAX_INDEX:
+            place = IndexedName(match["prefix"], int(match["index"]), match["element"], match["rest"])
         return self.keep(name, place, len(name)) if len(name) < MAX_NAME_CHARS else place
-
-
-def _parse_indexed_name(name: str) -> IndexedName | None:
-    match = INDEXED_NAME.fullmatch(name)
-    if match is None or int(match["index"]) >= MAX_INDEX:
-        return None
-    return IndexedName(match["prefix"], int(match["index"]), match["element"], match["rest"])
 
 
 get_namespace = NamespaceMemo().__getitem__
@@ -230,7 +226,7 @@ def build_document(value: Mapping[str, JSON]) -> Document:
     """Build a document from an object. A document without content still counts, because it has a rank."""
     content, id, metadata, score = value.get("content"), value.get("id"), value.get("metadata"), value.get("score")
     if content is None:
-        content = _find_first(value, CONTENT_FIELDS)
+        content = next((value[name] for name in CONTENT_FIELDS if value.get(name) is not None), None)
     if metadata is not None:
         metadata = parse_json(metadata)
     metadata = metadata if isinstance(metadata, dict) else {}
@@ -238,7 +234,9 @@ def build_document(value: Mapping[str, JSON]) -> Document:
         id = _find_id(value, ID_FIELDS) or (_find_id(metadata, METADATA_ID_FIELDS) if metadata else None)
     score = parse_number(score)
     if score is None and metadata:
-        score = _find_metadata_score(metadata)
+        score = next(
+            (score for name in METADATA_SCORE_FIELDS if (score := parse_number(metadata.get(name))) is not None), None
+        )
     return new_document("" if content is None else to_text(content), id, score, metadata)
 
 
@@ -259,16 +257,6 @@ def take_indexed_list(attributes: dict[str, Any], prefix: str, element: str) -> 
     """
     elements = get_indexed_lists(tuple(attributes)).get((prefix, element), ())
     return [{rest: attributes.pop(name) for rest, name in one} for one in elements]
-
-
-def _find_first(value: Mapping[str, JSON], names: tuple[str, ...]) -> JSON:
-    return next((value[name] for name in names if value.get(name) is not None), None)
-
-
-def _find_metadata_score(metadata: Mapping[str, JSON]) -> float | None:
-    return next(
-        (score for name in METADATA_SCORE_FIELDS if (score := parse_number(metadata.get(name))) is not None), None
-    )
 
 
 def _find_id(value: Mapping[str, JSON], names: tuple[str, ...]) -> str | None:

@@ -71,12 +71,15 @@ def read_feedback(log: RawLog) -> Feedback:
             fields["score"] = PASS_LABELS[fields["label"]]
     if (source := attributes.pop(names.FEEDBACK_SOURCE, None)) in SOURCES:
         fields["source"] = source
+    given = parse_json(attributes.pop(names.FEEDBACK_METADATA, None))
+    via = _parse_via(attributes.pop(names.FEEDBACK_VIA, None))
+    metadata = {**attributes, **present_names(given, METADATA)} if isinstance(given, dict) else attributes
     return Feedback(
         target=_target(log, attributes),
         key=to_text(attributes.pop(names.EVALUATION_NAME, "")),
         created_ns=log.time_ns,
         id=text_or_none(attributes.pop(names.FEEDBACK_ID, None)) or "",
-        metadata=_metadata(attributes),
+        metadata={**metadata, VIA: via} if via else metadata,
         **fields,
     )
 
@@ -147,24 +150,14 @@ def _outcome(attributes: dict[str, JSON]) -> dict[str, Any]:
         return {"outcome": "error", "error": to_text(error or "error"), "label": None}
     if outcome == "skip":
         return {"outcome": "skip", "label": None}
-    return {"score": _score(attributes)}
-
-
-def _score(attributes: dict[str, JSON]) -> float | bool | None:
     value = attributes.pop(names.EVALUATION_SCORE, None)
     if isinstance(value, bool):
-        return value
+        return {"score": value}
     score = parse_number(value)
     if value is not None and score is None:
         raise ValueError(f"score {value!r} is not a finite number")
-    return bool(score) if attributes.pop(names.FEEDBACK_BOOLEAN, False) is True and score is not None else score
-
-
-def _metadata(attributes: dict[str, JSON]) -> dict[str, JSON]:
-    given = parse_json(attributes.pop(names.FEEDBACK_METADATA, None))
-    via = _parse_via(attributes.pop(names.FEEDBACK_VIA, None))
-    metadata = {**attributes, **present_names(given, METADATA)} if isinstance(given, dict) else attributes
-    return {**metadata, VIA: via} if via else metadata
+    is_boolean = attributes.pop(names.FEEDBACK_BOOLEAN, False) is True
+    return {"score": bool(score) if is_boolean and score is not None else score}
 
 
 def _parse_via(given: JSON) -> list[JSON]:

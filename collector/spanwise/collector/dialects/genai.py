@@ -200,10 +200,20 @@ def genai(draft: Draft) -> None:
     kind.
     """
     attributes, fields = draft.attributes, draft.fields
-    operation = _operation(attributes.get(names.OPERATION))
-    if kind := _kind(operation, attributes):
+    operation = attributes.get(names.OPERATION)
+    if not isinstance(operation, str):
+        operation = None
+    elif operation not in OPERATION_KINDS:  # some senders use capitals
+        operation = operation.strip().lower().replace("-", "_").replace(" ", "_")
+    if operation is None:  # a sender before v1.27
+        kind = "llm" if text_or_none(attributes.get(names.REQUEST_MODEL)) else None
+    else:
+        kind = OPERATION_KINDS.get(operation)
+    if kind:
         fields.setdefault("kind", kind)
-    _model(draft)
+    for name in (names.RESPONSE_MODEL, names.REQUEST_MODEL):
+        if (model := text_or_none(attributes.get(name))) and fields.setdefault("model", model) == model:
+            del attributes[name]
     if operation in AGGREGATE_OPERATIONS:
         draft.sums = True
     elif not draft.sums:
@@ -212,26 +222,6 @@ def genai(draft: Draft) -> None:
     _retrieval(draft, operation)
     if (session := text_or_none(attributes.get(CONVERSATION))) and fields.setdefault("session_id", session) == session:
         del attributes[CONVERSATION]
-
-
-def _operation(value: JSON) -> str | None:
-    """Return the operation's name as the conventions write it. Some senders use capitals."""
-    if not isinstance(value, str):
-        return None
-    return value if value in OPERATION_KINDS else value.strip().lower().replace("-", "_").replace(" ", "_")
-
-
-def _kind(operation: str | None, attributes: Mapping[str, Any]) -> str | None:
-    if operation is None:  # a sender before v1.27
-        return "llm" if text_or_none(attributes.get(names.REQUEST_MODEL)) else None
-    return OPERATION_KINDS.get(operation)
-
-
-def _model(draft: Draft) -> None:
-    attributes, fields = draft.attributes, draft.fields
-    for name in (names.RESPONSE_MODEL, names.REQUEST_MODEL):
-        if (model := text_or_none(attributes.get(name))) and fields.setdefault("model", model) == model:
-            del attributes[name]
 
 
 def _usage(draft: Draft) -> None:
@@ -305,7 +295,12 @@ def _content(draft: Draft) -> None:
     if "inputs" not in fields:
         _inputs(draft)
     if "outputs" not in fields:
-        _outputs(draft)
+        if (said := parse_json(attributes.get(OUTPUT_MESSAGES))) is not None:
+            plain = read_choices(said) if _holds_choices(said) else None
+            fields["outputs"] = plain or said
+            del attributes[OUTPUT_MESSAGES]
+        elif name := _find_present(OUTPUTS, attributes):
+            fields["outputs"] = parse_json(attributes.pop(name))
     if draft.span.events and ("inputs" not in fields or "outputs" not in fields):
         _events(draft)
     if RETRIEVED_DOCUMENTS not in attributes or fields.get("documents"):
@@ -330,16 +325,6 @@ def _inputs(draft: Draft) -> None:
         del attributes[INPUT_MESSAGES]
     elif name := _find_present(INPUTS, attributes):
         fields["inputs"] = parse_json(attributes.pop(name))
-
-
-def _outputs(draft: Draft) -> None:
-    attributes, fields = draft.attributes, draft.fields
-    if (said := parse_json(attributes.get(OUTPUT_MESSAGES))) is not None:
-        plain = read_choices(said) if _holds_choices(said) else None
-        fields["outputs"] = plain or said
-        del attributes[OUTPUT_MESSAGES]
-    elif name := _find_present(OUTPUTS, attributes):
-        fields["outputs"] = parse_json(attributes.pop(name))
 
 
 def _holds_choices(value: JSON) -> bool:

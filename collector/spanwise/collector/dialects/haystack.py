@@ -56,31 +56,27 @@ def haystack(draft: Draft) -> None:
     fields = draft.fields
     if name := next(filter(None, (text_or_none(draft.attributes.get(name)) for name in NAME_ATTRIBUTES)), None):
         fields.setdefault("name", name)
-    kind = fields.setdefault("kind", _kind(draft))
-    _content(draft)
+    component = text_or_none(draft.attributes.get(f"{COMPONENT}.type"))
+    if component is None:
+        kind = HAYSTACK_OPERATIONS.get(draft.span.name, "chain")
+    else:
+        kind = next((kind for ending, kind in CLASS_SUFFIXES.items() if component.endswith(ending)), "chain")
+    kind = fields.setdefault("kind", kind)
+    for given, made in CONTENT:
+        if given in draft.attributes and "inputs" not in fields:
+            fields["inputs"] = parse_json(draft.attributes.pop(given))
+        if made in draft.attributes and "outputs" not in fields:
+            fields["outputs"] = parse_json(draft.attributes.pop(made))
     outputs = fields.get("outputs")
     if isinstance(outputs, dict):
         if kind in ("retriever", "reranker") and not fields.get("documents"):
             fields["documents"] = _documents(outputs.get("documents"))
         if kind in CALL_KINDS:
             _take_reply_usage(draft, outputs)
-    _metadata(draft)
-
-
-def _kind(draft: Draft) -> str:
-    component = text_or_none(draft.attributes.get(f"{COMPONENT}.type"))
-    if component is None:
-        return HAYSTACK_OPERATIONS.get(draft.span.name, "chain")
-    return next((kind for ending, kind in CLASS_SUFFIXES.items() if component.endswith(ending)), "chain")
-
-
-def _content(draft: Draft) -> None:
-    attributes, fields = draft.attributes, draft.fields
-    for given, made in CONTENT:
-        if given in attributes and "inputs" not in fields:
-            fields["inputs"] = parse_json(attributes.pop(given))
-        if made in attributes and "outputs" not in fields:
-            fields["outputs"] = parse_json(attributes.pop(made))
+    metadata_name = f"{PIPELINE}.metadata"
+    metadata = parse_json(draft.attributes.get(metadata_name))
+    if isinstance(metadata, dict) and fields.setdefault("metadata", metadata) is metadata:
+        del draft.attributes[metadata_name]
 
 
 def _documents(given: JSON) -> tuple[Document, ...]:
@@ -102,25 +98,15 @@ def _document(given: Mapping[str, Any]) -> Document:
 
 def _take_reply_usage(draft: Draft, outputs: Mapping[str, JSON]) -> None:
     """Take model and tokens from the `meta` of the result: of each reply, of all replies, or of an embedding."""
-    metas = [meta for meta in _list_reply_metadata(outputs) if isinstance(meta, dict)]
+    replies, shared = outputs.get("replies"), outputs.get("meta")
+    found: list[JSON] = (
+        [reply.get("meta") for reply in replies if isinstance(reply, dict)] if isinstance(replies, list) else []
+    )
+    found += shared if isinstance(shared, list) else [shared]
+    metas = [meta for meta in found if isinstance(meta, dict)]
     named = (text_or_none(meta.get("model")) for meta in metas)
     if model := next(filter(None, named), None):
         draft.fields.setdefault("model", model)
     counted = next((usage for meta in metas if (usage := field_extraction.read_usage(meta.get("usage")))), None)
     if counted:  # tokens of one request; each reply repeats them
         draft.fields.setdefault("usage", counted)
-
-
-def _list_reply_metadata(outputs: Mapping[str, JSON]) -> list[JSON]:
-    replies, meta = outputs.get("replies"), outputs.get("meta")
-    said: list[JSON] = (
-        [reply.get("meta") for reply in replies if isinstance(reply, dict)] if isinstance(replies, list) else []
-    )
-    return said + (meta if isinstance(meta, list) else [meta])
-
-
-def _metadata(draft: Draft) -> None:
-    name = f"{PIPELINE}.metadata"
-    metadata = parse_json(draft.attributes.get(name))
-    if isinstance(metadata, dict) and draft.fields.setdefault("metadata", metadata) is metadata:
-        del draft.attributes[name]

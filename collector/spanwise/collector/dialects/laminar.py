@@ -23,19 +23,15 @@ METADATA_MEMO = field_extraction.make_suffix_memo(PROPERTIES + "metadata.")
 def laminar(draft: Draft) -> None:
     """Take kind, inputs, outputs, documents, session, user, tags and metadata. `genai` reads the rest of a call."""
     fields = draft.fields
-    _kind(draft)
+    # derive the kind from the type, which stays as an attribute. Embeddings have the type of any call
+    said = draft.attributes.get(TYPE)
+    if isinstance(said, str) and (kind := KINDS.get(said)):
+        embeds = kind == "llm" and draft.span.name.endswith(".embeddings")
+        draft.fields.setdefault("kind", "embedding" if embeds else kind)
+        draft.sums = draft.sums or kind == "chain"
     field_extraction.take_attribute(draft, "inputs", "lmnr.span.input", parse_json)
     field_extraction.take_attribute(draft, "outputs", "lmnr.span.output", parse_json)
     if not fields.get("documents") and (documents := field_extraction.read_result_documents(fields.get("outputs"))):
         fields["documents"] = documents
     field_extraction.take_identity(draft, PROPERTIES)
     field_extraction.take_metadata(draft, METADATA_MEMO)
-
-
-def _kind(draft: Draft) -> None:
-    """Derive the kind from the type, which stays as an attribute. Embeddings have the type of any call."""
-    said = draft.attributes.get(TYPE)
-    if isinstance(said, str) and (kind := KINDS.get(said)):
-        embeds = kind == "llm" and draft.span.name.endswith(".embeddings")
-        draft.fields.setdefault("kind", "embedding" if embeds else kind)
-        draft.sums = draft.sums or kind == "chain"

@@ -37,33 +37,25 @@ BASE_TOKEN_FIELDS = frozenset(("input", "output", "total"))
 @applies_to("langfuse")
 def langfuse(draft: Draft) -> None:
     """Take kind, inputs, outputs, model, tokens, cost, session, user, tags and metadata."""
-    _kind(draft)
-    _content(draft)
-    field_extraction.take_attribute(draft, "model", MODEL, text_or_none)
-    _usage(draft)
-    field_extraction.take_attribute(draft, "session_id", "langfuse.session.id", text_or_none)
-    field_extraction.take_attribute(draft, "user_id", "langfuse.user.id", text_or_none)
-    field_extraction.take_attribute(draft, "tags", TAGS, lambda value: field_extraction.read_strings(value) or None)
-    _take_metadata(draft)
-
-
-def _kind(draft: Draft) -> None:
-    said = draft.attributes.get(TYPE)
-    said = said.lower() if isinstance(said, str) else None
-    if said in OBSERVATION_KINDS and field_extraction.fill_field(draft, "kind", OBSERVATION_KINDS[said]):
+    kind = draft.attributes.get(TYPE)
+    kind = kind.lower() if isinstance(kind, str) else None
+    if kind in OBSERVATION_KINDS and field_extraction.fill_field(draft, "kind", OBSERVATION_KINDS[kind]):
         del draft.attributes[TYPE]
-    elif said in STEP_KINDS:
-        draft.fields.setdefault("kind", STEP_KINDS[said])
-
-
-def _content(draft: Draft) -> None:
-    """Take inputs and outputs. Output of a model is text, even if it looks like a number."""
+    elif kind in STEP_KINDS:
+        draft.fields.setdefault("kind", STEP_KINDS[kind])
+    # take inputs and outputs. Output of a model is text, even if it looks like a number
     read = field_extraction.parse_container if draft.fields.get("kind") == "llm" else field_extraction.parse_result
     for field, place in CONTENT_FIELDS:
         for said in CONTENT_PREFIXES[draft.span.parent_id is not None :]:
             field_extraction.take_attribute(
                 draft, field, said + place, lambda value: field_extraction.unwrap_arguments(read(value))
             )
+    field_extraction.take_attribute(draft, "model", MODEL, text_or_none)
+    _usage(draft)
+    field_extraction.take_attribute(draft, "session_id", "langfuse.session.id", text_or_none)
+    field_extraction.take_attribute(draft, "user_id", "langfuse.user.id", text_or_none)
+    field_extraction.take_attribute(draft, "tags", TAGS, lambda value: field_extraction.read_strings(value) or None)
+    _take_metadata(draft)
 
 
 def _usage(draft: Draft) -> None:
@@ -81,16 +73,14 @@ def _usage(draft: Draft) -> None:
         return
     if ("input" in said or "output" in said) and parse_count(said.get("total")) != used.total_tokens:
         used = normalize_usage(
-            _sum_tokens(said, "input") + _sum_cached_tokens(said), _sum_tokens(said, "output"), dict(used.details)
+            _sum_tokens(said, "input")
+            + sum(parse_count(tokens) or 0 for name, tokens in said.items() if name.startswith("cache")),
+            _sum_tokens(said, "output"),
+            dict(used.details),
         )
     whole = said.keys() <= BASE_TOKEN_FIELDS and parse_count(said.get("total")) in (None, used.total_tokens)
     if field_extraction.fill_field(draft, "usage", used) and whole:
         del attributes[USAGE]
-
-
-def _sum_cached_tokens(said: dict[str, JSON]) -> int:
-    """Return the cached tokens of the input under Anthropic's names."""
-    return sum(parse_count(tokens) or 0 for name, tokens in said.items() if name.startswith("cache"))
 
 
 def _sum_tokens(said: dict[str, JSON], side: str) -> int:
@@ -101,15 +91,12 @@ def _take_metadata(draft: Draft) -> None:
     """Take metadata of the trace, then of the observation. SDKs from version 5 on encode strings, so that "12" stays a
     string.
     """
-    read = parse_json if _is_text_encoded(draft) else _parse_structured
+    major = draft.span.scope_version.partition(".")[0]
+    is_encoded = draft.span.scope == "langfuse-sdk" and major.isdecimal() and int(major) >= 5
+    read = parse_json if is_encoded else _parse_structured
     for whole in METADATA_NAMES:
         field_extraction.take_attribute(draft, "metadata", whole, _parse_object)
     field_extraction.take_metadata(draft, *METADATA_MEMOS, read=read)
-
-
-def _is_text_encoded(draft: Draft) -> bool:
-    major = draft.span.scope_version.partition(".")[0]
-    return draft.span.scope == "langfuse-sdk" and major.isdecimal() and int(major) >= 5
 
 
 def _parse_structured(value: JSON) -> JSON:
@@ -138,25 +125,29 @@ def read_langfuse_score(body: Mapping[str, JSON], sent: JSON = None) -> Feedback
 
     A score with an id overwrites an earlier one. Without an id, every score is a new one, as in Langfuse.
     """
-    name, metadata = text_or_none(body.get("name")), _read_score_metadata(body)
+    name, given = text_or_none(body.get("name")), body.get("metadata")
+    metadata = dict(given) if isinstance(given, Mapping) else {} if given is None else {"metadata": given}
+    metadata |= {
+        f"langfuse.{field}": body[field]
+        for field, default in EXTRA_FIELDS.items()
+        if body.get(field) not in (None, default)
+    }
     if name is None:
         raise ValueError(f"a score needs a name, not {body.get('name')!r:.100}")
+    said = body.get("source")
+    source: Source = SCORE_SOURCES.get(said, "code") if isinstance(said, str) else "code"
+    if said is None and body.get("queueId"):  # annotation queues are for human feedback
+        source = "human"
     return Feedback(
         target=_read_target(body, metadata),
         key=name,
         **_read_score_value(name, body, metadata),
-        source=_read_source(body.get("source"), body.get("queueId")),
+        source=source,
         author=text_or_none(body.get("authorUserId")),
         metadata=metadata,
         created_ns=_parse_timestamp(body.get("timestamp") or sent),
         id=_make_feedback_id("score", to_text(body["id"])) if body.get("id") else secrets.token_hex(16),
     )
-
-
-def _read_source(said: JSON, queue: JSON) -> Source:
-    if said is None and queue:  # annotation queues are for human feedback
-        return "human"
-    return SCORE_SOURCES.get(said, "code") if isinstance(said, str) else "code"
 
 
 def _read_target(body: Mapping[str, JSON], metadata: dict[str, JSON]) -> Target:
@@ -211,13 +202,6 @@ def _read_score_value(name: str, body: Mapping[str, JSON], metadata: dict[str, J
     if kind == "NUMERIC" and score is not None:
         return {"score": score, "comment": said}
     raise ValueError(f"score {name!r:.100}: {value!r:.200} is no value of {kind}")
-
-
-def _read_score_metadata(body: Mapping[str, JSON]) -> dict[str, JSON]:
-    given = body.get("metadata")
-    metadata = dict(given) if isinstance(given, Mapping) else {} if given is None else {"metadata": given}
-    kept = {name: body[name] for name, default in EXTRA_FIELDS.items() if body.get(name) not in (None, default)}
-    return metadata | {f"langfuse.{name}": value for name, value in kept.items()}
 
 
 def _parse_timestamp(given: JSON) -> int:

@@ -27,7 +27,12 @@ def langsmith(draft: Draft) -> None:
     LangSmith's kind takes precedence, because the operation's name is "embeddings" for retrievers and "chat" for
     prompts.
     """
-    _kind(draft)
+    said = draft.attributes.get(KIND)
+    said = said.lower() if isinstance(said, str) else None
+    if said in RUN_KINDS and field_extraction.fill_field(draft, "kind", RUN_KINDS[said]):
+        del draft.attributes[KIND]
+    elif said in STEP_KINDS:
+        draft.fields.setdefault("kind", STEP_KINDS[said])
     _content(draft)
     _usage(draft)
     field_extraction.take_attribute(draft, "tags", TAGS, _parse_tags)
@@ -35,19 +40,12 @@ def langsmith(draft: Draft) -> None:
     field_extraction.take_metadata(draft, METADATA_MEMO)
 
 
-def _kind(draft: Draft) -> None:
-    said = draft.attributes.get(KIND)
-    said = said.lower() if isinstance(said, str) else None
-    if said in RUN_KINDS and field_extraction.fill_field(draft, "kind", RUN_KINDS[said]):
-        del draft.attributes[KIND]
-    elif said in STEP_KINDS:
-        draft.fields.setdefault("kind", STEP_KINDS[said])
-
-
 def _content(draft: Draft) -> None:
     """Take inputs and outputs. Messages of LangChain are only read, so that the full value stays as an attribute."""
     calls = draft.fields.get("kind") == "llm"
-    inputs, outputs = _decode_value(draft.attributes.get(PROMPT)), _outputs(draft.attributes.get(COMPLETION))
+    inputs, outputs = _decode_value(draft.attributes.get(PROMPT)), _decode_value(draft.attributes.get(COMPLETION))
+    if isinstance(outputs, dict) and outputs.keys() == {"output"}:  # a result that is not an object
+        outputs = outputs["output"]
     if not (calls and field_extraction.fill_field(draft, "inputs", read_langchain_inputs(inputs))):
         field_extraction.take_attribute(draft, "inputs", PROMPT, lambda _: inputs)
     if not (calls and field_extraction.fill_field(draft, "outputs", read_langchain_outputs(outputs))):
@@ -67,12 +65,6 @@ def _decode_value(value: JSON) -> JSON:
     return parsed if isinstance(parsed, dict) else value
 
 
-def _outputs(value: JSON) -> JSON:
-    """Return the result of a function. A result that is not an object is sent as `{"output": …}`."""
-    outputs = _decode_value(value)
-    return outputs["output"] if isinstance(outputs, dict) and outputs.keys() == {"output"} else outputs
-
-
 def _usage(draft: Draft) -> None:
     """Take tokens of model calls. Other spans repeat the tokens of the replies that they return."""
     attributes, fields = draft.attributes, draft.fields
@@ -80,7 +72,11 @@ def _usage(draft: Draft) -> None:
         # without a kind, it is a span of another SDK with metadata for LangSmith
         draft.sums = draft.sums or kind is not None
         return
-    said = _find_reported_usage(draft)
+    # usage in LangChain's format, from the metadata or from the reply
+    outputs = draft.fields.get("outputs")
+    within = outputs.get("usage_metadata") if isinstance(outputs, dict) else None
+    reported = field_extraction.parse_container(draft.attributes.get(USAGE, within))
+    said: dict[str, JSON] = reported if isinstance(reported, dict) else {}
     given, made = parse_count(attributes.get(names.INPUT_TOKENS)), parse_count(attributes.get(names.OUTPUT_TOKENS))
     used = field_extraction.read_usage(said)
     if given is not None or made is not None:
@@ -93,14 +89,6 @@ def _usage(draft: Draft) -> None:
             del attributes[name]
     if (cost := parse_dollars(said.get("total_cost"))) is not None:
         fields.setdefault("cost", cost)
-
-
-def _find_reported_usage(draft: Draft) -> dict[str, JSON]:
-    """Return the usage in LangChain's format, from the metadata or from the reply."""
-    outputs = draft.fields.get("outputs")
-    within = outputs.get("usage_metadata") if isinstance(outputs, dict) else None
-    said = field_extraction.parse_container(draft.attributes.get(USAGE, within))
-    return said if isinstance(said, dict) else {}
 
 
 def _parse_tags(value: JSON) -> tuple[str, ...] | None:

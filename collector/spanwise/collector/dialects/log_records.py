@@ -50,6 +50,8 @@ def report(log: RawLog) -> ProcessReport | None:
     if not isinstance(instance, str) or not 0 < len(instance) <= _MAX_INSTANCE_CHARS:
         raise ValueError(f"event {log.event!r} needs a resource whose {names.INSTANCE!r} says which process it is of")
     said = log.attributes
+    value = parse_json(said.get(names.REPORT_DROPPED))
+    counts = {reason: parse_count(number) for reason, number in value.items()} if isinstance(value, Mapping) else {}
     return ProcessReport(
         instance=instance,
         reported_ns=log.time_ns,
@@ -58,17 +60,12 @@ def report(log: RawLog) -> ProcessReport | None:
         delivered=parse_count(said.get(names.REPORT_DELIVERED)) or 0,
         spilled=parse_count(said.get(names.REPORT_SPILLED)) or 0,
         pending=parse_count(said.get(names.REPORT_PENDING)) or 0,
-        dropped=_parse_counts(parse_json(said.get(names.REPORT_DROPPED))),
+        dropped={reason: number for reason, number in counts.items() if number},
         pid=parse_count(said.get(names.REPORT_PID, log.resource.get(names.REPORT_PID))),
         service=text_or_none(log.resource.get("service.name")),
         project=project,
         environment=environment,
     )
-
-
-def _parse_counts(value: JSON) -> dict[str, int]:
-    counts = {reason: parse_count(number) for reason, number in value.items()} if isinstance(value, Mapping) else {}
-    return {reason: number for reason, number in counts.items() if number}
 
 
 def _parse_span_id(value: JSON) -> str | None:

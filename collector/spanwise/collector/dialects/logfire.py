@@ -28,10 +28,18 @@ JSON_TYPES = ("object", "array")  # types of values that are sent as JSON
 def logfire(draft: Draft) -> None:
     """Take name, arguments and result of a function, documents, tags, and the content of instrumented calls."""
     scope = draft.span.scope
-    _name(draft)
+    # take the message as name. The span's own name is its template, such as `Function: {name}`
+    message = text_or_none(draft.attributes.get(MESSAGE))
+    if message is not None and "name" not in draft.fields:
+        draft.fields["name"] = message if len(message) <= MAX_NAME_CHARS else message[: MAX_NAME_CHARS - 1] + "…"
+        if len(message) <= MAX_NAME_CHARS:
+            del draft.attributes[MESSAGE]
     if not scope.startswith(("logfire", "pydantic")):
         return
-    _tags(draft)
+    tags = draft.attributes.get(TAGS)
+    if isinstance(tags, list) and "tags" not in draft.fields:
+        draft.fields["tags"] = tuple(map(str, tags))
+        del draft.attributes[TAGS]
     if scope == "logfire":
         _function(draft)
     elif scope in EVALUATION_SCOPES:
@@ -40,22 +48,6 @@ def logfire(draft: Draft) -> None:
         _agents(draft)
     elif scope.startswith("logfire."):
         _call(draft)
-
-
-def _name(draft: Draft) -> None:
-    """Take the message as name. The span's own name is its template, such as `Function: {name}`."""
-    message = text_or_none(draft.attributes.get(MESSAGE))
-    if message is not None and "name" not in draft.fields:
-        draft.fields["name"] = message if len(message) <= MAX_NAME_CHARS else message[: MAX_NAME_CHARS - 1] + "…"
-        if len(message) <= MAX_NAME_CHARS:
-            del draft.attributes[MESSAGE]
-
-
-def _tags(draft: Draft) -> None:
-    tags = draft.attributes.get(TAGS)
-    if isinstance(tags, list) and "tags" not in draft.fields:
-        draft.fields["tags"] = tuple(map(str, tags))
-        del draft.attributes[TAGS]
 
 
 def _function(draft: Draft) -> None:
@@ -83,11 +75,13 @@ def _read_program_attributes(attributes: Mapping[str, Any]) -> dict[str, JSON]:
     named = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(named, dict):
         return {}
-    return {name: _value(attributes[name], how) for name, how in named.items() if name in attributes}
-
-
-def _value(value: JSON, how: JSON) -> JSON:
-    return parse_json(value) if isinstance(how, dict) and how.get("type") in JSON_TYPES else value
+    return {
+        name: parse_json(attributes[name])
+        if isinstance(how, dict) and how.get("type") in JSON_TYPES
+        else attributes[name]
+        for name, how in named.items()
+        if name in attributes
+    }
 
 
 def _evaluation(draft: Draft) -> None:

@@ -30,7 +30,11 @@ IDENTITY_NAMES = (
 @applies_to("mlflow", scope="mlflow.")
 def mlflow(draft: Draft) -> None:
     """Take kind, inputs, outputs, model, tokens, cost, session, user, and the trace's tags as metadata."""
-    _kind(draft)
+    for name in (TYPE, names.OPERATION):  # if MLflow writes GenAI names, the operation's name may hold the type
+        said = parse_json(draft.attributes.get(name))
+        if isinstance(said, str) and (kind := KINDS.get(said)):
+            draft.fields.setdefault("kind", kind)
+            break
     field_extraction.take_attribute(draft, "inputs", "mlflow.spanInputs", parse_json)
     field_extraction.take_attribute(draft, "outputs", "mlflow.spanOutputs", parse_json)
     if draft.fields.get("kind", "llm") in CALL_KINDS:
@@ -38,15 +42,6 @@ def mlflow(draft: Draft) -> None:
     else:
         draft.sums = True
     _take_identity(draft)
-
-
-def _kind(draft: Draft) -> None:
-    """Take the kind from the span type. If MLflow writes GenAI names, the operation's name may hold the type."""
-    for name in (TYPE, names.OPERATION):
-        said = parse_json(draft.attributes.get(name))
-        if isinstance(said, str) and (kind := KINDS.get(said)):
-            draft.fields.setdefault("kind", kind)
-            return
 
 
 def _call(draft: Draft) -> None:

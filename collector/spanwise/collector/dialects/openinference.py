@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from math import isfinite
 from typing import Any
 
 from spanwise.collector.dialects.attribute_parsing import (
     DOCUMENT_NAMESPACES,
     LLAMA_INDEX_REPR,
-    IndexedName,
     NamesMemo,
     build_document,
     get_indexed_lists,
@@ -113,7 +112,13 @@ def build_message(flat: Mapping[str, JSON]) -> dict[str, JSON]:
             _build_content_part(parts[place]) for place in sorted(parts)
         ]
     if calls:
-        made[TOOL_CALLS] = [_build_tool_call(calls[place]) for place in sorted(calls)]
+        tool_calls: list[JSON] = []
+        for _, call in sorted(calls.items()):
+            function = {
+                name: call.pop(f"function.{name}") for name in ("name", "arguments") if f"function.{name}" in call
+            }
+            tool_calls.append({"type": "function", **call, "function": function})
+        made[TOOL_CALLS] = tool_calls
     return made
 
 
@@ -127,11 +132,6 @@ def _move_calls(
             calls[max(calls, default=-1) + 1] = within[position]
         if parts.get(position, {}).keys() <= {"type"}:
             parts.pop(position, None)
-
-
-def _build_tool_call(flat: dict[str, JSON]) -> dict[str, JSON]:
-    function = {name: flat.pop(f"function.{name}") for name in ("name", "arguments") if f"function.{name}" in flat}
-    return {"type": "function", **flat, "function": function}
 
 
 def _build_content_part(flat: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -276,16 +276,11 @@ def read_annotations(draft: Draft) -> None:
 
 def _group_annotations(attributes: Mapping[str, JSON]) -> dict[tuple[str, int], dict[str, JSON]]:
     found: dict[tuple[str, int], dict[str, JSON]] = {}
-    for name, place in _find_annotations(attributes):
-        found.setdefault((place.prefix, place.position), {})[place.rest] = attributes[name]
-    return found
-
-
-def _find_annotations(attributes: Mapping[str, JSON]) -> Iterator[tuple[str, IndexedName]]:
     for name in attributes:
         place = get_indexed_name(name) if name.startswith(LIST_PREFIXES) else None
         if place is not None and place.prefix in LIST_FORMS and place.element == LIST_FORMS[place.prefix][1]:
-            yield name, place
+            found.setdefault((place.prefix, place.position), {})[place.rest] = attributes[name]
+    return found
 
 
 def _read_annotation(draft: Draft, scope: str, flat: Mapping[str, JSON]) -> Feedback:
@@ -335,13 +330,11 @@ def _find_target(draft: Draft, scope: str) -> Target:
             return Target(session_id=session)
         raise ValueError(f"an annotation of a session stands on span {span.name!r:.200}, which has no session.id")
     trace_id, span_id = (
-        _get_linked_ids(span) if draft.fields.get("kind") in CARRIER_KINDS and span.links else _get_own_ids(span)
+        _get_linked_ids(span)
+        if draft.fields.get("kind") in CARRIER_KINDS and span.links
+        else (span.trace_id, span.span_id)
     )
     return Target(trace_id=trace_id) if scope == "trace" else Target(trace_id=trace_id, span_id=span_id)
-
-
-def _get_own_ids(span: RawSpan) -> tuple[str, str]:
-    return span.trace_id, span.span_id
 
 
 def _get_linked_ids(span: RawSpan) -> tuple[str, str]:
@@ -475,12 +468,20 @@ def _take_rare_fields(draft: Draft) -> None:
     if not MODEL_NAMESPACES.isdisjoint(namespaces):
         _model(draft)
     if "llm" in namespaces:
-        _tokens(draft)
+        if not draft.attributes.keys().isdisjoint(COUNT_NAMES):
+            is_decision = str(draft.span.attributes.get(names.KIND)).upper() == "DECISION"
+            if draft.fields.get("kind") in AGGREGATE_KINDS and not is_decision:
+                draft.sums = True
+            else:
+                _usage(draft, PROMPT_TOKENS, COMPLETION_TOKENS)
         take_messages(draft)
     if "decision" in namespaces:
         _usage(draft, *DECISION_TOKENS)
     if "embedding" in namespaces and "inputs" not in draft.fields:
-        _take_embedded_texts(draft)
+        # take the embedded texts if the span has no other inputs. With their vectors, they also stay as attributes
+        listed = take_indexed_list(dict(draft.attributes), "embedding.embeddings", "embedding")
+        if texts := [one["text"] for one in listed if isinstance(one.get("text"), str)]:
+            draft.fields["inputs"] = texts[0] if len(texts) == 1 else texts
 
 
 def _model(draft: Draft) -> None:
@@ -499,43 +500,24 @@ def _model(draft: Draft) -> None:
             fields["model"] = model
 
 
-def _tokens(draft: Draft) -> None:
-    attributes, fields = draft.attributes, draft.fields
-    if attributes.keys().isdisjoint(COUNT_NAMES):
-        return
-    if fields.get("kind") in AGGREGATE_KINDS and str(draft.span.attributes.get(names.KIND)).upper() != "DECISION":
-        draft.sums = True
-        return
-    _usage(draft, PROMPT_TOKENS, COMPLETION_TOKENS)
-
-
 def _usage(draft: Draft, input: str, output: str) -> None:
     attributes = draft.attributes
     given, made = parse_count(attributes.get(input)), parse_count(attributes.get(output))
     if (given is None and made is None) or "usage" in draft.fields:
         return
-    total, details = parse_count(attributes.get(TOTAL_TOKENS)), _details(attributes) or _find_haystack_details(draft)
+    total, details = parse_count(attributes.get(TOTAL_TOKENS)), dict[str, int]()
+    if not attributes.keys().isdisjoint(DETAIL_NAMES):
+        for key, detail in DETAIL_NAMES.items():
+            count = parse_count(attributes.get(key))
+            if count is not None and details.setdefault(detail, count) == count:
+                del attributes[key]
+    details = details or _find_haystack_details(draft)
     draft.fields["usage"] = usage = normalize_usage(given or 0, made or 0, details, total=total)
     for name, tokens in ((input, given), (output, made)):
         if tokens is not None:
             del attributes[name]
     if total is not None and total in (usage.total_tokens, (given or 0) + (made or 0)):
         del attributes[TOTAL_TOKENS]
-
-
-def _take_embedded_texts(draft: Draft) -> None:
-    """Take the embedded texts if the span has no other inputs. With their vectors, they also stay as attributes."""
-    listed = take_indexed_list(dict(draft.attributes), "embedding.embeddings", "embedding")
-    if texts := [one["text"] for one in listed if isinstance(one.get("text"), str)]:
-        draft.fields["inputs"] = texts[0] if len(texts) == 1 else texts
-
-
-def _details(attributes: dict[str, Any]) -> dict[str, int]:
-    details: dict[str, int] = {}
-    for key, name in () if attributes.keys().isdisjoint(DETAIL_NAMES) else DETAIL_NAMES.items():
-        if (tokens := parse_count(attributes.get(key))) is not None and details.setdefault(name, tokens) == tokens:
-            del attributes[key]
-    return details
 
 
 def _find_haystack_details(draft: Draft) -> dict[str, int]:

@@ -6,8 +6,6 @@ Source: `pydantic_ai/_instrumentation.py`, `pydantic_ai/models/instrumented.py` 
 
 from __future__ import annotations
 
-from typing import Any
-
 from spanwise.collector.dialects.attribute_parsing import parse_json, text_or_none
 from spanwise.collector.dialects.draft import Draft, applies_to
 from spanwise.collector.dialects.field_extraction import fill_field
@@ -30,7 +28,11 @@ def pydantic_ai(draft: Draft) -> None:
     if "agent_name" in attributes and ("model_name" in attributes or HISTORY_NAME in attributes):
         _agent(draft)
     elif "tool_arguments" in attributes or "tool_response" in attributes:
-        _tool(draft)
+        fields = draft.fields
+        fields.setdefault("kind", "tool")
+        for name, field in (("tool_arguments", "inputs"), ("tool_response", "outputs")):
+            if name in attributes and field not in fields:
+                fields[field] = parse_json(attributes.pop(name))  # type: ignore[literal-required]
     elif "events" in attributes:
         take_message_events(draft)
     elif "tools" in attributes and draft.span.name.startswith("running "):
@@ -44,7 +46,16 @@ def _agent(draft: Draft) -> None:
     draft.sums = True
     if (model := text_or_none(attributes.get("model_name"))) and fields.setdefault("model", model) == model:
         del attributes["model_name"]
-    asked, answered = _split_conversation(_history(attributes), attributes.get(NEW_INDEX_NAME))
+    if EVENTS_NAME in attributes:
+        told = read_event_list(attributes[EVENTS_NAME])
+        messages = told[0] if told else []
+    else:
+        history = parse_json(attributes.get(HISTORY_NAME))
+        messages = history if isinstance(history, list) else []
+    new = attributes.get(NEW_INDEX_NAME)
+    start = new if type(new) is int and 0 <= new < len(messages) else 0
+    places = [place for place in range(start, len(messages)) if _is_answer(messages[place])]
+    asked, answered = (messages[: places[0]], messages[places[-1] :]) if places else (messages, [])
     if whole := [*read_instructions(attributes, asked), *asked]:
         fields.setdefault("inputs", whole)
     if RESULT_NAME in attributes and "outputs" not in fields:
@@ -53,31 +64,8 @@ def _agent(draft: Draft) -> None:
         fields.setdefault("outputs", answered)
 
 
-def _history(attributes: dict[str, Any]) -> list[JSON]:
-    if EVENTS_NAME in attributes:
-        told = read_event_list(attributes[EVENTS_NAME])
-        return told[0] if told else []
-    messages = parse_json(attributes.get(HISTORY_NAME))
-    return messages if isinstance(messages, list) else []
-
-
-def _split_conversation(messages: list[JSON], new: JSON) -> tuple[list[JSON], list[JSON]]:
-    """Return the input of a run, with the history before it, and its last answer."""
-    start = new if type(new) is int and 0 <= new < len(messages) else 0
-    places = [place for place in range(start, len(messages)) if _is_answer(messages[place])]
-    return (messages[: places[0]], messages[places[-1] :]) if places else (messages, [])
-
-
 def _is_answer(message: JSON) -> bool:
     return isinstance(message, dict) and message.get("role") == "assistant"
-
-
-def _tool(draft: Draft) -> None:
-    fields = draft.fields
-    fields.setdefault("kind", "tool")
-    for name, field in (("tool_arguments", "inputs"), ("tool_response", "outputs")):
-        if name in draft.attributes and field not in fields:
-            fields[field] = parse_json(draft.attributes.pop(name))  # type: ignore[literal-required]
 
 
 def take_message_events(draft: Draft, *, answered: bool = False) -> None:

@@ -6,11 +6,11 @@ arrive as events; see `evaluation_events`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from spanwise.collector.dialects.attribute_parsing import parse_json, parse_number, text_or_none, to_text
-from spanwise.collector.dialects.draft import Draft, SideResult, applies_to, make_side_record
+from spanwise.collector.dialects.draft import Draft, applies_to, make_side_record
 from spanwise.collector.dialects.evaluation_events import JUDGE_EVALUATORS
 from spanwise.collector.records import JSON, Feedback, Target
 
@@ -25,18 +25,14 @@ def pydantic_evals(draft: Draft) -> None:
     """Add the scores of a case, and errors of evaluators on it, to the draft. The attributes stay with the case."""
     if draft.span.scope not in SCOPES:
         return
-    draft.also += tuple(_results(draft))
-    if EVALUATOR_NAME in draft.attributes and draft.span.status == 2 and draft.span.parent_id:
-        draft.also += (make_side_record(_failure, draft),)
-
-
-def _results(draft: Draft) -> Iterator[SideResult]:
     target = Target(trace_id=draft.span.trace_id, span_id=draft.span.span_id)
     for kind in RESULTS:
         results = parse_json(draft.attributes.get(kind))
         for name, result in results.items() if isinstance(results, dict) else ():
             if isinstance(result, dict) and "value" in result:
-                yield make_side_record(_result, draft, target, name, result)
+                draft.also += (make_side_record(_result, draft, target, name, result),)
+    if EVALUATOR_NAME in draft.attributes and draft.span.status == 2 and draft.span.parent_id:
+        draft.also += (make_side_record(_failure, draft),)
 
 
 def _result(draft: Draft, target: Target, name: str, result: Mapping[str, JSON]) -> Feedback:

@@ -169,7 +169,10 @@ def compute_cost(model: str, usage: Usage, attributes: Mapping[str, Any], start_
     """
     if len(model) > MAX_NAME_CHARS or UNPRICED in attributes:
         return None
-    provider = None if attributes.keys().isdisjoint(PROVIDERS) else _find_named_provider(attributes)
+    provider = None
+    if not attributes.keys().isdisjoint(PROVIDERS):
+        provider = next((named for name in PROVIDERS if (named := text_or_none(attributes.get(name)))), None)
+        provider = provider and provider[:MAX_NAME_CHARS]
     address = text_or_none(attributes.get(ADDRESS))
     asked = PriceKey(model, provider, start_ns // HOUR_NS, address and address[:MAX_NAME_CHARS])
     try:
@@ -202,11 +205,6 @@ def find_provider(address: str) -> str | None:
     known = re.match(provider.api_pattern, url)
     is_longer = known is not None and known[0][-1:] not in ("/", ".") and re.match(r"[\w.-]", url[known.end() :])
     return None if is_longer else provider.id
-
-
-def _find_named_provider(attributes: Mapping[str, Any]) -> str | None:
-    provider = next((named for name in PROVIDERS if (named := text_or_none(attributes.get(name)))), None)
-    return provider and provider[:MAX_NAME_CHARS]
 
 
 def _apply_price(asked: PriceKey, price: Price, usage: Usage) -> float | None:

@@ -46,9 +46,22 @@ def traceloop(draft: Draft) -> None:
     if "gen_ai" in namespaces and (
         "traceloop" in namespaces or not draft.attributes.keys().isdisjoint(FIRST_MESSAGE_NAMES)
     ):
-        _call(draft)
+        # read a model call with the names used before GenAI's. `genai` reads its model and tokens
+        request = draft.attributes.get(REQUEST)
+        if isinstance(request, str) and request in REQUESTS:
+            draft.fields.setdefault("kind", REQUESTS[request])
+        for field, prefix in MESSAGES:
+            if field not in draft.fields:
+                _messages(draft, field, prefix)
     if "db" in namespaces and draft.span.events:
-        _results(draft)
+        # take the results of a vector database: one document per event, in their order
+        documents = [
+            _result(event.attributes, event.name) for event in draft.span.events if event.name in RESULT_EVENTS
+        ]
+        if documents:
+            draft.fields.setdefault("kind", "retriever")
+            if not draft.fields.get("documents"):
+                draft.fields["documents"] = tuple(documents)
 
 
 def _entity(draft: Draft) -> None:
@@ -78,16 +91,6 @@ def _content(draft: Draft, field: str, name: str) -> None:
         field_extraction.fill_field(draft, field, value[within])
     else:
         field_extraction.take_attribute(draft, field, name, lambda _: field_extraction.unwrap_arguments(value))
-
-
-def _call(draft: Draft) -> None:
-    """Read a model call with the names used before GenAI's. `genai` reads its model and tokens."""
-    request = draft.attributes.get(REQUEST)
-    if isinstance(request, str) and request in REQUESTS:
-        draft.fields.setdefault("kind", REQUESTS[request])
-    for field, prefix in MESSAGES:
-        if field not in draft.fields:
-            _messages(draft, field, prefix)
 
 
 def _messages(draft: Draft, field: str, prefix: str) -> None:
@@ -126,15 +129,6 @@ def _split_index(name: str, prefix: str) -> tuple[int, str] | None:
     if not rest or len(index) > 5 or not (index.isascii() and index.isdigit()) or int(index) >= MAX_INDEX:
         return None
     return int(index), rest
-
-
-def _results(draft: Draft) -> None:
-    """Take the results of a vector database: one document per event, in their order."""
-    documents = [_result(event.attributes, event.name) for event in draft.span.events if event.name in RESULT_EVENTS]
-    if documents:
-        draft.fields.setdefault("kind", "retriever")
-        if not draft.fields.get("documents"):
-            draft.fields["documents"] = tuple(documents)
 
 
 def _result(attributes: Mapping[str, JSON], event: str) -> Document:

@@ -91,14 +91,9 @@ def spanwise(draft: Draft) -> None:
         fields["cost"] = cost
         del attributes[names.COST]
     if names.EXPERIMENT in attributes:
-        _take_experiment(draft)
-
-
-def _take_experiment(draft: Draft) -> None:
-    attributes, fields = draft.attributes, draft.fields
-    fields["experiment_id"] = text_or_none(attributes.pop(names.EXPERIMENT))
-    fields["example_id"] = text_or_none(attributes.pop(names.EXAMPLE, None))
-    fields["repetition"] = parse_count(attributes.pop(names.REPETITION, 0)) or 0
+        fields["experiment_id"] = text_or_none(attributes.pop(names.EXPERIMENT))
+        fields["example_id"] = text_or_none(attributes.pop(names.EXAMPLE, None))
+        fields["repetition"] = parse_count(attributes.pop(names.REPETITION, 0)) or 0
 
 
 STATUSES: tuple[Status, ...] = ("unset", "ok", "error")
@@ -280,16 +275,13 @@ def _last_exception(events: Sequence[Event]) -> Event | None:
 
 def _make_error_text(span: RawSpan, attributes: Mapping[str, JSON]) -> str:
     exception = _last_exception(span.events)
-    if exception and (told := _make_exception_text(exception)):
-        return told
+    if exception:
+        given = exception.attributes
+        parts = [to_text(part) for name in ("type", "message") if (part := given.get(f"exception.{name}"))]
+        message, _ = split_stack(": ".join(parts))  # without a stack trace in the message
+        if message:
+            return message
     return span.message or to_text(attributes.get("error.type") or "error")
-
-
-def _make_exception_text(event: Event) -> str:
-    """Return type and message of an exception, without a stack trace in the message."""
-    parts = [to_text(part) for name in ("type", "message") if (part := event.attributes.get(f"exception.{name}"))]
-    message, _ = split_stack(": ".join(parts))
-    return message
 
 
 def _add_envelope(span: RawSpan, attributes: dict[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,12 @@ def vercel(draft: Draft) -> None:
     draft.fields.setdefault("kind", call or KINDS.get(operation, "chain"))
     _content(draft)
     if call == "reranker" and not draft.fields.get("documents"):
-        draft.fields["documents"] = _rank_documents(draft.fields.get("inputs"), draft.fields.get("outputs"))
+        given, ranking = draft.fields.get("inputs"), draft.fields.get("outputs")
+        ranked = []
+        if isinstance(given, list) and isinstance(ranking, list):
+            ranked = [_rank_document(given, place) for place in ranking]
+        # no documents if the ranking names others
+        draft.fields["documents"] = tuple(one for one in ranked if one) if all(ranked) else ()
     for name in MODELS:
         take_attribute(draft, "model", name, text_or_none)
     if call:
@@ -97,21 +102,14 @@ def _read_tool_calls(attributes: dict[str, Any]) -> list[JSON]:
     given = parse_json(attributes.get(_find_present(attributes, TOOL_CALLS) or ""))
     if not isinstance(given, list) or not all(isinstance(call, dict) for call in given):
         return []
-    return [_read_tool_call(call) for call in given]
-
-
-def _read_tool_call(given: dict[str, Any]) -> JSON:
-    arguments = given.get("input", given.get("args"))
-    function = {"name": given.get("toolName"), "arguments": arguments}
-    return {"id": given.get("toolCallId"), "type": "function", "function": function}
-
-
-def _rank_documents(given: JSON, ranking: JSON) -> tuple[Document, ...]:
-    """Return the given documents in the order and with the scores of a ranking; nothing if it names others."""
-    if not isinstance(given, list) or not isinstance(ranking, list):
-        return ()
-    ranked = [_rank_document(given, place) for place in ranking]
-    return tuple(one for one in ranked if one) if all(ranked) else ()
+    return [
+        {
+            "id": call.get("toolCallId"),
+            "type": "function",
+            "function": {"name": call.get("toolName"), "arguments": call.get("input", call.get("args"))},
+        }
+        for call in given
+    ]
 
 
 def _rank_document(given: list[JSON], place: JSON) -> Document | None:

@@ -75,7 +75,7 @@ class FeedbackSender:
         self._identity = store.identity()
         self._cursor = store.open_outlet(target.name, target.url).cursor
         self._thread = threading.Thread(target=self._run, name=f"spanwise-feedback-{target.name}", daemon=True)
-        metrics.gauge("spanwise_feedback_out_waiting", self._waiting, target=target.name)
+        metrics.gauge("spanwise_feedback_out_waiting", self._count_waiting, target=target.name)
 
     def start(self) -> None:
         """Start the thread."""
@@ -90,7 +90,7 @@ class FeedbackSender:
         if self._thread.is_alive():
             self._thread.join(seconds)
 
-    def _waiting(self) -> float:
+    def _count_waiting(self) -> float:
         try:
             return float(self._store.waiting_after(self._cursor))
         except Exception:  # the store does not answer; metrics must work anyway
@@ -114,7 +114,14 @@ class FeedbackSender:
         """Send until nothing is left or the thread ends; return the result if the target asks to retry later."""
         while not self._end.is_set() and (rows := self._store.said_after(self._cursor, BATCH_SIZE)):
             if later := self._send(rows):
-                self._tell_away(later)
+                self._metrics.add(
+                    "spanwise_feedback_out_failures_total", 1, target=self._target.name, reason=later.reason
+                )
+                if later.reason != self._error:
+                    self._error = later.reason
+                    message = "sending feedback on to %r (%s) fails: %s; it waits in the store"
+                    logger.warning(message, self._target.name, self._target.url, later.reason)
+                    self._store.move_outlet(self._target.name, self._cursor, 0, 0, later.reason)
                 return later
         return None
 
@@ -182,14 +189,6 @@ class FeedbackSender:
             self._error = None
             logger.warning("feedback goes out to %r again", self._target.name)
 
-    def _tell_away(self, answer: DeliveryResult) -> None:
-        self._metrics.add("spanwise_feedback_out_failures_total", 1, target=self._target.name, reason=answer.reason)
-        if answer.reason != self._error:
-            self._error = answer.reason
-            told = "sending feedback on to %r (%s) fails: %s; it waits in the store"
-            logger.warning(told, self._target.name, self._target.url, answer.reason)
-            self._store.move_outlet(self._target.name, self._cursor, 0, 0, answer.reason)
-
 
 SCOPE_NAME = "spanwise.feedback"
 
@@ -205,16 +204,12 @@ def build_logs_request(rows: Sequence[OutgoingFeedback], identity: str) -> bytes
         groups.setdefault((row.project, row.environment), []).append(row)
     for (project, environment), some in groups.items():
         group = request.resource_logs.add()
-        group.resource.attributes.extend(_make_key_values(_make_resource(project, environment)))
+        said = {"service.name": project or "spanwise", names.PROJECT: project, names.ENVIRONMENT: environment}
+        group.resource.attributes.extend(_make_key_values({name: value for name, value in said.items() if value}))
         scope = group.scope_logs.add()
         scope.scope.name = SCOPE_NAME
         scope.log_records.extend(_make_log_record(row, identity) for row in some)
     return bytes(request.SerializeToString())
-
-
-def _make_resource(project: str | None, environment: str | None) -> dict[str, JSON]:
-    said = {"service.name": project or "spanwise", names.PROJECT: project, names.ENVIRONMENT: environment}
-    return {name: value for name, value in said.items() if value}
 
 
 def _make_log_record(row: OutgoingFeedback, identity: str) -> LogRecord:

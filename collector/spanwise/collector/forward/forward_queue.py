@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from spanwise.collector.dialects import log_once
@@ -103,7 +104,13 @@ class ForwardQueue:
                 if is_expired(segment):
                     self._drop({"too_old": remove_segment(segment)})
                 elif answer := self._send_segment(segment):
-                    self._tell_away(answer)
+                    self._metrics.add(
+                        "spanwise_forward_failures_total", 1, target=self.target.name, reason=answer.reason
+                    )
+                    if answer.reason != self._away:
+                        self._away = answer.reason
+                        message = "forwarding to %r (%s) fails: %s; requests wait on disk, in %s"
+                        logger.warning(message, self.target.name, self.target.url, answer.reason, self._folder)
                     return answer
             return None
         except Exception as error:  # a disk error or a bug must not end the thread
@@ -117,32 +124,34 @@ class ForwardQueue:
             for waiting in _group_joinable(read_records(descriptor), 0 if self._failed else self._joined):
                 if self._end.is_set():
                     return None
-                if answer := self._send(waiting):
+                # send one request, or several joined ones; return the result if they have to wait
+                letters = [letter for _, letter in waiting if letter is not None]
+                self._drop({"torn": len(waiting) - len(letters)})
+                if answer := (self._deliver(letters) if letters else None):
                     return answer
                 for record, _ in waiting:
                     mark_settled(descriptor, record)
         remove_segment(segment)
         return None
 
-    def _send(self, waiting: list[QueuedRecord]) -> DeliveryResult | None:
-        """Send one request, or several joined ones; return the result if they have to wait."""
-        letters = [letter for _, letter in waiting if letter is not None]
-        self._drop({"torn": len(waiting) - len(letters)})
-        return self._deliver(letters) if letters else None
-
     def _deliver(self, letters: list[Envelope]) -> DeliveryResult | None:
         answer = self._post.send(join_envelopes(letters))
         if answer.verdict == "later" and not self._is_its_fault(answer, letters):
             return answer
         self._failed = self._faults = 0
-        self._tell_back()
+        if self._away:
+            self._away = ""
+            logger.warning("forwarding to %r goes on", self.target.name)
         if answer.verdict == "taken":
             self._metrics.add("spanwise_forwarded_total", len(letters), target=self.target.name)
             self._metrics.add("spanwise_forward_rejected_total", answer.rejected, target=self.target.name)
             return None
         if answer.verdict == "too_large" and len(letters) > 1:
             self._joined //= 2
-        parts = [[letter] for letter in letters] if len(letters) > 1 else _split_envelope(letters[0], answer)
+        parts = [[letter] for letter in letters] if len(letters) > 1 else []
+        if not parts and answer.verdict == "too_large":
+            with suppress(ValueError):  # one span cannot be split
+                parts = [[half] for half in letters[0].halves()]
         if not parts:
             self._drop({answer.reason: len(letters)})
         return next((later for part in parts if (later := self._deliver(part))), None)
@@ -184,18 +193,6 @@ class ForwardQueue:
                 logger.warning("forwarding to %r has given up requests: %s", self.target.name, told)
                 self._dropped, self._told_at = Counter(), time.monotonic()
 
-    def _tell_away(self, answer: DeliveryResult) -> None:
-        self._metrics.add("spanwise_forward_failures_total", 1, target=self.target.name, reason=answer.reason)
-        if answer.reason != self._away:
-            self._away = answer.reason
-            told = "forwarding to %r (%s) fails: %s; requests wait on disk, in %s"
-            logger.warning(told, self.target.name, self.target.url, answer.reason, self._folder)
-
-    def _tell_back(self) -> None:
-        if self._away:
-            self._away = ""
-            logger.warning("forwarding to %r goes on", self.target.name)
-
     def _waiting_bytes(self) -> float:
         return float(sum(_get_file_size(path) for path in self._segments()))
 
@@ -227,14 +224,6 @@ def _read_envelope(record: SpoolRecord) -> Envelope | None:
         return None if record.body is None else unpack_envelope(record.body)
     except ValueError:
         return None
-
-
-def _split_envelope(letter: Envelope, answer: DeliveryResult) -> list[list[Envelope]]:
-    """Split a request that is too large in two; return [] if it cannot be split or was refused for another reason."""
-    try:
-        return [[half] for half in letter.halves()] if answer.verdict == "too_large" else []
-    except ValueError:
-        return []
 
 
 def _get_file_size(path: Path) -> int:

@@ -55,22 +55,18 @@ def parse_targets(
     """
     found: dict[str, ForwardTarget] = {}
     for one in given:
-        target = _parse_target(one, environment, option)
+        named = _NAMED_URL.fullmatch(one)
+        name, url = named.groups() if named else ("", one)
+        parts = _parse_url(url, option)
+        name = name or parts.hostname or ""
+        variable = HEADERS_VARIABLE + re.sub("[^A-Z0-9]", "_", name.upper())
+        target = ForwardTarget(name, url.rstrip("/"), _parse_headers(variable, environment.get(variable, "")))
         if target.name in found:
             raise Refused(
                 f"{option}: two targets are called {target.name!r}: name them apart, as in other={target.url}"
             )
         found[target.name] = target
     return list(found.values())
-
-
-def _parse_target(given: str, environment: Mapping[str, str], option: str) -> ForwardTarget:
-    named = _NAMED_URL.fullmatch(given)
-    name, url = named.groups() if named else ("", given)
-    parts = _parse_url(url, option)
-    name = name or parts.hostname or ""
-    variable = HEADERS_VARIABLE + re.sub("[^A-Z0-9]", "_", name.upper())
-    return ForwardTarget(name, url.rstrip("/"), _parse_headers(variable, environment.get(variable, "")))
 
 
 def _parse_url(url: str, option: str) -> SplitResult:
@@ -146,7 +142,12 @@ class ForwardTransport:
         if self._client is None:
             timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
             self._client = httpx.Client(timeout=timeout, follow_redirects=False)
-        body, headers = self._made(letter)
+        kind = "application/json" if letter.json else "application/x-protobuf"
+        headers = {"user-agent": f"spanwise/{metadata.version('spanwise')}", **self._target.headers}
+        headers |= {"content-type": kind, HOPS_HEADER.decode(): ",".join(letter.hops)}
+        body = letter.body
+        if self._packs and len(body) >= MIN_COMPRESS_BYTES:
+            body, headers["content-encoding"] = gzip.compress(body, 1, mtime=0), "gzip"
         url = f"{self._target.url}/v1/{letter.signal}"
         try:
             with (
@@ -156,14 +157,6 @@ class ForwardTransport:
                 return _interpret_response(letter, response)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return DeliveryResult("later", type(error).__name__)
-
-    def _made(self, letter: Envelope) -> tuple[bytes, dict[str, str]]:
-        kind = "application/json" if letter.json else "application/x-protobuf"
-        headers = {"user-agent": f"spanwise/{metadata.version('spanwise')}", **self._target.headers}
-        headers |= {"content-type": kind, HOPS_HEADER.decode(): ",".join(letter.hops)}
-        if not self._packs or len(letter.body) < MIN_COMPRESS_BYTES:
-            return letter.body, headers
-        return gzip.compress(letter.body, 1, mtime=0), {**headers, "content-encoding": "gzip"}
 
     def close(self) -> None:
         if self._client is not None:

@@ -69,19 +69,15 @@ class Forwarder:
 
     async def keep(self, request: Request[Any], items: Sequence[Any]) -> tuple[ItemRefused, ...]:
         """Queue a request for every target. Refuses nothing: the sender is not responsible for failures."""
-        if request.body and not self._has_been_here(request):
+        if request.body and (self._mark in request.hops or len(request.hops) >= MAX_HOPS):
+            self._metrics.add("spanwise_forward_loops_total", 1)
+        elif request.body:
             try:
                 await asyncio.to_thread(self._put, request)
             except Exception as error:
                 log_once("a request could not be passed on", error)
                 self._lose("internal")
         return ()
-
-    def _has_been_here(self, request: Request[Any]) -> bool:
-        if self._mark in request.hops or len(request.hops) >= MAX_HOPS:
-            self._metrics.add("spanwise_forward_loops_total", 1)
-            return True
-        return False
 
     def _put(self, request: Request[Any]) -> None:
         is_json = request.codec is request.signal.json

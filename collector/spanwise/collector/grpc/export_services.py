@@ -57,9 +57,9 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         self._reads, self._under_way = ReadLimiter(), 0
         metrics.gauge("spanwise_grpc_calls", lambda: self._under_way)
         self._handlers = {
-            METHOD_PATH.format(name=PROTO_PACKAGES[signal.name], title=SERVICE_TITLES[signal.name]): _make_handler(
-                partial(self._call, signal)
-            )
+            METHOD_PATH.format(
+                name=PROTO_PACKAGES[signal.name], title=SERVICE_TITLES[signal.name]
+            ): grpc.stream_unary_rpc_method_handler(partial(self._call, signal), None, None)
             for signal in SIGNALS
         }
 
@@ -70,17 +70,22 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
     async def _call(self, signal: Any, _: Any, context: Any) -> bytes:
         self._under_way += 1
         try:
-            return await self._answered(signal, context)
+            return await self._handle_call(signal, context)
         finally:
             self._under_way -= 1
 
-    async def _answered(self, signal: Any, context: Any) -> bytes:
+    async def _handle_call(self, signal: Any, context: Any) -> bytes:
         metadata: Metadata = tuple(context.invocation_metadata() or ())
         try:
             if self._under_way > MAX_CALLS:
                 raise RetryableError("overload", f"{self._under_way:,} calls are under way")
-            access = await self._access(metadata, _parse_peer(context.peer()))
-            answer = await self._taken(signal, context, metadata, access)
+            address = _parse_peer(context.peer())
+            if not self._door.locked and (elsewhere := check_forwarded(metadata)):
+                raise _AccessDenied(elsewhere)
+            access = await self._door.admit(metadata, address, lambda: "ingest")
+            if isinstance(access, Refusal):
+                raise _AccessDenied(access)
+            answer = await self._decode_and_store(signal, context, metadata, access)
         except _AccessDenied as closed:
             self._count(signal, closed.refusal.code)
             await _abort(context, closed.refusal.code, closed.refusal.message, closed.refusal.retry_after)
@@ -95,16 +100,7 @@ class ExportServices(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has 
         self._count(signal, 0)
         return answer
 
-    async def _access(self, metadata: Metadata, address: str) -> Access:
-        """Return the permissions of the sender. Raises `_AccessDenied`."""
-        if not self._door.locked and (elsewhere := check_forwarded(metadata)):
-            raise _AccessDenied(elsewhere)
-        found = await self._door.admit(metadata, address, lambda: "ingest")
-        if isinstance(found, Refusal):
-            raise _AccessDenied(found)
-        return found
-
-    async def _taken(self, signal: Any, context: Any, metadata: Metadata, access: Access) -> bytes:
+    async def _decode_and_store(self, signal: Any, context: Any, metadata: Metadata, access: Access) -> bytes:
         """Decode and store a message; return the encoded response."""
         receiver = self._receiver
         body = RequestBody(receiver.pending, receiver.limits)
@@ -132,10 +128,6 @@ class _AccessDenied(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
-
-
-def _make_handler(call: Callable[..., Any]) -> Any:
-    return grpc.stream_unary_rpc_method_handler(call, None, None)
 
 
 async def _abort(context: Any, code: int, message: str, retry_after: float | None) -> NoReturn:
@@ -223,17 +215,14 @@ class ReadLimiter:
                 await self._free.acquire()
             return
         except TimeoutError:
-            self._cut_off()
+            # cancel the read that has taken longest, unless it is recent
+            now = asyncio.get_running_loop().time()
+            oldest, since = min(self._under_way.items(), key=lambda one: one[1], default=(None, now))
+            if oldest is not None and now - since >= QUEUE_TIMEOUT and not oldest.expired():
+                del self._under_way[oldest]
+                oldest.reschedule(now)
         try:
             async with asyncio.timeout(QUEUE_TIMEOUT):
                 await self._free.acquire()
         except TimeoutError:
             raise RetryableError("overload", "too many messages come at the same time") from None
-
-    def _cut_off(self) -> None:
-        """Cancel the read that has taken longest, unless it is recent."""
-        now = asyncio.get_running_loop().time()
-        oldest, since = min(self._under_way.items(), key=lambda one: one[1], default=(None, now))
-        if oldest is not None and now - since >= QUEUE_TIMEOUT and not oldest.expired():
-            del self._under_way[oldest]
-            oldest.reschedule(now)

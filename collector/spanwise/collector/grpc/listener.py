@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -110,14 +111,11 @@ def _check_available(host: str, port: int) -> None:
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
-            raise _make_bind_error(host, port, error) from error
-
-
-def _make_bind_error(host: str, port: int, error: OSError) -> Refused:
-    if error.errno == 98:  # EADDRINUSE
-        who = store_connection.describe_port_holder(host, port)
-        return Refused(f"port {port}, for gRPC, is held by {who}: stop it, or choose another with --grpc-port")
-    return Refused(f"gRPC cannot bind to {host!r} port {port}: {error.strerror or error}")
+            if error.errno == errno.EADDRINUSE:
+                who = store_connection.describe_port_holder(host, port)
+                message = f"port {port}, for gRPC, is held by {who}: stop it, or choose another with --grpc-port"
+                raise Refused(message) from error
+            raise Refused(f"gRPC cannot bind to {host!r} port {port}: {error.strerror or error}") from error
 
 
 def _format_authority(host: str, port: int) -> str:

@@ -38,9 +38,10 @@ def export_lines(store: Store, format: str, filter: Filter | None = None) -> Ite
         filter = None
     if format == "jsonl":
         beside = _control_records(store) if filter is None else iter(())
-        yield from _encode_lines(
-            chain(beside, _runs_and_feedback(store, filter), _decisions(store) if filter is None else ())
-        )
+        decisions = iterate_pages(partial(store.decisions, limit=RUNS_PER_LINE)) if filter is None else iter(())
+        records = chain(beside, _runs_and_feedback(store, filter), (("decision", decision) for decision in decisions))
+        for kind, record in records:
+            yield record_encoding.encode({"record": kind, "value": record}), Counter({kind: 1})
         return
     for runs in _runs(store, filter):
         for some in _split_batches(iter(runs), RUNS_PER_LINE):
@@ -72,14 +73,15 @@ def write_file(lines: Iterable[tuple[bytes, Counter[str]]], path: Path) -> Count
     return counts
 
 
-def _encode_lines(records: Iterable[tuple[str, Any]]) -> Iterator[tuple[bytes, Counter[str]]]:
-    for kind, record in records:
-        yield record_encoding.encode({"record": kind, "value": record}), Counter({kind: 1})
-
-
 def _control_records(store: Store) -> Iterator[tuple[str, Any]]:
     for dataset in store.datasets():
-        yield from (("dataset", version) for version in _versions(store, dataset.name))
+        before: dict[str, Example] = {}  # every version is written as changes from the previous one, oldest first
+        for version in reversed(store.versions(dataset.name)):
+            now = {example.id: example for example in store.examples(dataset.name, version.version)}
+            changed = [example for id, example in now.items() if before.get(id) != example]
+            removed = [id for id in before if id not in now]
+            yield "dataset", {"dataset": version, "examples": changed, "removed": removed}
+            before = now
     yield from (("experiment", experiment) for experiment in _list_all("experiments", store.experiments))
     yield from (("rule", rule) for rule in store.rules())
     yield from (("retention", rule) for rule in store.retention())
@@ -99,25 +101,10 @@ def _list_all(what: str, ask: Callable[..., Sequence[Any]]) -> Sequence[Any]:
     return found
 
 
-def _versions(store: Store, name: str) -> Iterator[dict[str, Any]]:
-    """Yield every version of a dataset, oldest first, as changes from the previous one."""
-    before: dict[str, Example] = {}
-    for version in reversed(store.versions(name)):
-        now = {example.id: example for example in store.examples(name, version.version)}
-        changed = [example for id, example in now.items() if before.get(id) != example]
-        yield {"dataset": version, "examples": changed, "removed": [id for id in before if id not in now]}
-        before = now
-
-
 def _runs_and_feedback(store: Store, filter: Filter | None) -> Iterator[tuple[str, Any]]:
     for runs in _runs(store, filter):
         yield from (("run", run) for run in runs)
     yield from (("feedback", feedback) for feedback in _feedback(store, filter))
-
-
-def _decisions(store: Store) -> Iterator[tuple[str, Any]]:
-    for decision in iterate_pages(partial(store.decisions, limit=RUNS_PER_LINE)):
-        yield "decision", decision
 
 
 def _runs(store: Store, filter: Filter | None) -> Iterator[list[Run]]:

@@ -88,7 +88,11 @@ def encode_runs(runs: Sequence[Run]) -> tuple[bytes, list[Run]]:
         # cannot be decoded, for example if it is nested too deep: encode only the minimal fields
         if place not in found:
             spans[place] = _encode_minimal_span(run)
-        fields = _differing_fields(run, found.get(place))
+        fields = {
+            name: getattr(run, name)
+            for name in Run.__dataclass_fields__
+            if name not in _ID_FIELDS and (place not in found or getattr(run, name) != getattr(found[place], name))
+        }
         spans[place]["attributes"] += encode_attributes({EXACT_ATTRIBUTE: record_encoding.encode(fields).decode()})
     lost = {_span_key(run) for run in inexact} - _decode_spans(inexact, spans).keys()
     kept = [run for run in runs if _span_key(run) not in lost]
@@ -108,20 +112,13 @@ def _encode_trace_request(runs: Iterable[Run], spans: Mapping[SpanKey, Any]) -> 
     groups: dict[bytes, tuple[Mapping[str, JSON], dict[tuple[str, str], list[Any]]]] = {}
     for run in runs:
         _, scopes = groups.setdefault(canonical_json(run.resource), (run.resource, {}))
-        scopes.setdefault(_instrumentation_scope(run), []).append(spans[_span_key(run)])
-    return record_encoding.encode(
-        {"resourceSpans": [_encode_resource_spans(resource, scopes) for resource, scopes in groups.values()]}
-    )
-
-
-def _encode_resource_spans(resource: Mapping[str, JSON], scopes: Mapping[tuple[str, str], list[Any]]) -> dict[str, Any]:
-    parts = [{"scope": {"name": name, "version": version}, "spans": of} for (name, version), of in scopes.items()]
-    return {"resource": {"attributes": encode_attributes(resource)}, "scopeSpans": parts}
-
-
-def _instrumentation_scope(run: Run) -> tuple[str, str]:
-    name, version = run.attributes.get("otel.scope.name"), run.attributes.get("otel.scope.version")
-    return str(name or "spanwise"), str(version or "")
+        name, version = run.attributes.get("otel.scope.name"), run.attributes.get("otel.scope.version")
+        scopes.setdefault((str(name or "spanwise"), str(version or "")), []).append(spans[_span_key(run)])
+    resource_spans = []
+    for resource, scopes in groups.values():
+        parts = [{"scope": {"name": name, "version": version}, "spans": of} for (name, version), of in scopes.items()]
+        resource_spans.append({"resource": {"attributes": encode_attributes(resource)}, "scopeSpans": parts})
+    return record_encoding.encode({"resourceSpans": resource_spans})
 
 
 def _encode_minimal_span(run: Run) -> dict[str, Any]:
@@ -191,11 +188,6 @@ def _content_attributes(name: str, mime: str, content: JSON) -> dict[str, JSON]:
     if isinstance(content, str):
         return {name: content}
     return {name: record_encoding.encode(content).decode(), mime: "application/json"}
-
-
-def _differing_fields(run: Run, found: Run | None) -> dict[str, Any]:
-    fields = [name for name in Run.__dataclass_fields__ if name not in _ID_FIELDS]
-    return {name: getattr(run, name) for name in fields if found is None or getattr(run, name) != getattr(found, name)}
 
 
 def _read_feedback(log: RawLog, fault: FaultHandler) -> LogItem | None:

@@ -64,16 +64,11 @@ def default_decoder_count() -> int:
 
     With fewer cores a worker would take away from the server as much CPU as it saves.
     """
-    return min(2, int(_count_cores() / 2))
-
-
-def _count_cores() -> float:
-    """Return the cores that this process may use, by CPU affinity and by its control group."""
     cores: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         most, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cores = min(cores, int(most) / int(period))
-    return cores
+    return min(2, int(cores / 2))
 
 
 class WorkerPool:
@@ -106,12 +101,12 @@ class WorkerPool:
         if starting or len(self._processes) >= self._most or time.monotonic() < self._again:
             return
         try:
-            process = WorkerProcess(self._start._replace(prices=export_prices()), self._died)
+            process = WorkerProcess(self._start._replace(prices=export_prices()), self._handle_exit)
         except Exception as error:  # any failure: the server can decode without workers
             self._failed(f"no process for decoding can be started: {error}")
             return
         self._processes.append(process)
-        asyncio.get_running_loop().call_later(self._idle, self._look, process, 0.0)
+        asyncio.get_running_loop().call_later(self._idle, self._end_if_idle, process, 0.0)
 
     def close(self) -> None:
         """Stop all workers and wait for them."""
@@ -121,23 +116,24 @@ class WorkerPool:
         for process in processes:
             process.wait(RESTART_PAUSE)
 
-    def _look(self, process: WorkerProcess, before: float) -> None:
+    def _end_if_idle(self, process: WorkerProcess, before: float) -> None:
         """Stop a worker that has been nearly idle since the last check."""
         if process not in self._processes:
             return
-        if process.is_ready and not process.waiting and process.cpu - before <= self._enough():
+        if (
+            process.is_ready
+            and not process.waiting
+            and process.cpu - before <= (0.0 if self._start.nice else MIN_CPU_SHARE * self._idle)
+        ):
             self._processes.remove(process)
             process.end()
             asyncio.get_running_loop().run_in_executor(None, process.wait, RESTART_PAUSE)
             return
         if process.cpu > before:
             self._deaths = 0
-        asyncio.get_running_loop().call_later(self._idle, self._look, process, process.cpu)
+        asyncio.get_running_loop().call_later(self._idle, self._end_if_idle, process, process.cpu)
 
-    def _enough(self) -> float:
-        return 0.0 if self._start.nice else MIN_CPU_SHARE * self._idle
-
-    def _died(self, process: WorkerProcess, how: str, job: DecodeJob | None) -> None:
+    def _handle_exit(self, process: WorkerProcess, how: str, job: DecodeJob | None) -> None:
         if process in self._processes:
             self._processes.remove(process)
         if job is not None:
@@ -168,8 +164,8 @@ class SuspectBodies:
         count, last = self._deaths.get(fingerprint_body(body), (0, 0.0)) if self._deaths else (0, 0.0)
         left = MAX_RESTART_PAUSE - (time.monotonic() - last)
         if count >= MAX_DEATHS_PER_BODY and left > 0:
-            told = f"{count} processes have ended while they decoded this"
-            raise RetryableError("decoder", f"{told}: is it what OTLP is?", retry_after=left)
+            message = f"{count} processes have ended while they decoded this"
+            raise RetryableError("decoder", f"{message}: is it what OTLP is?", retry_after=left)
         return count > 0
 
 
@@ -201,7 +197,7 @@ class DecodePool:
         """
         size, rows = len(request.body), self._takes_rows is not None and request.project is None
         pool = self._usual if size < LARGE_BODY_BYTES else self._polite
-        codec = _find_codec_index(request)
+        codec = next((place for place, one in enumerate(CODECS) if one is request.codec), None)
         if codec is None or (
             size < LARGE_BODY_BYTES and (size < MIN_BODY_BYTES or not rows or request.signal.name != "traces")
         ):
@@ -239,7 +235,11 @@ class DecodePool:
     async def _decoded(self, answer: WorkerReply, pieces: Sequence[bytearray], rows: bool) -> DecodedRequest[Any]:
         self._metrics.add("spanwise_decoder_requests_total", 1)
         self._metrics.add("spanwise_decoder_seconds_total", answer.seconds)
-        self._tell(answer.told)
+        # log the lines of a worker, each of them once per server process
+        for line in answer.told:
+            if line not in self._told and len(self._told) < 1000:
+                self._told.add(line)
+                log.error("%s", line)
         if answer.refused is not None:
             raise PermanentError(*answer.refused)
         decoded = answer.decoded
@@ -250,18 +250,6 @@ class DecodePool:
             for piece in pieces:
                 decoded.items += await self._beside(pickle.loads, piece)
         return decoded
-
-    def _tell(self, lines: Sequence[str]) -> None:
-        """Log the lines of a worker, each of them once per server process."""
-        for line in lines:
-            if line not in self._told and len(self._told) < 1000:
-                self._told.add(line)
-                log.error("%s", line)
-
-
-def _find_codec_index(request: Request[Any]) -> int | None:
-    """Return the index of the request's codec; None for a codec that workers do not know."""
-    return next((place for place, one in enumerate(CODECS) if one is request.codec), None)
 
 
 WORKER_MODULE = "spanwise.collector.ingest.decode_worker"
@@ -291,7 +279,7 @@ class WorkerProcess:
 
         Raises `OSError` if no process can be started.
         """
-        self._loop, self._died, self._seconds = asyncio.get_running_loop(), died, start.patience
+        self._loop, self._handle_exit, self._seconds = asyncio.get_running_loop(), died, start.patience
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.cpu = 0.0  # CPU seconds of all requests
         self._jobs: deque[DecodeJob] = deque()
@@ -368,9 +356,10 @@ class WorkerProcess:
         if self._jobs:
             self._watch = self._loop.call_later(self._seconds, self._too_slow)
         while True:
-            self._answered((yield from self._answer()))  # no local name keeps the reply alive until the next one
+            # no local name keeps the reply alive until the next one
+            self._complete_job((yield from self._read_reply()))
 
-    def _answer(self) -> Generator[int, bytearray, tuple[WorkerReply, list[bytearray]]]:
+    def _read_reply(self) -> Generator[int, bytearray, tuple[WorkerReply, list[bytearray]]]:
         [size] = LENGTH_PREFIX.unpack((yield LENGTH_PREFIX.size))
         answer: WorkerReply = pickle.loads((yield size))
         pieces = list[bytearray]()
@@ -378,7 +367,7 @@ class WorkerProcess:
             pieces += [(yield size)]
         return answer, pieces
 
-    def _answered(self, found: tuple[WorkerReply, list[bytearray]]) -> None:
+    def _complete_job(self, found: tuple[WorkerReply, list[bytearray]]) -> None:
         self._watch.cancel()
         self.cpu += found[0].seconds
         job = self._jobs.popleft()
@@ -405,7 +394,7 @@ class WorkerProcess:
         jobs = list(self._jobs)
         self._jobs.clear()
         error = RetryableError("decoder", f"the process that decoded this has ended ({how}): send it again")
-        self._died(self, how, jobs[0] if jobs and not self._is_strange else None)
+        self._handle_exit(self, how, jobs[0] if jobs and not self._is_strange else None)
         waiting: list[asyncio.Future[Any]] = [job.done for job in jobs]
         for future in [self.ready, *waiting]:
             if not future.done():

@@ -38,11 +38,23 @@ NO_LIMIT = 0.0
 
 def main() -> None:
     """Answer requests until the server closes the socket."""
-    _ignore_signals()
+    # ignore the signals that the server handles; the process ends when the server does
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not Linux: the closed socket ends the process
+        ctypes.CDLL(None).prctl(PDEATHSIG, int(signal.SIGKILL))
     connection = socket.socket(fileno=os.dup(0))
-    start: WorkerSettings = pickle.loads(_receive_message(connection))
+    start: WorkerSettings = pickle.loads(
+        _receive_exactly(connection, LENGTH_PREFIX.unpack(_receive_exactly(connection, LENGTH_PREFIX.size))[0])
+    )
     told = _LogCollector()
-    _apply_settings(start)
+    import_prices(start.prices)
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc only
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, HUGE_BODY_BYTES)
+    with contextlib.suppress(OSError, ValueError):  # the limit is lower already
+        resource.setrlimit(resource.RLIMIT_DATA, (start.memory, resource.RLIM_INFINITY))
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     connection.sendall(READY_BYTE)
     while True:
         size, codec, rows = REQUEST_HEADER.unpack(_receive_exactly(connection, REQUEST_HEADER.size))
@@ -70,7 +82,13 @@ def _decode_body(
     try:
         decoded = decode(CODECS[codec], body, start.limits, rest=0)
         decoded.made = len(decoded.items) if rows else 0
-        _pickle_items(decoded.items, start.encode if rows else None, pieces)
+        # move items into pickled chunks, batch by batch, so that all of them are never in memory twice
+        encode = start.encode if rows else None
+        decoded.items.reverse()
+        while decoded.items:
+            some = decoded.items[: -BATCH_SIZE - 1 : -1]
+            del decoded.items[-BATCH_SIZE:]
+            pieces.append(pickle.dumps(encode(some) if encode else some, pickle.HIGHEST_PROTOCOL))
     except PermanentError as error:
         refused = error.reason, str(error)
     except MemoryError:
@@ -85,15 +103,6 @@ def _decode_body(
     return WorkerReply(decoded, refused, [len(piece) for piece in pieces], seconds, told.taken()), pieces
 
 
-def _pickle_items(items: list[Any], encode: Any, pieces: list[bytes]) -> None:
-    """Move items into pickled chunks, batch by batch, so that all of them are never in memory twice."""
-    items.reverse()
-    while items:
-        some = items[: -BATCH_SIZE - 1 : -1]
-        del items[-BATCH_SIZE:]
-        pieces.append(pickle.dumps(encode(some) if encode else some, pickle.HIGHEST_PROTOCOL))
-
-
 def _send_reply(connection: socket.socket, answer: WorkerReply, pieces: list[bytes]) -> None:
     told = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
     parts = [LENGTH_PREFIX.pack(len(told)) + told, *pieces]
@@ -104,10 +113,6 @@ def _send_reply(connection: socket.socket, answer: WorkerReply, pieces: list[byt
             connection.sendall(part)
     except OSError:  # the server has exited
         os._exit(0)
-
-
-def _receive_message(connection: socket.socket) -> bytes:
-    return _receive_exactly(connection, LENGTH_PREFIX.unpack(_receive_exactly(connection, LENGTH_PREFIX.size))[0])
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:
@@ -122,24 +127,6 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
             os._exit(0)
         received = received + piece if received else piece
     return received
-
-
-def _ignore_signals() -> None:
-    """Ignore the signals that the server handles; the process ends when the server does."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # not Linux: the closed socket ends the process
-        ctypes.CDLL(None).prctl(PDEATHSIG, int(signal.SIGKILL))
-
-
-def _apply_settings(start: WorkerSettings) -> None:
-    import_prices(start.prices)
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc only
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, HUGE_BODY_BYTES)
-    with contextlib.suppress(OSError, ValueError):  # the limit is lower already
-        resource.setrlimit(resource.RLIMIT_DATA, (start.memory, resource.RLIM_INFINITY))
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
 
 
 class _LogCollector(logging.Handler):

@@ -75,8 +75,15 @@ class SignalRoute(Generic[T]):
         headers = dict(scope["headers"])
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         try:
-            codec = self._codec(scope["method"], content_type)
-            answer, extra = await self._taken(codec, content_type, headers, get_access(scope).project, receive)
+            if scope["method"] != "POST":
+                raise PermanentError("method", f"{scope['method']} is not answered here: send OTLP with POST")
+            codec = self._codecs.get(content_type)
+            if codec is None:
+                given, known = content_type.decode("latin-1"), "application/x-protobuf nor application/json"
+                raise PermanentError("content_type", f"content-type {given!r} is neither {known}")
+            answer, extra = await self._read_and_ingest(
+                codec, content_type, headers, get_access(scope).project, receive
+            )
         except RequestRefused as refused:
             await self._refuse(send, content_type, refused)
         except asyncio.CancelledError:  # shutdown timed out; senders do not retry on other errors
@@ -89,18 +96,15 @@ class SignalRoute(Generic[T]):
 
     async def _refuse(self, send: Send, content_type: bytes, refused: PermanentError | RetryableError) -> None:
         self._receiver.intake.refused(self._signal, refused.reason)
-        await _send_error(send, content_type, refused)
+        # send a google.rpc.Status, in JSON unless the request was protobuf
+        kind = content_type if content_type == responses.PROTOBUF_TYPE else responses.JSON_TYPE
+        status, retry_after = responses.error_status(refused)[0], responses.retry_after_seconds(refused)
+        extra = [] if retry_after is None else [(b"retry-after", b"%d" % retry_after)]
+        if status == 405:
+            extra.append((b"allow", b"POST"))
+        await _send(send, status, kind, responses.encode_response(responses.make_error_response(refused), kind), extra)
 
-    def _codec(self, method: str, content_type: bytes) -> Codec[T]:
-        if method != "POST":
-            raise PermanentError("method", f"{method} is not answered here: send OTLP with POST")
-        codec = self._codecs.get(content_type)
-        if codec is None:
-            given, known = content_type.decode("latin-1"), "application/x-protobuf nor application/json"
-            raise PermanentError("content_type", f"content-type {given!r} is neither {known}")
-        return codec
-
-    async def _taken(
+    async def _read_and_ingest(
         self,
         codec: Codec[T],
         content_type: bytes,
@@ -131,16 +135,6 @@ class SignalRoute(Generic[T]):
             if len(named) > MAX_HEADER_BYTES:
                 named = named[:MAX_HEADER_BYTES].rpartition(",")[0]
             yield DESTINATIONS_HEADER, named.encode()
-
-
-async def _send_error(send: Send, content_type: bytes, refused: PermanentError | RetryableError) -> None:
-    """Send a google.rpc.Status, in JSON unless the request was protobuf."""
-    kind = content_type if content_type == responses.PROTOBUF_TYPE else responses.JSON_TYPE
-    status, retry_after = responses.error_status(refused)[0], responses.retry_after_seconds(refused)
-    extra = [] if retry_after is None else [(b"retry-after", b"%d" % retry_after)]
-    if status == 405:
-        extra.append((b"allow", b"POST"))
-    await _send(send, status, kind, responses.encode_response(responses.make_error_response(refused), kind), extra)
 
 
 async def _send(

@@ -50,24 +50,32 @@ class IngestPipeline:
         """
         start = time.perf_counter()
         if len(request.body) < LARGE_BODY_BYTES:  # small requests wait for no lane
-            decoded = await self._taken(request)
+            decoded = await self._decode_and_store(request)
         else:
             async with self._beside.turn(len(request.body)):
-                decoded = await self._taken(request)
+                decoded = await self._decode_and_store(request)
         self._metrics.observe("spanwise_acknowledgement_seconds", time.perf_counter() - start)
         return decoded
 
-    async def _taken(self, request: Request[T]) -> DecodedRequest[T]:
+    async def _decode_and_store(self, request: Request[T]) -> DecodedRequest[T]:
         decoded = await self._decoded(request)
         if not self._passed_on:
             request.body = b""  # free it, because both the body and the decoded items may be large
         request.admit(decoded.values * VALUE_OVERHEAD_BYTES)
-        self._count_received(request.signal, decoded)
+        self._count(request.signal, "spanwise_received_total", decoded.count + decoded.refused_count + decoded.passed)
+        if decoded.passed:
+            self._count(request.signal, "spanwise_passed_over_total", decoded.passed)
         try:
             if decoded.items or not decoded.refused:  # a request without items may still have to be forwarded
-                await self._kept(request, decoded)
+                await self._store_items(request, decoded)
         finally:
-            self._count_refused(request.signal, decoded)
+            if decoded.refused:
+                for reason, count in decoded.refused_by_reason.items():
+                    self._count(request.signal, "spanwise_refused_total", count, reason=reason)
+            for reason, count in decoded.beside_by_reason.items():
+                self._count(request.signal, "spanwise_beside_refused_total", count, reason=reason)
+            for dialect, count in decoded.faults.items():
+                self._metrics.add("spanwise_dialect_errors_total", count, dialect=dialect)
         return decoded
 
     def refused(self, signal: Signal[Any], reason: str) -> None:
@@ -94,7 +102,7 @@ class IngestPipeline:
             log_once("the collector failed on a request, which is refused", error)
             raise PermanentError("decoding", f"the collector failed on this request: {error!r:.200}") from error
 
-    async def _kept(self, request: Request[T], decoded: DecodedRequest[T]) -> None:
+    async def _store_items(self, request: Request[T], decoded: DecodedRequest[T]) -> None:
         start = time.perf_counter()
         refusals: Refusals = ()
         items = [*decoded.items, *decoded.also] if decoded.also else decoded.items
@@ -114,20 +122,6 @@ class IngestPipeline:
         if decoded.also:
             kept = len(decoded.also) - (len(refusals) - lost)
             self._count(request.signal, "spanwise_beside_stored_total", kept)
-
-    def _count_received(self, signal: Signal[Any], decoded: DecodedRequest[Any]) -> None:
-        self._count(signal, "spanwise_received_total", decoded.count + decoded.refused_count + decoded.passed)
-        if decoded.passed:
-            self._count(signal, "spanwise_passed_over_total", decoded.passed)
-
-    def _count_refused(self, signal: Signal[Any], decoded: DecodedRequest[Any]) -> None:
-        if decoded.refused:
-            for reason, count in decoded.refused_by_reason.items():
-                self._count(signal, "spanwise_refused_total", count, reason=reason)
-        for reason, count in decoded.beside_by_reason.items():
-            self._count(signal, "spanwise_beside_refused_total", count, reason=reason)
-        for dialect, count in decoded.faults.items():
-            self._metrics.add("spanwise_dialect_errors_total", count, dialect=dialect)
 
     def _count(self, signal: Signal[Any], name: str, amount: float, **labels: str) -> None:
         self._metrics.add(name, amount, signal=signal.name, **labels)

@@ -221,7 +221,7 @@ def _events(events: Sequence[JSONEvent], limits: Allowance) -> tuple[Event, ...]
     return tuple(
         Event(
             event.name or "",
-            _clamp_time(parse_integer(event.time_unix_nano)),
+            max(0, min(parse_integer(event.time_unix_nano), INT_MAX)),
             read_attributes(event.attributes, limits),
         )
         for event in events
@@ -262,14 +262,29 @@ def read_value(value: AnyValue | None, limits: Allowance, depth: int) -> JSON:
     if value.array_value is not None or value.kvlist_value is not None:
         return _nested(value, limits, depth)
     if value.int_value is not None:
-        return _parse_int64(value.int_value)
+        number = parse_integer(value.int_value)
+        if not -(2**63) <= number < 2**63:
+            raise ItemRefused("value", f"{number!r} does not fit into 64 bits")
+        return number
     if value.double_value is not None:
-        return _parse_double(value.double_value)
+        try:
+            return finite_or_name(float(value.double_value))
+        except ValueError:
+            raise ItemRefused(
+                "value",
+                f"{value.double_value[:64]!r} is not a number"
+                if isinstance(value.double_value, str)
+                else repr(value.double_value),
+            ) from None
     text = value.string_value if value.string_value is not None else value.bytes_value
     if text is not None and len(text) > limits.value_bytes:
         raise _too_long(text, limits)
     if value.string_value is None and value.bytes_value is not None:
-        return _base64(value.bytes_value)
+        try:
+            padded = value.bytes_value.replace("-", "+").replace("_", "/") + "=" * (-len(value.bytes_value) % 4)
+            return base64.b64encode(base64.b64decode(padded, validate=True)).decode()
+        except ValueError:
+            raise ItemRefused("value", f"bytes value {value.bytes_value[:64]!r} is not base64") from None
     return text if text is not None else value.bool_value
 
 
@@ -295,10 +310,6 @@ def parse_hex_id(value: str | None) -> str:
         raise ItemRefused("ids", f"id {value[:64]!r} is not hexadecimal") from None
 
 
-def _clamp_time(time_ns: int) -> int:
-    return max(0, min(time_ns, INT_MAX))
-
-
 def parse_integer(value: Integer | None) -> int:
     """Return a 64-bit integer, which JSON encodes as a string. Raises `ItemRefused` for any other text."""
     if value.__class__ is int:
@@ -309,31 +320,6 @@ def parse_integer(value: Integer | None) -> int:
         return int(value[:32] if isinstance(value, str) else value)
     except ValueError:
         raise ItemRefused("value", f"{value!r} is not an integer") from None
-
-
-def _parse_int64(value: Integer) -> int:
-    number = parse_integer(value)
-    if not -(2**63) <= number < 2**63:
-        raise ItemRefused("value", f"{number!r} does not fit into 64 bits")
-    return number
-
-
-def _parse_double(value: float | str) -> float | str:
-    try:
-        return finite_or_name(float(value))
-    except ValueError:
-        raise ItemRefused(
-            "value", f"{value[:64]!r} is not a number" if isinstance(value, str) else repr(value)
-        ) from None
-
-
-def _base64(value: str) -> str:
-    """Return bytes as base64 in the standard alphabet with padding, as for protobuf requests."""
-    try:
-        padded = value.replace("-", "+").replace("_", "/") + "=" * (-len(value) % 4)
-        return base64.b64encode(base64.b64decode(padded, validate=True)).decode()
-    except ValueError:
-        raise ItemRefused("value", f"bytes value {value[:64]!r} is not base64") from None
 
 
 def _enum(value: Integer | None, numbers: Mapping[str, int]) -> int:
@@ -420,14 +406,14 @@ def _define_message(fields: Mapping[str, tuple[str, Any]]) -> type[msgspec.Struc
 
 def _groups(request: Any) -> Iterable[Group]:
     return [
-        (whole.resource, _scope(part.scope), part.items or ())
+        (
+            whole.resource,
+            (Scope(part.scope.name or "", part.scope.version or "") if part.scope else NO_SCOPE),
+            part.items or (),
+        )
         for whole in _limit_groups(request.wholes)
         for part in _limit_groups(whole.parts)
     ]
-
-
-def _scope(scope: JSONScope | None) -> Scope:
-    return Scope(scope.name or "", scope.version or "") if scope else NO_SCOPE
 
 
 def _limit_groups(groups: Sequence[Any] | None) -> Sequence[Any]:

@@ -161,8 +161,10 @@ def check_feedback_names(feedback: Feedback) -> None:
     named = (feedback.key, feedback.label, feedback.author, feedback.evaluator, feedback.version, feedback.rule)
     for name in (*named, feedback.id, feedback.target.session_id, feedback.target.experiment_id):
         if name is not None and len(name) > MAX_NAME_CHARS:
-            told = f"feedback {feedback.key[:40]!r} has a name of {len(name):,} characters, at most {MAX_NAME_CHARS:,}"
-            raise ItemRefused("too_long", f"{told}: what is longer is a comment")
+            message = (
+                f"feedback {feedback.key[:40]!r} has a name of {len(name):,} characters, at most {MAX_NAME_CHARS:,}"
+            )
+            raise ItemRefused("too_long", f"{message}: what is longer is a comment")
 
 
 def check_amendment(fields: Mapping[str, JSON]) -> None:

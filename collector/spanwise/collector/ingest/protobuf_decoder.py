@@ -273,23 +273,19 @@ def read_value(value: AnyValue, limits: Allowance, depth: int) -> JSON:
     if which is None:
         return None
     if which in ("array_value", "kvlist_value"):
-        return _nested(value, which, limits, depth)
+        if depth > limits.depth:
+            raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
+        if which == "array_value":
+            limits.use(len(value.array_value.values))
+            return [read_value(element, limits, depth + 1) for element in value.array_value.values]
+        limits.use(len(value.kvlist_value.values))
+        return {pair.key: read_value(pair.value, limits, depth + 1) for pair in value.kvlist_value.values}
     scalar: Any = getattr(value, which)
     if which == "double_value":
         return finite_or_name(scalar)
     if which in ("string_value", "bytes_value") and len(scalar) > limits.value_bytes:
         raise _too_long(len(scalar), limits)
     return base64.b64encode(scalar).decode() if which == "bytes_value" else scalar
-
-
-def _nested(value: AnyValue, which: str, limits: Allowance, depth: int) -> JSON:
-    if depth > limits.depth:
-        raise ItemRefused("too_deep", f"an attribute is nested deeper than {limits.depth} levels")
-    if which == "array_value":
-        limits.use(len(value.array_value.values))
-        return [read_value(element, limits, depth + 1) for element in value.array_value.values]
-    limits.use(len(value.kvlist_value.values))
-    return {pair.key: read_value(pair.value, limits, depth + 1) for pair in value.kvlist_value.values}
 
 
 def finite_or_name(value: float) -> float | str:
@@ -418,22 +414,17 @@ def iterate_columnar_groups(body: bytes) -> Iterable[Group]:
     """
     wholes, original = _parse_columns(body).resource_spans, OriginalRequest(body)
     check_groups(len(wholes))
-    named = _has_all_names(body)
+    attributes, names = (
+        _parse_attribute_lists(body).merged.merged.merged.all,
+        _parse_name_lists(body).merged.merged.merged.all.key,
+    )
+    named = len(attributes) == len(names)
     for at, whole in enumerate(wholes):
         check_groups(len(whole.scope_spans))
         for within, part in enumerate(whole.scope_spans):
             spans = original.part(at, within)
             items = list(zip(part.spans, count(), repeat(spans))) if named else spans()
             yield whole.resource, Scope(part.scope.name, part.scope.version), items
-
-
-def _has_all_names(body: bytes) -> bool:
-    """Return whether every attribute of the spans of a request has a name."""
-    attributes, names = (
-        _parse_attribute_lists(body).merged.merged.merged.all,
-        _parse_name_lists(body).merged.merged.merged.all.key,
-    )
-    return len(attributes) == len(names)
 
 
 def convert_columnar_span(

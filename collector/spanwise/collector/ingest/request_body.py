@@ -51,15 +51,12 @@ class PlainBuffer:
         if self.size == len(piece):
             self.first = piece
         else:
-            self._buffered().write(piece)
+            if self.buffer is None:
+                self.buffer = BytesIO()
+                self.buffer.write(self.first)
+                self.first = b""
+            self.buffer.write(piece)
         return b""
-
-    def _buffered(self) -> BytesIO:
-        if self.buffer is None:
-            self.buffer = BytesIO()
-            self.buffer.write(self.first)
-            self.first = b""
-        return self.buffer
 
     def finish(self) -> bytes:
         """Return the complete body."""
@@ -84,20 +81,18 @@ class InflatingBuffer:
         try:
             while piece and self.size < enough:
                 if self.inflater.eof:  # a gzip file may have several members
-                    self._next()
+                    self.members += 1
+                    if self.members > MAX_GZIP_MEMBERS:
+                        raise PermanentError(
+                            "bad_compression",
+                            f"the body has more than {MAX_GZIP_MEMBERS:,} compressed members: send one",
+                        )
+                    self.inflater = zlib.decompressobj(self.wbits)
                 self._inflate(piece, min(enough - self.size, self.plain.limit - self.size + 1))
                 piece = self.inflater.unused_data if self.inflater.eof else self.inflater.unconsumed_tail
         except zlib.error as error:
             raise PermanentError("bad_compression", f"the body cannot be inflated: {error}") from error
         return piece
-
-    def _next(self) -> None:
-        self.members += 1
-        if self.members > MAX_GZIP_MEMBERS:
-            raise PermanentError(
-                "bad_compression", f"the body has more than {MAX_GZIP_MEMBERS:,} compressed members: send one"
-            )
-        self.inflater = zlib.decompressobj(self.wbits)
 
     def _inflate(self, piece: bytes, most: int) -> None:
         """Decompress up to `most` bytes, then the output that zlib still holds although all input is consumed."""

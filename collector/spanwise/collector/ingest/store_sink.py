@@ -147,7 +147,11 @@ class StoreSink:
     def _amend(self, items: Sequence[Any]) -> list[ItemRefused]:
         """Apply amendments, also to runs that have not arrived; all amendments of one run go into one commit."""
         given, refusals = _validate_amendments([item for item in items if isinstance(item, Amendment)])
-        whole = _group_by_run(given)
+        # group amendments by run, in order of arrival
+        runs: dict[tuple[str, str, str | None], list[Amendment]] = {}
+        for one in given:
+            runs.setdefault((one.trace_id, one.span_id, one.response_id), []).append(one)
+        whole = list(runs.values())
         for start in range(0, len(whole), BATCH_SIZE):  # in batches, so that other writes can run in between
             refusals += self._amend_all(whole[start : start + BATCH_SIZE])
         return refusals
@@ -167,14 +171,6 @@ class StoreSink:
                 return [ItemRefused("refused", str(error))]
             half = len(said) // 2
             return self._amend_all([said[:half]]) + self._amend_all([said[half:]])
-
-
-def _group_by_run(amendments: Sequence[Amendment]) -> list[list[Amendment]]:
-    """Group amendments by run, in order of arrival."""
-    runs: dict[tuple[str, str, str | None], list[Amendment]] = {}
-    for one in amendments:
-        runs.setdefault((one.trace_id, one.span_id, one.response_id), []).append(one)
-    return list(runs.values())
 
 
 def _validate_amendments(amendments: Sequence[Amendment]) -> tuple[list[Amendment], list[ItemRefused]]:
@@ -261,17 +257,14 @@ class CommitWaiter:
         """
         if not future.done():
             try:
-                await self._here().waiter(future)
+                loop = asyncio.get_running_loop()
+                if self._mailbox is None or self._mailbox.loop is not loop:
+                    self._mailbox = _LoopWakeup(loop)
+                await self._mailbox.waiter(future)
             except asyncio.CancelledError:
                 future.cancel()
                 raise
         return future.result()
-
-    def _here(self) -> _LoopWakeup:
-        loop = asyncio.get_running_loop()
-        if self._mailbox is None or self._mailbox.loop is not loop:
-            self._mailbox = _LoopWakeup(loop)
-        return self._mailbox
 
 
 class _LoopWakeup:
@@ -285,17 +278,17 @@ class _LoopWakeup:
     def waiter(self, future: Future[Any]) -> asyncio.Future[None]:
         """Return a future of the loop that is done after the thread's future."""
         waiter = self.loop.create_future()
-        future.add_done_callback(partial(self._leave, waiter))
+        future.add_done_callback(partial(self._notify_loop, waiter))
         return waiter
 
-    def _leave(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
+    def _notify_loop(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
         self._settled.append(waiter)  # before `_called` is read, so that a scheduled wake-up sees it
         if not self._called:
             self._called = True
             with suppress(RuntimeError):  # the loop is closed: nothing waits any more
-                self.loop.call_soon_threadsafe(self._look)
+                self.loop.call_soon_threadsafe(self._wake_waiters)
 
-    def _look(self) -> None:
+    def _wake_waiters(self) -> None:
         self._called = False
         while self._settled:
             waiter = self._settled.popleft()

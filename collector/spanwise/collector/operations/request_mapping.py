@@ -57,18 +57,17 @@ def define_changes(record: type) -> type[RecordChanges]:
     kinds, unset = get_type_hints(record), msgspec.UNSET
     made = msgspec.defstruct(
         f"{record.__name__}Change",
-        [(name, _changeable_type(kinds[name]) | msgspec.UnsetType, unset) for name in CHANGEABLE_FIELDS[record]],
+        [
+            # of a field that is a record, some fields may be changed
+            (name, (dict[str, Any] if is_dataclass(kinds[name]) else kinds[name]) | msgspec.UnsetType, unset)
+            for name in CHANGEABLE_FIELDS[record]
+        ],
         bases=(RecordChanges,),
         forbid_unknown_fields=True,
         module=__name__,
         namespace={"__doc__": f"Fields of a {record.__name__.lower()} that may change."},
     )
     return cast(type[RecordChanges], made)
-
-
-def _changeable_type(kind: Any) -> Any:
-    """Return the type of a changed field: for a field that is a record, a mapping of some of its fields."""
-    return dict[str, Any] if is_dataclass(kind) else kind
 
 
 def get_changed_fields(change: RecordChanges) -> dict[str, Any]:
@@ -222,7 +221,10 @@ def describe_operation(function: Callable[..., Any], request: str, **how: Unpack
     method, path = cast(tuple[Method, str], request.split())
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = list(signature.parameters.values())[1:]
-    travelling = [_wire_parameter(parameter, hints, how.get("wire", {})) for parameter in parameters]
+    travelling = []
+    for parameter in parameters:
+        kind, default = how.get("wire", {}).get(parameter.name, (hints[parameter.name], parameter.default))
+        travelling.append(parameter.replace(annotation=kind, default=default))
     return Operation(
         function=function,
         signature=signature.replace(parameters=parameters),
@@ -230,7 +232,7 @@ def describe_operation(function: Callable[..., Any], request: str, **how: Unpack
         path=path,
         tag=how["tag"],
         needs=how.get("needs", "read" if method == "GET" else "write"),
-        says=how.get("says") or _docstring_summary(function),
+        says=how.get("says") or inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].partition(" Raises ")[0],
         sent=_list_arguments(travelling, method, path, how.get("alias", {}), hints["return"]),
         returns=None if hints["return"] is NoneType else hints["return"],
         count=how.get("count", "deleted" if method == "DELETE" else ""),
@@ -239,20 +241,9 @@ def describe_operation(function: Callable[..., Any], request: str, **how: Unpack
     )
 
 
-def _docstring_summary(function: Callable[..., Any]) -> str:
-    return inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].partition(" Raises ")[0]
-
-
 def get_union_members(kind: Any) -> tuple[Any, ...]:
     """Return the member types of a union; for any other type, the type itself."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def _wire_parameter(
-    parameter: inspect.Parameter, hints: Mapping[str, Any], wire: Mapping[str, tuple[Any, Any]]
-) -> inspect.Parameter:
-    kind, default = wire.get(parameter.name, (hints[parameter.name], parameter.default))
-    return parameter.replace(annotation=kind, default=default)
 
 
 def _list_arguments(
@@ -264,7 +255,11 @@ def _list_arguments(
     sent = []
     for parameter in parameters:
         place = "path" if parameter.name in in_path else _argument_place(parameter, method, alone, spread)
-        kind = _body_type(parameter, returns) if place == "body" else parameter.annotation
+        kind: Any = parameter.annotation
+        if place == "body" and parameter.kind is parameter.VAR_POSITIONAL:
+            kind = kind | list[kind]
+        elif place == "body" and parameter.kind is parameter.VAR_KEYWORD:
+            kind = define_changes(returns)
         default = REQUIRED if parameter.default is parameter.empty else parameter.default
         name = alias.get(parameter.name, parameter.name)
         sent.append(Argument(parameter.name, place, kind, default, name, parameter.kind is parameter.VAR_POSITIONAL))
@@ -284,13 +279,6 @@ def _argument_place(parameter: inspect.Parameter, method: Method, alone: bool, s
 
 def _is_scalar(kind: Any) -> bool:
     return kind in (str, int, float, bool, NoneType) or get_origin(kind) is Literal
-
-
-def _body_type(parameter: inspect.Parameter, returns: Any) -> Any:
-    kind: Any = parameter.annotation
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return kind | list[kind]
-    return define_changes(returns) if parameter.kind is parameter.VAR_KEYWORD else kind
 
 
 _VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -288,7 +288,15 @@ def load_sides(store: Store, asked: Sequence[str]) -> list[ComparisonSide]:
     experiments = [store.experiment(name) for name in dict.fromkeys(names)]
     results = aggregate_experiments(store, experiments)
     tasks = any(result.errors for result in results.values())
-    return [_load_side(store, experiment, results.get(experiment.id), tasks=tasks) for experiment in experiments]
+    sides = []
+    for experiment in experiments:
+        runs = list(iterate_pages(partial(store.scores, experiment.id, limit=1000)))
+        first: dict[str, str] = {}
+        for run in runs:
+            first.setdefault(run.example_id or run.trace_id, run.trace_id)
+        means = statistics.mean_by_example(statistics.iterate_scores(runs, tasks=tasks))
+        sides.append(ComparisonSide(experiment, results.get(experiment.id), first, means))
+    return sides
 
 
 def list_keys(sides: Sequence[ComparisonSide]) -> list[str]:
@@ -299,16 +307,6 @@ def list_keys(sides: Sequence[ComparisonSide]) -> list[str]:
     known = {stats.key for side in sides if side.result for stats in side.result.feedback}
     failing = any(side.result and side.result.errors for side in sides)
     return [statistics.TASK_OK] * failing + sorted(known - {statistics.TASK_OK} if failing else known)
-
-
-def _load_side(store: Store, experiment: Experiment, result: Bucket | None, *, tasks: bool) -> ComparisonSide:
-    runs = list(iterate_pages(partial(store.scores, experiment.id, limit=1000)))
-    first: dict[str, str] = {}
-    for run in runs:
-        first.setdefault(run.example_id or run.trace_id, run.trace_id)
-    return ComparisonSide(
-        experiment, result, first, statistics.mean_by_example(statistics.iterate_scores(runs, tasks=tasks))
-    )
 
 
 def find_differing_settings(sides: Sequence[ComparisonSide]) -> dict[str, list[JSON]]:
@@ -330,7 +328,10 @@ def find_differences(
                 if statistics.get_direction(difference):
                     changed[example_id][key] = difference
     ranges = {key: _score_range(sides, key) for key in keys}
-    rows = [Difference(example_id, _difference_size(values, ranges), values) for example_id, values in changed.items()]
+    rows = [
+        Difference(example_id, sum(abs(value) / ranges[key] for key, value in values.items()), values)
+        for example_id, values in changed.items()
+    ]
     return sorted(rows, key=lambda row: (-row.size, row.example_id))
 
 
@@ -362,7 +363,3 @@ def _score_range(sides: Sequence[ComparisonSide], key: str) -> float:
     known = [stats for side in sides if (stats := side.stats(key)) and stats.n]
     ends = [end for stats in known for end in (stats.minimum, stats.maximum) if end is not None]
     return (max(ends) - min(ends)) or 1.0 if ends else 1.0
-
-
-def _difference_size(values: Mapping[str, float], ranges: Mapping[str, float]) -> float:
-    return sum(abs(value) / ranges[key] for key, value in values.items())

@@ -152,16 +152,15 @@ def _view_handler(view: View) -> Callable[[Request], Awaitable[Response]]:
         lanes: QueryScheduler = request.app.state.lanes
         try:
             work = partial(view, get_request_store(request), request)
-            return await lanes.answer(request, work, wide=_is_scan(view, request))
+            return await lanes.answer(
+                request,
+                work,
+                wide=view in SCAN_VIEWS or (not request.path_params and bool(request.scope["query_string"])),
+            )
         except StoreError as error:
             return render_failure(request, error)
 
     return page
-
-
-def _is_scan(view: View, request: Request) -> bool:
-    """Return whether a view may read many traces: it aggregates or filters."""
-    return view in SCAN_VIEWS or (not request.path_params and bool(request.scope["query_string"]))
 
 
 def _form_handler(form: Form) -> Callable[[Request], Awaitable[Response]]:

@@ -13,7 +13,7 @@ from spanwise.collector import filters
 from spanwise.collector.diagnostics import rule_report
 from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.pages.components import rendering
-from spanwise.collector.records import Rule, RuleStatus
+from spanwise.collector.records import Rule
 from spanwise.collector.rule_policy import build_rule_filter
 from spanwise.collector.stores import Store, summarize_rule
 
@@ -38,7 +38,9 @@ def rules(store: Store, request: Request) -> Response:
             (worker for status in found for worker in status.workers), time.time_ns()
         ),
         project=project,
-        projects=sorted({status.rule.project for status in store.status()} if project else _list_projects(found)),
+        projects=sorted(
+            {status.rule.project for status in store.status()} if project else {status.rule.project for status in found}
+        ),
         verdicts=rule_report,
         traces=build_traces_url,
         now=time.time_ns(),
@@ -92,7 +94,3 @@ def build_traces_url(rule: Rule, matching: bool = True) -> str:
     conditions = filters.filter_to_items(build_rule_filter(rule.filter)) if matching else []
     given = [("project", rule.project), *scope, *(pair for pair in conditions if pair[0] != "project")]
     return f"/?{urlencode(given, errors='replace')}"
-
-
-def _list_projects(found: list[RuleStatus]) -> set[str]:
-    return {status.rule.project for status in found}

@@ -373,14 +373,12 @@ class Trace:
             return rerankers[-1].documents
         retrievers = [run for run in holders if run.kind == "retriever"]
         found = [each for run in _outermost_runs(retrievers or holders, self.runs) for each in run.documents]
-        return tuple(found) if retrievers else _unique_documents(found)
-
-
-def _unique_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
-    first: dict[tuple[str | None, str], Document] = {}
-    for document in documents:
-        first.setdefault((document.id, document.content), document)
-    return tuple(first.values())
+        if retrievers:
+            return tuple(found)
+        first: dict[tuple[str | None, str], Document] = {}
+        for document in found:
+            first.setdefault((document.id, document.content), document)
+        return tuple(first.values())
 
 
 def _outermost_runs(holders: Sequence[Run], runs: Sequence[Run]) -> Sequence[Run]:

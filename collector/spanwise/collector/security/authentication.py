@@ -42,15 +42,13 @@ def extract_key(headers: Collection[tuple[str | bytes, str | bytes]]) -> str | N
         secret for name, value in headers if name in CREDENTIAL_HEADERS if (secret := _extract_secret(name, value))
     }
     if len(found) > 1:
-        raise Refused(f"two different API keys came, in {_list_headers(headers)}: send one")
+        sent_in = {
+            _decode_header(name)
+            for name, value in headers
+            if name in CREDENTIAL_HEADERS and _extract_secret(name, value)
+        }
+        raise Refused(f"two different API keys came, in {' and '.join(map(repr, sorted(sent_in)))}: send one")
     return next(iter(found), None)
-
-
-def _list_headers(headers: Collection[tuple[str | bytes, str | bytes]]) -> str:
-    names = {
-        _decode_header(name) for name, value in headers if name in CREDENTIAL_HEADERS and _extract_secret(name, value)
-    }
-    return " and ".join(map(repr, sorted(names)))
 
 
 def _extract_secret(name: str | bytes, value: str | bytes) -> str:
@@ -66,16 +64,12 @@ def _parse_authorization(text: str) -> str:
         case "bearer":
             return value.strip()
         case "basic":
-            return _parse_basic_password(value)
+            try:
+                return b64decode(value.strip()).decode().partition(":")[2]
+            except (binascii.Error, ValueError):  # not base64, not UTF-8 inside, or not ASCII
+                return ""
         case _:
             return "" if divided else text
-
-
-def _parse_basic_password(encoded: str) -> str:
-    try:
-        return b64decode(encoded.strip()).decode().partition(":")[2]
-    except (binascii.Error, ValueError):  # not base64, not UTF-8 inside, or not ASCII
-        return ""
 
 
 def _decode_header(value: str | bytes) -> str:
@@ -149,7 +143,19 @@ class KeyCache:
         Raises `Unavailable` if the store does not answer.
         """
         asked = time.monotonic()
-        key = (await self._keys()).get(sha256) or (await self._keys_after(asked)).get(sha256)
+        if self._known.age > self.ages.fresh / 2:
+            self._start_read()
+        if self._known.age > self.ages.fresh:
+            # wait for the read in progress, up to `patience`; up to `grace` while no keys are valid
+            patience = self.ages.patience if self._hold else self.ages.grace
+            left = self._reading.since + patience - time.monotonic()
+            if left > 0 and not self._reading.done.done():
+                await asyncio.wait([asyncio.wrap_future(self._reading.done)], timeout=left)
+        if not self._hold:
+            done = self._reading.done
+            why = f"the store failed with {done.result()!r}" if done.done() else "the store does not answer"
+            raise Unavailable(f"the API keys cannot be read now: {why}")
+        key = self._known.keys.get(sha256) or (await self._keys_after(asked)).get(sha256)
         return key if key and _is_valid(key) else None
 
     def peek(self, sha256: str) -> Key | None:
@@ -162,15 +168,6 @@ class KeyCache:
         with suppress(TimeoutError):
             self._reading.done.result(self.ages.fresh)
 
-    async def _keys(self) -> Mapping[str, Key]:
-        if self._known.age > self.ages.fresh / 2:
-            self._read_anew()
-        if self._known.age > self.ages.fresh:
-            await self._answer()
-        if not self._hold:
-            raise Unavailable(f"the API keys cannot be read now: {self._why()}")
-        return self._known.keys
-
     async def _keys_after(self, moment: float) -> Mapping[str, Key]:
         """Return the keys of a read that started after `moment`; the cached keys if it fails or takes long."""
         end = time.monotonic() + self.ages.patience
@@ -180,7 +177,7 @@ class KeyCache:
                 if reading.since >= moment:  # the read has failed
                     break
                 await asyncio.sleep(reading.since + self._apart(reading) - time.monotonic())
-                self._read_anew()
+                self._start_read()
             await asyncio.wait([asyncio.wrap_future(self._reading.done)], timeout=end - time.monotonic())
         return self._known.keys
 
@@ -193,7 +190,7 @@ class KeyCache:
         """Return whether the cached keys are still valid."""
         return self._known.age <= self.ages.fresh + self.ages.grace
 
-    def _read_anew(self) -> None:
+    def _start_read(self) -> None:
         now = time.monotonic()
         if self._reading.done.done() and now - self._reading.since >= self._apart(self._reading):
             reading = _KeyReading(now, Future())
@@ -208,17 +205,6 @@ class KeyCache:
         except Exception as error:
             failure = error
         reading.done.set_result(failure)
-
-    async def _answer(self) -> None:
-        """Wait for the read in progress, up to `patience`; up to `grace` while no keys are valid."""
-        patience = self.ages.patience if self._hold else self.ages.grace
-        left = self._reading.since + patience - time.monotonic()
-        if left > 0 and not self._reading.done.done():
-            await asyncio.wait([asyncio.wrap_future(self._reading.done)], timeout=left)
-
-    def _why(self) -> str:
-        done = self._reading.done
-        return f"the store failed with {done.result()!r}" if done.done() else "the store does not answer"
 
 
 def _is_valid(key: Key) -> bool:
@@ -368,7 +354,10 @@ class Authenticator:
             found = await self.keys.find(key.hex()) if self.keys else None
         except Unavailable as error:
             return Refusal(503, str(error), error.retry_after)
-        return Refusal(401, KEY_UNKNOWN_MESSAGE) if found is None else _access_of_key(found, key, address)
+        if found is None:
+            return Refusal(401, KEY_UNKNOWN_MESSAGE)
+        needs = get_permissions(found.scopes)
+        return Access(found.project, needs=needs, key=found.id, name=found.name, address=address, bond=key)
 
     def knows(self, headers: Headers) -> bool:
         """Return whether these headers have a valid key, as far as is known without waiting."""
@@ -397,8 +386,3 @@ def check_permission(access: Access, needed: str) -> Access | Refusal:
     return Refusal(
         403, f"the API key may not {PERMISSION_PHRASES.get(needed, needed)}: that takes the scope {needed!r}"
     )
-
-
-def _access_of_key(key: Key, digest: bytes, address: str) -> Access:
-    needs = get_permissions(key.scopes)
-    return Access(key.project, needs=needs, key=key.id, name=key.name, address=address, bond=digest)

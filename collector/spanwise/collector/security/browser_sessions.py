@@ -35,7 +35,11 @@ class BrowserSessions:
 
     def begin(self, key: bytes, *, secure: bool = False) -> str:
         """Start a session of a key, and return its new random id."""
-        self._make_room(key)
+        own = [bond for bond, session in self._sessions.items() if session.key == key]
+        for bond in own[: max(0, len(own) - MAX_SESSIONS_PER_KEY + 1)]:
+            del self._sessions[bond]
+        while len(self._sessions) >= MAX_SESSIONS:
+            self._sessions.popitem(last=False)
         id = secrets.token_urlsafe(32)
         self._sessions[hash_session_id(id)] = _Session(key, self._now() + SESSION_LIFETIME_S, secure)
         return id
@@ -56,13 +60,6 @@ class BrowserSessions:
     def end(self, id: str) -> None:
         """End a session; an unknown id has no effect."""
         self._sessions.pop(hash_session_id(id), None)
-
-    def _make_room(self, key: bytes) -> None:
-        own = [bond for bond, session in self._sessions.items() if session.key == key]
-        for bond in own[: max(0, len(own) - MAX_SESSIONS_PER_KEY + 1)]:
-            del self._sessions[bond]
-        while len(self._sessions) >= MAX_SESSIONS:
-            self._sessions.popitem(last=False)
 
 
 def hash_session_id(id: str) -> bytes:
@@ -110,14 +107,10 @@ def read_session_cookie(headers: Collection[tuple[bytes, bytes]], host: str) -> 
     if not lines:
         return None
     for cookie in (build_session_cookie(host, secure=True), build_session_cookie(host, secure=False)):
-        if found := _cookie_values(lines, cookie.name.encode()):
+        pairs = (pair.strip().partition(b"=") for line in lines for pair in line.split(b";"))
+        if found := [value for key, _, value in pairs if key == cookie.name.encode()]:
             return (found[0].decode("latin-1"), cookie.secure) if len(found) == 1 else None
     return None
-
-
-def _cookie_values(lines: Collection[bytes], name: bytes) -> list[bytes]:
-    pairs = (pair.strip().partition(b"=") for line in lines for pair in line.split(b";"))
-    return [value for key, _, value in pairs if key == name]
 
 
 def make_form_token(bond: bytes) -> str:

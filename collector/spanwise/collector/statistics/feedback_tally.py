@@ -122,20 +122,17 @@ class WeightedSums:
         if weight is None:
             self.unknown += 1
         elif isfinite(weight) and weight >= 0:
-            self._weigh(score, weight, passes)
+            self.weight.add(weight)
+            self.squares.add(weight * weight)
+            self.total.add(weight * score)
+            if passes is not None:
+                self.of_judged.add(weight)
+                self.of_passed.add(weight * passes)
         else:
             raise ValueError(f"a weight is a number from 0 on, or None where it is not known, not {weight!r}")
         self.n += 1
         self.judged += passes is not None
         self.passed += bool(passes)
-
-    def _weigh(self, score: float, weight: float, passes: bool | None) -> None:
-        self.weight.add(weight)
-        self.squares.add(weight * weight)
-        self.total.add(weight * score)
-        if passes is not None:
-            self.of_judged.add(weight)
-            self.of_passed.add(weight * passes)
 
     def merge(self, other: WeightedSums) -> None:
         """Add all scores of another instance."""

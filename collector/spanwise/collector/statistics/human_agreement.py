@@ -181,7 +181,10 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
     if version is None and said:
         version = max(said, key=lambda row: row.created_ns).version
     judged = {row.target: row for row in select_latest(row for row in said if row.version == version)}
-    by_target = _group_by_target(votes)
+    by_target: dict[Target, list[Feedback]] = {}
+    for vote in select_latest(votes):
+        if vote.outcome == "score":
+            by_target.setdefault(vote.target, []).append(vote)
     decided = {target: value for target, rows in by_target.items() if (value := get_majority_label(rows)) is not None}
     pairs = [
         LabelledCase(
@@ -196,6 +199,11 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
         if target in judged and _judgement_outcome(judged[target]) == "score"
     ]
     outcomes = Counter(_judgement_outcome(judged[target]) for target in decided if target in judged)
+    alike = [
+        get_feedback_value(one) == get_feedback_value(other)
+        for rows in by_target.values()
+        for one, other in combinations(rows, 2)
+    ]
     return JudgeCheck(
         version=version,
         pairs=tuple(pairs),
@@ -204,7 +212,7 @@ def check_judge(judgements: Iterable[Feedback], votes: Iterable[Feedback], versi
         failed=outcomes["error"],
         skipped=outcomes["skip"],
         unjudged=tuple(target for target in decided if target not in judged),
-        among=_human_agreement(by_target),
+        among=fmean(alike) if alike else None,
     )
 
 
@@ -228,14 +236,6 @@ def get_majority_label(votes: Sequence[Feedback]) -> Value | None:
     return fmean(numbers) if graded else None
 
 
-def _group_by_target(votes: Iterable[Feedback]) -> Mapping[Target, list[Feedback]]:
-    by_target: dict[Target, list[Feedback]] = {}
-    for vote in select_latest(votes):
-        if vote.outcome == "score":
-            by_target.setdefault(vote.target, []).append(vote)
-    return by_target
-
-
 def _drawing_probability(votes: Sequence[Feedback]) -> float | None:
     """Return the highest probability if the case was drawn several times."""
     told = [
@@ -243,15 +243,6 @@ def _drawing_probability(votes: Sequence[Feedback]) -> float | None:
     ]
     known = [float(p) for p in told if isinstance(p, int | float) and not isinstance(p, bool) and 0 < p <= 1]
     return max(known, default=None)
-
-
-def _human_agreement(by_target: Mapping[Target, Sequence[Feedback]]) -> float | None:
-    alike = [
-        get_feedback_value(one) == get_feedback_value(other)
-        for rows in by_target.values()
-        for one, other in combinations(rows, 2)
-    ]
-    return fmean(alike) if alike else None
 
 
 RatedScore: TypeAlias = tuple[float, bool]  # score, and whether people rate it as good
@@ -312,8 +303,8 @@ def _find_shortage(pairs: Sequence[RatedScore]) -> str | None:
         word = "good" if pairs[0][1] else "bad"
         return f"all {len(pairs)} votes say {word}: a threshold is between good ones and bad ones"
     if len(pairs) < MIN_LABELS or min(counts.values()) < MIN_LABELS_PER_SIDE:
-        told = f"{counts[True]} good and {counts[False]} bad"
-        return f"there are too few votes, {told}: it takes {MIN_LABELS}, of either {MIN_LABELS_PER_SIDE} at least"
+        message = f"{counts[True]} good and {counts[False]} bad"
+        return f"there are too few votes, {message}: it takes {MIN_LABELS}, of either {MIN_LABELS_PER_SIDE} at least"
     if pairs[0][0] == pairs[-1][0]:
         return f"all scores are {abs(pairs[0][0]):g}: there is nothing to tell apart"
     return None

@@ -199,7 +199,10 @@ def compare_scores(
 
     The family are the keys with pairs, times `others`, the number of experiments that `before` is compared with.
     """
-    columns = {key: (_scores_of_key(before, key), _scores_of_key(after, key)) for key in _list_keys(before, after)}
+    columns = {
+        key: (_scores_of_key(before, key), _scores_of_key(after, key))
+        for key in sorted({key for side in (before, after) for scores in side.values() for key in scores})
+    }
     family = others * sum(not before.keys().isdisjoint(after) for before, after in columns.values())
     directions = {TASK_OK: True, **(rising or {})}
     return {key: _build_contrast(key, *both, directions.get(key), max(1, family)) for key, both in columns.items()}
@@ -212,10 +215,6 @@ def get_direction(difference: float) -> int:
 
 def _scores_of_key(scores: Scores, key: str) -> dict[str, float]:
     return {example_id: keys[key] for example_id, keys in scores.items() if key in keys}
-
-
-def _list_keys(before: Scores, after: Scores) -> list[str]:
-    return sorted({key for side in (before, after) for scores in side.values() for key in scores})
 
 
 def _build_contrast(

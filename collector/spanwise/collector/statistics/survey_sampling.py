@@ -173,14 +173,13 @@ class _KeySums:
         elif one.probability == 0:
             self.outside += 1
         else:
-            self._weigh(one, float(one.score), 1 / one.probability)
-
-    def _weigh(self, one: WeightedScore, score: float, weight: float) -> None:
-        cluster = (True, one.session_id) if one.session_id else (False, one.trace_id or "")
-        weights, total = self.clusters.get(cluster, (0.0, 0.0))
-        self.clusters[cluster] = weights + weight, total + weight * score
-        self.binary = self.binary and score in (0.0, 1.0)
-        self.n += 1
+            score = float(one.score)
+            weight = 1 / one.probability
+            cluster = (True, one.session_id) if one.session_id else (False, one.trace_id or "")
+            weights, total = self.clusters.get(cluster, (0.0, 0.0))
+            self.clusters[cluster] = weights + weight, total + weight * score
+            self.binary = self.binary and score in (0.0, 1.0)
+            self.n += 1
 
 
 def estimate_means(scores: Iterable[WeightedScore]) -> list[SampledMean]:

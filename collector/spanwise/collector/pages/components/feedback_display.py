@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from spanwise.collector import formatting, statistics
 from spanwise.collector.records import Bucket, Experiment, Feedback, FeedbackStats, TraceSummary
@@ -151,10 +150,6 @@ def _list_metrics(experiment: Experiment) -> Iterator[tuple[str, MetricInfo]]:
         unit = _UNITS.get(str(origin.get("type")), "") if isinstance(origin, Mapping) else ""
         for metric in metrics if isinstance(metrics, list) else ():
             if isinstance(metric, Mapping) and "key" in metric:
-                yield str(metric["key"]), _parse_metric(metric, unit)
-
-
-def _parse_metric(metric: Mapping[str, Any], unit: str) -> MetricInfo:
-    ends = metric.get("range")
-    bounded = not isinstance(ends, list) or (len(ends) == 2 and ends[0] == 0 and ends[1] == 1)
-    return MetricInfo(metric.get("higher_is_better") is not False, bounded, unit)
+                ends = metric.get("range")
+                bounded = not isinstance(ends, list) or (len(ends) == 2 and ends[0] == 0 and ends[1] == 1)
+                yield str(metric["key"]), MetricInfo(metric.get("higher_is_better") is not False, bounded, unit)

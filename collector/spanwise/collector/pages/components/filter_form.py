@@ -105,12 +105,13 @@ class FilterQuery:
         """Return the active conditions with their labels."""
         shown = [(name, text) for name, text in self.items if name not in _HIDDEN_FIELDS]
         return [
-            FilterMark(self._label(name, text), self._shown(name, text), self._without(name, text))
+            FilterMark(
+                "time" if name == "since" and text in RANGE_LABELS else _FIELD_LABELS.get(name, name),
+                self._shown(name, text),
+                self._without(name, text),
+            )
             for name, text in shown
         ]
-
-    def _label(self, name: str, text: str) -> str:
-        return "time" if name == "since" and text in RANGE_LABELS else _FIELD_LABELS.get(name, name)
 
     def _shown(self, name: str, text: str) -> str:
         if name == "feedback_key":
@@ -189,23 +190,16 @@ def _parse_fields(name: str, text: str, fields: Mapping[str, str], now_ns: int |
 def _parse_field(name: str, text: str, fields: Mapping[str, str], now_ns: int | None) -> Condition:
     match name:
         case "range":
-            return "since_ns", _parse_range(text, now_ns)
+            if text not in RANGE_LABELS:
+                raise ValueError(f"time {text!r} is none of {', '.join(filter(None, RANGE_LABELS))}")
+            return "since_ns", filter_values.parse_time(text, now_ns)
         case "since" | "until":
             return f"{name}_ns", filter_values.parse_time(text, now_ns)
         case "feedback_key":
-            return _parse_feedback_fields(text, fields.get("feedback_op", ">="), fields.get("feedback_value", ""))
+            operator = fields.get("feedback_op", ">=")
+            if operator in OUTCOME_LABELS:
+                return operator, (text,)
+            if operator not in OPERATORS:
+                raise ValueError(f"feedback operator {operator!r} is none of {', '.join(OPERATOR_LABELS)}")
+            return "feedback", ((text, operator, filter_values.parse_bound(fields.get("feedback_value", ""))),)
     return filters.parse_item(name, text)
-
-
-def _parse_range(text: str, now_ns: int | None) -> int:
-    if text not in RANGE_LABELS:
-        raise ValueError(f"time {text!r} is none of {', '.join(filter(None, RANGE_LABELS))}")
-    return filter_values.parse_time(text, now_ns)
-
-
-def _parse_feedback_fields(key: str, operator: str, text: str) -> Condition:
-    if operator in OUTCOME_LABELS:
-        return operator, (key,)
-    if operator not in OPERATORS:
-        raise ValueError(f"feedback operator {operator!r} is none of {', '.join(OPERATOR_LABELS)}")
-    return "feedback", ((key, operator, filter_values.parse_bound(text)),)

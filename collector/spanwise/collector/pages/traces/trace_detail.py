@@ -14,7 +14,7 @@ from spanwise.collector.errors import NotFound, Refused
 from spanwise.collector.formatting import split_stack
 from spanwise.collector.pages.components import feedback_display, rendering
 from spanwise.collector.pages.experiment_pages import index_examples
-from spanwise.collector.records import JSON, Example, Experiment, Feedback, Run, Target, Trace, TraceSummary, TreeNode
+from spanwise.collector.records import Example, Experiment, Feedback, Run, Target, Trace, TraceSummary, TreeNode
 from spanwise.collector.stores import RunNode, Store, derived_fields, make_branch, walk_tree
 
 MAX_WHOLE_RUNS = 1_000  # larger traces are shown in pages
@@ -41,7 +41,12 @@ def build_rows(trace: Trace) -> list[WaterfallRow]:
 
     A run without its parent is shown as a root.
     """
-    marks, known = _count_feedback(trace), {run.span_id for run in trace.runs}
+    marks: dict[str, tuple[int, int]] = {}
+    for item in trace.feedback:
+        if item.target.span_id:
+            n, failed = marks.get(item.target.span_id, (0, 0))
+            marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
+    known = {run.span_id for run in trace.runs}
     lines = [RunNode(*(getattr(run, name) for name in RunNode._fields)) for run in trace.runs]
     branches = (
         make_branch(position, depth, line, known, *marks.get(line.span_id, (0, 0)))
@@ -57,15 +62,6 @@ def place_rows(branches: Iterable[TreeNode], start_ns: int, end_ns: int) -> list
         WaterfallRow(run, round(100 * (run.start_ns - start_ns) / length, 2), round(100 * run.duration_ns / length, 2))
         for run in branches
     ]
-
-
-def _count_feedback(trace: Trace) -> dict[str, tuple[int, int]]:
-    marks: dict[str, tuple[int, int]] = {}
-    for item in trace.feedback:
-        if item.target.span_id:
-            n, failed = marks.get(item.target.span_id, (0, 0))
-            marks[item.target.span_id] = n + 1, failed + (item.outcome == "error")
-    return marks
 
 
 _EXCEPTION_FIELDS = ("type", "message", "stacktrace")
@@ -162,12 +158,16 @@ def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> T
     """Return the page of a large trace that contains the selected run. Raises `NotFound` for an unknown run."""
     page = store.tree(trace.trace_id, limit=ROWS_PER_PAGE, cursor=span_id)
     root, run = store.run(trace.trace_id), store.run(trace.trace_id, span_id)
+    aims = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
+    said = [feedback for aim in aims for feedback in store.feedbacks(target=aim)]
+    latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
+    said += [one for one in latest if one.target.span_id == run.span_id and one.target.document is not None]
     return TraceView(
         root=root,
         run=run,
         rows=place_rows(page.items, trace.start_ns, trace.start_ns + trace.duration_ns),
         duration_ns=trace.duration_ns,
-        feedback=_load_feedback(store, run),
+        feedback=sorted(said, key=lambda feedback: feedback.created_ns),
         missing=trace_completeness.describe_known_gaps(
             trace.dropped, store.running(trace_id=trace.trace_id), complete=trace.complete
         ),
@@ -176,15 +176,6 @@ def view_trace_page(store: Store, trace: TraceSummary, span_id: str | None) -> T
         dropped=trace.dropped,
         next=page.next,
     )
-
-
-def _load_feedback(store: Store, run: Run) -> list[Feedback]:
-    """Load feedback on a run's trace and on the run; on its documents only from the latest feedback of the trace."""
-    aims = (Target(trace_id=run.trace_id), Target(trace_id=run.trace_id, span_id=run.span_id))
-    said = [feedback for aim in aims for feedback in store.feedbacks(target=aim)]
-    latest = store.feedbacks(trace_ids=(run.trace_id,)) if run.documents else ()
-    said += [one for one in latest if one.target.span_id == run.span_id and one.target.document is not None]
-    return sorted(said, key=lambda feedback: feedback.created_ns)
 
 
 def render_open_trace(store: Store, request: Request) -> Response:
@@ -203,7 +194,9 @@ def value_page(store: Store, request: Request) -> Response:
     if name not in _VALUE_FIELDS:
         raise NotFound(f"a run has no part {name!r}; there are {', '.join(_VALUE_FIELDS)}")
     run = store.run(request.path_params["trace_id"], request.path_params["span_id"])
-    value = _to_json(getattr(run, name))
+    value = getattr(run, name)
+    if isinstance(value, tuple):  # documents or events
+        value = [{field: getattr(item, field) for field in item.__dataclass_fields__} for item in value]
     text = value if isinstance(value, str) else rendering.format_json(value)
     return PlainTextResponse(text.encode("utf-8", "replace"), headers=rendering.SECURITY_HEADERS)
 
@@ -247,13 +240,6 @@ def list_stack_traces(run: Run) -> list[str]:
         message, within = split_stack(said)
         stacks[kind, message] = max(stacks.get((kind, message), ""), recorded or within, key=len)
     return [stack for stack in stacks.values() if stack]
-
-
-def _to_json(value: object) -> JSON:
-    """Return documents and events as objects; other values are JSON already."""
-    if isinstance(value, tuple):
-        return [{name: getattr(item, name) for name in item.__dataclass_fields__} for item in value]
-    return value
 
 
 def add_feedback(store: Store, request: Request, fields: Mapping[str, str]) -> str:
