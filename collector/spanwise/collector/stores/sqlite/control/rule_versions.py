@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -223,10 +223,3 @@ def find_active_rule(db: sqlite3.Connection, project: str, name: str, version: s
     )
     row = db.execute(sql, (project, name, version)).fetchone()
     return ActiveRule(row[0], row[1], row[2], bool(row[3])) if row else None
-
-
-def read_versions(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[str, str, str, bool]]:
-    """Return project, name and version of rules by key, and whether the version is in force."""
-    sql = "SELECT id, project, name, version, state = 'in force' FROM rules WHERE id = ?"
-    rows: list[Any] = [db.execute(sql, (id,)).fetchone() for id in ids]
-    return {row[0]: (row[1], row[2], row[3], bool(row[4])) for row in rows}
