@@ -502,9 +502,3 @@ def _find_replaced(verdicts: TargetFeedback, said: Sequence[RuleFeedback]) -> li
         and target.document in (None, row.document)
     ]
     return None if any(row.claim > verdicts.claim for row in theirs) else theirs
-
-
-def _with_claim(feedback: Feedback, verdicts: TargetFeedback) -> Feedback:
-    if (feedback.rule, feedback.claim) == (verdicts.rule, verdicts.claim):
-        return feedback
-    return replace(feedback, rule=verdicts.rule, claim=verdicts.claim, id="")
