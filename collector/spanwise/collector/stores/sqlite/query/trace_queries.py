@@ -290,10 +290,10 @@ def read_tree(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> 
     lines = [RunNode._make(row) for row in reader.db.execute(_SELECT_LINES, (key,))]
     reader.look()
     placed = list(walk_tree(lines))
-    at: int | None = 0
+    at = 0
     if cursor is not None:
-        at = next((position for position, (_, line) in enumerate(placed) if line.span_id == cursor), None)
-        if at is None:
+        at = next((position for position, (_, line) in enumerate(placed) if line.span_id == cursor), -1)
+        if at < 0:
             raise _missing_run(trace_id, cursor)
     start, end = at - at % limit, at - at % limit + limit
     known = {line.span_id for line in lines}

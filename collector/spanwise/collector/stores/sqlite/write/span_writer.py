@@ -253,13 +253,13 @@ class Appender:
         for one in here.values():
             self.keeper.mark(one, first)
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
-        came: Mapping[str, list[str]] = _NO_IDS  # ids of incoming spans by trace, which may end open runs
+        incoming: Mapping[str, Iterable[str]] = _NO_IDS  # span ids by trace, which may end open runs
         if self.running:
-            came = {
+            incoming = {
                 trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
                 for trace_id, some in parts.items()
             }
-        self._insert_traces(touched, here, came, new.values())
+        self._insert_traces(touched, here, incoming, new.values())
         self._keep_values(spans.facts)
         self._count(spans, first)
         self.destinations.note(spans.traces, spans.facts)
