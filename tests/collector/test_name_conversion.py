@@ -20,9 +20,9 @@ from spanwise.collector.former_names import ATTRIBUTES, present_names, present_r
 from spanwise.collector.records import Feedback, OpenRun, Run, Target
 from spanwise.collector.stores.sqlite import SQLiteStore
 from spanwise.collector.stores.sqlite.database.file_lock import FileLock
+from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID, adopt_former_file
 from spanwise.collector.stores.sqlite.database.schema import APPLICATION_ID
 from spanwise.collector.stores.sqlite.maintenance.inspection import check_file, recover, restore
-from spanwise.collector.stores.sqlite.name_conversion import FORMER_APPLICATION_ID, adopt_former_file
 
 TEXT = 'said "assay.cost"'
 

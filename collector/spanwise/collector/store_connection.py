@@ -61,7 +61,7 @@ def default_location() -> str:
 def default_file() -> str:
     """Return `spanwise.db`, after renaming a file with the product's former name to it. Raises `Refused`."""
     if os.path.exists(FORMER_FILE):
-        from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
+        from spanwise.collector.stores.sqlite.database.name_conversion import adopt_former_file
 
         adopt_former_file(DEFAULT_FILE)
     return DEFAULT_FILE

@@ -30,8 +30,8 @@ from spanwise.collector.errors import Refused
 from spanwise.collector.filter_values import parse_duration
 from spanwise.collector.filters import parse
 from spanwise.collector.records import Retention
+from spanwise.collector.stores.sqlite.database.name_conversion import adopt_former_file
 from spanwise.collector.stores.sqlite.maintenance import inspection
-from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
 from spanwise.collector.terminal_escaping import MAX_MESSAGE_LENGTH, escape_line
 
 app = typer.Typer(

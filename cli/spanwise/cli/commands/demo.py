@@ -38,7 +38,7 @@ def demo(
     """
     from spanwise.cli.demo.walkthrough import run_monitor, run_walkthrough
     from spanwise.collector.stores.sqlite import SQLiteStore
-    from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
+    from spanwise.collector.stores.sqlite.database.name_conversion import adopt_former_file
 
     if "://" in path:
         raise Refused(f"--store {path!r}: the demo keeps a SQLite file of its own; name its path")

@@ -112,7 +112,7 @@ def serve(
     with _gc_paused():
         from spanwise.collector.forward import FeedbackForwarder, Forwarder, parse_targets
         from spanwise.collector.stores.sqlite import SQLiteStore
-        from spanwise.collector.stores.sqlite.name_conversion import adopt_former_file
+        from spanwise.collector.stores.sqlite.database.name_conversion import adopt_former_file
 
     if rules is not None and not Path(rules).is_file():
         raise Refused(f"there is no file of rules {rules!r}")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from inspect import Signature, signature
+from inspect import signature
 from typing import Any
 
 import msgspec
@@ -27,7 +27,9 @@ log = logging.getLogger("spanwise.audit")
 
 def audit_operation(verb: Callable[..., Any], note: Callable[[AuditEvent], None]) -> Callable[..., Any]:
     """Wrap an operation so that it is audited after it has changed something."""
-    asked = _get_call_signature(verb)
+    # Positional-only parameters, which are `self` and the connection, are left out
+    whole = signature(verb)
+    asked = whole.replace(parameters=[one for one in whole.parameters.values() if one.kind is not one.POSITIONAL_ONLY])
 
     @wraps(verb)
     def done(*args: Any, **given: Any) -> Any:
@@ -40,18 +42,13 @@ def audit_operation(verb: Callable[..., Any], note: Callable[[AuditEvent], None]
     return done
 
 
-def _get_call_signature(verb: Callable[..., Any]) -> Signature:
-    """Return the signature without positional-only parameters, which are `self` and the connection."""
-    whole = signature(verb)
-    return whole.replace(parameters=[one for one in whole.parameters.values() if one.kind is not one.POSITIONAL_ONLY])
-
-
 def make_audit_event(action: str, about: Mapping[str, Any], count: int) -> AuditEvent:
     """Return the audit event of an operation, with its significant arguments as JSON. A key's hash is left out."""
     actor = get_current_actor()
+    arguments = {name: _describe_value(value) for name, value in about.items()}
     return AuditEvent(
         action=action,
-        about=_to_text(about)[:MAX_CHARS],
+        about=json.dumps(arguments, ensure_ascii=False, default=repr)[:MAX_CHARS],
         count=count,
         key=actor.key,
         name=actor.name[:MAX_CHARS],
@@ -64,11 +61,6 @@ def log_audit_event(event: AuditEvent) -> None:
     terminal.
     """
     log.info("%s", json.dumps({"audit": event.action, **msgspec.to_builtins(event)}, ensure_ascii=True))
-
-
-def _to_text(about: Mapping[str, Any]) -> str:
-    said = {name: _describe_value(value) for name, value in about.items()}
-    return json.dumps(said, ensure_ascii=False, default=repr)
 
 
 def _describe_value(value: Any) -> Any:

@@ -132,16 +132,14 @@ class MonitorOperations(ABC):
         pairs = [pair for pair in zip(finishes, standings, strict=True) if pair[1].answer is None]
         kept = self._traces.put_verdicts([_collect_feedback(finish, standing) for finish, standing in pairs])
         stands = [finish for (finish, _), stands in zip(pairs, kept, strict=True) if stands]
-        self._forget_deleted([finish for (finish, _), stands in zip(pairs, kept, strict=True) if not stands])
+        refused = [finish for (finish, _), stands in zip(pairs, kept, strict=True) if not stands]
+        # Decisions that were recorded while their trace was being deleted go, too
+        ids = {id for finish in refused if (id := finish.claim.target.trace_id) is not None}
+        if gone := ids - self._traces.there(ids) if ids else ids:
+            self._control.forget(DeletedTraces(sorted(gone)))
         answers = iter(self._control.conclude(stands))
         said = iter([next(answers) if stands else TARGET_GONE for stands in kept])
         return [next(said) if standing.answer is None else standing.answer for standing in standings]
-
-    def _forget_deleted(self, finishes: Sequence[ClaimResult]) -> None:
-        """Delete decisions that were recorded while their trace was being deleted."""
-        ids = {id for finish in finishes if (id := finish.claim.target.trace_id) is not None}
-        if gone := ids - self._traces.there(ids) if ids else ids:
-            self._control.forget(DeletedTraces(sorted(gone)))
 
     def why(self, trace_id: str) -> list[DecisionExplanation]:
         """Explain why each rule did or did not evaluate a trace. See `ControlStore.why`."""

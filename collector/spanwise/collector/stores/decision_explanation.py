@@ -83,7 +83,11 @@ def describe_decision(decision: Decision, now_ns: int = 0) -> str:
     word = _format_verdict(decision.verdict)
     parts = [word if decision.reason in ("", word) else f"{word}: {decision.reason}"]
     if decision.verdict == "running":
-        parts.append(_describe_lease(decision, now_ns))
+        holder, until = f"{decision.holder!r}", _format_time(decision.until_ns)
+        if decision.until_ns is not None and decision.until_ns < now_ns:
+            parts.append(f"its worker {holder} has not answered since {until}; another takes it over")
+        else:
+            parts.append(f"lease {decision.claim} of {holder}, until {until}")
     parts += [f"{key}: {error}" for key, error in list_errors(decision.states) if error not in decision.reason]
     if decision.attempts > 1 or decision.deaths:
         died = f", of which {decision.deaths} ended their worker" if decision.deaths else ""
@@ -100,12 +104,6 @@ def describe_decision(decision: Decision, now_ns: int = 0) -> str:
 def is_outdated(decision: Decision) -> bool:
     """Return whether a target has changed after it was scored."""
     return decision.verdict in ("scored", "skipped", "failed") and decision.runs_change > decision.read_change
-
-
-def _describe_lease(decision: Decision, now_ns: int) -> str:
-    if decision.until_ns is not None and decision.until_ns < now_ns:
-        return f"its worker {decision.holder!r} has not answered since {_format_time(decision.until_ns)}; another takes it over"
-    return f"lease {decision.claim} of {decision.holder!r}, until {_format_time(decision.until_ns)}"
 
 
 def list_errors(states: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -126,7 +124,11 @@ def explain_computed(seen: DecisionContext) -> DecisionExplanation:
     rate, stratum = get_sampling_rate(seen.settings, head.passes[1:])
     drawn = replace(made, u=get_sampling_position(get_sampling_unit(rule, head)), rate=rate, stratum=stratum)
     if (drawn.u or 0.0) >= rate:
-        reason = f"sampled out: {_describe_draw(drawn.u, rate)}{_describe_rate(seen.settings, stratum)}"
+        strata, paced = seen.settings.strata, seen.settings.paced
+        origin = [] if stratum is None else [f"of stratum {stratum + 1}, {dict(strata[stratum].filter)}"]
+        if paced is not None:
+            origin.append(f"paced: × {paced:g}")
+        reason = f"sampled out: {_describe_draw(drawn.u, rate)}" + (f" ({'; '.join(origin)})" if origin else "")
         return replace(drawn, verdict="sampled_out", reason=reason)
     return replace(drawn, verdict="waiting", reason=f"waiting: {_describe_wait(seen)}")
 
@@ -159,14 +161,6 @@ def _describe_condition(condition: ConditionResult) -> str:
 
 def _describe_draw(at: float | None, rate: float) -> str:
     return f"u {at:.3f} is not below the rate {rate:g}" if at is not None else f"the rate is {rate:g}"
-
-
-def _describe_rate(settings: RuleSettings, stratum: int | None) -> str:
-    """Return the origin of a rate."""
-    parts = [] if stratum is None else [f"of stratum {stratum + 1}, {dict(settings.strata[stratum].filter)}"]
-    if settings.paced is not None:
-        parts.append(f"paced: × {settings.paced:g}")
-    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _describe_wait(seen: DecisionContext) -> str:

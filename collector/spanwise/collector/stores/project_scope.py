@@ -80,13 +80,10 @@ class ProjectScopedStore:
         asked = extend_filter(filter, conditions)
         if name == "delete":  # the caller must give a condition besides the project
             validate_deletion_filter(asked)
-        return getattr(self._store, name)(self._within(asked), **given)
+        return getattr(self._store, name)(replace(asked, project=self._mine(asked.project)), **given)
 
     def _named(self, name: str, *args: Any, project: str | None = None, **given: Any) -> Any:
         return getattr(self._store, name)(*args, project=self._mine(project), **given)
-
-    def _within(self, filter: Filter) -> Filter:
-        return replace(filter, project=self._mine(filter.project))
 
     def _mine(self, project: str | None) -> str:
         if project not in (None, DEFAULT_PROJECT, self.project):

@@ -48,7 +48,10 @@ def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
     The walk is iterative, and runs whose parents form a cycle are included.
     """
     latest_first = sorted(lines, key=attrgetter("start_ns", "end_ns"), reverse=True)
-    children = _group_children(latest_first)
+    known = {line.span_id for line in latest_first}
+    children: dict[str | None, list[RunNode]] = {}  # runs with a missing parent are below None
+    for line in latest_first:
+        children.setdefault(line.parent_id if line.parent_id in known else None, []).append(line)
     seen: set[str] = set()
     for start in (children.get(None, []), latest_first):
         stack = [(0, line) for line in start if line.span_id not in seen]
@@ -60,15 +63,6 @@ def walk_tree(lines: Sequence[RunNode]) -> Iterator[tuple[int, RunNode]]:
             yield depth, line
             if below := children.get(line.span_id):
                 stack += [(depth + 1, child) for child in below]
-
-
-def _group_children(lines: Sequence[RunNode]) -> dict[str | None, list[RunNode]]:
-    """Return runs grouped by parent. Runs with a missing parent are grouped under None."""
-    known = {line.span_id for line in lines}
-    children: dict[str | None, list[RunNode]] = {}
-    for line in lines:
-        children.setdefault(line.parent_id if line.parent_id in known else None, []).append(line)
-    return children
 
 
 DERIVED = "spanwise.derived"  # attribute of a root: names of derived fields, such as ["inputs", "outputs"]

@@ -296,10 +296,11 @@ def list_open_traces(store: TraceStore, filter: Filter) -> list[OpenRun]:
     for run in store.running(project=filter.project, environment=filter.environment, limit=MAX_OPEN_RUNS):
         if run.parent_id is None or (run.local_root == run.span_id and run.trace_id not in roots):
             roots[run.trace_id] = run
-    return [run for run in roots.values() if _passes(filter, run)]
-
-
-def _passes(filter: Filter, run: OpenRun) -> bool:
-    begun = filter.since_ns is None or run.start_ns >= filter.since_ns
-    begun = begun and (filter.until_ns is None or run.start_ns < filter.until_ns)
-    return begun and filter.name in (None, run.name) and (filter.kind or run.kind) == run.kind != EVALUATOR_KIND
+    return [
+        run
+        for run in roots.values()
+        if (filter.since_ns is None or run.start_ns >= filter.since_ns)
+        and (filter.until_ns is None or run.start_ns < filter.until_ns)
+        and filter.name in (None, run.name)
+        and (filter.kind or run.kind) == run.kind != EVALUATOR_KIND
+    ]

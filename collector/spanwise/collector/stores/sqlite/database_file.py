@@ -66,7 +66,10 @@ class DatabaseFile:
                 )
                 self.appender = Appender(Reader(self._db), self.clock)
                 self.watch = opened.enter_context(closing(FileWatch(self._db, self._lock)))
-            self._refuse_unreadable()
+            # A separate read connection must see the schema that the writer created
+            with translate_file_errors(self.name), closing(connect_read_only(self.path)) as db:
+                if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'spans'").fetchone():
+                    raise Refused(f"what is written to {self.name!r} cannot be read back; name another file")
             opened.pop_all()
         self.announce, self.announce_again = self._lock.announce, self._lock.announce_again
         self.writer = Writer(
@@ -74,12 +77,6 @@ class DatabaseFile:
         )
         self._readers.damaged = self._aside.damaged = self._halt
         protect_from_fork(self)
-
-    def _refuse_unreadable(self) -> None:
-        """Raise `Refused` unless a separate read connection sees the schema that the writer created."""
-        with translate_file_errors(self.name), closing(connect_read_only(self.path)) as db:
-            if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'spans'").fetchone():
-                raise Refused(f"what is written to {self.name!r} cannot be read back; name another file")
 
     def _halt(self, why: Halted) -> None:
         self.writer.halted = self.writer.halted or why

@@ -390,15 +390,14 @@ class SQLiteTraces(Backend):
             self._file.write(lambda _: self._file.appender.running.expire(before, rule.project))
             self._file.write(lambda _: self._file.appender.waiting.expire(before, rule.project))
             if rule.project is None:
-                self._remove_feedback_without_trace(before)
+                with self._file.read() as reader:
+                    keys = deletion.find_orphaned_feedback(reader.db, before)
+                for start in range(0, len(keys), deletion.BATCH_TRACES):
+                    some = keys[start : start + deletion.BATCH_TRACES]
+                    self._file.write(
+                        partial(deletion.delete_orphaned_feedback, keys=some, before_ns=before), patient=True
+                    )
         return [filter for filter in (expired, ahead) if filter is not None]
-
-    def _remove_feedback_without_trace(self, before_ns: int) -> None:
-        with self._file.read() as reader:
-            keys = deletion.find_orphaned_feedback(reader.db, before_ns)
-        for start in range(0, len(keys), deletion.BATCH_TRACES):
-            some = keys[start : start + deletion.BATCH_TRACES]
-            self._file.write(partial(deletion.delete_orphaned_feedback, keys=some, before_ns=before_ns), patient=True)
 
     def vacuum(self) -> int:
         return self._file.vacuum()

@@ -27,7 +27,12 @@ class Budgets(Backend):
     def book(self, db: sqlite3.Connection, /, *bookings: Booking) -> list[bool]:
         now = self._file.clock.keep(db)
         made = [_make_booking(db, booking, now) for booking in bookings]
-        _prune(db, now, PRUNE_PER_BOOKING * len(bookings))
+        # expired bookings go a few at a time, and with them the periods that nothing refers to
+        most = PRUNE_PER_BOOKING * len(bookings)
+        sql = "DELETE FROM bookings WHERE rowid IN (SELECT rowid FROM bookings WHERE made_ns < ? ORDER BY made_ns LIMIT ?)"
+        if db.execute(sql, (now - BOOKING_LIFETIME_NS, most)).rowcount:
+            for period, kept in PERIOD_LIFETIME_NS.items():
+                db.execute("DELETE FROM budgets WHERE period = ? AND start_ns < ?", (period, now - kept))
         return made
 
     @write_operation
@@ -103,13 +108,6 @@ def _settle_booking(db: sqlite3.Connection, id: str, actual: float) -> None:
             " WHERE budget = ? AND period = ? AND start_ns = ?",
             (actual, row[3], *row[:3]),
         )
-
-
-def _prune(db: sqlite3.Connection, now: int, most: int) -> None:
-    sql = "DELETE FROM bookings WHERE rowid IN (SELECT rowid FROM bookings WHERE made_ns < ? ORDER BY made_ns LIMIT ?)"
-    if db.execute(sql, (now - BOOKING_LIFETIME_NS, most)).rowcount:
-        for period, kept in PERIOD_LIFETIME_NS.items():
-            db.execute("DELETE FROM budgets WHERE period = ? AND start_ns < ?", (period, now - kept))
 
 
 def _check_amount(what: str, amount: float) -> float:

@@ -180,15 +180,11 @@ def _find_dataset(db: sqlite3.Connection, name: str, version: int | None) -> Dat
         ).fetchone()
         dataset = _dataset_from_row(row) if row else None
     if dataset is None:
-        raise NotFound(_missing_message(db, name, version))
+        names = [row[0] for row in db.execute("SELECT DISTINCT name FROM datasets")]
+        if name in names:
+            raise NotFound(f"dataset {name!r} has no version {version!r}")
+        raise NotFound(f"there is no dataset {name!r} in this store{did_you_mean(name, names, 3)}")
     return dataset
-
-
-def _missing_message(db: sqlite3.Connection, name: str, version: int | None) -> str:
-    names = [row[0] for row in db.execute("SELECT DISTINCT name FROM datasets")]
-    if name in names:
-        return f"dataset {name!r} has no version {version!r}"
-    return f"there is no dataset {name!r} in this store{did_you_mean(name, names, 3)}"
 
 
 _EXPERIMENT_COLUMNS = ("id", "name", "dataset", "project", "status", "started_ns", "data")

@@ -242,10 +242,14 @@ def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tup
         block, place = divmod(number, _BLOCK_TRACES)
         data = blocks.get(block)
         if data is None:
-            data = blocks[block] = _load_block(db, rule, block)
+            row = db.execute("SELECT data FROM outcomes WHERE rule = ? AND block = ?", (rule, block)).fetchone()
+            data = blocks[block] = bytearray(_BLOCK_TRACES // 4) if row is None else bytearray(row[0])
         byte, shift = place >> 2, (place & 3) * 2
         before, after = data[byte] >> shift & 3, _OUTCOME_CODES[outcome]
-        if before == after or (before == _OUTCOME_CODES[TAKEN] and _has_row(db, rule, trace_id)):
+        if before == after or (
+            before == _OUTCOME_CODES[TAKEN]
+            and db.execute(_HAS_ROW, (*get_trace_range(trace_id), rule)).fetchone() is not None
+        ):
             continue
         data[byte] ^= (before ^ after) << shift
         change[before] -= 1
@@ -253,15 +257,6 @@ def count_outcomes(db: sqlite3.Connection, rule: int, outcomes: Mapping[str, tup
     rows = [(rule, block, bytes(data)) for block, data in blocks.items()]
     insert_many(db, "outcomes", ("rule", "block", "data"), rows, "ON CONFLICT DO UPDATE SET data = excluded.data")
     _add_counts(db, rule, now // _HOUR_NS * _HOUR_NS, [change[_OUTCOME_CODES[name]] for name in COUNTED_OUTCOMES])
-
-
-def _load_block(db: sqlite3.Connection, rule: int, block: int) -> bytearray:
-    row = db.execute("SELECT data FROM outcomes WHERE rule = ? AND block = ?", (rule, block)).fetchone()
-    return bytearray(_BLOCK_TRACES // 4) if row is None else bytearray(row[0])
-
-
-def _has_row(db: sqlite3.Connection, rule: int, trace_id: str) -> bool:
-    return db.execute(_HAS_ROW, (*get_trace_range(trace_id), rule)).fetchone() is not None
 
 
 def _add_counts(db: sqlite3.Connection, rule: int, hour: int, changes: Iterable[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import merge
@@ -92,7 +92,13 @@ def list_newest_decisions(
     kinds: dict[tuple[int, str], set[bool]] = {}
     for rule, word, open in _wanted_kinds(rules, verdict):
         kinds.setdefault((rule, word), set()).add(open)
-    runs = [_read_ids(db, *of, opens, below, limit + 1) for of, opens in kinds.items()]
+    runs = []  # ids in descending order, one list for each kind
+    for (rule, word), opens in kinds.items():
+        sql = "SELECT id FROM decisions INDEXED BY decisions_by_rule WHERE rule = ? AND verdict = ? AND id < ?"
+        if word == "over_budget" and len(opens) == 1:
+            sql += f" AND due_ns IS {'NOT ' if True in opens else ''}NULL"
+        rows = db.execute(f"{sql} ORDER BY id DESC LIMIT ?", (rule, word, below, limit + 1)).fetchall()
+        runs.append([row[0] for row in rows])
     return _decision_page(db, list(islice(merge(*runs, reverse=True), limit + 1)), limit)
 
 
@@ -106,16 +112,6 @@ def _wanted_kinds(rules: Sequence[RuleVersion], verdict: str | None) -> set[tupl
         for word, open in ROW_KINDS
         if verdict in (None, "superseded" if open and not rule.in_force else word)
     }
-
-
-def _read_ids(
-    db: sqlite3.Connection, rule: int, verdict: str, opens: set[bool], below: int, limit: int
-) -> Iterator[int]:
-    """Return ids of one kind, in descending order."""
-    sql = "SELECT id FROM decisions INDEXED BY decisions_by_rule WHERE rule = ? AND verdict = ? AND id < ?"
-    if verdict == "over_budget" and len(opens) == 1:
-        sql += f" AND due_ns IS {'NOT ' if True in opens else ''}NULL"
-    return (row[0] for row in db.execute(f"{sql} ORDER BY id DESC LIMIT ?", (rule, verdict, below, limit)).fetchall())
 
 
 def _decision_page(db: sqlite3.Connection, ids: Sequence[int], limit: int) -> Page[Decision]:

@@ -125,7 +125,10 @@ class DecisionLeases(Backend):
         until = compute_expiry(now, seconds)
         found = _find_rows(db, claims)
         rows = [(claim, found.get(_decision_key(claim))) for claim in claims]
-        held = [row is not None and _is_current(row, claim) and row.holder == holder for claim, row in rows]
+        held = [
+            row is not None and row.verdict == "running" and row.claim == claim.number and row.holder == holder
+            for claim, row in rows
+        ]
         sql = "UPDATE decisions SET until_ns = ?, due_ns = ? WHERE id = ?"
         db.executemany(sql, [(until, until, row.id) for (_, row), mine in zip(rows, held, strict=True) if row and mine])
         return held
@@ -205,10 +208,6 @@ def _find_rows(db: sqlite3.Connection, claims: Iterable[Claim]) -> dict[Decision
             found = [DecisionRow(*row) for row in select_many(db, sql, targets, (rule.id,))]
             rows |= {(*of, row.target): row for row in found}
     return rows
-
-
-def _is_current(row: DecisionRow, claim: Claim) -> bool:
-    return row.verdict == "running" and row.claim == claim.number
 
 
 def _check_finish(db: sqlite3.Connection, finish: ClaimResult, row: DecisionRow | None) -> FinishPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -45,9 +45,25 @@ class Rules(Backend):
         now = self._file.clock.keep(db)
         for rule in rules:
             validate_rule(rule)
-            _save_rule(db, rule if owner is None else replace(rule, owner=owner), activate, change, now)
+            if owner is not None:
+                rule = replace(rule, owner=owner)
+            before = _find_active(db, rule.project, rule.name)
+            if before is not None and before.rule.owner != rule.owner:
+                raise Refused(
+                    f"rule {rule.name!r} of project {rule.project!r} belongs to {before.rule.owner!r}, not to"
+                    f" {rule.owner!r}; give yours another name, or delete that one first"
+                )
+            if before is not None and before.rule.version == rule.version:
+                _update_version(db, rule, before, change, now)
+            else:
+                _activate(db, rule, before, activate, change, now)
         if owner is not None:
-            _remove_missing(db, owner, {(rule.project, rule.name) for rule in rules})
+            kept = {(rule.project, rule.name) for rule in rules}
+            rows = db.execute(
+                "SELECT id, project, name FROM rules WHERE owner = ? AND state = 'in force'", (owner,)
+            ).fetchall()
+            gone = [(id,) for id, project, name in rows if (project, name) not in kept]
+            db.executemany("UPDATE rules SET state = 'removed' WHERE id = ?", gone)
 
     @read_operation
     def rules(self, db: sqlite3.Connection, /, *, project: str | None = None, all_versions: bool = False) -> list[Rule]:
@@ -83,7 +99,10 @@ class Rules(Backend):
         kept = _find_active(db, project, name)
         if kept is None:
             raise NotFound(f"there is no rule {name!r} in project {project!r}")
-        made, now = _apply_changes(kept.rule, fields), self._file.clock.keep(db)
+        settings = {"settings": update_settings(kept.rule.settings, fields["settings"])} if "settings" in fields else {}
+        made = apply_changes(kept.rule, {**fields, **settings})
+        validate_rule(made)
+        now = self._file.clock.keep(db)
         off = int(not fields["enabled"]) if "enabled" in fields else kept.off
         sql = "UPDATE rules SET off = ?, data = ? WHERE id = ?"
         db.execute(sql, (off, encode_record(replace(made, enabled=made.enabled or bool(off))), kept.id))
@@ -105,35 +124,10 @@ def _setting_from_row(row: Sequence[Any]) -> SettingsVersion:
     )
 
 
-def _apply_changes(rule: Rule, fields: Mapping[str, JSON]) -> Rule:
-    settings = {"settings": update_settings(rule.settings, fields["settings"])} if "settings" in fields else {}
-    made = apply_changes(rule, {**fields, **settings})
-    validate_rule(made)
-    return made
-
-
 def _find_active(db: sqlite3.Connection, project: str, name: str) -> StoredRule | None:
     sql = f"SELECT {_RULE_COLUMNS} FROM rules WHERE project = ? AND name = ? AND state = 'in force'"
     row = db.execute(sql, (project, name)).fetchone()
     return StoredRule(*row) if row else None
-
-
-def _save_rule(db: sqlite3.Connection, rule: Rule, activate: bool, change: int, now: int) -> None:
-    before = _find_active(db, rule.project, rule.name)
-    if before is not None:
-        _check_owner(rule, before.rule.owner)
-        if before.rule.version == rule.version:
-            _update_version(db, rule, before, change, now)
-            return
-    _activate(db, rule, before, activate, change, now)
-
-
-def _check_owner(rule: Rule, owner: str) -> None:
-    if owner != rule.owner:
-        raise Refused(
-            f"rule {rule.name!r} of project {rule.project!r} belongs to {owner!r}, not to {rule.owner!r}; "
-            "give yours another name, or delete that one first"
-        )
 
 
 def _update_version(db: sqlite3.Connection, rule: Rule, before: StoredRule, change: int, now: int) -> None:
@@ -181,12 +175,6 @@ def _activate(
     _record_settings(db, rule, change, now)
 
 
-def _remove_missing(db: sqlite3.Connection, owner: str, kept: set[tuple[str, str]]) -> None:
-    rows = db.execute("SELECT id, project, name FROM rules WHERE owner = ? AND state = 'in force'", (owner,)).fetchall()
-    gone = [(id,) for id, project, name in rows if (project, name) not in kept]
-    db.executemany("UPDATE rules SET state = 'removed' WHERE id = ?", gone)
-
-
 def _requeue_over_budget(db: sqlite3.Connection, rule: int, now: int) -> None:
     """Make the rows over budget due now, because the budget changed."""
     sql = "UPDATE decisions SET due_ns = ?, next_ns = ? WHERE rule = ? AND verdict = 'over_budget' AND due_ns > ?"
@@ -223,10 +211,3 @@ def find_active_rule(db: sqlite3.Connection, project: str, name: str, version: s
     )
     row = db.execute(sql, (project, name, version)).fetchone()
     return ActiveRule(row[0], row[1], row[2], bool(row[3])) if row else None
-
-
-def read_versions(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[str, str, str, bool]]:
-    """Return project, name and version of rules by key, and whether the version is in force."""
-    sql = "SELECT id, project, name, version, state = 'in force' FROM rules WHERE id = ?"
-    rows: list[Any] = [db.execute(sql, (id,)).fetchone() for id in ids]
-    return {row[0]: (row[1], row[2], row[3], bool(row[4])) for row in rows}

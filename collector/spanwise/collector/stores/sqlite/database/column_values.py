@@ -62,15 +62,11 @@ def clean(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (set, frozenset)):  # sorted because the order of a set differs between processes
         return sorted((clean(item, depth + 1) for item in value), key=repr)
     if callable(getattr(type(value), "tolist", None)):  # NumPy scalars and arrays, pandas columns
-        return _convert_array(value, depth)
+        try:
+            return clean(value.tolist(), depth + 1)
+        except Exception:  # an unrelated method named `tolist`
+            return _safe_repr(value)
     return _safe_repr(value)
-
-
-def _convert_array(value: Any, depth: int) -> Any:
-    try:
-        return clean(value.tolist(), depth + 1)
-    except Exception:  # an unrelated method named `tolist`
-        return _safe_repr(value)
 
 
 def _safe_repr(value: Any) -> str:

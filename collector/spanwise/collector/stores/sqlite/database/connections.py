@@ -156,7 +156,17 @@ def open_writable(path: str, version: int = len(MIGRATIONS)) -> sqlite3.Connecti
 
     `version` creates or migrates to an older schema, for recovery and tests. Raises `Refused` if the file cannot be used.
     """
-    _check_library()
+    if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
+        oldest = ".".join(map(str, MIN_SQLITE_VERSION))
+        raise Refused(f"this Python is linked to SQLite {sqlite3.sqlite_version}, and Spanwise needs {oldest} or newer")
+    with closing(sqlite3.connect(":memory:")) as probe:
+        if not any(row[0] == "ENABLE_FTS5" for row in probe.execute("PRAGMA compile_options")):
+            try:
+                probe.execute("CREATE VIRTUAL TABLE words USING fts5 (text)")
+            except sqlite3.OperationalError as error:
+                raise Refused(
+                    "this Python's SQLite was built without FTS5, which Spanwise's text index needs"
+                ) from error
     with translate_file_errors(path):
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=256)
         try:
@@ -166,23 +176,6 @@ def open_writable(path: str, version: int = len(MIGRATIONS)) -> sqlite3.Connecti
             db.close()
             raise
         return db
-
-
-def _check_library() -> None:
-    """Raise `Refused` if Python's SQLite is too old or was built without full-text search."""
-    if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
-        oldest = ".".join(map(str, MIN_SQLITE_VERSION))
-        raise Refused(f"this Python is linked to SQLite {sqlite3.sqlite_version}, and Spanwise needs {oldest} or newer")
-    with closing(sqlite3.connect(":memory:")) as db:
-        if not any(row[0] == "ENABLE_FTS5" for row in db.execute("PRAGMA compile_options")):
-            _try_fts5(db)
-
-
-def _try_fts5(db: sqlite3.Connection) -> None:
-    try:
-        db.execute("CREATE VIRTUAL TABLE words USING fts5 (text)")
-    except sqlite3.OperationalError as error:
-        raise Refused("this Python's SQLite was built without FTS5, which Spanwise's text index needs") from error
 
 
 def _configure(db: sqlite3.Connection) -> None:
@@ -380,20 +373,6 @@ class ReaderPool:
         """
         self._origin.check()
         question = CURRENT_QUERY.get()
-        self._wait(question)
-        try:
-            reader = self._take()
-            try:
-                self._begin(reader, question)
-                yield reader
-            except sqlite3.Error as error:
-                raise self._why(error, question) from error
-            finally:
-                self._give_back(reader, question)
-        finally:
-            self._places.release()
-
-    def _wait(self, question: CancellableQuery | None) -> None:
         until = time.monotonic() + self._longest
         while not self._places.acquire(timeout=POLL_SECONDS):
             if question is not None:
@@ -401,6 +380,21 @@ class ReaderPool:
             if time.monotonic() > until:
                 told = f"all {self._most} readers of the database have been busy for {self._longest:g} seconds"
                 raise Unavailable(f"{told}; ask again in a moment", retry_after=2.0)
+        try:
+            reader = self._take()
+            try:
+                if question is not None:
+                    question.begin(reader.db.interrupt)
+                reader.question = question
+                reader.look()
+                reader.db.execute("BEGIN")
+                yield reader
+            except sqlite3.Error as error:
+                raise self._why(error, question) from error
+            finally:
+                self._give_back(reader, question)
+        finally:
+            self._places.release()
 
     def _take(self) -> Reader:
         with self._lock:
@@ -418,13 +412,6 @@ class ReaderPool:
         reader = Reader(db)
         db.set_progress_handler(lambda: self._closed or reader.is_over, INTERRUPT_STEPS)
         return reader
-
-    def _begin(self, reader: Reader, question: CancellableQuery | None) -> None:
-        if question is not None:
-            question.begin(reader.db.interrupt)
-        reader.question = question
-        reader.look()
-        reader.db.execute("BEGIN")
 
     def _give_back(self, reader: Reader, question: CancellableQuery | None) -> None:
         reader.question = None

@@ -142,7 +142,9 @@ class FileLock:
         if self._said is None or not _is_same_file(self._said.fileno(), self._told):
             self._said = self._begun()
         with suppress(OSError):  # A full disk: other processes cannot find this one, but the lock still excludes them.
-            os.pwrite(self._said.fileno(), _announcement(url, self.identity), 0)
+            content = json.dumps({"pid": os.getpid(), "url": url, "file": self.identity})
+            # padded to a fixed length so that one write replaces all of it
+            os.pwrite(self._said.fileno(), content.ljust(ANNOUNCEMENT_CHARACTERS).encode(), 0)
 
     def announce_again(self) -> None:
         """Restore the announcement if another program removed it. Without it clients cannot find this process."""
@@ -200,11 +202,6 @@ class FileLock:
         os.close(self._descriptor)
         if self._said is not None:
             self._said.close()
-
-
-def _announcement(url: str | None, file: FileIdentity) -> bytes:
-    """Return the content of the announcement file, padded to a fixed length so that one write replaces all of it."""
-    return json.dumps({"pid": os.getpid(), "url": url, "file": file}).ljust(ANNOUNCEMENT_CHARACTERS).encode()
 
 
 def drop_inherited_locks() -> None:

@@ -151,16 +151,14 @@ class WalSync(Generic[T]):
         return True
 
     def _run(self) -> None:
-        while some := self._taken():
-            self._settle(some)
-
-    def _taken(self) -> list[T]:
-        """Wait for items and return all of them; return none after `close`."""
-        with self._ready:
-            while not (self._waiting or self._closing):
-                self._ready.wait()
-            some, self._waiting = self._waiting, []
-            return some
+        while True:
+            with self._ready:
+                while not (self._waiting or self._closing):
+                    self._ready.wait()
+                items, self._waiting = self._waiting, []
+            if not items:  # closing, and all items are synced
+                return
+            self._settle(items)
 
     def _settle(self, some: Sequence[T]) -> None:
         failed = None
@@ -326,36 +324,27 @@ class Writer:
                 self._commit(jobs)
                 took = time.monotonic() - began
                 self.spent += 0.0 if jobs[0].patient else took
-                self._share(jobs, took)
+                # Patient and heavy jobs get as much time as the others took, and at least one turn
+                self._owed = self._owed - took if jobs[0].lets_pass else min(took, PATIENT_TURN_SECONDS)
             elif self._closing:
                 return
-
-    def _share(self, jobs: list[WriteJob], took: float) -> None:
-        """Allow patient and heavy jobs as much time as the others took, and at least one turn."""
-        self._owed = self._owed - took if jobs[0].lets_pass else min(took, PATIENT_TURN_SECONDS)
 
     def _take(self) -> list[WriteJob]:
         """Wait for work and return the jobs of the next commit."""
         with self._ready:
             while not (self._jobs or self._patient or self._closing) or self._unsynced > COMMIT_WEIGHT:
                 self._ready.wait()
-            jobs = self._next_patient() or self._next_group()
-            self._weight -= sum(job.weight for job in jobs)
+            if self._patient and (not self._jobs or self._owed > 0):
+                jobs = [self._patient.popleft()]
+                weight = jobs[0].weight
+            else:
+                self._wait_for_company()
+                jobs, weight = [], 0
+                while self._jobs and (not jobs or self._may_join(jobs, weight)):
+                    weight += self._jobs[0].weight
+                    jobs.append(self._jobs.popleft())
+            self._weight -= weight
             return jobs
-
-    def _next_patient(self) -> list[WriteJob]:
-        if not self._patient or (self._jobs and self._owed <= 0):
-            return []
-        return [self._patient.popleft()]
-
-    def _next_group(self) -> list[WriteJob]:
-        self._wait_for_company()
-        jobs: list[WriteJob] = []
-        weight = 0
-        while self._jobs and (not jobs or self._may_join(jobs, weight)):
-            weight += self._jobs[0].weight
-            jobs.append(self._jobs.popleft())
-        return jobs
 
     def _wait_for_company(self) -> None:
         """Wait a moment for the callers of the last commit: they soon come again, and one commit is cheaper than
@@ -386,7 +375,13 @@ class Writer:
         try:
             self._do(jobs)
         except Exception as error:
-            self._undo()
+            with contextlib.suppress(sqlite3.Error):
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):
+                if self._begun:  # the transaction excluded other writers, so the counters are ours
+                    self._watch.settled()
+                self._reset()
             self._failed(jobs, error)
         else:
             committed, weight = jobs[0].alone is None, sum(job.weight for job in jobs)
@@ -396,16 +391,13 @@ class Writer:
             self._company = max(self._company, len(jobs) + len(self._jobs))
             if not self.reserve.held:
                 self._empty_log()
-            self._have_durable(CommitGroup(jobs, weight, started))
-
-    def _have_durable(self, group: CommitGroup) -> None:
-        """Sync a group and acknowledge it: in this thread if few other jobs wait, else in the sync thread."""
-        for job in group.jobs:
-            job.batch = None  # frees the memory of a large batch
-        with self._ready:
-            idle = not self._unsynced and not (self._patient or self._is_enough())
-            self._unsynced += group.weight
-        (self._durable.now if idle else self._durable.soon)(group)
+            for job in jobs:
+                job.batch = None  # frees the memory of a large batch
+            with self._ready:
+                idle = not self._unsynced and not (self._patient or self._is_enough())
+                self._unsynced += weight
+            # Sync in this thread if few other jobs wait, else in the sync thread
+            (self._durable.now if idle else self._durable.soon)(CommitGroup(jobs, weight, started))
 
     def _acknowledge(self, groups: Sequence[CommitGroup], failed: Halted | None) -> None:
         """Resolve the futures of groups that are on disk, or fail them if the sync failed."""
@@ -416,7 +408,12 @@ class Writer:
             for job in group.jobs:
                 if failed:
                     job.result = failed
-                _resolve_future(job)
+                if not job.future.set_running_or_notify_cancel():
+                    continue
+                if isinstance(job.result, Exception):
+                    job.future.set_exception(job.result)
+                else:
+                    job.future.set_result(job.result)
         with self._ready:
             self._unsynced -= sum(group.weight for group in groups)
             self._ready.notify()
@@ -470,15 +467,6 @@ class Writer:
             job.result = error
         self._db.execute("RELEASE action")
 
-    def _undo(self) -> None:
-        with contextlib.suppress(sqlite3.Error):
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-        with contextlib.suppress(sqlite3.Error):
-            if self._begun:  # the transaction excluded other writers, so the counters are ours
-                self._watch.settled()
-            self._reset()
-
     def _failed(self, jobs: list[WriteJob], error: Exception) -> None:
         """Retry the jobs of a failed group one by one, so that only the faulty job fails.
 
@@ -502,12 +490,3 @@ class Writer:
         for job in jobs:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(translated)
-
-
-def _resolve_future(job: WriteJob) -> None:
-    if not job.future.set_running_or_notify_cancel():
-        return
-    if isinstance(job.result, Exception):
-        job.future.set_exception(job.result)
-    else:
-        job.future.set_result(job.result)

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from spanwise.collector.errors import Refused
 from spanwise.collector.stores.sqlite.database.column_values import hash_id
-from spanwise.collector.stores.sqlite.name_conversion import FORMER_APPLICATION_ID, convert_names
+from spanwise.collector.stores.sqlite.database.name_conversion import FORMER_APPLICATION_ID, convert_names
 from spanwise.collector.stores.sqlite.write.run_codec import MIN_PROBABILITY, PayloadDecoder, read_sampling_info
 
 log = logging.getLogger("spanwise.collector.migration")

@@ -57,7 +57,8 @@ class Checkpointer:
     def _run(self) -> None:
         wait = CHECK_SECONDS
         while not self._stop.wait(wait):
-            if not self._is_due():
+            now = self._watch.log()
+            if not (now.waiting > 0 and (now.bytes > DUE_BYTES or time.monotonic() - self._last > DUE_SECONDS)):
                 wait = CHECK_SECONDS
                 continue
             wait = min(
@@ -71,11 +72,6 @@ class Checkpointer:
             except (StoreError, sqlite3.Error) as error:  # a full disk or a damaged file is reported by the writer
                 log.debug("the log could not be copied: %s", error)
 
-    def _is_due(self) -> bool:
-        """Return whether the log has pages to copy and is either large enough or old enough."""
-        now = self._watch.log()
-        return now.waiting > 0 and (now.bytes > DUE_BYTES or time.monotonic() - self._last > DUE_SECONDS)
-
     def _move(self) -> bool:
         """Copy as many pages as possible; return whether all are copied.
 
@@ -83,17 +79,13 @@ class Checkpointer:
         """
         self._last = time.monotonic()
         for _ in range(COPY_ROUNDS):
-            _copy_pages(self._db)
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             now = self._watch.log()
             is_large = now.bytes > LARGE_WAL_BYTES
             if now.waiting <= (LARGE_WAL_RESTART_BYTES if is_large else RESTART_BYTES):
                 self._writer.alone(partial(_restart_wal, LARGE_WAL_WAIT_MS if is_large else RESTART_WAIT_MS))
                 return self._watch.log().waiting == 0
         return False
-
-
-def _copy_pages(db: sqlite3.Connection) -> None:
-    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 def _restart_wal(moment_ms: int, db: sqlite3.Connection) -> None:

@@ -73,7 +73,10 @@ class BackgroundWorker:
         while not self._stop.is_set():
             try:
                 self._file.announce_again()
-                self._try_to_write_again()
+                # Check if the disk has room again. Clients send nothing to a server that reports not ready, so no
+                # write would find out.
+                if self._writer.reserve.keep() and not self._writer.writable:
+                    self._writer.call(_rewrite_version)
                 busy = self.index_round()
                 busy = self._work_round() or busy
             except Unavailable:
@@ -84,13 +87,6 @@ class BackgroundWorker:
                 busy = False
             if not busy:
                 self._stop.wait(PAUSE_SECONDS)
-
-    def _try_to_write_again(self) -> None:
-        """Check if the disk has room again. Clients send nothing to a server that reports not ready, so no write would
-        find out.
-        """
-        if self._writer.reserve.keep() and not self._writer.writable:
-            self._writer.call(_rewrite_version)
 
     def _work_round(self) -> bool:
         """Run one round of all jobs but indexing, and return whether there may be more to do.

@@ -130,12 +130,16 @@ def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) 
     _refuse_unsound(source, check)
     # a leftover WAL must not be applied to another file
     there = os.path.exists(target) or os.path.exists(target + "-wal")
+    copy = target + COPY_SUFFIX
     lock = FileLock(target)
     try:
-        _copy_checked(source, target + COPY_SUFFIX, check)
+        with suppress(OSError):
+            os.unlink(copy)  # left by a process that was killed
+        backup(source, copy)
+        _refuse_unsound(copy, check)
         replaced = _move_away(target) if there else None
         try:
-            os.replace(target + COPY_SUFFIX, target)
+            os.replace(copy, target)
             fsync_folder(target)
             _refuse_unsound(target, check)
         except BaseException:
@@ -145,7 +149,7 @@ def restore_backup(source: str, target: str, check: Callable[[str], list[str]]) 
     finally:
         lock.undo()  # also deletes the file that the lock may have created
         with suppress(OSError):
-            os.unlink(target + COPY_SUFFIX)
+            os.unlink(copy)
     return RestoreResult(os.path.getsize(target), replaced)
 
 
@@ -160,13 +164,6 @@ def _refuse_unsound(path: str, check: Callable[[str], list[str]]) -> None:
         raise Refused(
             f"{path!r} is not sound: {problems[0]}{more}; restore another backup, or see `spanwise db recover`"
         )
-
-
-def _copy_checked(source: str, copy: str, check: Callable[[str], list[str]]) -> None:
-    with suppress(OSError):
-        os.unlink(copy)  # left by a process that was killed
-    backup(source, copy)
-    _refuse_unsound(copy, check)
 
 
 def _move_away(target: str) -> str:

@@ -48,16 +48,12 @@ def find_deletable(
         2,
         3,
     )
-    return (
-        DeletedTraces([row[0] for row in rows], _ending_sessions(db, [row[1] for row in rows]), next) if rows else None
-    )
-
-
-def _ending_sessions(db: sqlite3.Connection, sessions: Iterable[str | None]) -> list[str]:
-    """Return the sessions that have no traces but the given ones (one session per trace)."""
-    going = Counter(session for session in sessions if session is not None)
+    if not rows:
+        return None
+    going = Counter(row[1] for row in rows if row[1] is not None)
     counted = "SELECT session_id, count(*) FROM traces WHERE session_id IN (%s) GROUP BY session_id"
-    return [session for session, count in select_many(db, counted, going) if count == going[session]]
+    ended = [session for session, count in select_many(db, counted, going) if count == going[session]]
+    return DeletedTraces([row[0] for row in rows], ended, next)
 
 
 class DeletionPace:
@@ -103,7 +99,10 @@ def delete_traces(
     appender.tombstones.put(gone.traces)
     _delete_rows(appender, db, keys)
     appender.evict(gone.traces)
-    ended = _empty_sessions(db, {row[2] for row in rows if row[2] is not None})
+    # Sessions without traces, read again: the result of `find_deletable` may be outdated by now
+    sessions = {row[2] for row in rows if row[2] is not None}
+    sql = "SELECT DISTINCT session_id FROM traces WHERE session_id IN (%s)"
+    ended = sessions - {row[0] for row in select_many(db, sql, sessions)}
     linked |= _linked_judgements(db, "session_id", ended)
     delete_many(db, "feedback", "session_id", ended)
     delete_judgements(appender, db, linked)
@@ -146,12 +145,6 @@ def _linked_judgements(db: sqlite3.Connection, column: str, values: Iterable[int
         " OR EXISTS (SELECT 1 FROM traces t WHERE t.trace_id = f.judge_trace_id))"
     )
     return {row[0] for row in select_many(db, linked % column, values)}
-
-
-def _empty_sessions(db: sqlite3.Connection, sessions: set[str]) -> set[str]:
-    """Return the sessions without traces. The result of `find_deletable` may be outdated by now."""
-    sql = "SELECT DISTINCT session_id FROM traces WHERE session_id IN (%s)"
-    return sessions - {row[0] for row in select_many(db, sql, sessions)}
 
 
 class UnusedTags(NamedTuple):

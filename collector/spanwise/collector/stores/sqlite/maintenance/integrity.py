@@ -13,7 +13,7 @@ from spanwise.collector.clock_skew import DAY_NS
 from spanwise.collector.filters import Filter
 from spanwise.collector.records import Retention
 from spanwise.collector.stores.sqlite.database.connections import Reader
-from spanwise.collector.stores.sqlite.query.filter_sql import SQLCondition, compile_filter
+from spanwise.collector.stores.sqlite.query.filter_sql import compile_filter
 from spanwise.collector.stores.sqlite.rollups import hourly_rollups, sealed_rollups
 
 
@@ -280,7 +280,8 @@ def delete_unused(db: sqlite3.Connection) -> None:
         if field not in _FILTERS_BY_FIELD:  # other fields, such as destinations, have no filter
             continue
         [_, condition] = compile_filter(_FILTERS_BY_FIELD[field](value))
-        if not _has_trace(db, condition):
+        sql = f"SELECT EXISTS (SELECT 1 FROM traces t WHERE t.span_count > 0 AND {condition.sql})"
+        if not db.execute(sql, condition.values).fetchone()[0]:
             gone.append((field, value))
     db.executemany("DELETE FROM known WHERE field = ? AND value = ?", gone)
 
@@ -291,8 +292,3 @@ _FILTERS_BY_FIELD = {
     "model": lambda value: Filter(model=value),
     "tag": lambda value: Filter(tags=(value,)),
 }
-
-
-def _has_trace(db: sqlite3.Connection, condition: SQLCondition) -> bool:
-    sql = f"SELECT EXISTS (SELECT 1 FROM traces t WHERE t.span_count > 0 AND {condition.sql})"
-    return bool(db.execute(sql, condition.values).fetchone()[0])

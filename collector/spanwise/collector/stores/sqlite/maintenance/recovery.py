@@ -75,7 +75,7 @@ class DamagedTable:
             self.damaged = True
             high = yield from self._walk(low, high, -1)
             if high == MAX_ROWID:
-                high = self._end(low)
+                high = self._find_last_rowid(low)
             if low < high:
                 middle = (low + high) // 2
                 gaps += [(low, middle), (middle + 1, high)]
@@ -97,16 +97,16 @@ class DamagedTable:
             return high + 1 if step > 0 else low - 1
         return at
 
-    def _end(self, low: int) -> int:
-        for sql in (f"SELECT max(rowid) FROM {self.name} INDEXED BY {index}" for index in self._indexes()):
+    def _find_last_rowid(self, low: int) -> int:
+        """Return the last rowid that an index holds, or else a guess."""
+        indexes: list[str] = []
+        with suppress(sqlite3.Error):
+            indexes = [row[1] for row in self._db.execute(f"PRAGMA index_list({self.name})") if not row[4]]
+        for index in indexes:
             with suppress(sqlite3.Error):
+                sql = f"SELECT max(rowid) FROM {self.name} INDEXED BY {index}"
                 return int(self._db.execute(sql).fetchone()[0] or low)
         return low + LOOKAHEAD_ROWS
-
-    def _indexes(self) -> list[str]:
-        with suppress(sqlite3.Error):
-            return [row[1] for row in self._db.execute(f"PRAGMA index_list({self.name})") if not row[4]]
-        return []
 
     def _from_both_ends(self) -> Iterator[TableRow]:
         """Yield the rows of a table without rowids from both ends. A row may appear twice."""
@@ -159,7 +159,22 @@ def recover(damaged: str, target: str) -> RecoveryReport:
         lock = FileLock(real_path(target))
         try:
             with closing(open_writable(lock.path, version=_file_version(source))) as db:
-                recovered = _recover_tables(source, db)
+                sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+                names = [row[0] for row in db.execute(f"{sql} AND name NOT LIKE 'words%' ORDER BY name")]
+                tables = [_copy_table(source, db, name) for name in names if name not in REBUILT_TABLES]
+                migrate(db, "the new file")
+                # The change counter: created if it is missing, and advanced past all numbers in use
+                columns, values = "id, change, clock_ns, identity", "1, 0, 0, lower(hex(randomblob(8)))"
+                db.execute(f"INSERT OR IGNORE INTO feed ({columns}) VALUES ({values})")
+                for numbered in ("SELECT max(change) FROM traces", "SELECT max(said) FROM feedback"):
+                    db.execute(f"UPDATE feed SET change = max(change, coalesce(({numbered}), 0))")
+                notes = list(_repair(source, db))
+                # The next process that opens the file builds the full-text index
+                db.execute(
+                    "INSERT OR IGNORE INTO unindexed (trace, since_ns) SELECT id, 0 FROM traces WHERE span_count > 0"
+                )
+                mark_rollups_stale(db)
+                recovered = RecoveryReport(tables, notes, check_integrity(Reader(db), deep=True))
         except BaseException:
             lock.undo()
             raise
@@ -185,24 +200,9 @@ def _file_version(source: sqlite3.Connection) -> int:
     return version if 0 < version <= len(MIGRATIONS) else len(MIGRATIONS)
 
 
-def _recover_tables(source: sqlite3.Connection, db: sqlite3.Connection) -> RecoveryReport:
-    tables = [_copy_table(source, db, name) for name in _list_tables(db)]
-    migrate(db, "the new file")
-    _ensure_feed(db)
-    notes = list(_repair(source, db))
-    _queue_reindex(db)
-    mark_rollups_stale(db)
-    return RecoveryReport(tables, notes, check_integrity(Reader(db), deep=True))
-
-
-def _list_tables(db: sqlite3.Connection) -> list[str]:
-    sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name NOT LIKE 'words%'"
-    return [row[0] for row in db.execute(sql + " ORDER BY name") if row[0] not in REBUILT_TABLES]
-
-
 def _copy_table(source: sqlite3.Connection, db: sqlite3.Connection, name: str) -> TableRecovery:
     """Copy the rows of a table in one transaction, except rows that violate constraints."""
-    columns = _read_columns(db, name)
+    columns = [row[1] for row in db.execute(f"PRAGMA table_info({name})")]
     table = DamagedTable(source, name, columns)
     marks = ",".join("?" * len(columns))
     insert = f"INSERT OR IGNORE INTO {name} ({','.join(columns)}) VALUES ({marks})"
@@ -215,35 +215,34 @@ def _copy_table(source: sqlite3.Connection, db: sqlite3.Connection, name: str) -
     return TableRecovery(name, saved, lost)
 
 
-def _read_columns(db: sqlite3.Connection, name: str) -> list[str]:
-    return [row[1] for row in db.execute(f"PRAGMA table_info({name})")]
-
-
 def _insert_row(db: sqlite3.Connection, sql: str, row: TableRow) -> int:
     with suppress(sqlite3.IntegrityError):  # from a page overwritten with data that looks like rows
         return db.execute(sql, row).rowcount
     return 0
 
 
-def _ensure_feed(db: sqlite3.Connection) -> None:
-    """Create the change counter if it is missing, and advance it past all numbers in use."""
-    columns, values = "id, change, clock_ns, identity", "1, 0, 0, lower(hex(randomblob(8)))"
-    db.execute(f"INSERT OR IGNORE INTO feed ({columns}) VALUES ({values})")
-    for numbered in ("SELECT max(change) FROM traces", "SELECT max(said) FROM feedback"):
-        db.execute(f"UPDATE feed SET change = max(change, coalesce(({numbered}), 0))")
+_DELETE_TRACELESS_SPANS = "DELETE FROM spans WHERE trace NOT IN (SELECT id FROM traces)"
+_DELETE_SPANLESS_RESPONSES = "DELETE FROM responses WHERE span NOT IN (SELECT id FROM spans)"
 
 
 def _repair(source: sqlite3.Connection, db: sqlite3.Connection) -> Iterator[str]:
     appender = Appender(Reader(db), StoreClock(db))
     steps: tuple[tuple[str, Callable[[], int]], ...] = (
         ("traces were made again from their spans", lambda: _restore_traces(source, db)),
-        ("spans were given up, as nothing says of which trace they are", lambda: _delete_traceless_spans(db)),
+        (
+            "spans were given up, as nothing says of which trace they are",
+            lambda: db.execute(_DELETE_TRACELESS_SPANS).rowcount,
+        ),
         ("spans have lost their resource", lambda: _repair_resources(db)),
         ("spans have lost what they hold (inputs, outputs, attributes)", lambda: _repair_payloads(db)),
         ("feedbacks have lost their trace", lambda: _reattach_feedback(appender, db)),
         ("traces have lost spans", lambda: _rebuild_summaries(appender, db)),
-        ("ids of models' answers have lost their span", lambda: _delete_spanless_responses(db)),
-        ("values of menus and filters were found in traces", lambda: _rebuild_values(db)),
+        # A new span may get the row id of a lost one, and must not match its response id
+        ("ids of models' answers have lost their span", lambda: db.execute(_DELETE_SPANLESS_RESPONSES).rowcount),
+        (
+            "values of menus and filters were found in traces",
+            lambda: sum(db.execute(s).rowcount for s in COLLECT_VALUES),
+        ),
     )
     for what, step in steps:
         db.execute("BEGIN IMMEDIATE")
@@ -266,21 +265,6 @@ def _restore_traces(source: sqlite3.Connection, db: sqlite3.Connection) -> int:
         with suppress(sqlite3.Error):
             found += [row for row in source.execute(sql) if row[1] in missing]
     return sum(_insert_row(db, "INSERT OR IGNORE INTO traces (trace_id, id) VALUES (?, ?)", row) for row in found)
-
-
-def _delete_traceless_spans(db: sqlite3.Connection) -> int:
-    return db.execute("DELETE FROM spans WHERE trace NOT IN (SELECT id FROM traces)").rowcount
-
-
-def _delete_spanless_responses(db: sqlite3.Connection) -> int:
-    """Delete response ids without a span. A new span may get the row id of a lost one, and must not match its response
-    id.
-    """
-    return db.execute("DELETE FROM responses WHERE span NOT IN (SELECT id FROM spans)").rowcount
-
-
-def _rebuild_values(db: sqlite3.Connection) -> int:
-    return sum(db.execute(statement).rowcount for statement in COLLECT_VALUES)
 
 
 def _repair_resources(db: sqlite3.Connection) -> int:
@@ -343,8 +327,3 @@ def _rebuild_summaries(appender: Appender, db: sqlite3.Connection) -> int:
         if key not in here and db.execute("SELECT 1 FROM feedback WHERE trace = ?", (key,)).fetchone():
             db.execute("INSERT INTO traces (id, trace_id) VALUES (?, ?)", (key, trace_id))
     return len(wrong)
-
-
-def _queue_reindex(db: sqlite3.Connection) -> None:
-    """Mark all traces for full-text indexing by the next process that opens the file."""
-    db.execute("INSERT OR IGNORE INTO unindexed (trace, since_ns) SELECT id, 0 FROM traces WHERE span_count > 0")

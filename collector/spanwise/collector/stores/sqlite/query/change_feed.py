@@ -38,9 +38,11 @@ def read_changes(
     Raise `Refused` for an invalid cursor or invalid filters.
     """
     begin, most = parse_change(db, after), max(0, min(limit, MAX_HEADS))
-    columns, values = _compile_columns(
-        filters, _text_lookup(db, begin, most) if any(one.text for one in filters) else None
-    )
+    look_up = None
+    if any(filter.text for filter in filters):
+        ids = db.execute(f"SELECT t.id {_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, most)).fetchall()
+        look_up = make_text_lookup(db, [row[0] for row in ids])
+    columns, values = _compile_columns(filters, look_up)
     rows = db.execute(f"SELECT {columns} {_FROM_FEED} ORDER BY t.change LIMIT ?", (*values, begin, most)).fetchall()
     return ChangePage(heads=tuple(map(_head_from_row, rows)), cursor=str(rows[-1][1] if rows else begin), now_ns=now_ns)
 
@@ -53,12 +55,6 @@ def read_head(db: sqlite3.Connection, trace_id: str, filters: Sequence[Filter]) 
     if row is None:
         raise NotFound(f"there is no trace {trace_id!r} in this store")
     return _head_from_row(row)
-
-
-def _text_lookup(db: sqlite3.Connection, begin: int, most: int) -> ConditionCompiler:
-    return make_text_lookup(
-        db, [row[0] for row in db.execute(f"SELECT t.id {_FROM_FEED} ORDER BY t.change LIMIT ?", (begin, most))]
-    )
 
 
 def _compile_columns(filters: Sequence[Filter], words: ConditionCompiler | None = None) -> tuple[str, list[Any]]:

@@ -166,12 +166,13 @@ def list_sessions(db: sqlite3.Connection, filter: Filter, limit: int, cursor: st
         newest, rest = parse_text_cursor(cursor)
         after = parse_text_cursor(rest)
     rows: list[Any] = []
-    for chunk in _chunks(_walk_sessions(db, filter, after, newest), limit + 1):
-        rows.extend(
-            row for row in _sum_sessions(db, filter, chunk, newest) if after is None or (row[10], row[0]) < after
-        )
-        if len(rows) > limit:
-            break
+    sessions = _walk_sessions(db, filter, after, newest)
+    where, values = join_conditions(compile_visible_filter(filter))
+    while len(rows) <= limit and (chunk := list(islice(sessions, limit + 1))):
+        sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(chunk)), where=where)
+        summed = {row[0]: row for row in db.execute(sql, (*chunk, newest, *values))}
+        in_order = (summed[session] for session in chunk)
+        rows.extend(row for row in in_order if after is None or (row[10], row[0]) < after)
     shown, next = cut_page(rows, limit, time=10, key=0)
     return Page(items=tuple(map(_session_from_row, shown)), next=next and f"{newest}.{next}")
 
@@ -197,19 +198,6 @@ def _walk_sessions(db: sqlite3.Connection, filter: Filter, after: tuple[int, str
         if session not in seen:
             seen.add(session)
             yield session
-
-
-def _sum_sessions(db: sqlite3.Connection, filter: Filter, chosen: Sequence[str], newest: int) -> list[Any]:
-    """Return the rows of `_SELECT_SESSIONS` for the chosen sessions, in their order."""
-    where, values = join_conditions(compile_visible_filter(filter))
-    sql = _SELECT_SESSIONS.format(marks=",".join("?" * len(chosen)), where=where)
-    rows = {row[0]: row for row in db.execute(sql, (*chosen, newest, *values))}
-    return [rows[session] for session in chosen]
-
-
-def _chunks(items: Iterator[str], size: int) -> Iterator[list[str]]:
-    while chunk := list(islice(items, size)):
-        yield chunk
 
 
 def _session_from_row(row: Any) -> SessionSummary:

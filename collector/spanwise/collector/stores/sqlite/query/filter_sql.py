@@ -128,11 +128,8 @@ def _error(value: str) -> list[SQLCondition]:
     asked = value.split()
     like = " AND ".join(["s.error LIKE ? ESCAPE '\\'"] * len(asked)) or "1"
     sql = f"t.error_count > 0 AND EXISTS (SELECT 1 FROM spans s WHERE s.trace = t.id AND {like})"
-    return [SQLCondition(sql, tuple(f"%{_escaped(word)}%" for word in asked))]
-
-
-def _escaped(word: str) -> str:
-    return word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    escaped = (word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") for word in asked)
+    return [SQLCondition(sql, tuple(f"%{word}%" for word in escaped))]
 
 
 def _model(value: str) -> list[SQLCondition]:
@@ -207,10 +204,7 @@ def _missing(keys: Any) -> list[SQLCondition]:
     return [SQLCondition(sql, (key,)) for key in keys]
 
 
-def _untried(keys: Any) -> list[SQLCondition]:
-    return [
-        SQLCondition(f"NOT EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND f.key = ?)", (key,)) for key in keys
-    ]
+_UNTRIED_SQL = f"NOT EXISTS (SELECT 1 FROM feedback f {FEEDBACK_OF_TRACE} AND f.key = ?)"
 
 
 def _outcome(outcome: str) -> Callable[[Any], list[SQLCondition]]:
@@ -254,16 +248,8 @@ def compile_match(text: str) -> str:
     return " ".join(f'"{word}"{star}' for word, star in asked if not (star and word in begun))
 
 
-def _experiment(value: str) -> list[SQLCondition]:
-    return [SQLCondition("t.experiment_id = ?", (value,)) if value else SQLCondition("t.experiment_id IS NULL")]
-
-
 def _dataset(name: str) -> list[SQLCondition]:
     raise Refused(f"which experiments ran over dataset {name!r} is known to the control records: see `Both`")
-
-
-def _complete(value: bool) -> list[SQLCondition]:
-    return [SQLCondition(complete_sql() if value else f"NOT {complete_sql()}")]
 
 
 QUIET_NS = 5_000_000_000  # a trace whose spans cannot be counted is complete if no span has arrived for this long
@@ -276,10 +262,6 @@ def complete_sql() -> str:
     quiet = f"t.updated_ns <= (SELECT store_now()) - {QUIET_NS}"  # as a subquery, it is evaluated once per statement
     settled = f"(t.complete IS 1 OR (t.complete IS NULL AND {quiet}))"
     return f"(t.dropped = 0 AND {settled})"  # never NULL, because it is also negated
-
-
-def _is_in(column: str) -> Callable[[Any], list[SQLCondition]]:
-    return lambda values: [SQLCondition(f"t.{column} IN ({','.join('?' * len(values))})", tuple(values))]
 
 
 COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
@@ -303,14 +285,14 @@ COMPILERS: dict[str, Callable[[Any], list[SQLCondition]]] = {
     "user": _equals("user_id"),
     "feedback": _feedback,
     "missing": _missing,
-    "untried": _untried,
+    "untried": lambda keys: [SQLCondition(_UNTRIED_SQL, (key,)) for key in keys],
     "failed": _outcome("error"),
     "skipped": _outcome("skip"),
     "text": _text,
-    "experiment": _experiment,
+    "experiment": lambda id: _equals("experiment_id")(id) if id else [SQLCondition("t.experiment_id IS NULL")],
     "experiments": lambda ids: [SQLCondition("t.experiment_id IN (SELECT value FROM json_each(?))", (dumps(ids),))],
     "dataset": _dataset,
     "example": _equals("example_id"),
-    "complete": _complete,
-    "trace_ids": _is_in("trace_id"),
+    "complete": lambda value: [SQLCondition(complete_sql() if value else f"NOT {complete_sql()}")],
+    "trace_ids": lambda ids: [SQLCondition(f"t.trace_id IN ({','.join('?' * len(ids))})", tuple(ids))],
 }

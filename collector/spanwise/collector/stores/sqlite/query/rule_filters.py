@@ -53,9 +53,8 @@ def compile_rule_filter(filter: Filter, look_up: ConditionCompiler | None = None
     `look_up` compiles text conditions (see `make_text_lookup`). Without it, each trace queries the full-text index.
     """
     found = list(compile_rule_parts(filter, look_up))
-    others, values = join_conditions(
-        [_visible_condition(filter), *(c for part in found if part.name != "text" for c in part.conditions)]
-    )
+    visible = SQLCondition(VISIBLE_SQL.format("t") if filter.leaves_out_judgements else "t.span_count > 0")
+    others, values = join_conditions([visible, *(c for part in found if part.name != "text" for c in part.conditions)])
     words, more = join_conditions([condition for part in found if part.name == "text" for condition in part.conditions])
     then = f"CASE WHEN {AWAITS_INDEX_SQL} THEN NULL ELSE {words} END" if words else "1"
     return RuleCondition(f"CASE WHEN {others} THEN {then} ELSE 0 END", (*values, *more))
@@ -77,15 +76,13 @@ def make_text_lookup(db: sqlite3.Connection, ids: Iterable[int]) -> ConditionCom
     def look_up(text: str) -> list[SQLCondition]:
         match = compile_match(text)
         sql = "t.id IN (SELECT value FROM json_each(?))"
-        return [SQLCondition(sql, (dumps(_find_matches(db, match, wanted)),))] if match else []
+        if not match:
+            return []
+        search = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ?"
+        found = {row[0] for some in split_ranges(wanted) for row in db.execute(search, (match, some[0], some[-1]))}
+        return [SQLCondition(sql, (dumps([id for id in wanted if id in found]),))]
 
     return look_up
-
-
-def _find_matches(db: sqlite3.Connection, match: str, wanted: Sequence[int]) -> list[int]:
-    sql = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ?"
-    found = {row[0] for stretch in split_ranges(wanted) for row in db.execute(sql, (match, stretch[0], stretch[-1]))}
-    return [id for id in wanted if id in found]
 
 
 def split_ranges(ids: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -95,10 +92,6 @@ def split_ranges(ids: Sequence[int]) -> Iterator[Sequence[int]]:
         if place == len(ids) or ids[place] - ids[place - 1] > MAX_ID_GAP:
             yield ids[begin:place]
             begin = place
-
-
-def _visible_condition(filter: Filter) -> SQLCondition:
-    return SQLCondition(VISIBLE_SQL.format("t") if filter.leaves_out_judgements else "t.span_count > 0")
 
 
 def _feedback(wanted: Any) -> list[SQLCondition]:
@@ -152,10 +145,10 @@ class _ConditionQuery(NamedTuple):
 
 def explain_filter(db: sqlite3.Connection, trace_id: str, filter: Filter) -> list[ConditionResult]:
     """Return the result of each condition for one trace. Raise `NotFound` if the store has no runs of it."""
-    asked = [
-        *_evaluator_condition(filter),
-        *(one for part in compile_rule_parts(filter) for one in _part_queries(part)),
-    ]
+    asked = [query for part in compile_rule_parts(filter) for query in _part_queries(part)]
+    if filter.leaves_out_judgements:  # the implicit condition, which is shown only if it fails
+        visible = Sql(VISIBLE_SQL.format("t"))
+        asked.insert(0, _ConditionQuery("judgement", False, visible, f"(t.kind = '{EVALUATOR_KIND}')", ()))
     told = [
         one
         for start in range(0, len(asked) or 1, MAX_CONDITIONS)
@@ -179,46 +172,30 @@ def _evaluate_conditions(
 def _make_condition(asked: _ConditionQuery, waits: bool, passes: int | None, seen: Any) -> ConditionResult:
     if asked.name == "text" and waits:
         return ConditionResult(name=asked.name, wanted=asked.wanted, seen="not in the text index yet", passes=None)
-    return ConditionResult(
-        name=asked.name, wanted=asked.wanted, seen=_display_value(asked.name, seen), passes=bool(passes)
-    )
-
-
-def _evaluator_condition(filter: Filter) -> list[_ConditionQuery]:
-    """Return the implicit condition that excludes evaluators' own traces. It is shown only if it fails."""
-    if not filter.leaves_out_judgements:
-        return []
-    return [_ConditionQuery("judgement", False, Sql(VISIBLE_SQL.format("t")), f"(t.kind = '{EVALUATOR_KIND}')", ())]
+    if asked.name in _LIST_CONDITIONS:
+        seen = loads(seen)[:MAX_SHOWN_VALUES] if seen else []
+    elif asked.name in ("complete", "judgement") and seen is not None:
+        seen = bool(seen)
+    return ConditionResult(name=asked.name, wanted=asked.wanted, seen=seen, passes=bool(passes))
 
 
 def _part_queries(part: FilterPart) -> Iterator[_ConditionQuery]:
-    for wanted, sql in zip(_wanted_values(part) if part.conditions else (), part.conditions, strict=True):
-        key = _feedback_key(part.name, wanted)
+    """Yield one query per condition of a part."""
+    wanted_values: list[JSON]
+    if not part.conditions:
+        wanted_values = []
+    elif part.name == "metadata":
+        wanted_values = [{key: value} for key, value in part.value.items()]
+    elif part.name in ("tags", *_KEYED_CONDITIONS):
+        wanted_values = list(part.value)
+    else:
+        wanted_values = [part.value]
+    for wanted, sql in zip(wanted_values, part.conditions, strict=True):
+        values: tuple[str, ...] = ()  # the value for the parameter of `VALUE_SQL`, if it has one
+        if part.name in ("metadata", *_KEYED_CONDITIONS):
+            values = (wanted if isinstance(wanted, str) else next(iter(wanted)),)
         column = "label" if part.name == "feedback" and isinstance(wanted[2], str) else "score"
-        yield _ConditionQuery(
-            part.name, wanted, sql, VALUE_SQL[part.name].format(column), () if key is None else (key,)
-        )
-
-
-def _wanted_values(part: FilterPart) -> list[JSON]:
-    """Return the wanted value of each condition of a part."""
-    if part.name == "metadata":
-        return [{key: value} for key, value in part.value.items()]
-    return list(part.value) if part.name in ("tags", *_KEYED_CONDITIONS) else [part.value]
-
-
-def _feedback_key(name: str, wanted: JSON) -> str | None:
-    """Return the value for the parameter of `VALUE_SQL`, if it has one."""
-    if name not in ("metadata", *_KEYED_CONDITIONS):
-        return None
-    key: str = wanted if isinstance(wanted, str) else next(iter(wanted))
-    return key
-
-
-def _display_value(name: str, seen: Any) -> JSON:
-    if name in _LIST_CONDITIONS:
-        return loads(seen)[:MAX_SHOWN_VALUES] if seen else []
-    return bool(seen) if name in ("complete", "judgement") and seen is not None else seen
+        yield _ConditionQuery(part.name, wanted, sql, VALUE_SQL[part.name].format(column), values)
 
 
 _KEYED_CONDITIONS = ("feedback", "missing", "untried", "failed", "skipped")

@@ -84,16 +84,19 @@ def list_traces(reader: Reader, filter: Filter, limit: int, cursor: str | None) 
     sql = f"SELECT {_SUMMARY_COLUMNS} FROM {chosen.source} WHERE {chosen.where} ORDER BY t.start_ns DESC, t.id DESC LIMIT ?"
     fetched = reader.db.execute(sql, (*chosen.values, limit + 1)).fetchall()
     rows, next = bulk_statements.cut_page(fetched, limit, time=4, key=0)
-    return Page(items=_read_summaries(reader, rows), next=next)
-
-
-def _read_summaries(reader: Reader, rows: Sequence[Any]) -> tuple[TraceSummary, ...]:
     roots = _read_roots(reader, rows)
     ids = [row[0] for row in rows]
-    latest, unscored = feedback_and_sessions.read_newest_scores(reader.db, ids), _read_unscored(reader.db, ids)
-    return tuple(
-        _make_summary(row, *roots.get(row[21], ("", "", ())), latest.get(row[0], {}), unscored.get(row[0], {}))
-        for row in rows
+    latest = feedback_and_sessions.read_newest_scores(reader.db, ids)
+    # by trace and outcome: the feedback keys whose newest outcome is an error or a skip
+    unscored: dict[int, dict[str, list[str]]] = {}
+    for trace, outcome, key in select_many(reader.db, _SELECT_UNSCORED, ids):
+        unscored.setdefault(trace, {}).setdefault(outcome, []).append(key)
+    return Page(
+        items=tuple(
+            _make_summary(row, *roots.get(row[21], ("", "", ())), latest.get(row[0], {}), unscored.get(row[0], {}))
+            for row in rows
+        ),
+        next=next,
     )
 
 
@@ -123,14 +126,6 @@ def _read_roots(reader: Reader, rows: Sequence[Any]) -> dict[int, tuple[str, str
 _SELECT_UNSCORED = (
     "SELECT trace, outcome, key FROM feedback WHERE standing = 2 AND outcome <> 'score' AND trace IN (%s) ORDER BY key"
 )
-
-
-def _read_unscored(db: sqlite3.Connection, ids: Sequence[int]) -> dict[int, dict[str, list[str]]]:
-    """Return, by the trace's integer key, the feedback keys whose newest outcome is an error or a skip."""
-    found: dict[int, dict[str, list[str]]] = {}
-    for trace, outcome, key in select_many(db, _SELECT_UNSCORED, ids):
-        found.setdefault(trace, {}).setdefault(outcome, []).append(key)
-    return found
 
 
 def _make_summary(
@@ -201,13 +196,13 @@ def read_traces(reader: Reader, trace_ids: Sequence[str]) -> list[Trace]:
 def attach_runs(reader: Reader, around: Mapping[str, TraceHeader]) -> list[Trace]:
     """Return traces built from headers and their runs."""
     runs = reader.runs_of({one.key: trace_id for trace_id, one in around.items()})
-    return [_make_trace(one, runs[one.key]) for one in around.values()]
-
-
-def _make_trace(around: TraceHeader, runs: list[Run]) -> Trace:
-    at = next(position for position, run in enumerate(runs) if run.span_id == around.root)
-    runs[at] = complete_root(runs[at], runs)
-    return Trace(runs[at], tuple(runs), *around.rest)
+    traces = []
+    for header in around.values():
+        of_trace = runs[header.key]
+        at = next(position for position, run in enumerate(of_trace) if run.span_id == header.root)
+        of_trace[at] = complete_root(of_trace[at], of_trace)
+        traces.append(Trace(of_trace[at], tuple(of_trace), *header.rest))
+    return traces
 
 
 class TraceHeader(NamedTuple):
@@ -231,7 +226,11 @@ def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHea
     roots = dict(
         select_many(reader.db, "SELECT id, span_id FROM spans WHERE id IN (%s)", [r[1] for r in rows.values()])
     )
-    feedback = _read_feedback(reader, [row[0] for row in rows.values()])
+    keys = [row[0] for row in rows.values()]
+    feedback: dict[int, list[Feedback]] = {}
+    sql = feedback_table.SELECT_FEEDBACK + " WHERE f.trace IN (%s) ORDER BY f.created_ns, f.rowid"
+    for trace, outcome in feedback_table.read_feedback_rows(select_many(reader.db, sql, keys)):
+        feedback.setdefault(trace, []).append(outcome)
     running = sender_records.read_open_runs(reader.db, rows)
     found = {}
     for trace_id in (one for one in asked if one in rows):
@@ -239,14 +238,6 @@ def read_headers(reader: Reader, trace_ids: Sequence[str]) -> dict[str, TraceHea
         rest = tuple(feedback.get(key, ())), bool(complete), dropped, calls_sent, tuple(running.get(trace_id, ()))
         found[trace_id] = TraceHeader(key, roots[root], size, rest)
     return found
-
-
-def _read_feedback(reader: Reader, keys: Sequence[int]) -> dict[int, list[Feedback]]:
-    by_trace: dict[int, list[Feedback]] = {}
-    sql = feedback_table.SELECT_FEEDBACK + " WHERE f.trace IN (%s) ORDER BY f.created_ns, f.rowid"
-    for trace, outcome in feedback_table.read_feedback_rows(select_many(reader.db, sql, keys)):
-        by_trace.setdefault(trace, []).append(outcome)
-    return by_trace
 
 
 LARGE_ANSWER_BYTES, MAX_ANSWER_BYTES = 1024 * 1024, 512 * 1024 * 1024  # bytes of payloads before compression
@@ -299,7 +290,11 @@ def read_tree(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> 
     lines = [RunNode._make(row) for row in reader.db.execute(_SELECT_LINES, (key,))]
     reader.look()
     placed = list(walk_tree(lines))
-    at = 0 if cursor is None else _find_position(trace_id, placed, cursor)
+    at = 0
+    if cursor is not None:
+        at = next((position for position, (_, line) in enumerate(placed) if line.span_id == cursor), -1)
+        if at < 0:
+            raise _missing_run(trace_id, cursor)
     start, end = at - at % limit, at - at % limit + limit
     known = {line.span_id for line in lines}
     marks = {
@@ -313,32 +308,23 @@ def read_tree(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> 
     return Page(items=items, next=placed[end][1].span_id if end < len(placed) else None)
 
 
-def _find_position(trace_id: str, placed: Sequence[tuple[int, RunNode]], span_id: str) -> int:
-    found = next((position for position, (_, line) in enumerate(placed) if line.span_id == span_id), None)
-    if found is None:
-        raise _missing_run(trace_id, span_id)
-    return found
-
-
 def read_runs(reader: Reader, trace_id: str, limit: int, cursor: str | None) -> Page[Run]:
     """Return a page of runs by start time, as in `Trace.runs`, from the run `cursor` on. Raise `NotFound` if it is
     unknown.
     """
     key, root = _find_trace(reader.db, trace_id)
-    start, end = (_BEFORE_ALL, _BEFORE_ALL) if cursor is None else _read_times(reader.db, key, trace_id, cursor)
+    start, end = _BEFORE_ALL, _BEFORE_ALL
+    if cursor is not None:
+        sql = "SELECT start_ns, -end_ns FROM spans WHERE trace = ? AND span_id = ?"
+        times = reader.db.execute(sql, (key, cursor)).fetchone()
+        if times is None:
+            raise _missing_run(trace_id, cursor)
+        start, end = times
     given = {"trace": key, "start": start, "end": end, "span": cursor or "", "limit": limit + 1}
     found = reader.db.execute(_SELECT_LATER, given).fetchall()
     rows = {row[0]: row for row in select_many(reader.db, SELECT_RUN + "s.id IN (%s)", [id for id, _ in found[:limit]])}
     items = tuple(_complete_run(reader, trace_id, key, root, rows[id]) for id, _ in found[:limit])
     return Page(items=items, next=found[limit][1] if len(found) > limit else None)
-
-
-def _read_times(db: sqlite3.Connection, key: int, trace_id: str, span_id: str) -> tuple[int, int]:
-    sql = "SELECT start_ns, -end_ns FROM spans WHERE trace = ? AND span_id = ?"
-    times: tuple[int, int] | None = db.execute(sql, (key, span_id)).fetchone()
-    if times is None:
-        raise _missing_run(trace_id, span_id)
-    return times
 
 
 def read_run(reader: Reader, trace_id: str, span_id: str | None) -> Run:

@@ -120,19 +120,17 @@ class RollupQuery:
         """Yield the totals of sealed hours with their bucket and group. Raises `ValueError` if one is damaged."""
         least, most = self._shown()
         environment = self.filter.environment
-        for bucket, project, data in self._added_up(db) if self.side is not None else ():
+        if self.side is None:
+            return
+        where, bounds = self._within(_HOUR_LEVEL)
+        only, values = ("", []) if self.filter.project is None else (" AND h.project = ?", [self.filter.project])
+        sql = _SEALED_HOURS.format(bucket=self._bucket(_HOUR_LEVEL), where=where + only)
+        for bucket, project, data in db.execute(sql, (self.side, *bounds, *values)):
             for part in decode_buckets(data):
                 if least <= part.shown <= most and environment in (None, part.environment):
                     if self.group_by in ("project", "environment"):
                         part.group = project if self.group_by == "project" else part.environment
                     yield (bucket, part.group), part
-
-    def _added_up(self, db: sqlite3.Connection) -> Iterator[tuple[int, str, bytes]]:
-        where, bounds = self._within(_HOUR_LEVEL)
-        project = self.filter.project
-        only, values = ("", []) if project is None else (" AND h.project = ?", [project])
-        sql = _SEALED_HOURS.format(bucket=self._bucket(_HOUR_LEVEL), where=where + only)
-        return db.execute(sql, (self.side, *bounds, *values))
 
     def counts(self, db: sqlite3.Connection) -> Iterator[Any]:
         """Yield rows of bucket, group, traces, errors, input and output tokens, cost, first and last hour.
@@ -166,7 +164,11 @@ class RollupQuery:
 
     def _ask(self, db: sqlite3.Connection, sql: str, added_up: bool = False) -> Iterator[Any]:
         """Run a query on each level; `added_up` includes the hours that `parts` covers."""
-        wanted, values = self._wanted()
+        conditions = [f"s.model {'<>' if self.group_by == 'model' else '='} '{ALL_MODELS}'"]
+        conditions.append("s.shown BETWEEN {} AND {}".format(*self._shown()))
+        asked = [(name, getattr(self.filter, name)) for name in _ROLLUP_FILTERS]
+        conditions += [f"s.{name} = ?" for name, value in asked if value is not None]
+        wanted, values = " AND ".join(conditions), [value for _, value in asked if value is not None]
         for level in self._levels():
             where, bounds = self._within(level)
             if level is _HOUR_LEVEL and self.side is not None and not added_up:
@@ -198,13 +200,6 @@ class RollupQuery:
         """Return the smallest and the largest value of `shown` that the filter selects."""
         least = LIVE_TRACE if self.filter.leaves_out_judgements else EVALUATOR_TRACE
         return least, LIVE_TRACE if self.filter.experiment is not None else EXPERIMENT_TRACE
-
-    def _wanted(self) -> tuple[str, list[Any]]:
-        wanted = [f"s.model {'<>' if self.group_by == 'model' else '='} '{ALL_MODELS}'"]
-        wanted.append("s.shown BETWEEN {} AND {}".format(*self._shown()))
-        asked = [(name, getattr(self.filter, name)) for name in _ROLLUP_FILTERS]
-        wanted += [f"s.{name} = ?" for name, value in asked if value is not None]
-        return " AND ".join(wanted), [value for _, value in asked if value is not None]
 
 
 def plan_rollup_query(filter: Filter, bucket_ns: int | None, group_by: str | None) -> RollupQuery | None:
@@ -331,7 +326,11 @@ def compute_buckets(
     if group_by == "experiment" and not filter.experiment:  # the filter names no experiment
         live = plan_rollup_query(replace(filter, experiment=""), bucket_ns, None)
         if live is not None and (most == ALL_TRACES or not _has_more_than(db, plan_experiments(filter), most)):
-            return _aggregate_by_experiment(db, filter, live)
+            # Rollups answer for traces of no experiment, rows for the others
+            rest = _Aggregation(db, filter, live.bucket_ns, "experiment", plan_experiments).buckets(None)
+            counted = _Aggregation(db, live.filter, live.bucket_ns, None).buckets(live)
+            both = sorted([*counted, *rest], key=lambda bucket: _group_order(bucket.group))
+            return sorted(both, key=lambda bucket: bucket.start_ns) if live.bucket_ns else both
     if most != ALL_TRACES and count_uncovered_traces(db, filter, bucket_ns, group_by, most) > most:
         return _aggregate_newest(db, filter, bucket_ns, group_by, most)
     try:
@@ -360,14 +359,6 @@ def _aggregate_newest(
     since = replace(filter, since_ns=None)  # without buckets, the range starts with the first of these traces
     counted = _Aggregation(db, since, bucket_ns, group_by, lambda _: only).buckets(None)
     return [replace(bucket, newest=newest) for bucket in counted]
-
-
-def _aggregate_by_experiment(db: sqlite3.Connection, filter: Filter, live: RollupQuery) -> list[Bucket]:
-    """Aggregate by experiment: rollups answer for traces of no experiment, rows for the others."""
-    rest = _Aggregation(db, filter, live.bucket_ns, "experiment", plan_experiments).buckets(None)
-    counted = _Aggregation(db, live.filter, live.bucket_ns, None).buckets(live)
-    both = sorted([*counted, *rest], key=lambda bucket: _group_order(bucket.group))
-    return sorted(both, key=lambda bucket: bucket.start_ns) if live.bucket_ns else both
 
 
 class _TooManyBuckets(Refused):
@@ -405,12 +396,20 @@ class _Aggregation:
         """Compute all buckets, from rollups as far as `question` allows."""
         if question is not None:
             question = self._add_parts(question)
-            self._add_sums(question)
+            for start, group, *counts, first, last in question.counts(self._db):
+                total = self._of((start, group))
+                total.add(*counts)
+                total.add_hours(first, last)
+            self._count(question.said(self._db))
         for stretch_ in find_uncovered_ranges(self._db, question) if question is not None else [ALL_TIME]:
             self._add_rows(stretch_)
         if question is not None:
             self._add_latencies(question)
-            self._find_ends()
+            if not self._bucket_ns and (self._filter.since_ns is None or self._filter.until_ns is None):
+                # neither buckets nor the filter define the range: find the first and the last start time of each group
+                for (_, group), total in self._totals.items():
+                    if total.first is not None and total.last is not None:
+                        total.starts += [self._end(group, total.first, "ASC"), self._end(group, total.last, "DESC")]
         places = sorted([*self._totals, *self._alone], key=lambda place: (place[0], *_group_order(place[1])))
         return [self._bucket(place) for place in places]
 
@@ -442,13 +441,6 @@ class _Aggregation:
         first = self._alone.pop(place, None)
         for one in (first, part) if first is not None else (part,):
             one.add_to(self._of(place))
-
-    def _add_sums(self, question: RollupQuery) -> None:
-        for start, group, *counts, first, last in question.counts(self._db):
-            total = self._of((start, group))
-            total.add(*counts)
-            total.add_hours(first, last)
-        self._count(question.said(self._db))
 
     def _add_rows(self, within: TimeRange) -> None:
         filter = self._filter if within == ALL_TIME else replace(self._filter, since_ns=within[0], until_ns=within[1])
@@ -553,14 +545,6 @@ class _Aggregation:
             return [ALL_TIME]
         width = self._bucket_ns
         return join_ranges([get_period_range(start // width, width) for start in sorted(starts)])
-
-    def _find_ends(self) -> None:
-        """Find the first and the last start time of each group, if neither buckets nor the filter define the range."""
-        if self._bucket_ns or (self._filter.since_ns is not None and self._filter.until_ns is not None):
-            return
-        for (_, group), total in self._totals.items():
-            if total.first is not None and total.last is not None:
-                total.starts += [self._end(group, total.first, "ASC"), self._end(group, total.last, "DESC")]
 
     def _end(self, group: str | None, hour: int, order: str) -> int:
         since, until = get_period_range(hour)

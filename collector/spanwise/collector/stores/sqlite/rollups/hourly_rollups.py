@@ -94,7 +94,11 @@ def apply_delta(db: sqlite3.Connection, delta: RollupDelta, known: RowCache) -> 
             empty.append(cell)
     for (cell, key, label), said in delta.said.items():
         if cell not in ids:
-            ids[cell] = _find_cell(db, cell, known)
+            row = known.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
+            if row is None:
+                raise RecountNeeded
+            known.cells[cell] = row
+            ids[cell] = int(row[0])
         grown += _change_feedback(db, (ids[cell], key, label), said, known)
     if empty:
         known.clear()
@@ -148,14 +152,6 @@ def _feedback_columns(one: FeedbackAmounts) -> tuple[Any, ...]:
     return (one.said, one.n, str(one.total), *least, *most, one.failed, one.skipped)
 
 
-def _find_cell(db: sqlite3.Connection, cell: RollupKey, known: RowCache) -> int:
-    row = known.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
-    if row is None:
-        raise RecountNeeded
-    known.cells[cell] = row
-    return int(row[0])
-
-
 def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, known: RowCache) -> tuple[int, int, bool]:
     """Apply a change to a cell; return its row id, its number of traces, and whether the row is new."""
     row = known.cells.get(cell) or db.execute(_FIND_CELL, cell).fetchone()
@@ -163,7 +159,10 @@ def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, kn
     n, errors = n + part.n, errors + part.errors
     parts = zip(map(int, exact.split()), (part.input_tokens, part.output_tokens, part.cost), strict=True)
     sums = [old + new for old, new in parts]
-    latencies = _add_latencies(blob, part.bins)
+    try:
+        latencies = add_to_bins(blob, part.bins)
+    except ValueError:  # written on a machine whose logarithm differs at the border of two bins
+        raise RecountNeeded from None
     if n < 0 or errors < 0:
         raise RecountNeeded
     tokens = [value if value <= _INT_MAX else float(value) for value in sums[:2]]
@@ -171,13 +170,6 @@ def _change_cell(db: sqlite3.Connection, cell: RollupKey, part: TraceAmounts, kn
     db.execute(_UPDATE_CELL, (n, errors, *tokens, from_units(sums[2]), exact, latencies, id))
     known.cells[cell] = int(id), n, errors, exact, latencies
     return int(id), n, row is None
-
-
-def _add_latencies(blob: bytes, more: Counter[int]) -> bytes:
-    try:
-        return add_to_bins(blob, more)
-    except ValueError:  # written on a machine whose logarithm differs at the border of two bins
-        raise RecountNeeded from None
 
 
 def _change_feedback(
@@ -342,7 +334,8 @@ class HourlyRollups:
         """Move the feedback of traces to their new cells; mark hours for a recount if a trace has very much feedback."""
         if not moved:
             return
-        counts = dict(_count_feedback(self._db, moved))
+        sql = "SELECT trace, count(*) FROM feedback WHERE trace IN (%s) GROUP BY trace"
+        counts = dict(select_many(self._db, sql, moved))
         few = [key for key in moved if counts.get(key, 0) and counts[key] <= MAX_MOVED_FEEDBACK]
         for key in counts:
             if counts[key] > MAX_MOVED_FEEDBACK:
@@ -359,7 +352,10 @@ class HourlyRollups:
         state, rows = self._standing(hour)
         self._stir(hour)
         if hour in self._watched:
-            self._note(hour, changes)
+            if hour in changes.wild or hour in changes.unsure:
+                del self._watched[hour]
+            elif hour in changes.deltas:
+                self._watched[hour].add(changes.deltas[hour])
         if hour in changes.wild:
             self.mark(hour, TOO_LARGE)
         elif hour in changes.unsure:
@@ -399,12 +395,6 @@ class HourlyRollups:
         if len(self._hours) >= MAX_CACHED_HOURS:
             self._hours.clear()
         self._hours[hour] = state, rows
-
-    def _note(self, hour: int, changes: _RollupChanges) -> None:
-        if hour in changes.wild or hour in changes.unsure:
-            del self._watched[hour]
-        elif hour in changes.deltas:
-            self._watched[hour].add(changes.deltas[hour])
 
     def _change(self, hour: int, rows: int, delta: RollupDelta) -> None:
         try:
@@ -482,7 +472,3 @@ class _RollupChanges:
 
 def _only_counted(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
     return [row[:5] for row in rows if row[5]]
-
-
-def _count_feedback(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[tuple[int, int]]:
-    yield from select_many(db, "SELECT trace, count(*) FROM feedback WHERE trace IN (%s) GROUP BY trace", keys)

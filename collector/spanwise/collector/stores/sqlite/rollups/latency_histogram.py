@@ -124,7 +124,10 @@ def unpack_bins(blobs: Iterable[bytes]) -> Counter[int]:
             first = blob[1] + (blob[2] << 8) - 1
             runs[first] = runs.get(first, 0) + run
     for first, run in runs.items():
-        _add_integer(bins, first, run)
+        size = -(-run.bit_length() // (8 * _LANE_BYTES))
+        for bin, count in enumerate(_read_array("Q", run.to_bytes(size * _LANE_BYTES, "little")), first):
+            if count:
+                bins[bin] = bins.get(bin, 0) + count
     return Counter(bins)
 
 
@@ -142,13 +145,6 @@ def _counts_as_integer(blob: bytes) -> int:
     for place in range(width):
         lanes[place::_LANE_BYTES] = blob[3 + place :: width]
     return int.from_bytes(lanes, "little")
-
-
-def _add_integer(bins: dict[int, int], first: int, run: int) -> None:
-    size = -(-run.bit_length() // (8 * _LANE_BYTES))
-    for bin, count in enumerate(_read_array("Q", run.to_bytes(size * _LANE_BYTES, "little")), first):
-        if count:
-            bins[bin] = bins.get(bin, 0) + count
 
 
 def _read_array(code: str, data: bytes) -> array[int]:
@@ -260,12 +256,11 @@ class ExactPercentiles:
             return
         self._parts.append(part)
         self._left -= len(part[2]) + 1
-        self._found = None if self._left else self._rank()
-
-    def _rank(self) -> dict[int, int]:
-        least, unit, parts = to_common_unit(self._parts)
-        self._parts.clear()
-        return {percent: least + unit * _percentile_of_parts(parts, percent) for percent in PERCENTS}
+        self._found = None
+        if not self._left:
+            least, unit, parts = to_common_unit(self._parts)
+            self._parts.clear()
+            self._found = {percent: least + unit * _percentile_of_parts(parts, percent) for percent in PERCENTS}
 
     def found(self) -> dict[int, int] | None:
         """Return nanoseconds by percent; None if the number of latencies added is not `n`."""

@@ -252,7 +252,10 @@ def build_hour(db: sqlite3.Connection, hour: int, in_order: Mapping[int, bytes])
     bins: dict[_BucketPlace, list[bytes]] = {}
     places: dict[int, list[_BucketPlace]] = {}
     for cell, project, environment, shown, name, model, blob, *counts in db.execute(_SELECT_CELLS, (hour,)):
-        places[cell] = [_BucketPlace(side, project, environment, shown, group) for side, group in _groups(name, model)]
+        places[cell] = [
+            _BucketPlace(side, project, environment, shown, group)
+            for side, group in ([(UNGROUPED, ""), (BY_NAME, name)] if model is None else [(BY_MODEL, model)])
+        ]
         for place in places[cell]:
             total = sums.setdefault(place, BucketTotals())
             total.add(*counts)
@@ -263,14 +266,12 @@ def build_hour(db: sqlite3.Connection, hour: int, in_order: Mapping[int, bytes])
             sums[place].add_said(key, None if label is None else label[1:], *counts)
     try:
         found = [(place, _build_bucket(hour, place, sums[place], bins[place])) for place in sorted(sums)]
-        return list(_encode_rows(hour, found))
+        rows: dict[tuple[int, str], list[HourBucket]] = {}
+        for place, part in found:
+            rows.setdefault(place[:2], []).append(part)
+        return [(hour, side, project, msgspec.msgpack.encode(some)) for (side, project), some in rows.items()]
     except (ValueError, OverflowError):
         return None
-
-
-def _groups(name: str, model: str | None) -> list[tuple[int, str]]:
-    """Return the sides and groups in which a cell counts."""
-    return [(UNGROUPED, ""), (BY_NAME, name)] if model is None else [(BY_MODEL, model)]
 
 
 def _build_bucket(hour: int, place: _BucketPlace, total: BucketTotals, bins: Sequence[bytes]) -> HourBucket:
@@ -300,14 +301,6 @@ def _build_bucket(hour: int, place: _BucketPlace, total: BucketTotals, bins: Seq
 
 def _feedback_sums(key: str, tally: Tally) -> FeedbackSums:
     return FeedbackSums(**asdict(tally.stats(key)), total=float(tally.plain))
-
-
-def _encode_rows(hour: int, found: Sequence[tuple[_BucketPlace, HourBucket]]) -> Iterator[HourRow]:
-    rows: dict[tuple[int, str], list[HourBucket]] = {}
-    for place, part in found:
-        rows.setdefault(place[:2], []).append(part)
-    for (side, project), some in rows.items():
-        yield hour, side, project, msgspec.msgpack.encode(some)
 
 
 def put_hour(db: sqlite3.Connection, hour: int, rows: Sequence[HourRow]) -> None:

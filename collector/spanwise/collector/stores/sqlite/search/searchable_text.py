@@ -271,26 +271,22 @@ class TextBuffer:
         elif key not in self._texts:
             return
         one = self._texts[key]
-        place = (
-            None if text is None or one.characters + len(text) > MAX_TRACE_CHARACTERS else self._put(_encode_text(text))
-        )
+        if text is None or one.characters + len(text) > MAX_TRACE_CHARACTERS:
+            self.drop(key)
+            return
+        data = text.encode("utf-8", "surrogatepass")
+        has_room = self.bytes + len(data) <= self._most and self.memory + TEXT_OVERHEAD <= self._most_memory
+        place = self._spill.put(data) if has_room else None
         if place is None:
             self.drop(key)
             return
+        self.bytes += len(data)
+        self.memory += TEXT_OVERHEAD
         one.parts.append(place)
-        one.characters, one.upto, one.size = one.characters + len(text or "") + 1, upto, one.size + size
+        one.characters, one.upto, one.size = one.characters + len(text) + 1, upto, one.size + size
         self._touched.pop(key, None)
         self._touched[key] = now
         self._unsettled.add(key)
-
-    def _put(self, data: bytes) -> SpillPosition | None:
-        if self.bytes + len(data) > self._most or self.memory + TEXT_OVERHEAD > self._most_memory:
-            return None
-        place = self._spill.put(data)
-        if place is not None:
-            self.bytes += len(data)
-            self.memory += TEXT_OVERHEAD
-        return place
 
     def due(self, characters: int, settled: float, overdue: float) -> list[int]:
         """Return the keys of traces that should be indexed now, sorted.
@@ -323,7 +319,9 @@ class TextBuffer:
             return None
         parts = [self._spill.take(place) for place in one.parts]
         known = [part for part in parts if part is not None]
-        return BufferedText(_decode_text(b"\n".join(known)), one.upto, one.size) if len(known) == len(parts) else None
+        if len(known) < len(parts):
+            return None
+        return BufferedText(b"\n".join(known).decode("utf-8", "surrogatepass"), one.upto, one.size)
 
     def _forget(self, key: int) -> TraceTexts | None:
         self._unsettled.discard(key)
@@ -346,11 +344,3 @@ class TextBuffer:
         """Drop all text that is not marked as durable, after a rollback."""
         for key in list(self._unsettled):
             self.drop(key)
-
-
-def _encode_text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _decode_text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")

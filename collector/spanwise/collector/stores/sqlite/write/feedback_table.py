@@ -139,16 +139,17 @@ def write_feedback(appender: Appender, rows: Sequence[list[Any]], written: Write
     numbers, now = appender.numbers(len(by_id) + len(moved))
     for number, row in zip(numbers, by_id.values(), strict=False):
         row[_NUMBER] = number
-    with appender.sums.of_feedback(_trace_key_pairs(by_id.values(), stored.values()), set(new.values())) as first:
+    pairs = {(row[_TRACE], row[_KEY]) for row in (*by_id.values(), *stored.values())}
+    with appender.sums.of_feedback(pairs, set(new.values())) as first:
         if not _upsert_rows(db, by_id.values()):
-            _remove_rows(
-                db,
-                list(by_id),
-                # Some ids had another target or key before. Remove them first, so that superseded feedback there becomes
-                # current.
-            )
+            # Some ids had another target or key before. Remove them first, so that superseded feedback there becomes
+            # current.
+            _remove_rows(db, list(by_id))
             _upsert_rows(db, by_id.values())
-        _update_standing(db, list(_contested_rows(by_id.values(), first)))
+        # Rows that may share their trace and key with another row, so that their standing must be computed
+        count = Counter([(row[_TRACE], row[_KEY]) for row in by_id.values()])
+        places = ((row, (row[_TRACE], row[_KEY])) for row in by_id.values())
+        _update_standing(db, [row for row, place in places if count[place] > 1 or place not in first])
     appender.put_at(sorted(moved), numbers[len(by_id) :], now)
     if overtaken:
         delete_feedback(db, appender, list(overtaken))
@@ -185,7 +186,11 @@ def _drop_overtaken(appender: Appender, by_id: dict[str, list[Any]], new: Collec
     ruled = [row for row in by_id.values() if row[_RULE] is not None]
     if not ruled:
         return set()
-    before = _stored_rule_feedback(appender.db, [row for row in ruled if row[_TRACE] not in new])
+    # stored feedback of rules on the same traces, sessions and experiments
+    before: list[RuleFeedback] = []
+    for name, place in (("trace", _TRACE), ("session_id", _SESSION), ("experiment_id", _EXPERIMENT)):
+        if values := {row[place] for row in ruled if row[_TRACE] not in new} - {None}:
+            before += read_rule_feedback(appender.db, name, values)
     late, overtaken = compare_claims([_to_rule_feedback(row) for row in ruled], before)
     _discard_rows(appender, by_id, late)
     return overtaken
@@ -205,13 +210,6 @@ def _set_trace_start(db: sqlite3.Connection, rows: Sequence[list[Any]]) -> None:
         known = of_session if row[_TRACE] is None else of_trace
         start = known.get(row[_SESSION] if row[_TRACE] is None else row[_TRACE])
         row[_TRACE_START] = row[_CREATED] if start is None else start
-
-
-def _stored_rule_feedback(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> list[RuleFeedback]:
-    """Return the feedback of rules on the traces, sessions and experiments of rows."""
-    columns = {"trace": _TRACE, "session_id": _SESSION, "experiment_id": _EXPERIMENT}
-    values = {name: {row[place] for row in rows} - {None} for name, place in columns.items()}
-    return [row for name, some in values.items() if some for row in read_rule_feedback(db, name, some)]
 
 
 def _to_rule_feedback(row: Sequence[Any]) -> RuleFeedback:
@@ -250,14 +248,6 @@ def remove_unlinked_judgements(
     deletion.delete_judgements(appender, appender.db, ids.difference(linked, kept))
 
 
-def _contested_rows(rows: Collection[Sequence[Any]], first: Collection[tuple[int, str]]) -> Iterator[Sequence[Any]]:
-    """Yield rows that may share their trace and key with another row, so that their standing must be computed."""
-    together = Counter([(row[_TRACE], row[_KEY]) for row in rows])
-    for row in rows:
-        if together[row[_TRACE], row[_KEY]] > 1 or (row[_TRACE], row[_KEY]) not in first:
-            yield row
-
-
 def _upsert_rows(db: sqlite3.Connection, rows: Collection[Sequence[Any]]) -> bool:
     """Insert or overwrite rows; return whether each overwritten row had the same target and key."""
     before = db.total_changes
@@ -269,7 +259,13 @@ def _update_standing(db: sqlite3.Connection, rows: Iterable[Sequence[Any]]) -> N
     """Update the standing of all feedback with the same target and key as these rows, which may be deleted already."""
     rows = list(rows)
     update_trace_standing(db, {(row[_TRACE], row[_KEY]) for row in rows if row[_TRACE] is not None})
-    _update_other_standing(db, {tuple(row[i] for i in _OTHER_KEY_PLACES) for row in rows if row[_TRACE] is None})
+    # Feedback on sessions and experiments: the newest of each slot counts
+    kinds = {tuple(row[i] for i in _OTHER_KEY_PLACES) for row in rows if row[_TRACE] is None}
+    where = " AND ".join(f"{name} IS ?" for name in _OTHER_KEY_COLUMNS)
+    newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
+    for kind in kinds:
+        if not is_anonymous(*kind[3:5]):  # anonymous people count as different people
+            db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
 
 
 def _feedback_row(feedback: Feedback) -> list[Any]:
@@ -348,15 +344,6 @@ def _compute_standing(row: Sequence[Any], kinds: set[Any], latest: set[Any]) -> 
     return 2
 
 
-def _update_other_standing(db: sqlite3.Connection, kinds: Iterable[Sequence[Any]]) -> None:
-    """Update the standing of feedback on sessions and experiments: the newest of each slot counts."""
-    where = " AND ".join(f"{name} IS ?" for name in _OTHER_KEY_COLUMNS)
-    newest = f"(SELECT rowid FROM feedback WHERE {where} ORDER BY created_ns DESC, rowid DESC LIMIT 1)"
-    for kind in kinds:
-        if not is_anonymous(*kind[3:5]):  # anonymous people count as different people
-            db.execute(f"UPDATE feedback SET standing = (rowid = {newest}) WHERE {where}", (*kind, *kind))
-
-
 def change_feedback(
     db: sqlite3.Connection, appender: Appender, changes: Mapping[str, Mapping[str, JSON]]
 ) -> list[Feedback]:
@@ -376,21 +363,12 @@ def delete_feedback(db: sqlite3.Connection, appender: Appender, ids: Sequence[st
     """Delete feedback by id with the judgements that only it links to; superseded feedback becomes current. Returns the
     number of rows.
     """
-    with appender.sums.of_feedback(_stored_pairs(db, ids)):
+    with appender.sums.of_feedback(select_many(db, "SELECT trace, key FROM feedback WHERE id IN (%s)", ids)):
         gone = _remove_rows(db, ids)
     appender.move(_traces_without_rule(gone))
     if judged := {row[_JUDGE] for row in gone} - {None}:
         remove_unlinked_judgements(appender, judged, {row[_TRACE] for row in gone})
     return len(gone)
-
-
-def _trace_key_pairs(*rows: Iterable[Sequence[Any]]) -> set[tuple[int | None, str]]:
-    """Return the traces and keys of rows."""
-    return {(row[_TRACE], row[_KEY]) for some in rows for row in some}
-
-
-def _stored_pairs(db: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[int | None, str]]:
-    return select_many(db, "SELECT trace, key FROM feedback WHERE id IN (%s)", ids)
 
 
 def _remove_rows(db: sqlite3.Connection, ids: Sequence[str]) -> list[Any]:
@@ -470,34 +448,34 @@ def _split_rounds(verdicts: Sequence[TargetFeedback]) -> Iterator[list[TargetFee
         yield list(together.values())
 
 
-def _rule_target(verdicts: TargetFeedback) -> RuleTarget:
-    return verdicts.rule, verdicts.target.trace_id, verdicts.target.session_id
-
-
 def _put_round(db: sqlite3.Connection, appender: Appender, verdicts: Sequence[TargetFeedback]) -> list[bool]:
-    keys = _find_traces(db, verdicts)
+    ids = {one.target.trace_id for one in verdicts} - {None}
+    found = select_many(db, "SELECT trace_id, id FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
+    keys: dict[str | None, int | None] = {None: None, **dict(found)}  # a session needs no stored trace
     said = _rule_feedback_by_target(db, verdicts, keys)
     stand: list[Feedback] = []
     gone: list[str] = []
     stands = []
     for one in verdicts:
-        theirs = _find_replaced(one, said.get(_rule_target(one), ())) if one.target.trace_id in keys else None
+        place = one.rule, one.target.trace_id, one.target.session_id
+        theirs = _find_replaced(one, said.get(place, ())) if one.target.trace_id in keys else None
         stands.append(theirs is not None)
         if theirs is None:
-            _reject(appender, one, keys)
+            # the set is rejected, and its judgements are not linked to
+            judged = {feedback.judge_trace_id for feedback in one.feedback if feedback.judge_trace_id is not None}
+            remove_unlinked_judgements(appender, judged, {keys.get(one.target.trace_id)})
         else:
-            stand += (made := [_with_claim(feedback, one) for feedback in one.feedback])
+            made = [
+                feedback
+                if (feedback.rule, feedback.claim) == (one.rule, one.claim)
+                else replace(feedback, rule=one.rule, claim=one.claim, id="")
+                for feedback in one.feedback
+            ]
+            stand += made
             gone += {row.id for row in theirs} - {feedback.id for feedback in made}
     write_feedback(appender, encode_feedback(stand))
     delete_feedback(db, appender, gone)
     return stands
-
-
-def _find_traces(db: sqlite3.Connection, verdicts: Sequence[TargetFeedback]) -> Mapping[str | None, int | None]:
-    """Return the keys of the targets' stored traces; a session needs none."""
-    ids = {one.target.trace_id for one in verdicts} - {None}
-    found = select_many(db, "SELECT trace_id, id FROM traces WHERE span_count > 0 AND trace_id IN (%s)", ids)
-    return {None: None, **dict(found)}
 
 
 def _rule_feedback_by_target(
@@ -515,23 +493,12 @@ def _rule_feedback_by_target(
 
 def _find_replaced(verdicts: TargetFeedback, said: Sequence[RuleFeedback]) -> list[RuleFeedback] | None:
     """Return the stored feedback that a set replaces; None if some of it has a higher lease number."""
-    theirs = [row for row in said if verdicts.anew or row.evaluator in verdicts.evaluators]
-    theirs = [row for row in theirs if _is_within(row, verdicts.target)]
+    target = verdicts.target  # feedback on a part of the target is replaced, too
+    theirs = [
+        row
+        for row in said
+        if (verdicts.anew or row.evaluator in verdicts.evaluators)
+        and target.span_id in (None, row.span_id)
+        and target.document in (None, row.document)
+    ]
     return None if any(row.claim > verdicts.claim for row in theirs) else theirs
-
-
-def _is_within(row: RuleFeedback, target: Target) -> bool:
-    """Return whether a row of the same trace or session is on the target or on a part of it."""
-    return target.span_id in (None, row.span_id) and target.document in (None, row.document)
-
-
-def _with_claim(feedback: Feedback, verdicts: TargetFeedback) -> Feedback:
-    if (feedback.rule, feedback.claim) == (verdicts.rule, verdicts.claim):
-        return feedback
-    return replace(feedback, rule=verdicts.rule, claim=verdicts.claim, id="")
-
-
-def _reject(appender: Appender, verdicts: TargetFeedback, keys: Mapping[str | None, int | None]) -> None:
-    """Remove the judgements of a rejected set."""
-    judged = {feedback.judge_trace_id for feedback in verdicts.feedback if feedback.judge_trace_id is not None}
-    remove_unlinked_judgements(appender, judged, {keys.get(verdicts.target.trace_id)})

@@ -205,7 +205,9 @@ class IncrementalSummary:
         one = spans.known[fact.span_id] = make_node(row, fact)
         self._sum(row, fact)
         if fact.local_root is not None:
-            self._member(fact.local_root, fact.counts)
+            known = self.local_roots.get(fact.local_root)
+            now = LocalRoot(1, None, 0, 0, 0, 0) if known is None else known._replace(members=known.members + 1)
+            self._settle(fact.local_root, known, _merge_counts(now, fact.counts))
         below, callers, members = self._adopt(fact.span_id)
         one.below = below
         self._count(one, one.carries & ~below, 1)
@@ -363,11 +365,6 @@ class IncrementalSummary:
             totals.cost += cost
             if model is not None:
                 model[3] += cost
-
-    def _member(self, root: str, counts: SpanCounts | None) -> None:
-        known = self.local_roots.get(root)
-        now = LocalRoot(1, None, 0, 0, 0, 0) if known is None else known._replace(members=known.members + 1)
-        self._settle(root, known, _merge_counts(now, counts))
 
     def _settle(self, root: str, known: LocalRoot | None, now: LocalRoot) -> None:
         totals = self.totals

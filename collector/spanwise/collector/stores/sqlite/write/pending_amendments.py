@@ -201,7 +201,8 @@ class PendingAmendments:
 
     def expire(self, before_ns: int, project: str | None) -> None:
         """Drop the amendments that arrived before a time."""
-        self._give_up([row for row, entry in self._rows.items() if _is_expired(entry, before_ns, project)])
+        entries = self._rows.items()
+        self._give_up([row for row, e in entries if e.seen_ns < before_ns and project in (None, e.place.project)])
 
     def trim(self) -> bool:
         """Drop amendments that are too old, and the oldest beyond the limits; return whether there were any."""
@@ -240,7 +241,3 @@ class PendingAmendments:
                 del of_trace[place.span_id]
             if not of_trace:
                 del self._of[place.trace_id]
-
-
-def _is_expired(entry: _PendingEntry, before_ns: int, project: str | None) -> bool:
-    return entry.seen_ns < before_ns and project in (None, entry.place.project)

@@ -79,9 +79,8 @@ class OpenRunTable:
         """
         news = {(run.trace_id, run.span_id): run for run in map(_truncate_open_run, runs) if self._is_news(run)}
         now = self._clock.now()
-        insert_many(
-            self._db, "open_runs", (*OPEN_RUN_COLUMNS, "seen_ns"), [(*_open_run_row(run), now) for run in news.values()]
-        )
+        rows = [(*(getattr(run, name) for name in OPEN_RUN_COLUMNS), now) for run in news.values()]
+        insert_many(self._db, "open_runs", (*OPEN_RUN_COLUMNS, "seen_ns"), rows)
         for run in news.values():
             self._of.setdefault(run.trace_id, {})[run.span_id] = run.local_root
         mark = "UPDATE traces SET running = running + 1, complete = 0, updated_ns = ? WHERE trace_id = ?"
@@ -131,10 +130,6 @@ def _truncate_open_run(run: OpenRun) -> OpenRun:
     given = {name: clean(getattr(run, name)) for name in OPEN_RUN_COLUMNS}
     texts = {name: value[:MAX_TEXT_CHARACTERS] for name, value in given.items() if isinstance(value, str)}
     return OpenRun(**{**given, **texts, "start_ns": max(0, min(run.start_ns, INT_MAX))})
-
-
-def _open_run_row(run: OpenRun) -> tuple[Any, ...]:
-    return tuple(getattr(run, name) for name in OPEN_RUN_COLUMNS)
 
 
 def list_open_runs(
@@ -291,23 +286,17 @@ class DestinationTable:
         """Search written spans for calls and their continuations, and store the destinations that continued a call."""
         for trace, fact in zip(traces, facts, strict=True):
             if fact.route:
-                self._call(trace, fact)
+                if self._continued.pop((trace, fact.span_id), None) == fact.project:
+                    self._add(fact.project, fact.route)
+                else:
+                    _remember_bounded(self._calls, (trace, fact.span_id), (fact.project, fact.route))
             elif fact.route is not None and fact.parent_id is not None:
-                self._continue(trace, fact.parent_id, fact.project)
-
-    def _call(self, trace: int, fact: Fact) -> None:
-        if self._continued.pop((trace, fact.span_id), None) == fact.project:
-            self._add(fact.project, fact.route or "")
-        else:
-            _remember_bounded(self._calls, (trace, fact.span_id), (fact.project, fact.route or ""))
-
-    def _continue(self, trace: int, caller: str, project: str) -> None:
-        call = self._calls.get((trace, caller))
-        if call is None:
-            _remember_bounded(self._continued, (trace, caller), project)
-        elif call[0] == project:
-            del self._calls[trace, caller]
-            self._add(*call)
+                call = self._calls.get((trace, fact.parent_id))
+                if call is None:
+                    _remember_bounded(self._continued, (trace, fact.parent_id), fact.project)
+                elif call[0] == fact.project:
+                    del self._calls[trace, fact.parent_id]
+                    self._add(*call)
 
     def _add(self, project: str, name: str) -> None:
         known = self._by_project.get(project, ())

@@ -224,7 +224,8 @@ class Appender:
         self.running.evict(trace_ids)
         self.waiting.evict(trace_ids)
         for trace_id in trace_ids:
-            self._drop(trace_id)
+            self._cache.pop(trace_id, None)
+            self._cached_spans -= self._weights.pop(trace_id, 0)
             self.noted.pop(trace_id, None)
 
     def write(self, batches: Sequence[Batch]) -> WriteResult:
@@ -252,7 +253,13 @@ class Appender:
         for one in here.values():
             self.keeper.mark(one, first)
         new = {trace_id: state.key for trace_id, state in touched.items() if state.key >= before}
-        self._insert_traces(touched, here, _span_ids_by_trace(parts) if self.running else _NO_IDS, new.values())
+        incoming: Mapping[str, Iterable[str]] = _NO_IDS  # span ids by trace, which may end open runs
+        if self.running:
+            incoming = {
+                trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
+                for trace_id, some in parts.items()
+            }
+        self._insert_traces(touched, here, incoming, new.values())
         self._keep_values(spans.facts)
         self._count(spans, first)
         self.destinations.note(spans.traces, spans.facts)
@@ -436,7 +443,8 @@ class Appender:
         for number, (trace_id, state) in zip(numbers, touched.items(), strict=True):
             rolled, root = self._rolled(state, here)
             if open_runs:
-                rolled = self._with_open_runs(trace_id, state.key, rolled, came.get(trace_id, ()))
+                running = self.running.left(trace_id, state.key, came.get(trace_id, ()), settled=rolled.complete == 1)
+                rolled = rolled._replace(running=running, complete=0) if running else rolled
             change = (number, number, now)
             rows.append((state.key, trace_id, now, root, *change, *rolled))
             if state.key in is_new:
@@ -446,10 +454,6 @@ class Appender:
         self.keeper.keep(touched.values())
         waiting = [(row[0], now) for row in rows]
         insert_many(self.db, "unindexed", ("trace", "since_ns"), waiting, "ON CONFLICT DO NOTHING")
-
-    def _with_open_runs(self, trace_id: str, key: int, rolled: SummaryRow, came: Iterable[str]) -> SummaryRow:
-        running = self.running.left(trace_id, key, came, settled=rolled.complete == 1)
-        return rolled._replace(running=running, complete=0) if running else rolled
 
     def _rolled(self, state: CachedTrace, here: dict[int, TraceNodes]) -> tuple[SummaryRow, int]:
         """Return the summary of a trace, and the row of its root."""
@@ -495,7 +499,9 @@ class Appender:
         if not _supersedes(came.fact, old):
             return None
         if old.sent is not None:
-            fact, payload = self._still_amended(row, came.fact, came.payload)
+            fields = self.reader.stored("", row).amended
+            run = amendment_merge.reapply_amendments(decode_run("", came.fact, self._read(came.payload), {}), fields)
+            fact, payload = encode_amended_run(run, fields, came.fact.size)
             came = came._replace(fact=fact, payload=payload)
         return _SpanChange(row, came, old)
 
@@ -599,12 +605,6 @@ class Appender:
             )
         return _IncomingSpan(*encode_amended_run(run, every, fact.size), came.resource)
 
-    def _still_amended(self, row: int, fact: Fact, payload: bytes) -> tuple[Fact, bytes]:
-        """Return a later version of an amended run, with the amendments to fields that it lacks."""
-        fields = self.reader.stored("", row).amended
-        run = amendment_merge.reapply_amendments(decode_run("", fact, self._read(payload), {}), fields)
-        return encode_amended_run(run, fields, fact.size)
-
     def _read(self, payload: bytes) -> dict[str, JSON]:
         return self.reader.payload(payload) if payload.startswith(ZSTD_FRAME_HEADER) else loads(payload)
 
@@ -631,10 +631,6 @@ class Appender:
         weight = state.weight
         self._cached_spans += weight - self._weights.get(trace_id, 0)
         self._cache[trace_id], self._weights[trace_id] = state, weight
-
-    def _drop(self, trace_id: str) -> None:
-        self._cache.pop(trace_id, None)
-        self._cached_spans -= self._weights.pop(trace_id, 0)
 
     def _keep_values(self, facts: Sequence[Fact]) -> None:
         """Store distinct values for filter menus that no index can list."""
@@ -695,14 +691,6 @@ def _latest_versions(parts: Sequence[_TraceSlice]) -> dict[str, _IncomingSpan]:
             if earlier is None or _supersedes(fact, earlier.fact):
                 came[fact.span_id] = _IncomingSpan(fact, batch.payloads[position], resources[batch.resources[position]])
     return came
-
-
-def _span_ids_by_trace(parts: Mapping[str, Sequence[_TraceSlice]]) -> dict[str, list[str]]:
-    """Return the ids of incoming spans, by trace."""
-    return {
-        trace_id: [part.batch.facts[position].span_id for part in some for position in part.positions]
-        for trace_id, some in parts.items()
-    }
 
 
 def _try_advance(state: IncrementalSummary, changes: Sequence[_SpanChange], spans: TraceNodes) -> bool:

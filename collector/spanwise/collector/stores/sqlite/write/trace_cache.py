@@ -204,16 +204,13 @@ class SummaryStorage:
         rows: list[tuple[int, bytes | None]] = []
         for one in known:
             if isinstance(one, IncrementalSummary) and (one.kept or one.totals.count > self.small):
-                self._flush(one)
+                for ledger in (one.orphans, one.local_roots):
+                    if not one.kept:
+                        ledger.keep(self.db, one.key)
+                    ledger.flush()
+                one.kept = True
                 rows.append((one.key, pack_totals(one.totals)))
             elif isinstance(one, DeferredSummary) and not one.kept:
                 one.kept = True
                 rows.append((one.key, None))
         insert_many(self.db, "states", ("trace", "data"), rows, "ON CONFLICT (trace) DO UPDATE SET data=excluded.data")
-
-    def _flush(self, state: IncrementalSummary) -> None:
-        for ledger in (state.orphans, state.local_roots):
-            if not state.kept:
-                ledger.keep(self.db, state.key)
-            ledger.flush()
-        state.kept = True

@@ -114,7 +114,10 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
             marked = True
     position = _find_root(facts, by_id)
     root = facts[position]
-    experiment_id, example_id = _experiment_and_example(root, facts) if tried else (root.experiment_id, root.example_id)
+    experiment_id, example_id = root.experiment_id, root.example_id
+    if tried:
+        experiment_id = experiment_id or next((fact.experiment_id for fact in facts if fact.experiment_id), None)
+        example_id = example_id or next((fact.example_id for fact in facts if fact.example_id), None)
     above = AncestorIds(_ancestor_ids(with_tokens, by_id), _ancestor_ids(with_cost, by_id))
     tokens, costs = _without_ancestors(with_tokens, above.tokens), _without_ancestors(with_cost, above.cost)
     complete, dropped, calls_sent = _check_completeness(facts, by_id) if counted else (None, 0, 0)
@@ -152,14 +155,6 @@ def summarize_trace(facts: Sequence[Fact]) -> tuple[SummaryRow, int, AncestorIds
         calls_sent=calls_sent,
     )
     return rolled, position, above
-
-
-def _experiment_and_example(root: Fact, facts: Sequence[Fact]) -> tuple[str | None, str | None]:
-    """Return the experiment id and example id of a trace."""
-    return (
-        root.experiment_id or next((fact.experiment_id for fact in facts if fact.experiment_id), None),
-        root.example_id or next((fact.example_id for fact in facts if fact.example_id), None),
-    )
 
 
 def _find_root(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> int:
@@ -226,7 +221,7 @@ def _check_completeness(facts: Sequence[Fact], by_id: Mapping[str, Fact]) -> tup
     latest = {root: _latest_counts(those) for root, those in named.items()}
     dropped = sum([counts.dropped for counts in latest.values()])
     calls_sent = sum([counts.calls_sent for counts in latest.values()])
-    if not all(_has_arrived(members[root], counts) for root, counts in latest.items()):
+    if any(counts.open or members[root] + counts.dropped < counts.started for root, counts in latest.items()):
         return 0, dropped, calls_sent
     untold = None in members or any(f.parent_id is not None and f.parent_id not in by_id for f in facts)
     untold = untold or (calls_sent > 0 and _has_unanswered_calls(facts, nearest, latest))
@@ -263,10 +258,6 @@ def _latest_counts(members: Sequence[Fact]) -> SpanCounts:
 def counts_sort_key(counts: SpanCounts) -> tuple[int, int, int, int]:
     """Return the sort key by which the later of two counts is found."""
     return counts.started, -counts.open, counts.dropped, counts.calls_sent
-
-
-def _has_arrived(members: int, counts: SpanCounts) -> bool:
-    return counts.open == 0 and members + counts.dropped >= counts.started
 
 
 def _has_unanswered_calls(
