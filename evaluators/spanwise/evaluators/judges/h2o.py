@@ -18,7 +18,7 @@ from spanwise.evaluators.interface.evaluator_spec import FAIR, OUTCOMES, PRIVACY
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA, get_rationale, make_scale

@@ -22,7 +22,7 @@ from spanwise.evaluators.interface import (
 )
 from spanwise.evaluators.judges.judgement import group_judgements
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge
 
 _PANEL_TARGET = Target(trace_id="0" * 32)  # target of the members' feedback, which is never stored
 _SUMMED_FIELDS = ("input_tokens", "output_tokens", "cost", "calls", "cached")

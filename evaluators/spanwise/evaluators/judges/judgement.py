@@ -29,7 +29,7 @@ from spanwise.evaluators.interface import (
     use_judge_context,
 )
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, ParseFailure
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.tracer import Run, span
 from spanwise.tracer import attribute_names as names

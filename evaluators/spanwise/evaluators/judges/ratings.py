@@ -14,7 +14,7 @@ from spanwise.collector.records import JSON, Case, Document
 from spanwise.evaluators.interface import Metric, Skip, Unjudged
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, Token
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.prompt_values import render_values
 

@@ -16,7 +16,7 @@ from spanwise.collector.records import Case
 from spanwise.evaluators.interface import Evaluator, Metric, get_evaluator, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import VALID
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
-from spanwise.evaluators.judges.llm_client.judge_settings import make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import make_judge
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Shot
 from spanwise.evaluators.judges.prompt_templates import prompt as load
 from spanwise.evaluators.judges.prompt_values import render_value, render_values

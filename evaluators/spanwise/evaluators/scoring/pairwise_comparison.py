@@ -24,7 +24,7 @@ from spanwise.evaluators.interface import (
 )
 from spanwise.evaluators.judges.judgement import Judgement
 from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 from spanwise.evaluators.judges.prompt_templates import Prompt, prompt
 from spanwise.evaluators.judges.prompt_values import render_value
 from spanwise.evaluators.judges.ratings import make_rating_schema

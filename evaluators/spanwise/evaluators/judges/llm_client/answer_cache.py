@@ -22,7 +22,7 @@ from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completi
 from spanwise.evaluators.models.disk_cache import CacheFile, cache_path
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+    from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
 
 
 FORMAT = 1  # version of keys and bodies; a file with another version is not touched
@@ -48,7 +48,7 @@ def default_cache_path() -> Path | None:
     return cache_path("SPANWISE_CACHE", "judges.db")
 
 
-def get_cache_path(judge: Judge) -> Path | None:
+def get_cache_path(judge: JudgeSettings) -> Path | None:
     """Return the path of a judge's cache, or None. Answers of functions and scripts are cached only on request."""
     if judge.cache is None:
         return default_cache_path() if judge.backend is None else None
@@ -57,7 +57,7 @@ def get_cache_path(judge: Judge) -> Path | None:
     return Path(judge.cache).expanduser()
 
 
-def compute_cache_key(judge: Judge, ask: Ask) -> bytes:
+def compute_cache_key(judge: JudgeSettings, ask: Ask) -> bytes:
     """Return a hash of all that determines an answer: endpoint, model, parameters, messages, schema, log-probabilities,
     sample.
     """

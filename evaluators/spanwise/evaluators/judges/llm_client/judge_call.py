@@ -1,4 +1,4 @@
-"""Call of a judge, from top to bottom: cache, single flight, budget, rate limit, attempts, parsing.
+"""Judge, and a call of it from top to bottom: cache, single flight, budget, rate limit, attempts, parsing.
 
 All attempts share one deadline. An unreadable reply leads to one follow-up question. After the call, the actual cost
 is settled and the answer is cached. All of this runs on the judges' loop.
@@ -7,11 +7,12 @@ is settled and the answer is cached. All of this runs on the judges' loop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from spanwise.collector.records import Usage
@@ -25,6 +26,7 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     CutOff,
     ParseFailure,
 )
+from spanwise.evaluators.judges.llm_client.function_backend import make_backend
 from spanwise.evaluators.judges.llm_client.judge_budget import Amount, compute_cost, compute_max_cost, get_ledgers
 from spanwise.evaluators.judges.llm_client.judge_dry_run import current_dry_run
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
@@ -38,25 +40,68 @@ from spanwise.evaluators.judges.llm_client.judge_retry import (
     is_possibly_billed,
     to_judgement_error,
 )
+from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings, check_text
 from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint, load_client
 from spanwise.evaluators.judges.llm_client.reply_parsing import ParsedReply, parse_reply
-
-if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
-
+from spanwise.tracer.suggestions import did_you_mean
 
 CacheItem = TypeVar("CacheItem")
 CacheResult = TypeVar("CacheResult")
 
 
-async def ask_judge(judge: Judge, ask: Ask) -> Answer:
-    """Return the answer of a judge. Raises `ParseFailure`, other `Unjudged`, and `Skip` if a budget is exhausted."""
-    if current_dry_run.get() is None:  # a dry run makes no calls and needs no key
-        judge.check()
-    return await run_on_judge_loop(lambda: _ask_with_cache(judge, ask))
+@dataclass(frozen=True, kw_only=True)
+class Judge(JudgeSettings):
+    """LLM judge: a model behind an OpenAI-compatible endpoint, or any `backend`.
+
+    Missing arguments are read from the environment when the judge is created:
+
+    - `model` from SPANWISE_JUDGE;
+    - `base_url` from SPANWISE_JUDGE_URL, else OPENAI_BASE_URL, else OpenAI's address;
+    - `api_key` from SPANWISE_JUDGE_KEY, else OPENAI_API_KEY. A key from the environment is only used with an
+      address from the environment. With another `base_url`, pass its `api_key`.
+
+    `price` is US dollars per million tokens of input and of output; None looks it up in genai-prices.
+    `temperature` and `seed` are left out if a model refuses them. `max_tokens` limits a reply; a reasoning
+    model gets up to 16 times as many.
+
+    `deadline` is in seconds, for one question with all its attempts. `concurrency` limits the concurrent
+    questions of all judges of this process with the same model and endpoint. `cache` None caches answers of
+    endpoints, but not of functions and scripts. A path sets the cache file. `max_age` is in seconds.
+
+    `max_usd` and `max_calls` limit the spending of this judge and its copies made with `dataclasses.replace`.
+    Before each call, its maximum cost is reserved in `budget`, which several judges may share. Raises
+    `ValueError`.
+    """
+
+    async def ask(self, ask: Ask) -> Answer:
+        """Return the judge's answer. Raises `ParseFailure`, `Unjudged`, and `Skip` if the budget is exhausted."""
+        if current_dry_run.get() is None:  # a dry run makes no calls and needs no key
+            self.check()
+        return await run_on_judge_loop(lambda: _ask_with_cache(self, ask))
 
 
-async def _ask_with_cache(judge: Judge, ask: Ask) -> Answer:
+def make_judge(given: Any = None) -> Judge:
+    """Return the judge for a `Judge`, a model's name, a dict of `Judge` arguments, a function, a Haystack generator, or
+    a `Backend`.
+
+    None gives the judge of the environment. Raises `ValueError`.
+    """
+    if isinstance(given, Judge):
+        return given
+    if given is None:
+        return Judge()
+    if isinstance(given, str):
+        return Judge(model=check_text("judge", given))
+    if isinstance(given, Mapping):
+        known = [each.name for each in dataclasses.fields(Judge) if each.name not in ("backend", "budget")]
+        for name in given:
+            if name not in known:
+                raise ValueError(f"a judge has no {name!r}{did_you_mean(str(name), known)}; it has {', '.join(known)}")
+        return Judge(**given)
+    return Judge(backend=make_backend(given))
+
+
+async def _ask_with_cache(judge: JudgeSettings, ask: Ask) -> Answer:
     path = get_cache_path(judge)
     rehearsal = current_dry_run.get()
     if path is None and rehearsal is not None:
@@ -75,7 +120,7 @@ async def _ask_with_cache(judge: Judge, ask: Ask) -> Answer:
     return make_cached_answer(answer) if of_another else answer
 
 
-async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: Judge, ask: Ask) -> Answer:
+async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer:
     """Return the cached answer, or ask the judge and write its answer to the cache before returning it."""
     found = await _read_cached(cache, key, judge, ask)
     if found is not None:
@@ -85,7 +130,7 @@ async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: Judge, ask: Ask)
     return answer
 
 
-async def _read_cached(cache: AnswerCache, key: bytes, judge: Judge, ask: Ask) -> Answer | None:
+async def _read_cached(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer | None:
     completion = await get_loop_singleton(("get", cache), lambda: _BatchedCacheAccess(cache.get_all)).run(
         (key, judge.max_age)
     )
@@ -133,7 +178,7 @@ class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
                 future.set_result(result)
 
 
-def _completion_to_answer(judge: Judge, ask: Ask, completion: Completion) -> Answer | None:
+def _completion_to_answer(judge: JudgeSettings, ask: Ask, completion: Completion) -> Answer | None:
     """Return a cached reply as an answer, or None if it can no longer be parsed."""
     try:
         came = parse_reply(ask, completion)
@@ -161,7 +206,7 @@ log = logging.getLogger("spanwise.evaluators")
 class JudgeCall:
     """Execution of one question, on the judges' loop."""
 
-    def __init__(self, judge: Judge, ask: Ask) -> None:
+    def __init__(self, judge: JudgeSettings, ask: Ask) -> None:
         self._judge = judge
         self._backend = judge.answering
         self._ask = ask
@@ -332,7 +377,7 @@ class _CostIncreased(Exception):
 class _BudgetReservation:
     """Reserved amount of a call, and its actual cost."""
 
-    def __init__(self, judge: Judge, amount: Amount) -> None:
+    def __init__(self, judge: JudgeSettings, amount: Amount) -> None:
         self._judge = judge
         self.amount = amount
         self.started = False

@@ -28,7 +28,7 @@ from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_sing
 from spanwise.evaluators.judges.llm_client.judge_retry import ReplyTimeout, is_connection_failure, is_rate_limited
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+    from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
 
 
 MAX_LIMITERS = 256  # maximum number of limiters; idle ones are dropped first
@@ -176,7 +176,7 @@ class EndpointLimiter:
             self._answered_at, self._unreachable_since = self._now, None
 
 
-def get_limiter(judge: Judge) -> EndpointLimiter:
+def get_limiter(judge: JudgeSettings) -> EndpointLimiter:
     """Return the limiter that a judge shares with all judges of the same endpoint, model and key."""
     limiters: dict[Hashable, EndpointLimiter] = get_loop_singleton(EndpointLimiter, dict)
     key, of = _make_limiter_key(judge)
@@ -188,7 +188,7 @@ def get_limiter(judge: Judge) -> EndpointLimiter:
     return limiter
 
 
-def _make_limiter_key(judge: Judge) -> tuple[Hashable, object]:
+def _make_limiter_key(judge: JudgeSettings) -> tuple[Hashable, object]:
     if judge.base_url is None and judge.api_key is None:  # each function or script is a separate endpoint
         return ("backend", id(judge.backend)), judge.backend
     return (judge.base_url, judge.model, hashlib.sha256((judge.api_key or "").encode()).hexdigest()), None

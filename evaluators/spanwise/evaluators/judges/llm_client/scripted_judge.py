@@ -12,7 +12,7 @@ import orjson
 from spanwise.collector.records import Usage
 from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge
 
 ScriptedReply: TypeAlias = str | Mapping[str, Any] | BaseException | type[BaseException] | Completion
 
