@@ -91,11 +91,15 @@ class AnswerCache(CacheFile):
             return [connection.execute(sql, (key, now - max_age)).fetchone() for key, max_age in questions]
 
         rows = self._tried(read) or [None] * len(questions)
-        return [self._decoded(row[0]) if row is not None else None for row in rows]
+        return [self._decode(row[0]) if row is not None else None for row in rows]
 
-    def _decoded(self, body: bytes) -> Completion | None:
+    def _decode(self, body: bytes) -> Completion | None:
         try:
-            return _decode_completion(body)
+            fields: dict[str, Any] = orjson.loads(body)
+            usage = fields.pop("usage")
+            logprobs = tuple(Token(token["text"], token["logprob"], token["top"]) for token in fields.pop("logprobs"))
+            notes = tuple(fields.pop("notes"))
+            return Completion(usage=Usage(**usage) if usage else None, logprobs=logprobs, notes=notes, **fields)
         except (ValueError, TypeError, KeyError, AttributeError):  # written by another version
             self.failures += 1
             return None
@@ -110,7 +114,7 @@ class AnswerCache(CacheFile):
         rows = []
         for key, completion in answers:
             try:
-                body = _encode_completion(completion)
+                body = orjson.dumps(asdict(completion), default=repr)
             except (ValueError, TypeError):  # for example an integer of more than 64 bits
                 self.failures += 1
                 continue
@@ -143,15 +147,3 @@ class AnswerCache(CacheFile):
         before = time.time() - older_than if older_than is not None else None
         where = "(:before IS NULL OR made < :before) AND (:model IS NULL OR model = :model)"
         return self._cleared(where, {"before": before, "model": model})
-
-
-def _encode_completion(completion: Completion) -> bytes:
-    return orjson.dumps(asdict(completion), default=repr)
-
-
-def _decode_completion(body: bytes) -> Completion:
-    told: dict[str, Any] = orjson.loads(body)
-    usage = told.pop("usage")
-    logprobs = tuple(Token(token["text"], token["logprob"], token["top"]) for token in told.pop("logprobs"))
-    notes = tuple(told.pop("notes"))
-    return Completion(usage=Usage(**usage) if usage else None, logprobs=logprobs, notes=notes, **told)

@@ -94,9 +94,11 @@ class Budget:
             if self._has_room(_add_amounts(self.spent, self.reserved, amount)):
                 self._booked[id] = amount
             elif self._booked and self._has_room(_add_amounts(self.spent, amount)):
-                await self._settling()
+                settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting.append(settled)
+                await settled
             else:
-                raise Skip(self._refusal(amount))
+                raise Skip(self._describe_refusal(amount))
 
     async def settle(self, id: str, actual: Amount | None) -> None:
         """Replace the reserved amount by the actual one. None counts it as spent, because the outcome is unknown.
@@ -112,16 +114,11 @@ class Budget:
             if not each.done():
                 each.set_result(None)
 
-    async def _settling(self) -> None:
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(settled)
-        await settled
-
     def _has_room(self, amount: Amount) -> bool:
         in_usd = self.max_usd is None or amount.usd <= self.max_usd + USD_TOLERANCE
         return in_usd and (self.max_calls is None or amount.calls <= self.max_calls)
 
-    def _refusal(self, amount: Amount) -> str:
+    def _describe_refusal(self, amount: Amount) -> str:
         spent, reserved = self.spent, self.reserved
         if self.max_calls is not None and spent.calls + reserved.calls + amount.calls > self.max_calls:
             return f"over budget: max_calls={self.max_calls}, {spent.calls} made, {reserved.calls} under way"

@@ -233,7 +233,12 @@ class JudgeCall:
             except ParseFailure as failure:
                 came, completion = await self._once_more(completion, failure)
         except Unjudged as error:
-            error.metadata = {**error.metadata, **self._spent()}
+            usage = sum_usage(self._usages)
+            spent: dict[str, object] = {"calls": self._calls} if self._calls or usage is not None else {}
+            if usage is not None:
+                spent |= {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+                spent["cost"] = compute_cost(self._judge, usage)
+            error.metadata = {**error.metadata, **spent}
             raise
         return self._answer(came, completion), completion
 
@@ -360,14 +365,6 @@ class JudgeCall:
             notes=(*completion.notes, *self._notes, *came.notes),
             calls=self._calls,
         )
-
-    def _spent(self) -> dict[str, object]:
-        """Return calls, tokens and cost of a question that has no answer."""
-        usage = sum_usage(self._usages)
-        if usage is None:
-            return {"calls": self._calls} if self._calls else {}
-        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-        return {"calls": self._calls, **tokens, "cost": compute_cost(self._judge, usage)}
 
 
 class _CostIncreased(Exception):

@@ -189,9 +189,10 @@ def classify_error(error: APIError, asked: EndpointInfo) -> Unjudged | None:
         return Unjudged(lasting)
     if is_transient(error):
         return None
-    codes = _get_error_codes(error)
+    codes = f"{error.code} {error.type} {error.message} {error.body}".lower()
+    message = _shorten(_get_body_message(error.body) or error.message, asked)
     kind = Declined if any(word in codes for word in _CONTENT_FILTER_CODES) else Unjudged
-    return kind(_explain_status(getattr(error, "status_code", None), _get_error_text(error, asked), codes, asked))
+    return kind(_explain_status(getattr(error, "status_code", None), message, codes, asked))
 
 
 def make_invalid_response_error(response: Any, content: bytes, body: Any, asked: EndpointInfo) -> Exception:
@@ -250,10 +251,6 @@ def iterate_causes(error: BaseException | None, most: int = 10) -> Iterator[Base
         error = error.__cause__ or error.__context__
 
 
-def _get_error_text(error: APIError, asked: EndpointInfo) -> str:
-    return _shorten(_get_body_message(error.body) or error.message, asked)
-
-
 def _get_body_message(body: Any) -> str:
     """Return the message in an error's body, in any of the forms that servers use."""
     if isinstance(body, Mapping):
@@ -261,10 +258,6 @@ def _get_body_message(body: Any) -> str:
             if body.get(name):
                 return _get_body_message(body[name])
     return body if isinstance(body, str) else str(body or "")
-
-
-def _get_error_codes(error: APIError) -> str:
-    return f"{error.code} {error.type} {error.message} {error.body}".lower()
 
 
 def _shorten(said: str, asked: EndpointInfo) -> str:

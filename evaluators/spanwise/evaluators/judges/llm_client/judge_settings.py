@@ -106,10 +106,15 @@ class JudgeSettings:
         """
         if self.backend is not None:
             raise ValueError(f"the judge is {self.backend.where}, which is no plain value")
-        given = {
-            each.name: getattr(self, each.name) for each in dataclasses.fields(self) if _is_exported_field(self, each)
-        }
-        return {name: _to_plain_value(value) for name, value in given.items()}
+        plain: dict[str, Any] = {}
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("backend", "budget", "api_key") or value == each.default:
+                continue
+            if isinstance(value, tuple):
+                value = list(value)
+            plain[each.name] = str(value) if isinstance(value, Path) else value
+        return plain
 
     @property
     def _endpoint(self) -> OpenAIEndpoint:
@@ -142,32 +147,24 @@ def _check_fields(judge: JudgeSettings) -> None:
 
 
 def _read_environment(judge: JudgeSettings) -> dict[str, Any]:
-    url = _check_base_url(judge.base_url or _read_environment_urls()[0])
+    openai_url = first_variable("OPENAI_BASE_URL") or OPENAI_URL
+    judge_url = first_variable("SPANWISE_JUDGE_URL") or openai_url
+    url = _check_base_url(judge.base_url or judge_url)
+    api_key = check_key(judge.api_key)
+    # an address that the environment does not name gets no key, as its owner could collect it
+    if not api_key and url == _check_base_url(judge_url):
+        api_key = check_key(first_variable("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY"))
+    elif not api_key and url == _check_base_url(openai_url):
+        api_key = check_key(first_variable("OPENAI_API_KEY"))
     return {
         "model": judge.model or first_variable("SPANWISE_JUDGE") or "",
         "base_url": url,
-        "api_key": check_key(judge.api_key) or check_key(_read_environment_key(url)),
+        "api_key": api_key,
     }
 
 
 def _check_base_url(url: Any) -> str:
     return check_address(url, "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL)")
-
-
-def _read_environment_urls() -> tuple[str, str]:
-    """Return the addresses of judges and of OpenAI's API according to the environment."""
-    openai = first_variable("OPENAI_BASE_URL") or OPENAI_URL
-    return first_variable("SPANWISE_JUDGE_URL") or openai, openai
-
-
-def _read_environment_key(url: str) -> str | None:
-    """Return the environment's key for an address that the environment names. Any other address gets none, as its owner
-    could collect the key.
-    """
-    judges, openai = _read_environment_urls()
-    if url == _check_base_url(judges):
-        return first_variable("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY")
-    return first_variable("OPENAI_API_KEY") if url == _check_base_url(openai) else None
 
 
 def _read_backend(judge: JudgeSettings) -> dict[str, Any]:
@@ -177,16 +174,6 @@ def _read_backend(judge: JudgeSettings) -> dict[str, Any]:
     if judge.base_url is not None:
         raise ValueError(f"a judge has a base_url or a backend, not both: {judge.base_url!r} and {backend!r:.200}")
     return {"model": judge.model or backend.model}
-
-
-def _is_exported_field(judge: JudgeSettings, each: dataclasses.Field[Any]) -> bool:
-    return each.name not in ("backend", "budget", "api_key") and getattr(judge, each.name) != each.default
-
-
-def _to_plain_value(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Path) else value
 
 
 def check_text(name: str, value: Any, *, empty: bool = False) -> str:
@@ -218,12 +205,8 @@ def check_price(price: Any) -> None:
     if price is None:
         return
     pair: Any = price if isinstance(price, tuple | list) and len(price) == 2 else (None, None)
-    if not all(map(_is_price, pair)):
+    if not all(_is_number(value) and value >= 0 for value in pair):
         raise ValueError(f"price is US dollars per million tokens of input and of output, (0.15, 0.6), not {price!r}")
-
-
-def _is_price(value: Any) -> bool:
-    return _is_number(value) and bool(value >= 0)
 
 
 def _is_number(value: Any) -> bool:

@@ -112,7 +112,10 @@ class OpenAIEndpoint:
                 asked = client.chat.completions.with_streaming_response.create(**parameters, timeout=self.timeout)
                 async with asked as raw:
                     content = await self._content(raw)
-        body = _parse_body(content)
+        try:
+            body = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            body = None
         if not isinstance(body, Mapping) or "choices" not in body:
             raise make_invalid_response_error(raw.http_response, content, body, self)
         completion = parse_completion(body)
@@ -219,13 +222,6 @@ class _ClientPool:
     async def aclose(self) -> None:
         for held in self._held.values():
             await held.client.close()
-
-
-def _parse_body(content: bytes) -> Any:
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return None
 
 
 def _has_reasoning(completion: Completion) -> bool:
