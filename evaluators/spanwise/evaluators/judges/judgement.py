@@ -70,7 +70,9 @@ class Judgement:
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         spent = bool(self.answers) or not isinstance(error, Skip)  # without a question there is no judgement to keep
-        if self._trace is not None and not self._trace.end(self._said(), (kind, error, frames), kept=spent):
+        rows = [{name: row[name] for name in _TRACED_FIELDS if row.get(name) is not None} for row in self._rows]
+        outputs: JSON = rows[0] if len(rows) == 1 else rows or None
+        if self._trace is not None and not self._trace.end(outputs, (kind, error, frames), kept=spent):
             self.trace_id = None
             for row in self._rows:
                 row["judge_trace_id"] = None
@@ -90,11 +92,14 @@ class Judgement:
         """Ask one question. Raises `ParseFailure` and other `Unjudged`, and `Skip` if a budget is exhausted."""
         for name, characters in prompt.left_out(values).items():
             self.leave_out(name, characters)
+        # cached answers are never shared between the repetitions of an experiment
+        run = self._case.run
+        repetition = run.repetition if run is not None else get_judge_context().repetition or 0
         ask = Ask(
             messages=prompt.messages(values),
             schema=schema,
             name=prompt.id,
-            sample=self._repetition * MAX_SAMPLES + sample,
+            sample=repetition * MAX_SAMPLES + sample,
             logprobs=logprobs,
             values=tuple(values[name] for name in prompt.asked),
         )
@@ -113,20 +118,13 @@ class Judgement:
                 answer = await self._judge.ask(ask)
             except Unjudged as error:
                 spent = {name: error.metadata[name] for name in _COST_FIELDS if error.metadata.get(name) is not None}
-                error.metadata = {name: told for name, told in error.metadata.items() if name not in _COST_FIELDS}
+                error.metadata = {name: value for name, value in error.metadata.items() if name not in _COST_FIELDS}
                 self._in_vain.append(spent)
                 question.failed(error.text if isinstance(error, ParseFailure) else None, spent)
                 raise
             question.answered(answer)
         self.answers.append((prompt, answer))
         return answer
-
-    @property
-    def _repetition(self) -> int:
-        """Return the judged repetition of an experiment. Cached answers are never shared between repetitions."""
-        if self._case.run is not None:
-            return self._case.run.repetition
-        return get_judge_context().repetition or 0
 
     def row(self, score: Any = None, *, comment: str | None = None, **more: Any) -> dict[str, Any]:
         """Return a feedback row: a score, a comment, the metadata of the judge, and the id of the judgement's trace.
@@ -150,22 +148,19 @@ class Judgement:
         """
         answers = [answer for _, answer in self.answers]
         spent = [*map(_measure_answer, answers), *self._in_vain]
+        costs = [each.get("cost") for each in spent if each.get("calls") or each.get("cost") is not None]
         identity = self._judge.identity
         judge = {
             "model": identity.get("model"),
             "endpoint": identity.get("endpoint"),
             "prompts": sorted(self._asked_with),
             **{name: _sum_known(each.get(name) for each in spent) for name in _COST_FIELDS},
-            "cost": _sum_costs(spent),
+            "cost": None if None in costs else _sum_known(costs),
             "cached": sum(answer.cached for answer in answers),
             "left_out": self._left_out,
             "notes": list(dict.fromkeys(note for answer in answers for note in answer.notes)),
         }
         return {"judge": {name: value for name, value in judge.items() if value not in (None, [], {})}}
-
-    def _said(self) -> JSON:
-        said = [{name: row[name] for name in _TRACED_FIELDS if row.get(name) is not None} for row in self._rows]
-        return said[0] if len(said) == 1 else said or None
 
 
 def _measure_answer(answer: Answer) -> dict[str, Any]:
@@ -173,12 +168,6 @@ def _measure_answer(answer: Answer) -> dict[str, Any]:
         return {"calls": 0, "input_tokens": 0, "output_tokens": 0, "cost": 0.0}
     tokens = (answer.usage.input_tokens, answer.usage.output_tokens) if answer.usage is not None else (None, None)
     return {"calls": answer.calls, "input_tokens": tokens[0], "output_tokens": tokens[1], "cost": answer.cost}
-
-
-def _sum_costs(spent: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the cost of questions, or None if the tokens or the price of one of them are unknown."""
-    priced = [each.get("cost") for each in spent if each.get("calls") or each.get("cost") is not None]
-    return None if None in priced else _sum_known(priced)
 
 
 def _sum_known(amounts: Iterable[Any]) -> Any:
@@ -214,13 +203,16 @@ class JudgementTrace:
             return
         before = attach(make_detached_context())
         self._stack.callback(detach, before)
-        target = known.target or _make_case_target(case)
-        metadata = {"evaluator": known.evaluator or evaluator, "version": known.version, **_describe_target(target)}
-        said = {name: value for name, value in metadata.items() if value is not None}
+        target = known.target or (Target(trace_id=case.trace.trace_id) if case.trace is not None else None)
+        metadata = {"evaluator": known.evaluator or evaluator, "version": known.version}
+        if target is not None and target != make_untraced_target():
+            metadata["judged_trace"] = target.trace_id
+            metadata["judged_span"] = target.span_id
+            metadata["judged_session"] = target.session_id
         captured = capture(evaluator, kind="evaluator", inputs=_select_judged_values(case))
         self._captured = self._stack.enter_context(captured)
         self._run, self.id = self._captured.run, self._captured.trace_id
-        self._run.set_metadata(said)
+        self._run.set_metadata({name: value for name, value in metadata.items() if value is not None})
         _link_to_judged(self._run, target, case)
         self._stack.enter_context(use_judge_context(inside=self))
 
@@ -278,9 +270,11 @@ class _QuestionRun:
             return
         self._run.set_outputs(answer.text)
         self._run.set_model(answer.model)
-        told = {"cached": True} if answer.cached else {}
-        if told or answer.notes:
-            self._run.set_metadata({**told, **({"notes": list(answer.notes)} if answer.notes else {})})
+        metadata: dict[str, Any] = {"cached": True} if answer.cached else {}
+        if answer.notes:
+            metadata["notes"] = list(answer.notes)
+        if metadata:
+            self._run.set_metadata(metadata)
         if not answer.cached and answer.usage is not None:
             self._spent(answer.usage.input_tokens, answer.usage.output_tokens, answer.cost)
 
@@ -304,16 +298,6 @@ def _select_judged_values(case: Case) -> Mapping[str, JSON]:
     """Return the judged values, each truncated to a length that lists and pages show."""
     values = ((name, getattr(case, name)) for name in JUDGED_FIELDS)
     return {name: orjson.loads(to_json(value, MAX_VALUE_BYTES)) for name, value in values if value is not None}
-
-
-def _make_case_target(case: Case) -> Target | None:
-    return Target(trace_id=case.trace.trace_id) if case.trace is not None else None
-
-
-def _describe_target(target: Target | None) -> Mapping[str, str | None]:
-    if target is None or target == make_untraced_target():
-        return {}
-    return {"judged_trace": target.trace_id, "judged_span": target.span_id, "judged_session": target.session_id}
 
 
 def _link_to_judged(run: Run, target: Target | None, case: Case) -> None:

@@ -38,7 +38,9 @@ def render_values(case: Case, names: Iterable[str], *, optional: Mapping[str, st
         raise Skip(explain_missing_fields(["trace" if name == "trajectory" else name for name in missing], case))
     texts = {name: words[name] if value is None else render_value(value) for name, value in values.items()}
     if "inputs" in texts and "history" not in names:
-        texts["inputs"] = _prepend_history(_read_last_turn(case).earlier, texts["inputs"])
+        before = format_messages(_read_last_turn(case).earlier)
+        if before:
+            texts["inputs"] = f"Earlier in the conversation:\n{before}\n\nThe last turn:\n{texts['inputs']}"
     return texts
 
 
@@ -121,12 +123,6 @@ def _read_last_answer(outputs: Any) -> Any:
     return _format_content(answers[-1]) if answers else outputs
 
 
-def _prepend_history(earlier: Iterable[Mapping[str, Any]], asked: str) -> str:
-    """Return the last request below the earlier messages."""
-    before = format_messages(earlier)
-    return f"Earlier in the conversation:\n{before}\n\nThe last turn:\n{asked}" if before else asked
-
-
 def _format_content(message: Mapping[str, Any]) -> str:
     """Return the text of a message. Other parts are represented by their type, and tool calls by JSON."""
     content = message.get("content")
@@ -196,17 +192,12 @@ def _iterate_depth_first(trace: Trace) -> Iterator[tuple[int, Run]]:
             waiting = [(0, run) for run in reversed(below.pop(first))]
         depth, run = waiting.pop()
         if run.kind == "evaluator":
-            _remove_descendants(run, below)
+            removed = [run]
+            while removed:
+                removed += below.pop(removed.pop().span_id, [])
             continue
         yield depth, run
         waiting += [(depth + 1, under) for under in reversed(below.pop(run.span_id, []))]
-
-
-def _remove_descendants(run: Run, below: dict[str, list[Run]]) -> None:
-    """Remove all descendants of a run from `below`."""
-    waiting = [run]
-    while waiting:
-        waiting += below.pop(waiting.pop().span_id, [])
 
 
 def _format_run(number: int, depth: int, run: Run, share: int) -> str:

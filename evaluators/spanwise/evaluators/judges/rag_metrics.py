@@ -22,6 +22,7 @@ from spanwise.evaluators.judges.claims import (
     judge_statements,
     make_numbered_schema,
     read_numbered_items,
+    read_text_list,
     read_verdict,
     split_bounded_sentences,
     split_portions,
@@ -99,7 +100,13 @@ class RagCase:
 
     async def statements(self, text: str) -> Statements:
         """Return the statements of a text."""
-        return await extract_statements(self.judgement, self.prompts["statements"], self._portion, text, self.most)
+        return await extract_statements(
+            self.judgement,
+            self.prompts["statements"],
+            lambda portion: self.values("statements", outputs=portion),
+            text,
+            self.most,
+        )
 
     async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
         """Return verdicts on statements, with the prompt of that id."""
@@ -110,9 +117,6 @@ class RagCase:
     async def ask(self, id: str, schema: Mapping[str, JSON], **own: str) -> Answer:
         """Ask one question with the prompt of that id."""
         return await self.judgement.ask(self.prompts[id], self.values(id, **own), schema)
-
-    def _portion(self, text: str) -> dict[str, str]:
-        return self.values("statements", outputs=text)
 
 
 async def score_faithfulness(asking: RagCase) -> ComponentResult:
@@ -156,7 +160,12 @@ async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: i
     answer = await asking.ask("answer_relevancy", make_numbered_schema(count, QUESTION_SCHEMA), outputs=asking.answer)
     said = read_numbered_items(answer, count, "questions")
     evades = [read_verdict(answer, one, "noncommittal") for one in said]
-    asked = [_read_question(answer, one) for one in said]
+    asked = []
+    for one in said:
+        question = one.get("question")
+        if not isinstance(question, str) or not question.strip():
+            raise ParseFailure(f"a question is a text, not {question!r:.100}", answer.text)
+        asked.append(to_one_line(question))
     cosines = await compute_similarities(embed, asking.question, asked)
     metadata = {
         "questions": [
@@ -204,7 +213,7 @@ async def score_context_relevancy(asking: RagCase) -> ComponentResult:
     answers = await gather_or_cancel(
         asking.ask("context_relevancy", SENTENCES_SCHEMA, documents=portion) for portion in portions
     )
-    copied = [line for answer in answers for line in _read_copied_sentences(answer)]
+    copied = [line for answer in answers for line in read_text_list(answer, "sentences", 5000)]
     relevant, invented = match_sentences(looked_at, copied)
     irrelevant = [sentence for place, sentence in enumerate(looked_at) if place not in relevant]
     comment = _make_failure_comment("sentences", "do not help to answer the question", irrelevant, len(looked_at))
@@ -282,20 +291,6 @@ async def _judge_chunk(asking: RagCase, document: Document) -> StatementVerdict:
     return StatementVerdict(
         to_one_line(document.content), read_verdict(answer, answer.value), to_one_line(str(answer.value["reason"]))
     )
-
-
-def _read_question(answer: Answer, said: Mapping[str, Any]) -> str:
-    question = said.get("question")
-    if not isinstance(question, str) or not question.strip():
-        raise ParseFailure(f"a question is a text, not {question!r:.100}", answer.text)
-    return to_one_line(question)
-
-
-def _read_copied_sentences(answer: Answer) -> list[str]:
-    listed = answer.value.get("sentences") if isinstance(answer.value, Mapping) else None
-    if not isinstance(listed, list) or not all(isinstance(sentence, str) for sentence in listed):
-        raise ParseFailure('asked for {"sentences": […]}, a list of texts', answer.text)
-    return [line for sentence in listed if (line := to_one_line(sentence, 5000))]
 
 
 def _reject_all(statements: Sequence[str], why: str) -> list[StatementVerdict]:

@@ -104,22 +104,20 @@ def _input_case(on: Any, example: Example | None, fields: dict[str, Any]) -> Cas
 def _input_cases(on: Any, columns: dict[str, Any]) -> list[Case]:
     if on is not None:
         return [_input_case(member, None, {}) for member in ([on] if isinstance(on, Trace | Case) else on)]
-    listed = {name: _require_column(name, column) for name, column in columns.items() if column is not None}
+    listed: dict[str, list[Any]] = {}
+    for name, column in columns.items():
+        if column is None:
+            continue
+        # a single value, such as a text, is no list, and a set has no order
+        if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
+            raise TypeError(f"an evaluator of a set takes a list per field, not {name}={column!r:.200}")
+        listed[name] = list(column)
     lengths = {name: len(column) for name, column in listed.items()}
     if len(set(lengths.values())) > 1:
         counted = ", ".join(f"{count} {name}" for name, count in lengths.items())
         raise ValueError(f"a set has as many of each: {counted} were given")
     rows = zip(*listed.values(), strict=True)
     return [_input_case(None, None, dict(zip(listed, row, strict=True))) for row in rows]
-
-
-def _require_column(name: str, column: Any) -> list[Any]:
-    """Return a field of many cases as a list. Raises `TypeError` for a single value, such as a text, and for a set,
-    which has no order.
-    """
-    if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
-        raise TypeError(f"an evaluator of a set takes a list per field, not {name}={column!r:.200}")
-    return list(column)
 
 
 _FAILURE_FIELDS = frozenset(
@@ -280,17 +278,12 @@ class CaseBatcher:
         try:
             feedback = await self._evaluator.evaluate_batch(cases, targets)
         except BaseException as error:
-            _cancel_outcomes(outcomes, error)
+            for outcome in outcomes:
+                if not outcome.done():
+                    outcome.cancel(f"the batch was not scored: {type(error).__name__}")
             if is_interruption(error):
                 raise
             return
         for outcome, of_case in zip(outcomes, feedback, strict=True):
             if not outcome.done():
                 outcome.set_result(of_case)
-
-
-def _cancel_outcomes(outcomes: Sequence[FeedbackFuture], error: BaseException) -> None:
-    """Cancel the futures of cases whose batch failed or was interrupted."""
-    for outcome in outcomes:
-        if not outcome.done():
-            outcome.cancel(f"the batch was not scored: {type(error).__name__}")
