@@ -48,7 +48,7 @@ class StatementVerdict:
     reason: str
 
     @property
-    def told(self) -> dict[str, JSON]:
+    def metadata(self) -> dict[str, JSON]:
         """Return the verdict in the form stored in metadata."""
         said = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
         return {name: to_one_line(text, MAX_METADATA_LENGTH) for name, text in said.items()}

@@ -55,8 +55,8 @@ class Judgement:
         self._case = case
         self._trace: JudgementTrace | None = None
         self._rows: list[dict[str, Any]] = []
-        self._asked_with: dict[str, None] = {}  # labels of prompts
-        self._in_vain: list[dict[str, Any]] = []  # usage of questions without an answer
+        self._prompt_labels: dict[str, None] = {}  # labels of prompts
+        self._unanswered: list[dict[str, Any]] = []  # usage of questions without an answer
         self.answers: list[tuple[Prompt, Answer]] = []
         self.trace_id: str | None = None
         self._left_out: dict[str, int] = {}  # characters by name of the value, maximum over all questions
@@ -103,23 +103,23 @@ class Judgement:
             logprobs=logprobs,
             values=tuple(values[name] for name in prompt.asked),
         )
-        return await self._asked(prompt, ask)
+        return await self._ask_judge(prompt, ask)
 
     def leave_out(self, name: str, characters: int) -> None:
         """Record the number of characters of a value that the judge does not get. The feedback reports it."""
         self._left_out[name] = max(characters, self._left_out.get(name, 0))
 
-    async def _asked(self, prompt: Prompt, ask: Ask) -> Answer:
+    async def _ask_judge(self, prompt: Prompt, ask: Ask) -> Answer:
         if self._trace is None:
             raise RuntimeError("a judgement is entered before it asks: async with Judgement(…) as judgement")
-        self._asked_with[prompt.label] = None
+        self._prompt_labels[prompt.label] = None
         with self._trace.question(prompt, ask) as question:
             try:
                 answer = await self._judge.ask(ask)
             except Unjudged as error:
                 spent = {name: error.metadata[name] for name in _COST_FIELDS if error.metadata.get(name) is not None}
                 error.metadata = {name: value for name, value in error.metadata.items() if name not in _COST_FIELDS}
-                self._in_vain.append(spent)
+                self._unanswered.append(spent)
                 question.failed(error.text if isinstance(error, ParseFailure) else None, spent)
                 raise
             question.answered(answer)
@@ -147,13 +147,13 @@ class Judgement:
         if that of one call is unknown.
         """
         answers = [answer for _, answer in self.answers]
-        spent = [*map(_measure_answer, answers), *self._in_vain]
+        spent = [*map(_measure_answer, answers), *self._unanswered]
         costs = [each.get("cost") for each in spent if each.get("calls") or each.get("cost") is not None]
         identity = self._judge.identity
         judge = {
             "model": identity.get("model"),
             "endpoint": identity.get("endpoint"),
-            "prompts": sorted(self._asked_with),
+            "prompts": sorted(self._prompt_labels),
             **{name: _sum_known(each.get(name) for each in spent) for name in _COST_FIELDS},
             "cost": None if None in costs else _sum_known(costs),
             "cached": sum(answer.cached for answer in answers),
@@ -190,12 +190,12 @@ class JudgementTrace:
 
     def __init__(self, evaluator: str, case: Case) -> None:
         known = get_judge_context()
-        self._into: JudgementBuffer | None = known.judgements
+        self._buffer: JudgementBuffer | None = known.judgements
         self._stack = ExitStack()
         self._captured: Captured | None = None
         self._run: Run | None = None
         self.id: str | None = None  # 32 hex digits
-        if get_runtime().off or isinstance(self._into, DiscardedJudgements):
+        if get_runtime().off or isinstance(self._buffer, DiscardedJudgements):
             return
         if known.inside is not None:
             self.id = known.inside.id
@@ -233,16 +233,16 @@ class JudgementTrace:
         if outputs is not None:
             self._run.set_outputs(outputs)
         self._stack.__exit__(*failed)
-        return kept and (self._captured is None or self._handed_on(self._captured))
+        return kept and (self._captured is None or self._deliver(self._captured))
 
-    def _handed_on(self, captured: Captured) -> bool:
-        if self._into is None:
+    def _deliver(self, captured: Captured) -> bool:
+        if self._buffer is None:
             if not has_collector():  # else judged texts would stay in the spool
                 return False
             captured.deliver()
             return True
         runs = [read_sdk_span(ended) for ended in captured.spans(0)[0]]
-        self._into.add(runs)
+        self._buffer.add(runs)
         return any(run.parent_id is None for run in runs)
 
 

@@ -193,7 +193,7 @@ async def score_context_precision(asking: RagCase) -> ComponentResult:
     if len(asking.case.documents or ()) > asking.most:
         comment = f"{comment}; only the first {asking.most} chunks were judged"
     chunks = [
-        {"chunk": place, "id": document.id, "verdict": one.told["verdict"], "reason": one.told["reason"]}
+        {"chunk": place, "id": document.id, "verdict": one.metadata["verdict"], "reason": one.metadata["reason"]}
         for place, (document, one) in enumerate(zip(documents, verdicts, strict=True), 1)
     ]
     return ComponentResult(compute_average_precision([one.holds for one in verdicts]), comment, {"chunks": chunks})
@@ -302,7 +302,7 @@ def _make_share_result(
 ) -> ComponentResult:
     missed = [f"{one.statement!r} ({one.reason})" for one in verdicts if not one.holds]
     comment = "; ".join(filter(None, [_make_failure_comment(what, fail, missed, len(verdicts)), *limits]))
-    metadata = {"statements": [one.told for one in verdicts[:MAX_STATEMENTS]]}
+    metadata = {"statements": [one.metadata for one in verdicts[:MAX_STATEMENTS]]}
     score = (len(verdicts) - len(missed)) / len(verdicts)
     return ComponentResult(score, comment, metadata)
 

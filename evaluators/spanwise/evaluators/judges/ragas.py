@@ -164,8 +164,8 @@ class AnswerCorrectness(_EmbeddingJudge):
         metadata = {
             "f1": factual,
             "similarity": similarity if self.weights[1] else None,
-            "statements": [one.told for one in present[: rag_metrics.MAX_STATEMENTS]],
-            "expected_statements": [one.told for one in covered[: rag_metrics.MAX_STATEMENTS]],
+            "statements": [one.metadata for one in present[: rag_metrics.MAX_STATEMENTS]],
+            "expected_statements": [one.metadata for one in covered[: rag_metrics.MAX_STATEMENTS]],
         }
         return ComponentResult(
             score, _make_correctness_comment(factual, wrong, missing, given.left_out or expected.left_out), metadata

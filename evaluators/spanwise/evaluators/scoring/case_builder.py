@@ -149,12 +149,12 @@ def _turn_messages(root: Run) -> list[JSON]:
 def _explicit_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that are not None. Raises `TypeError` for an unknown field, and for one that is given twice."""
     given: dict[str, Any] = {}
-    for said, value in fields.items():
-        name = DATABRICKS_COLUMNS.get(said, said)
+    for key, value in fields.items():
+        name = DATABRICKS_COLUMNS.get(key, key)
         if name not in _CASE_FIELDS:
             raise TypeError(f"a case has no field {name!r}; it has {', '.join(sorted(_CASE_FIELDS))}")
         if name in given:
-            raise TypeError(f"{name!r} is given twice: {said!r} is Databricks' name of it")
+            raise TypeError(f"{name!r} is given twice: {key!r} is Databricks' name of it")
         if value is not None:
             given[name] = to_documents(value) if name in _DOCUMENT_FIELDS else value
     return given

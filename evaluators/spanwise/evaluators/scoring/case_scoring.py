@@ -147,29 +147,29 @@ class CaseScorer:
         feedback: list[Feedback] = []
         for evaluator in _select_evaluators(self._plain, only):
             left_out = self._left_out(evaluator, case, target)
-            said = left_out or evaluator.evaluate_here(case, target, wait)
-            feedback += claim_keys(self._owners, evaluator, said, target)
+            results = left_out or evaluator.evaluate_here(case, target, wait)
+            feedback += claim_keys(self._owners, evaluator, results, target)
         return feedback
 
     async def on_loop(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
         """Score with the plain evaluators on the event loop. Slow ones move to threads."""
         feedback: list[Feedback] = []
         for evaluator in _select_evaluators(self._plain, only):
-            said = self._left_out(evaluator, case, target) or await self._tried(evaluator, case, target)
-            feedback += claim_keys(self._owners, evaluator, said, target)
+            results = self._left_out(evaluator, case, target) or await self._try_on_thread(evaluator, case, target)
+            feedback += claim_keys(self._owners, evaluator, results, target)
         return feedback
 
     async def later(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
         """Score with all other evaluators concurrently."""
         evaluators = _select_evaluators(self._others, only)
-        looking = (self._one(evaluator, case, target) for evaluator in evaluators)
+        looking = (self._score_one(evaluator, case, target) for evaluator in evaluators)
         outcomes = await asyncio.gather(*looking, return_exceptions=True)
         feedback: list[Feedback] = []
         for evaluator, outcome in zip(evaluators, outcomes, strict=True):
             feedback += claim_keys(self._owners, evaluator, evaluator.settled(outcome, target), target)
         return feedback
 
-    async def _tried(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
+    async def _try_on_thread(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
         """Score on a thread the first time, on the loop later. An evaluator that hangs would block the event loop, and
         Ctrl-C with it.
         """
@@ -180,7 +180,7 @@ class CaseScorer:
         self._returned.add(evaluator.key)
         return feedback
 
-    async def _one(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
+    async def _score_one(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
         if left_out := self._left_out(evaluator, case, target):
             return left_out
         batcher = self._batchers.get(evaluator.key)
@@ -236,7 +236,7 @@ class CaseBatcher:
         self._evaluator = evaluator
         self._size = size
         self._waiting: list[WaitingCase] = []
-        self._one_at_a_time = asyncio.Lock()  # two concurrent batches would only share the model's threads
+        self._batch_lock = asyncio.Lock()  # two concurrent batches would only share the model's threads
         self._timer: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[None]] = set()
 
@@ -260,7 +260,7 @@ class CaseBatcher:
         task.add_done_callback(self._ended)
 
     async def _flush(self) -> None:
-        async with self._one_at_a_time:
+        async with self._batch_lock:
             batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
             if batch:
                 await self._settle(batch)

@@ -215,15 +215,15 @@ def match_labels(
     wanted = version or (evaluator.version if evaluator else None)
     source = evaluator.make.source if evaluator else "model"
 
-    def said() -> Iterable[Feedback]:
+    def get_scores() -> Iterable[Feedback]:
         if isinstance(judge, list | tuple):
             return judge
         return list_judge_scores(store, key, [vote.target for vote in votes], source) if store else ()
 
-    checked = check_judge(said(), votes, wanted)
+    checked = check_judge(get_scores(), votes, wanted)
     if missing and evaluator and checked.unjudged and store:
         _score_missing(store, evaluator, checked.unjudged)
-        checked = check_judge(said(), votes, wanted)
+        checked = check_judge(get_scores(), votes, wanted)
     return checked
 
 
@@ -449,21 +449,21 @@ def corrected_mean(
 
 
 def _gather_scores(
-    said: Iterator[Feedback], voted: set[Target], version: str | None
+    rows: Iterator[Feedback], voted: set[Target], version: str | None
 ) -> tuple[list[float], list[Feedback]]:
     """Return all scores of one version, one per target, and the feedback on labelled targets. The rows must arrive
     newest first.
 
     Raises `ValueError` for textual labels, which have no mean.
     """
-    first = next(said, None)
+    first = next(rows, None)
     if first is None:
         return [], []
     version = first.version if version is None else version
     values: list[float] = []
     judged: list[Feedback] = []
     seen: set[Target] = set()
-    for row in chain((first,), said):
+    for row in chain((first,), rows):
         if row.version != version or row.target in seen:
             continue
         seen.add(row.target)

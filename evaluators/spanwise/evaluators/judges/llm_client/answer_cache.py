@@ -62,8 +62,8 @@ def compute_cache_key(judge: JudgeSettings, ask: Ask) -> bytes:
     sample.
     """
     asked = (ask.messages, ask.schema, ask.name, ask.logprobs, ask.sample)
-    said = orjson.dumps([FORMAT, dict(judge.identity), *asked], default=repr, option=orjson.OPT_NON_STR_KEYS)
-    return hashlib.sha256(said).digest()
+    content = orjson.dumps([FORMAT, dict(judge.identity), *asked], default=repr, option=orjson.OPT_NON_STR_KEYS)
+    return hashlib.sha256(content).digest()
 
 
 class AnswerCache(CacheFile):

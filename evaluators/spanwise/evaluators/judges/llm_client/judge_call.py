@@ -103,21 +103,21 @@ def make_judge(given: Any = None) -> Judge:
 
 async def _ask_with_cache(judge: JudgeSettings, ask: Ask) -> Answer:
     path = get_cache_path(judge)
-    rehearsal = current_dry_run.get()
-    if path is None and rehearsal is not None:
-        return rehearsal.answer(judge, ask, None)
+    dry_run = current_dry_run.get()
+    if path is None and dry_run is not None:
+        return dry_run.answer(judge, ask, None)
     if path is None:
         return (await JudgeCall(judge, ask).answer())[0]
     cache = get_loop_singleton((AnswerCache, path), lambda: AnswerCache(path))
     key = compute_cache_key(judge, ask)
-    if rehearsal is not None:
-        return rehearsal.answer(judge, ask, await _read_cached(cache, key, judge, ask))
+    if dry_run is not None:
+        return dry_run.answer(judge, ask, await _read_cached(cache, key, judge, ask))
     # the endpoint may accept one key and refuse another
-    same = (path, key, judge.api_key, judge.deadline, judge.max_age)
-    answer, of_another = await get_loop_singleton(SingleFlight, SingleFlight).once(
-        same, lambda: _ask_and_cache(cache, key, judge, ask)
+    flight_key = (path, key, judge.api_key, judge.deadline, judge.max_age)
+    answer, is_shared = await get_loop_singleton(SingleFlight, SingleFlight).once(
+        flight_key, lambda: _ask_and_cache(cache, key, judge, ask)
     )
-    return make_cached_answer(answer) if of_another else answer
+    return make_cached_answer(answer) if is_shared else answer
 
 
 async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer:
@@ -181,16 +181,16 @@ class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
 def _completion_to_answer(judge: JudgeSettings, ask: Ask, completion: Completion) -> Answer | None:
     """Return a cached reply as an answer, or None if it can no longer be parsed."""
     try:
-        came = parse_reply(ask, completion)
+        reply = parse_reply(ask, completion)
     except Exception:
         return None
     return make_cached_answer(
         Answer(
-            value=came.value,
+            value=reply.value,
             text=completion.text,
             model=completion.model or judge.model,
             logprobs=completion.logprobs,
-            notes=(*completion.notes, *came.notes),
+            notes=(*completion.notes, *reply.notes),
         )
     )
 
@@ -227,11 +227,11 @@ class JudgeCall:
         if isinstance(self._backend, OpenAIEndpoint):
             await load_client()
         try:
-            completion = await self._completion(self._ask)
+            completion = await self._complete(self._ask)
             try:
-                came = parse_reply(self._ask, completion)
+                reply = parse_reply(self._ask, completion)
             except ParseFailure as failure:
-                came, completion = await self._once_more(completion, failure)
+                reply, completion = await self._ask_again(completion, failure)
         except Unjudged as error:
             usage = sum_usage(self._usages)
             spent: dict[str, object] = {"calls": self._calls} if self._calls or usage is not None else {}
@@ -240,14 +240,14 @@ class JudgeCall:
                 spent["cost"] = compute_cost(self._judge, usage)
             error.metadata = {**error.metadata, **spent}
             raise
-        return self._answer(came, completion), completion
+        return self._answer(reply, completion), completion
 
-    async def _once_more(self, unread: Completion, failure: ParseFailure) -> tuple[ParsedReply, Completion]:
+    async def _ask_again(self, unread: Completion, failure: ParseFailure) -> tuple[ParsedReply, Completion]:
         """Ask again, quoting the reply and its problem. Raises `ParseFailure` with both replies."""
         first = failure.text[:MAX_REPLY_LENGTH]
         try:
-            completion = await self._completion(make_followup_question(self._ask, unread, failure))
-            came = parse_reply(self._ask, completion)
+            completion = await self._complete(make_followup_question(self._ask, unread, failure))
+            reply = parse_reply(self._ask, completion)
         except ParseFailure as second:
             second.metadata = {**second.metadata, "reply": second.text[:MAX_REPLY_LENGTH], "first_reply": first}
             raise second from None
@@ -255,9 +255,9 @@ class JudgeCall:
             failure.metadata = {**failure.metadata, "reply": first, "asked_again": str(error)}
             raise failure from None
         self._notes.append(f"asked again: {str(failure)[:200]}")
-        return came, completion
+        return reply, completion
 
-    async def _completion(self, ask: Ask) -> Completion:
+    async def _complete(self, ask: Ask) -> Completion:
         """Return the reply after all necessary attempts. A truncated reasoning model gets more tokens as long as the
         limit allows.
         """
@@ -275,10 +275,10 @@ class JudgeCall:
                     raise
                 raise self._unjudged(self._failed) from self._failed
             except Exception as error:
-                told = self._unjudged(self._failed or error)
-                if told is error:
+                converted = self._unjudged(self._failed or error)
+                if converted is error:
                     raise
-                raise told from error
+                raise converted from error
 
     def _unjudged(self, error: Exception) -> Exception:
         return to_judgement_error(error, self._judge.where, self._tries, self._deadline, self._judge.api_key)
@@ -286,20 +286,20 @@ class JudgeCall:
     async def _attempt(self, ask: Ask) -> Completion:
         bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left
         within = self._deadline.seconds if left is None else left
-        async with self._booked(ask) as booked, self._limiter.call(bound, again=again, within=within):
+        async with self._reserve_budget(ask) as booked, self._limiter.call(bound, again=again, within=within):
             if compute_max_cost(self._judge, ask).usd > booked.amount.usd:  # another call detected a reasoning model
                 raise _CostIncreased
             self._deadline.start()
             self._tries += 1
             self._calls += 1
             booked.started = True
-            completion = await self._called(ask)
+            completion = await self._call_backend(ask)
             booked.settle(completion.usage)
             self._usages.append(completion.usage)
             return completion
 
     @asynccontextmanager
-    async def _booked(self, ask: Ask) -> AsyncIterator[_BudgetReservation]:
+    async def _reserve_budget(self, ask: Ask) -> AsyncIterator[_BudgetReservation]:
         """Reserve the maximum cost of one call in the budget, and settle the actual cost afterwards in all cases."""
         booking = _BudgetReservation(self._judge, compute_max_cost(self._judge, ask))
         ledgers, id = get_ledgers(self._judge), uuid4().hex
@@ -318,7 +318,7 @@ class JudgeCall:
             for ledger in ledgers:
                 await ledger.settle(id, booking.actual)
 
-    async def _called(self, ask: Ask) -> Completion:
+    async def _call_backend(self, ask: Ask) -> Completion:
         seconds = self._deadline.of_attempt
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -353,16 +353,16 @@ class JudgeCall:
                 patience,
             )
 
-    def _answer(self, came: ParsedReply, completion: Completion) -> Answer:
+    def _answer(self, reply: ParsedReply, completion: Completion) -> Answer:
         usage = sum_usage(self._usages)
         return Answer(
-            value=came.value,
+            value=reply.value,
             text=completion.text,
             model=completion.model or self._judge.model,
             usage=usage,
             cost=compute_cost(self._judge, usage) if usage is not None else None,
             logprobs=completion.logprobs,
-            notes=(*completion.notes, *self._notes, *came.notes),
+            notes=(*completion.notes, *self._notes, *reply.notes),
             calls=self._calls,
         )
 
@@ -406,9 +406,9 @@ class _BudgetReservation:
 def make_followup_question(ask: Ask, unread: Completion, failure: ParseFailure) -> Ask:
     """Return the question extended by an unreadable reply and the reason."""
     wanted = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
-    said = {"role": "assistant", "content": unread.text[:MAX_REPLY_LENGTH] or "(nothing)"}
-    told = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
-    return replace(ask, messages=(*ask.messages, said, told))
+    unread_reply = {"role": "assistant", "content": unread.text[:MAX_REPLY_LENGTH] or "(nothing)"}
+    request = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
+    return replace(ask, messages=(*ask.messages, unread_reply, request))
 
 
 def sum_usage(usages: list[Usage | None]) -> Usage | None:
@@ -427,7 +427,7 @@ class SingleFlight:
     """Questions in progress by key, so that equal concurrent questions share one call. Only the judges' loop uses it."""
 
     def __init__(self) -> None:
-        self._under_way: dict[object, asyncio.Future[Answer | Unjudged | None]] = {}
+        self._pending: dict[object, asyncio.Future[Answer | Unjudged | None]] = {}
 
     async def once(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
         """Return the answer, and whether another caller's question supplied it. Raises the errors of `ask`.
@@ -435,18 +435,18 @@ class SingleFlight:
         Callers share an `Unjudged` error, which would affect all of them. After an exhausted budget or a
         cancellation, the next caller asks instead.
         """
-        while key in self._under_way:
-            under_way = self._under_way[key]
-            await asyncio.wait([under_way])
-            outcome = under_way.result()
+        while key in self._pending:
+            pending = self._pending[key]
+            await asyncio.wait([pending])
+            outcome = pending.result()
             if isinstance(outcome, Answer):
                 return outcome, True
             if outcome is not None:
                 raise _copy_error(outcome)
-        return await self._asked(key, ask), False
+        return await self._start(key, ask), False
 
-    async def _asked(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        mine = self._under_way[key] = asyncio.get_running_loop().create_future()
+    async def _start(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        future = self._pending[key] = asyncio.get_running_loop().create_future()
         outcome: Answer | Unjudged | None = None
         try:
             outcome = answer = await ask()
@@ -455,8 +455,8 @@ class SingleFlight:
             outcome = _copy_error(error)
             raise
         finally:
-            del self._under_way[key]
-            mine.set_result(outcome)
+            del self._pending[key]
+            future.set_result(outcome)
 
 
 def _copy_error(error: Unjudged) -> Unjudged:

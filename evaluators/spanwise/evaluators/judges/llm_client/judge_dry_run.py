@@ -75,9 +75,9 @@ current_dry_run: ContextVar[JudgeDryRun | None] = ContextVar("spanwise-rehearsin
 
 
 @contextmanager
-def use_dry_run(rehearsal: JudgeDryRun) -> Iterator[None]:
+def use_dry_run(dry_run: JudgeDryRun) -> Iterator[None]:
     """Replace all judge calls in a block by the dry run."""
-    token = current_dry_run.set(rehearsal)
+    token = current_dry_run.set(dry_run)
     try:
         yield
     finally:
