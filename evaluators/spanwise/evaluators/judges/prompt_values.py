@@ -107,13 +107,11 @@ def _read_last_turn(case: Case) -> LastTurn:
     answer = _read_last_answer(case.outputs)
     if earlier and answer is not None and earlier[-1] == {"role": "assistant", "content": answer}:
         earlier = earlier[:-1]
-    if earlier and earlier[-1].get("role") == "user" and _is_same_content(earlier[-1].get("content"), inputs, asked):
-        earlier = earlier[:-1]
+    if earlier and earlier[-1].get("role") == "user":
+        content = earlier[-1].get("content")
+        if any(content == request or content == unwrap_single_value(request) for request in (inputs, asked)):
+            earlier = earlier[:-1]
     return LastTurn(earlier or spoken[: max(last, 0)], asked)
-
-
-def _is_same_content(content: Any, *others: Any) -> bool:
-    return any(content == other or content == unwrap_single_value(other) for other in others)
 
 
 def _read_last_answer(outputs: Any) -> Any:
@@ -145,14 +143,13 @@ def _format_content_part(part: Any) -> str:
 def _format_documents(documents: Sequence[Document]) -> str:
     if not documents:
         return "(no documents)"
-    return SectionedText(
-        f"[{place}]{_format_document_id(document)} {document.content}" for place, document in enumerate(documents, 1)
-    )
-
-
-def _format_document_id(document: Document) -> str:
-    named = dict.fromkeys(filter(None, (document.id, document.metadata.get("doc_uri"), document.metadata.get("uri"))))
-    return f" ({', '.join(truncate_middle(str(name), 200) for name in named)})" if named else ""
+    sections = []
+    for number, document in enumerate(documents, 1):
+        metadata = document.metadata
+        ids = dict.fromkeys(filter(None, (document.id, metadata.get("doc_uri"), metadata.get("uri"))))
+        shown = f" ({', '.join(truncate_middle(str(id), 200) for id in ids)})" if ids else ""
+        sections.append(f"[{number}]{shown} {document.content}")
+    return SectionedText(sections)
 
 
 MAX_TRAJECTORY_LENGTH = 30_000  # maximum characters of a run tree

@@ -425,20 +425,20 @@ async def embed_texts(embed: EmbedFunction, texts: Sequence[str]) -> list[list[f
     if not isinstance(rows, list) or len(rows) != len(texts):
         told = f"{len(rows)} vectors" if isinstance(rows, list) else f"{given!r:.100}"
         raise ValueError(f"embed gave {told} for {len(texts)} texts; {EMBED_HELP}")
-    read = [_to_vector(_to_list(row)) for row in rows]
-    if len({len(row) for row in read}) > 1:
-        raise ValueError(f"embed gave vectors of {sorted({len(row) for row in read})} numbers: all have one length")
-    return read
-
-
-def _to_vector(row: Any) -> list[float]:
-    try:
-        read = [float(number) for number in row]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"embed gave {row!r:.100} as a vector; {EMBED_HELP}") from error
-    if not read or not all(map(math.isfinite, read)):
-        raise ValueError(f"embed gave a vector of {len(read)} numbers, {read!r:.100}, not all of them finite")
-    return read
+    vectors = []
+    for row in map(_to_list, rows):
+        try:
+            vector = [float(number) for number in row]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"embed gave {row!r:.100} as a vector; {EMBED_HELP}") from error
+        if not vector or not all(map(math.isfinite, vector)):
+            raise ValueError(f"embed gave a vector of {len(vector)} numbers, {vector!r:.100}, not all of them finite")
+        vectors.append(vector)
+    if len({len(vector) for vector in vectors}) > 1:
+        raise ValueError(
+            f"embed gave vectors of {sorted({len(vector) for vector in vectors})} numbers: all have one length"
+        )
+    return vectors
 
 
 def _to_list(value: Any) -> Any:

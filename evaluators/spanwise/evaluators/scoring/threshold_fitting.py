@@ -116,7 +116,11 @@ def fit_threshold(
         checked = _match_pairs(known, key, given)
     else:
         checked = _match_stored_labels(evaluator, known, key, given, store=store, version=version, missing=missing)
-    rated = [(_require_score(pair.judged), _is_good(pair.people, good)) for pair in checked.pairs]
+    rated: list[tuple[float, bool]] = []
+    for pair in checked.pairs:
+        if isinstance(pair.judged, str):
+            raise ValueError(f"a threshold is one of scores, and the evaluator said {pair.judged!r:.100}")
+        rated.append((pair.judged, _is_good(pair.people, good)))
     return _make_fitted(key, checked, choose_threshold(rated, rising=rising))
 
 
@@ -191,12 +195,6 @@ async def _score_cases(evaluator: Evaluator, cases: Sequence[Case], targets: Seq
         rows = await evaluator.evaluate_batch(cases[part], targets[part])
         said += (feedback for row in rows for feedback in row)
     return said
-
-
-def _require_score(value: Value) -> float:
-    if isinstance(value, str):
-        raise ValueError(f"a threshold is one of scores, and the evaluator said {value!r:.100}")
-    return value
 
 
 def _is_good(value: Value, good: float | str | None) -> bool:

@@ -282,9 +282,13 @@ class RequestForm:
         if name is None:
             return None
         if name in TOKEN_LIMIT_PARAMETERS:
-            return None if _TOO_MANY_TOKENS.search(_get_error_text(error)) else self._other_limit()
+            if _TOO_MANY_TOKENS.search(_get_error_text(error)):
+                return None
+            excluded = {self.limit, *self.without}
+            other = next((parameter for parameter in TOKEN_LIMIT_PARAMETERS if parameter not in excluded), None)
+            return replace(self, limit=other, without=self.without | {self.limit or ""})
         if name == "response_format":
-            return self._lower(bool(_INVALID_SCHEMA.search(_get_error_text(error))))
+            return self._with_lower_level(bool(_INVALID_SCHEMA.search(_get_error_text(error))))
         if name == "top_logprobs" and self.top > TOP_LOGPROBS_LEVELS[-1]:
             return replace(self, top=TOP_LOGPROBS_LEVELS[-1])
         if name in ("logprobs", "top_logprobs"):
@@ -308,12 +312,7 @@ class RequestForm:
     def _lacks(self, name: str, ask: Ask) -> bool:
         return name in self.without and (name != "logprobs" or ask.logprobs > 0)
 
-    def _other_limit(self) -> RequestForm:
-        tried = self.without & set(TOKEN_LIMIT_PARAMETERS)
-        other = next((name for name in TOKEN_LIMIT_PARAMETERS if name != self.limit and name not in tried), None)
-        return replace(self, limit=other, without=self.without | {self.limit or ""})
-
-    def _lower(self, this_schema: bool) -> RequestForm:
+    def _with_lower_level(self, this_schema: bool) -> RequestForm:
         lower = SCHEMA_LEVELS[min(SCHEMA_LEVELS.index(self.level) + 1, len(SCHEMA_LEVELS) - 1)]
         if this_schema and self.schema and self.level == SCHEMA_LEVELS[0]:
             return replace(self, level=lower, schemas=(*self.schemas, self.schema)[-MAX_REFUSED_SCHEMAS:])
