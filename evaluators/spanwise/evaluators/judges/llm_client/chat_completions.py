@@ -132,8 +132,9 @@ MAX_LOGPROB_TOKENS = 100_000  # maximum tokens of a reply whose log-probabilitie
 def parse_completion(body: Mapping[str, Any]) -> Completion:
     """Parse the body of a chat completion. Missing fields, or all fields of an invalid body, keep their empty values."""
     choices = body.get("choices")
-    has_choices = isinstance(choices, Sequence) and not isinstance(choices, str) and bool(choices)
-    choice = _as_mapping(choices[0]) if has_choices else {}
+    if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
+        choices = [None]
+    choice = _as_mapping(choices[0])
     message = _as_mapping(choice.get("message"))
     refusal = message.get("refusal")
     return Completion(
