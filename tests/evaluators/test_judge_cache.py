@@ -342,8 +342,8 @@ def test_a_wave_of_questions_is_written_in_few_transactions(path, monkeypatch):
 def test_many_processes_share_one_file(path):
     program = (
         "import sys; from pathlib import Path; from spanwise.evaluators.judges import Completion\n"
-        "from spanwise.evaluators.judges.llm_client.answer_cache import Cache\n"
-        "cache = Cache(Path(sys.argv[1]))\n"
+        "from spanwise.evaluators.judges.llm_client.answer_cache import AnswerCache\n"
+        "cache = AnswerCache(Path(sys.argv[1]))\n"
         "for n in range(50): cache.put(bytes([int(sys.argv[2]), n]), Completion(text='yes'))\n"
         "assert cache.failures == 0; cache.close()"
     )

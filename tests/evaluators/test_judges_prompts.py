@@ -138,8 +138,8 @@ def test_the_bound_is_a_parameter():
 
 def test_a_question_is_the_same_in_every_process():
     code = (
-        "from spanwise.evaluators.judges import Prompt; from spanwise.evaluators.judges.prompt_values import text_of;"
-        "print(Prompt('q', '{inputs}{outputs}').messages({'outputs': text_of({'b', 'a', 'c'}), 'inputs': 'x'}))"
+        "from spanwise.evaluators.judges import Prompt; from spanwise.evaluators.judges.prompt_values import render_value;"
+        "print(Prompt('q', '{inputs}{outputs}').messages({'outputs': render_value({'b', 'a', 'c'}), 'inputs': 'x'}))"
     )
     around = {"PYTHONHASHSEED": "77", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=around, capture_output=True, text=True, check=True)

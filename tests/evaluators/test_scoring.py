@@ -79,12 +79,12 @@ def test_a_batch_that_is_cancelled_leaves_nobody_waiting():
 def test_a_batch_that_is_cancelled_while_it_waits_for_its_turn_is_made_up_for():
     async def main():
         batcher = CaseBatcher(as_evaluator(Sizes()), 1)
-        await batcher._one_at_a_time.acquire()
+        await batcher._batch_lock.acquire()
         scoring = asyncio.gather(*(batcher.score(case, TARGET) for case in CASES))
         await asyncio.sleep(0.001)
         for task in batcher._running:
             task.cancel()
-        batcher._one_at_a_time.release()
+        batcher._batch_lock.release()
         return [one.score for (one,) in await asyncio.wait_for(scoring, 60)]
 
     assert asyncio.run(main()) == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -30,7 +30,7 @@ from spanwise.evaluators.judges.haystack_judges import (
     read_relevance,
 )
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, NoJudge, ParseFailure
-from spanwise.evaluators.judges.llm_client.judge_settings import make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import make_judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.prompt_values import render_value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 
 component: Any = None
 try:

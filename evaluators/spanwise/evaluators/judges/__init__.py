@@ -43,7 +43,7 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     Token,
 )
 from spanwise.evaluators.judges.llm_client.judge_budget import Amount, Ledger, use_ledger
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 from spanwise.evaluators.judges.llm_client.scripted_judge import scripted
 from spanwise.evaluators.judges.prompt_templates import Prompt, prompt
 from spanwise.evaluators.judges.user_defined_judge import judge

@@ -48,7 +48,7 @@ class StatementVerdict:
     reason: str
 
     @property
-    def told(self) -> dict[str, JSON]:
+    def metadata(self) -> dict[str, JSON]:
         """Return the verdict in the form stored in metadata."""
         said = {"statement": self.statement, "verdict": "yes" if self.holds else "no", "reason": self.reason}
         return {name: to_one_line(text, MAX_METADATA_LENGTH) for name, text in said.items()}
@@ -66,7 +66,7 @@ async def extract_statements(
     told = split_bounded_sentences(text)
     portions = split_portions(text, told[:most])
     asked = (judgement.ask(prompt, values(portion), STATEMENTS_SCHEMA) for portion in portions)
-    found = [text for answer in await gather_or_cancel(asked) for text in _read_statements(answer)]
+    found = [text for answer in await gather_or_cancel(asked) for text in read_text_list(answer, "statements")]
     left_out = None
     if len(told) > most or len(found) > most:
         left_out = f"only the beginning was judged, {min(most, len(found))} statements"
@@ -170,8 +170,9 @@ async def _judge_batch(
     ]
 
 
-def _read_statements(answer: Answer) -> list[str]:
-    listed = answer.value.get("statements") if isinstance(answer.value, Mapping) else None
-    if not isinstance(listed, list) or not all(isinstance(statement, str) for statement in listed):
-        raise ParseFailure('asked for {"statements": […]}, a list of texts', answer.text)
-    return [line for statement in listed if (line := to_one_line(statement))]
+def read_text_list(answer: Answer, name: str, longest: int = MAX_STATEMENT_LENGTH) -> list[str]:
+    """Return the texts of a list in a reply, each on one line and truncated. Raises `ParseFailure`."""
+    texts = answer.value.get(name) if isinstance(answer.value, Mapping) else None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ParseFailure(f'asked for {{"{name}": […]}}, a list of texts', answer.text)
+    return [line for text in texts if (line := to_one_line(text, longest))]

@@ -18,7 +18,7 @@ from spanwise.evaluators.interface.evaluator_spec import FAIR, OUTCOMES, PRIVACY
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.prompt_values import render_values
 from spanwise.evaluators.judges.ratings import YES_NO_SCHEMA, get_rationale, make_scale
@@ -93,7 +93,10 @@ async def evaluate_booleans(
             rows[0] = judgement.row(**rows[0])
         trace = judgement.trace_id
     except ParseFailure as failure:
-        rows, trace = _make_unparsed_rows(id, failure), failure.judge_trace_id
+        why = str(failure).removeprefix("parse failure: ")
+        rows = unparsed_rows(id, why, metadata={"reply": failure.metadata.get("reply", failure.text)})
+        rows[0]["metadata"] = dict(failure.metadata)
+        trace = failure.judge_trace_id
     return [{**row, "judge_trace_id": trace} for row in rows]
 
 
@@ -176,13 +179,6 @@ def _make_rows(id: str, answer: BooleanVerdict, context: BooleanVerdict | None =
         comment = comment if context.passes else f"the context fails: {context.why}; the answer: {answer.why}"
     holds = None if context is None else context.passes
     return family_rows(id, answer.passes, holds, comment=comment, metadata=metadata)
-
-
-def _make_unparsed_rows(id: str, failure: ParseFailure) -> list[dict[str, Any]]:
-    why = str(failure).removeprefix("parse failure: ")
-    rows = unparsed_rows(id, why, metadata={"reply": failure.metadata.get("reply", failure.text)})
-    rows[0]["metadata"] = dict(failure.metadata)
-    return rows
 
 
 TRUE_FALSE_SCALE = make_scale(("true", "false"))
@@ -430,17 +426,12 @@ class FactCheck(JudgeEvaluator):
             raise Skip("the answer is empty: there is nothing to check")
         async with Judgement("fact_check", self._judge, case) as judgement:
             answer = await judgement.ask(self._prompt, get_prompt_values(case, self._prompt), FACT_CHECK_SCHEMA)
-            score, summary = _read_fact_check(answer)
-            return judgement.row(score, comment=summary, metadata={"answer": str(answer.value.get("answer", ""))})
-
-
-def _read_fact_check(answer: Answer) -> tuple[float, str]:
-    """Return the score and its summary. Raises `ParseFailure` if the score is not a number from 0 to 1."""
-    said = answer.value if isinstance(answer.value, Mapping) else {}
-    score = said.get("evaluation_score")
-    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise ParseFailure(f"evaluation_score is a number from 0 to 1, not {score!r:.100}", answer.text)
-    return float(score), str(said.get("evaluation_summary") or "")
+            reply = answer.value if isinstance(answer.value, Mapping) else {}
+            score = reply.get("evaluation_score")
+            if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+                raise ParseFailure(f"evaluation_score is a number from 0 to 1, not {score!r:.100}", answer.text)
+            summary = str(reply.get("evaluation_summary") or "")
+            return judgement.row(float(score), comment=summary, metadata={"answer": str(reply.get("answer", ""))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,14 +76,12 @@ def _infer_schema(values: Sequence[Any]) -> dict[str, JSON]:
         return {"type": "string"}
     if kinds == {list}:
         return {"type": "array", "items": _infer_schema([member for value in values for member in value])}
-    return _infer_object_schema(values) if kinds == {dict} else _ANY_VALUE_SCHEMA
-
-
-def _infer_object_schema(values: Sequence[Mapping[str, Any]]) -> dict[str, JSON]:
-    names = dict.fromkeys(name for value in values for name in value)
-    return _make_object_schema(
-        {name: _infer_schema([value[name] for value in values if name in value]) for name in names}
-    )
+    if kinds == {dict}:
+        names = dict.fromkeys(name for value in values for name in value)
+        return _make_object_schema(
+            {name: _infer_schema([value[name] for value in values if name in value]) for name in names}
+        )
+    return _ANY_VALUE_SCHEMA
 
 
 def _make_object_schema(properties: Mapping[str, JSON]) -> dict[str, JSON]:

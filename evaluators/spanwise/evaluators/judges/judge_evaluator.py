@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import orjson
 
 from spanwise.evaluators.interface import compute_fingerprint
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 from spanwise.evaluators.judges.prompt_templates import MAX_CHARACTERS, PLACEHOLDERS, Prompt
 from spanwise.evaluators.judges.prompt_templates import prompt as load
 from spanwise.tracer.suggestions import did_you_mean

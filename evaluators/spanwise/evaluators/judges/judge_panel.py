@@ -22,7 +22,7 @@ from spanwise.evaluators.interface import (
 )
 from spanwise.evaluators.judges.judgement import group_judgements
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge
 
 _PANEL_TARGET = Target(trace_id="0" * 32)  # target of the members' feedback, which is never stored
 _SUMMED_FIELDS = ("input_tokens", "output_tokens", "cost", "calls", "cached")
@@ -81,8 +81,9 @@ class Panel:
     async def __call__(self, case: Case) -> dict[str, Any]:
         with group_judgements(get_judge_context().evaluator or "panel", case):
             said = await asyncio.gather(*(member.evaluate(case, _PANEL_TARGET) for member in self.members))
-            rows = [
-                _select_main_feedback(member, feedback) for member, feedback in zip(self.members, said, strict=True)
+            rows = [  # the feedback under each member's own key, else its first
+                next((row for row in feedback if row.key == member.key), feedback[0])
+                for member, feedback in zip(self.members, said, strict=True)
             ]
             voting = [row for row in rows if row.outcome == "score"]
             if not voting:
@@ -135,11 +136,6 @@ def _make_samples(member: Evaluator, samples: int, temperature: float) -> list[E
         replace(member, function=replace(instance, judge=_make_sampled_judge(warm, number, samples)))
         for number in range(samples)
     ]
-
-
-def _select_main_feedback(member: Evaluator, feedback: Sequence[Feedback]) -> Feedback:
-    """Return the feedback under the member's own key, else the first."""
-    return next((row for row in feedback if row.key == member.key), feedback[0])
 
 
 def _raise_no_vote(rows: Sequence[Feedback]) -> None:

@@ -29,7 +29,7 @@ from spanwise.evaluators.interface import (
     use_judge_context,
 )
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, ParseFailure
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.tracer import Run, span
 from spanwise.tracer import attribute_names as names
@@ -57,8 +57,8 @@ class Judgement:
         self._case = case
         self._trace: JudgementTrace | None = None
         self._rows: list[dict[str, Any]] = []
-        self._asked_with: dict[str, None] = {}  # labels of prompts
-        self._in_vain: list[dict[str, Any]] = []  # usage of questions without an answer
+        self._prompt_labels: dict[str, None] = {}  # labels of prompts
+        self._unanswered: list[dict[str, Any]] = []  # usage of questions without an answer
         self.answers: list[tuple[Prompt, Answer]] = []
         self.trace_id: str | None = None
         self._left_out: dict[str, int] = {}  # characters by name of the value, maximum over all questions
@@ -72,7 +72,9 @@ class Judgement:
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         spent = bool(self.answers) or not isinstance(error, Skip)  # without a question there is no judgement to keep
-        if self._trace is not None and not self._trace.end(self._said(), (kind, error, frames), kept=spent):
+        rows = [{name: row[name] for name in _TRACED_FIELDS if row.get(name) is not None} for row in self._rows]
+        outputs: JSON = rows[0] if len(rows) == 1 else rows or None
+        if self._trace is not None and not self._trace.end(outputs, (kind, error, frames), kept=spent):
             self.trace_id = None
             for row in self._rows:
                 row["judge_trace_id"] = None
@@ -92,43 +94,39 @@ class Judgement:
         """Ask one question. Raises `ParseFailure` and other `Unjudged`, and `Skip` if a budget is exhausted."""
         for name, characters in prompt.left_out(values).items():
             self.leave_out(name, characters)
+        # cached answers are never shared between the repetitions of an experiment
+        run = self._case.run
+        repetition = run.repetition if run is not None else get_judge_context().repetition or 0
         ask = Ask(
             messages=prompt.messages(values),
             schema=schema,
             name=prompt.id,
-            sample=self._repetition * MAX_SAMPLES + sample,
+            sample=repetition * MAX_SAMPLES + sample,
             logprobs=logprobs,
             values=tuple(values[name] for name in prompt.asked),
         )
-        return await self._asked(prompt, ask)
+        return await self._ask_judge(prompt, ask)
 
     def leave_out(self, name: str, characters: int) -> None:
         """Record the number of characters of a value that the judge does not get. The feedback reports it."""
         self._left_out[name] = max(characters, self._left_out.get(name, 0))
 
-    async def _asked(self, prompt: Prompt, ask: Ask) -> Answer:
+    async def _ask_judge(self, prompt: Prompt, ask: Ask) -> Answer:
         if self._trace is None:
             raise RuntimeError("a judgement is entered before it asks: async with Judgement(…) as judgement")
-        self._asked_with[prompt.label] = None
+        self._prompt_labels[prompt.label] = None
         with self._trace.question(prompt, ask) as question:
             try:
                 answer = await self._judge.ask(ask)
             except Unjudged as error:
                 spent = {name: error.metadata[name] for name in _COST_FIELDS if error.metadata.get(name) is not None}
-                error.metadata = {name: told for name, told in error.metadata.items() if name not in _COST_FIELDS}
-                self._in_vain.append(spent)
+                error.metadata = {name: value for name, value in error.metadata.items() if name not in _COST_FIELDS}
+                self._unanswered.append(spent)
                 question.failed(error.text if isinstance(error, ParseFailure) else None, spent)
                 raise
             question.answered(answer)
         self.answers.append((prompt, answer))
         return answer
-
-    @property
-    def _repetition(self) -> int:
-        """Return the judged repetition of an experiment. Cached answers are never shared between repetitions."""
-        if self._case.run is not None:
-            return self._case.run.repetition
-        return get_judge_context().repetition or 0
 
     def row(self, score: Any = None, *, comment: str | None = None, **more: Any) -> dict[str, Any]:
         """Return a feedback row: a score, a comment, the metadata of the judge, and the id of the judgement's trace.
@@ -151,23 +149,20 @@ class Judgement:
         if that of one call is unknown.
         """
         answers = [answer for _, answer in self.answers]
-        spent = [*map(_measure_answer, answers), *self._in_vain]
+        spent = [*map(_measure_answer, answers), *self._unanswered]
+        costs = [each.get("cost") for each in spent if each.get("calls") or each.get("cost") is not None]
         identity = self._judge.identity
         judge = {
             "model": identity.get("model"),
             "endpoint": identity.get("endpoint"),
-            "prompts": sorted(self._asked_with),
+            "prompts": sorted(self._prompt_labels),
             **{name: _sum_known(each.get(name) for each in spent) for name in _COST_FIELDS},
-            "cost": _sum_costs(spent),
+            "cost": None if None in costs else _sum_known(costs),
             "cached": sum(answer.cached for answer in answers),
             "left_out": self._left_out,
             "notes": list(dict.fromkeys(note for answer in answers for note in answer.notes)),
         }
         return {"judge": {name: value for name, value in judge.items() if value not in (None, [], {})}}
-
-    def _said(self) -> JSON:
-        said = [{name: row[name] for name in _TRACED_FIELDS if row.get(name) is not None} for row in self._rows]
-        return said[0] if len(said) == 1 else said or None
 
 
 def _measure_answer(answer: Answer) -> dict[str, Any]:
@@ -175,12 +170,6 @@ def _measure_answer(answer: Answer) -> dict[str, Any]:
         return {"calls": 0, "input_tokens": 0, "output_tokens": 0, "cost": 0.0}
     tokens = (answer.usage.input_tokens, answer.usage.output_tokens) if answer.usage is not None else (None, None)
     return {"calls": answer.calls, "input_tokens": tokens[0], "output_tokens": tokens[1], "cost": answer.cost}
-
-
-def _sum_costs(spent: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the cost of questions, or None if the tokens or the price of one of them are unknown."""
-    priced = [each.get("cost") for each in spent if each.get("calls") or each.get("cost") is not None]
-    return None if None in priced else _sum_known(priced)
 
 
 def _sum_known(amounts: Iterable[Any]) -> Any:
@@ -203,12 +192,12 @@ class JudgementTrace:
 
     def __init__(self, evaluator: str, case: Case) -> None:
         known = get_judge_context()
-        self._into: JudgementBuffer | None = known.judgements
+        self._buffer: JudgementBuffer | None = known.judgements
         self._stack = ExitStack()
         self._captured: Captured | None = None
         self._run: Run | None = None
         self.id: str | None = None  # 32 hex digits
-        if get_runtime().off or isinstance(self._into, DiscardedJudgements):
+        if get_runtime().off or isinstance(self._buffer, DiscardedJudgements):
             return
         if known.inside is not None:
             self.id = known.inside.id
@@ -216,13 +205,16 @@ class JudgementTrace:
             return
         before = attach(make_detached_context())
         self._stack.callback(detach, before)
-        target = known.target or _make_case_target(case)
-        metadata = {"evaluator": known.evaluator or evaluator, "version": known.version, **_describe_target(target)}
-        said = {name: value for name, value in metadata.items() if value is not None}
+        target = known.target or (Target(trace_id=case.trace.trace_id) if case.trace is not None else None)
+        metadata = {"evaluator": known.evaluator or evaluator, "version": known.version}
+        if target is not None and target != make_untraced_target():
+            metadata["judged_trace"] = target.trace_id
+            metadata["judged_span"] = target.span_id
+            metadata["judged_session"] = target.session_id
         captured = capture(evaluator, kind="evaluator", inputs=_select_judged_values(case))
         self._captured = self._stack.enter_context(captured)
         self._run, self.id = self._captured.run, self._captured.trace_id
-        self._run.set_metadata(said)
+        self._run.set_metadata({name: value for name, value in metadata.items() if value is not None})
         _link_to_judged(self._run, target, case)
         self._stack.enter_context(use_judge_context(inside=self))
 
@@ -243,16 +235,16 @@ class JudgementTrace:
         if outputs is not None:
             self._run.set_outputs(outputs)
         self._stack.__exit__(*failed)
-        return kept and (self._captured is None or self._handed_on(self._captured))
+        return kept and (self._captured is None or self._deliver(self._captured))
 
-    def _handed_on(self, captured: Captured) -> bool:
-        if self._into is None:
+    def _deliver(self, captured: Captured) -> bool:
+        if self._buffer is None:
             if not has_collector():  # else judged texts would stay in the spool
                 return False
             captured.deliver()
             return True
         runs = [read_sdk_span(ended) for ended in captured.spans(0)[0]]
-        self._into.add(runs)
+        self._buffer.add(runs)
         return any(run.parent_id is None for run in runs)
 
 
@@ -280,9 +272,11 @@ class _QuestionRun:
             return
         self._run.set_outputs(answer.text)
         self._run.set_model(answer.model)
-        told = {"cached": True} if answer.cached else {}
-        if told or answer.notes:
-            self._run.set_metadata({**told, **({"notes": list(answer.notes)} if answer.notes else {})})
+        metadata: dict[str, Any] = {"cached": True} if answer.cached else {}
+        if answer.notes:
+            metadata["notes"] = list(answer.notes)
+        if metadata:
+            self._run.set_metadata(metadata)
         if not answer.cached and answer.usage is not None:
             self._spent(answer.usage.input_tokens, answer.usage.output_tokens, answer.cost)
 
@@ -306,16 +300,6 @@ def _select_judged_values(case: Case) -> Mapping[str, JSON]:
     """Return the judged values, each truncated to a length that lists and pages show."""
     values = ((name, getattr(case, name)) for name in JUDGED_FIELDS)
     return {name: orjson.loads(to_json(value, MAX_VALUE_BYTES)) for name, value in values if value is not None}
-
-
-def _make_case_target(case: Case) -> Target | None:
-    return Target(trace_id=case.trace.trace_id) if case.trace is not None else None
-
-
-def _describe_target(target: Target | None) -> Mapping[str, str | None]:
-    if target is None or target == make_untraced_target():
-        return {}
-    return {"judged_trace": target.trace_id, "judged_span": target.span_id, "judged_session": target.session_id}
 
 
 def _link_to_judged(run: Run, target: Target | None, case: Case) -> None:

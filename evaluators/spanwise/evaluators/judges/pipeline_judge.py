@@ -13,7 +13,7 @@ from spanwise.evaluators.interface import Metric, Skip, Unjudged, register_built
 from spanwise.evaluators.interface.evaluator_spec import VALID
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
 from spanwise.evaluators.judges.judgement import Judgement
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
+from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS
 from spanwise.evaluators.judges.prompt_values import render_value, render_values
 from spanwise.evaluators.judges.ratings import make_scale
@@ -76,7 +76,15 @@ class PipelineJudge(JudgeEvaluator):
         values = {name: _render_node(case, outputs, name) for name in self._prompt.asked}
         async with Judgement("pipeline_judge", self._judge, case) as judgement:
             answer = await judgement.ask(self._prompt, values, self._schema())
-            return judgement.row(self._score(answer), comment=_get_reasoning(answer))
+            reply = answer.value if isinstance(answer.value, Mapping) else {}
+            score = reply.get("score")
+            level = make_scale(range(self.minimum, self.maximum + 1)).label_of(score)
+            if level is None:
+                raise ParseFailure(
+                    f"the score is {score!r:.100}, not from {self.minimum} to {self.maximum}", answer.text
+                )
+            reasoning = reply.get("reasoning")
+            return judgement.row(float(level), comment=str(reasoning) if reasoning else None)
 
     def _schema(self) -> dict[str, JSON]:
         """Return the schema of a reply, in which the reasoning precedes the score."""
@@ -87,14 +95,6 @@ class PipelineJudge(JudgeEvaluator):
             "required": ["reasoning", "score"],
             "additionalProperties": False,
         }
-
-    def _score(self, answer: Answer) -> float:
-        """Return the score. Raises `ParseFailure` if it is outside the range."""
-        given = answer.value.get("score") if isinstance(answer.value, Mapping) else None
-        level = make_scale(range(self.minimum, self.maximum + 1)).label_of(given)
-        if level is None:
-            raise ParseFailure(f"the score is {given!r:.100}, not from {self.minimum} to {self.maximum}", answer.text)
-        return float(level)
 
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), self.minimum, self.maximum]
@@ -117,8 +117,3 @@ def _render_node(case: Case, outputs: Any, name: str) -> str:
 def _raise_missing_node(outputs: Any, name: str) -> str:
     there = ", ".join(map(repr, outputs)) if isinstance(outputs, Mapping) else "none by name"
     raise Unjudged(f"the judging pipeline asks for {name!r}; the outputs are {there}")
-
-
-def _get_reasoning(answer: Answer) -> str | None:
-    said = answer.value.get("reasoning")
-    return str(said) if said else None

@@ -213,14 +213,12 @@ def _find_override(id: str, override: str | Path | None) -> str | None:
     folder = os.environ.get("SPANWISE_PROMPTS")
     if override is None and folder and (file := Path(folder) / f"{id}.txt").is_file():
         override = file
-    return None if override is None else _read_file(override)
-
-
-def _read_file(file: Path) -> str:
+    if override is None:
+        return None
     try:
-        return file.read_text("utf-8-sig")
+        return override.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"the prompt {str(file)!r} is no text in UTF-8: {error}") from error
+        raise ValueError(f"the prompt {str(override)!r} is no text in UTF-8: {error}") from error
 
 
 def _prepare_values(values: Mapping[str, str], bound: int) -> dict[str, str]:

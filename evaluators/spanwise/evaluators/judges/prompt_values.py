@@ -38,7 +38,9 @@ def render_values(case: Case, names: Iterable[str], *, optional: Mapping[str, st
         raise Skip(explain_missing_fields(["trace" if name == "trajectory" else name for name in missing], case))
     texts = {name: words[name] if value is None else render_value(value) for name, value in values.items()}
     if "inputs" in texts and "history" not in names:
-        texts["inputs"] = _prepend_history(_read_last_turn(case).earlier, texts["inputs"])
+        before = format_messages(_read_last_turn(case).earlier)
+        if before:
+            texts["inputs"] = f"Earlier in the conversation:\n{before}\n\nThe last turn:\n{texts['inputs']}"
     return texts
 
 
@@ -105,13 +107,11 @@ def _read_last_turn(case: Case) -> LastTurn:
     answer = _read_last_answer(case.outputs)
     if earlier and answer is not None and earlier[-1] == {"role": "assistant", "content": answer}:
         earlier = earlier[:-1]
-    if earlier and earlier[-1].get("role") == "user" and _is_same_content(earlier[-1].get("content"), inputs, asked):
-        earlier = earlier[:-1]
+    if earlier and earlier[-1].get("role") == "user":
+        content = earlier[-1].get("content")
+        if any(content == request or content == unwrap_single_value(request) for request in (inputs, asked)):
+            earlier = earlier[:-1]
     return LastTurn(earlier or spoken[: max(last, 0)], asked)
-
-
-def _is_same_content(content: Any, *others: Any) -> bool:
-    return any(content == other or content == unwrap_single_value(other) for other in others)
 
 
 def _read_last_answer(outputs: Any) -> Any:
@@ -119,12 +119,6 @@ def _read_last_answer(outputs: Any) -> Any:
     spoken = read_conversation(outputs)
     answers = [message for message in spoken if message["role"] == "assistant"]
     return _format_content(answers[-1]) if answers else outputs
-
-
-def _prepend_history(earlier: Iterable[Mapping[str, Any]], asked: str) -> str:
-    """Return the last request below the earlier messages."""
-    before = format_messages(earlier)
-    return f"Earlier in the conversation:\n{before}\n\nThe last turn:\n{asked}" if before else asked
 
 
 def _format_content(message: Mapping[str, Any]) -> str:
@@ -149,14 +143,13 @@ def _format_content_part(part: Any) -> str:
 def _format_documents(documents: Sequence[Document]) -> str:
     if not documents:
         return "(no documents)"
-    return SectionedText(
-        f"[{place}]{_format_document_id(document)} {document.content}" for place, document in enumerate(documents, 1)
-    )
-
-
-def _format_document_id(document: Document) -> str:
-    named = dict.fromkeys(filter(None, (document.id, document.metadata.get("doc_uri"), document.metadata.get("uri"))))
-    return f" ({', '.join(truncate_middle(str(name), 200) for name in named)})" if named else ""
+    sections = []
+    for number, document in enumerate(documents, 1):
+        metadata = document.metadata
+        ids = dict.fromkeys(filter(None, (document.id, metadata.get("doc_uri"), metadata.get("uri"))))
+        shown = f" ({', '.join(truncate_middle(str(id), 200) for id in ids)})" if ids else ""
+        sections.append(f"[{number}]{shown} {document.content}")
+    return SectionedText(sections)
 
 
 MAX_TRAJECTORY_LENGTH = 30_000  # maximum characters of a run tree
@@ -196,17 +189,12 @@ def _iterate_depth_first(trace: Trace) -> Iterator[tuple[int, Run]]:
             waiting = [(0, run) for run in reversed(below.pop(first))]
         depth, run = waiting.pop()
         if run.kind == "evaluator":
-            _remove_descendants(run, below)
+            removed = [run]
+            while removed:
+                removed += below.pop(removed.pop().span_id, [])
             continue
         yield depth, run
         waiting += [(depth + 1, under) for under in reversed(below.pop(run.span_id, []))]
-
-
-def _remove_descendants(run: Run, below: dict[str, list[Run]]) -> None:
-    """Remove all descendants of a run from `below`."""
-    waiting = [run]
-    while waiting:
-        waiting += below.pop(waiting.pop().span_id, [])
 
 
 def _format_run(number: int, depth: int, run: Run, share: int) -> str:

@@ -22,6 +22,7 @@ from spanwise.evaluators.judges.claims import (
     judge_statements,
     make_numbered_schema,
     read_numbered_items,
+    read_text_list,
     read_verdict,
     split_bounded_sentences,
     split_portions,
@@ -99,7 +100,13 @@ class RagCase:
 
     async def statements(self, text: str) -> Statements:
         """Return the statements of a text."""
-        return await extract_statements(self.judgement, self.prompts["statements"], self._portion, text, self.most)
+        return await extract_statements(
+            self.judgement,
+            self.prompts["statements"],
+            lambda portion: self.values("statements", outputs=portion),
+            text,
+            self.most,
+        )
 
     async def verdicts(self, id: str, statements: Sequence[str], **own: str) -> list[StatementVerdict]:
         """Return verdicts on statements, with the prompt of that id."""
@@ -110,9 +117,6 @@ class RagCase:
     async def ask(self, id: str, schema: Mapping[str, JSON], **own: str) -> Answer:
         """Ask one question with the prompt of that id."""
         return await self.judgement.ask(self.prompts[id], self.values(id, **own), schema)
-
-    def _portion(self, text: str) -> dict[str, str]:
-        return self.values("statements", outputs=text)
 
 
 async def score_faithfulness(asking: RagCase) -> ComponentResult:
@@ -156,7 +160,12 @@ async def score_answer_relevancy(asking: RagCase, embed: EmbedFunction, count: i
     answer = await asking.ask("answer_relevancy", make_numbered_schema(count, QUESTION_SCHEMA), outputs=asking.answer)
     said = read_numbered_items(answer, count, "questions")
     evades = [read_verdict(answer, one, "noncommittal") for one in said]
-    asked = [_read_question(answer, one) for one in said]
+    asked = []
+    for one in said:
+        question = one.get("question")
+        if not isinstance(question, str) or not question.strip():
+            raise ParseFailure(f"a question is a text, not {question!r:.100}", answer.text)
+        asked.append(to_one_line(question))
     cosines = await compute_similarities(embed, asking.question, asked)
     metadata = {
         "questions": [
@@ -184,7 +193,7 @@ async def score_context_precision(asking: RagCase) -> ComponentResult:
     if len(asking.case.documents or ()) > asking.most:
         comment = f"{comment}; only the first {asking.most} chunks were judged"
     chunks = [
-        {"chunk": place, "id": document.id, "verdict": one.told["verdict"], "reason": one.told["reason"]}
+        {"chunk": place, "id": document.id, "verdict": one.metadata["verdict"], "reason": one.metadata["reason"]}
         for place, (document, one) in enumerate(zip(documents, verdicts, strict=True), 1)
     ]
     return ComponentResult(compute_average_precision([one.holds for one in verdicts]), comment, {"chunks": chunks})
@@ -204,7 +213,7 @@ async def score_context_relevancy(asking: RagCase) -> ComponentResult:
     answers = await gather_or_cancel(
         asking.ask("context_relevancy", SENTENCES_SCHEMA, documents=portion) for portion in portions
     )
-    copied = [line for answer in answers for line in _read_copied_sentences(answer)]
+    copied = [line for answer in answers for line in read_text_list(answer, "sentences", 5000)]
     relevant, invented = match_sentences(looked_at, copied)
     irrelevant = [sentence for place, sentence in enumerate(looked_at) if place not in relevant]
     comment = _make_failure_comment("sentences", "do not help to answer the question", irrelevant, len(looked_at))
@@ -284,20 +293,6 @@ async def _judge_chunk(asking: RagCase, document: Document) -> StatementVerdict:
     )
 
 
-def _read_question(answer: Answer, said: Mapping[str, Any]) -> str:
-    question = said.get("question")
-    if not isinstance(question, str) or not question.strip():
-        raise ParseFailure(f"a question is a text, not {question!r:.100}", answer.text)
-    return to_one_line(question)
-
-
-def _read_copied_sentences(answer: Answer) -> list[str]:
-    listed = answer.value.get("sentences") if isinstance(answer.value, Mapping) else None
-    if not isinstance(listed, list) or not all(isinstance(sentence, str) for sentence in listed):
-        raise ParseFailure('asked for {"sentences": […]}, a list of texts', answer.text)
-    return [line for sentence in listed if (line := to_one_line(sentence, 5000))]
-
-
 def _reject_all(statements: Sequence[str], why: str) -> list[StatementVerdict]:
     return [StatementVerdict(statement, False, why) for statement in statements]
 
@@ -307,7 +302,7 @@ def _make_share_result(
 ) -> ComponentResult:
     missed = [f"{one.statement!r} ({one.reason})" for one in verdicts if not one.holds]
     comment = "; ".join(filter(None, [_make_failure_comment(what, fail, missed, len(verdicts)), *limits]))
-    metadata = {"statements": [one.told for one in verdicts[:MAX_STATEMENTS]]}
+    metadata = {"statements": [one.metadata for one in verdicts[:MAX_STATEMENTS]]}
     score = (len(verdicts) - len(missed)) / len(verdicts)
     return ComponentResult(score, comment, metadata)
 
@@ -430,20 +425,20 @@ async def embed_texts(embed: EmbedFunction, texts: Sequence[str]) -> list[list[f
     if not isinstance(rows, list) or len(rows) != len(texts):
         told = f"{len(rows)} vectors" if isinstance(rows, list) else f"{given!r:.100}"
         raise ValueError(f"embed gave {told} for {len(texts)} texts; {EMBED_HELP}")
-    read = [_to_vector(_to_list(row)) for row in rows]
-    if len({len(row) for row in read}) > 1:
-        raise ValueError(f"embed gave vectors of {sorted({len(row) for row in read})} numbers: all have one length")
-    return read
-
-
-def _to_vector(row: Any) -> list[float]:
-    try:
-        read = [float(number) for number in row]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"embed gave {row!r:.100} as a vector; {EMBED_HELP}") from error
-    if not read or not all(map(math.isfinite, read)):
-        raise ValueError(f"embed gave a vector of {len(read)} numbers, {read!r:.100}, not all of them finite")
-    return read
+    vectors = []
+    for row in map(_to_list, rows):
+        try:
+            vector = [float(number) for number in row]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"embed gave {row!r:.100} as a vector; {EMBED_HELP}") from error
+        if not vector or not all(map(math.isfinite, vector)):
+            raise ValueError(f"embed gave a vector of {len(vector)} numbers, {vector!r:.100}, not all of them finite")
+        vectors.append(vector)
+    if len({len(vector) for vector in vectors}) > 1:
+        raise ValueError(
+            f"embed gave vectors of {sorted({len(vector) for vector in vectors})} numbers: all have one length"
+        )
+    return vectors
 
 
 def _to_list(value: Any) -> Any:

@@ -144,7 +144,10 @@ class AnswerCorrectness(_EmbeddingJudge):
         return await self._judged("answer_correctness", case, self._score)
 
     async def _score(self, asking: RagCase) -> ComponentResult:
-        similarity = await self._similarity(asking)
+        similarity = 0.0
+        if self.weights[1]:
+            texts = [text if text.strip() else " " for text in (asking.expected, asking.answer)]
+            similarity = (await compute_similarities(self._embed, texts[0], texts[1:]))[0]
         given, expected = await gather_or_cancel(map(asking.statements, (asking.answer, asking.expected)))
         present, covered = await gather_or_cancel(
             (
@@ -161,18 +164,12 @@ class AnswerCorrectness(_EmbeddingJudge):
         metadata = {
             "f1": factual,
             "similarity": similarity if self.weights[1] else None,
-            "statements": [one.told for one in present[: rag_metrics.MAX_STATEMENTS]],
-            "expected_statements": [one.told for one in covered[: rag_metrics.MAX_STATEMENTS]],
+            "statements": [one.metadata for one in present[: rag_metrics.MAX_STATEMENTS]],
+            "expected_statements": [one.metadata for one in covered[: rag_metrics.MAX_STATEMENTS]],
         }
         return ComponentResult(
             score, _make_correctness_comment(factual, wrong, missing, given.left_out or expected.left_out), metadata
         )
-
-    async def _similarity(self, asking: RagCase) -> float:
-        if not self.weights[1]:
-            return 0.0
-        texts = [text if text.strip() else " " for text in (asking.expected, asking.answer)]
-        return (await compute_similarities(self._embed, texts[0], texts[1:]))[0]
 
 
 @register_builtin(
@@ -352,19 +349,17 @@ class Ragas(_EmbeddingJudge):
         given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
         case = replace(case, documents=tuple(documents), **given)
         async with Judgement("ragas", self._judge, case) as judgement:
-            components = self._components(self._asking(judgement, case), self._embed)
+            asking = self._asking(judgement, case)
+            components = (
+                rag_metrics.score_faithfulness(asking),
+                rag_metrics.score_answer_relevancy(asking, self._embed, self.questions),
+                rag_metrics.score_context_precision(asking),
+                rag_metrics.score_context_recall(asking),
+            )
             asked = zip(_COMPONENTS, components, strict=True)
             rows = await gather_or_cancel(_score_component(f"ragas_{name}", component) for name, component in asked)
             mean = judgement.row(key="ragas", **_combine_components(rows))
         return [mean, *({**row, "judge_trace_id": judgement.trace_id} for row in rows)]
-
-    def _components(self, asking: RagCase, embed: EmbedFunction) -> tuple[Coroutine[Any, Any, ComponentResult], ...]:
-        return (
-            rag_metrics.score_faithfulness(asking),
-            rag_metrics.score_answer_relevancy(asking, embed, self.questions),
-            rag_metrics.score_context_precision(asking),
-            rag_metrics.score_context_recall(asking),
-        )
 
 
 async def _score_component(key: str, component: Coroutine[Any, Any, ComponentResult]) -> dict[str, Any]:

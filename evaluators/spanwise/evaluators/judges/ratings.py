@@ -7,14 +7,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, isfinite
 from typing import Any, TypeAlias
 
 from spanwise.collector.records import JSON, Case, Document
 from spanwise.evaluators.interface import Metric, Skip, Unjudged
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
 from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure, Token
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge
 from spanwise.evaluators.judges.prompt_templates import Prompt
 from spanwise.evaluators.judges.prompt_values import render_values
 
@@ -117,19 +117,17 @@ def make_scale(given: ScaleInput | Scale) -> Scale:
     if len({type(label) for label in labels}) > 1:
         raise ValueError(f"the labels of a scale are all texts or all whole numbers, not {given!r:.200}")
     values = list(given.values()) if isinstance(given, Mapping) else []
-    if values and all(_is_number(value) for value in values):
-        return Scale(dict(zip(labels, map(_parse_score, values), strict=True)), {})
+    if values and all(isinstance(value, int | float) and isfinite(value) for value in values):
+        scores = [value if isinstance(value, bool) else float(value) for value in values]
+        return Scale(dict(zip(labels, scores, strict=True)), {})
     if not all(isinstance(value, str) for value in values):
         raise ValueError(f"a scale's dict says what each label is worth, or what each means, not {given!r:.200}")
-    return Scale(_assign_scores(labels), dict(zip(labels, values, strict=True)) if values else {})
-
-
-def _assign_scores(labels: Sequence[Label]) -> dict[Label, float | bool | None]:
+    by_label: dict[Label, float | bool | None] = dict.fromkeys(labels)
     if all(isinstance(label, int) for label in labels):
-        return {label: float(label) for label in labels}
-    if len(labels) == 2:
-        return dict(zip(labels, (True, False), strict=True))
-    return dict.fromkeys(labels)
+        by_label = {label: float(label) for label in labels}
+    elif len(labels) == 2:
+        by_label = dict(zip(labels, (True, False), strict=True))
+    return Scale(by_label, dict(zip(labels, values, strict=True)) if values else {})
 
 
 def restore_boolean_label(label: Any) -> Any:
@@ -145,14 +143,6 @@ def _parse_label(label: Any) -> Label:
     if not isinstance(label, str | int) or str(label).strip() == "":
         raise ValueError(f"a label is a text or a whole number, not {label!r:.200}")
     return label.strip() if isinstance(label, str) else label
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) != float("inf") and value == value
-
-
-def _parse_score(value: Any) -> float | bool:
-    return value if isinstance(value, bool) else float(value)
 
 
 YES_NO_SCHEMA = make_rating_schema(("yes", "no"))
@@ -290,34 +280,25 @@ def _iterate_label_probabilities(
 ) -> Iterator[tuple[str | int, float]]:
     """Yield (label, probability) pairs for the alternatives at each token of the rating, along the sampled path."""
     path, done, whole = 1.0, "", str(said).lower()
-    for token, begins in _iterate_tokens_from(tokens, start):
+    end = 0
+    for token in tokens:
+        begin, end = end, end + len(token.text)
+        if end <= start:
+            continue
+        begins = max(0, start - begin)  # offset of the rating in its first token
         for text, logprob in token.top.items():
-            if (
-                text != token.text
-                and (label := _match_label_prefix(done + _strip_alternative(text, token.text[:begins]), labels))
-                is not None
-            ):
+            if text == token.text:
+                continue
+            # the alternative without the characters before the rating and after it
+            bare = text.removeprefix(token.text[:begins]).lower().lstrip(_PADDING)
+            bare = re.split(f"[{re.escape(_RATING_ENDS)}]", bare, maxsplit=1)[0]
+            if (label := _match_label_prefix(done + bare, labels)) is not None:
                 yield label, path * exp(logprob)
         path *= exp(min(0.0, token.logprob))
         done += token.text[begins:].lower().strip(_PADDING if not done else "")
         if len(done) >= len(whole):
             break
     yield said, path
-
-
-def _iterate_tokens_from(tokens: Sequence[Token], start: int) -> Iterator[tuple[Token, int]]:
-    """Yield the tokens from a character position on, with the offset of that position in the first token."""
-    end = 0
-    for token in tokens:
-        begin, end = end, end + len(token.text)
-        if end > start:
-            yield token, max(0, start - begin)
-
-
-def _strip_alternative(text: str, before: str) -> str:
-    """Return an alternative without the characters before the rating and after it."""
-    bare = text.removeprefix(before).lower().lstrip(_PADDING)
-    return re.split(f"[{re.escape(_RATING_ENDS)}]", bare, maxsplit=1)[0]
 
 
 def _match_label_prefix(text: str, labels: Sequence[str | int]) -> str | int | None:
@@ -362,12 +343,19 @@ async def rate_chunks(
     async with Judgement(evaluator, judge, case) as judgement:
         asked = (_rate_chunk(judgement, prompt, values, chunk.content, gate) for chunk in chunks)
         verdicts = await asyncio.gather(*asked)
-        lists = _make_verdict_lists(verdicts)
+        lists: dict[str, list[str | None]] = {
+            "ratings": [verdict.rating for verdict in verdicts],
+            "rationales": [verdict.rationale for verdict in verdicts],
+            "error_messages": [None if one.error is None else describe_error(one.error) for one in verdicts],
+        }
         ratings = [verdict.rating for verdict in verdicts if verdict.rating is not None]
         if not ratings:
             raise _make_no_verdict_error(verdicts, lists)
         score = ratings.count("yes") / len(ratings)
-        return judgement.row(score, comment=_make_chunk_comment(ratings, verdicts), metadata=lists)
+        comment = f"yes for {ratings.count('yes')} of {len(ratings)} chunks"
+        if failed := len(verdicts) - len(ratings):
+            comment += f"; {failed} could not be judged"
+        return judgement.row(score, comment=comment, metadata=lists)
 
 
 def check_chunk_prompt(prompt: Prompt) -> None:
@@ -399,23 +387,9 @@ async def _rate_chunk(
         return ChunkVerdict(error=error)
 
 
-def _make_verdict_lists(verdicts: Sequence[ChunkVerdict]) -> dict[str, list[str | None]]:
-    return {
-        "ratings": [verdict.rating for verdict in verdicts],
-        "rationales": [verdict.rationale for verdict in verdicts],
-        "error_messages": [None if verdict.error is None else describe_error(verdict.error) for verdict in verdicts],
-    }
-
-
 def describe_error(error: Exception) -> str:
     """Return the text that replaces a failed judgement."""
     return str(error) if isinstance(error, Unjudged | Skip) else f"{type(error).__name__}: {error}"
-
-
-def _make_chunk_comment(ratings: Sequence[str], verdicts: Sequence[ChunkVerdict]) -> str:
-    failed = len(verdicts) - len(ratings)
-    without = f"; {failed} could not be judged" if failed else ""
-    return f"yes for {ratings.count('yes')} of {len(ratings)} chunks{without}"
 
 
 def _make_no_verdict_error(verdicts: Sequence[ChunkVerdict], lists: Mapping[str, Any]) -> Exception:

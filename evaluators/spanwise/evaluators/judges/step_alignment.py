@@ -13,10 +13,9 @@ from spanwise.evaluators.builtin.case_text import extract_text
 from spanwise.evaluators.builtin.text_segmentation import Splitter, extract_steps, split_text
 from spanwise.evaluators.interface import Metric, register_builtin, run_in_thread
 from spanwise.evaluators.interface.evaluator_spec import SOUNDNESS, TRANSPARENT, VALID
-from spanwise.evaluators.judges.claims import to_one_line
+from spanwise.evaluators.judges.claims import read_text_list
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
 from spanwise.evaluators.judges.judgement import Judgement, gather_or_cancel
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, ParseFailure
 from spanwise.evaluators.models.batched_evaluator import EmbeddingEvaluator, EmbeddingSteps
 from spanwise.evaluators.models.embedding_model import Embedder, embedder
 from spanwise.evaluators.models.model_resolution import DEFAULT
@@ -75,17 +74,17 @@ class StepsByJudge(JudgeEvaluator):
     async def __call__(self, case: Case, outputs: Any, documents: Sequence[Document]) -> Any:
         texts = [extract_text(outputs), *(document.content or "" for document in documents)]
         async with Judgement(EVALUATOR_ID, self._judge, case) as judgement:
-            answer, *chunks = await gather_or_cancel(self._listed(judgement, text) for text in texts)
+            answer, *chunks = await gather_or_cancel(self._list_steps(judgement, text) for text in texts)
             context = _join_steps(chunks)
             vectors = await run_in_thread(partial(self._embedder.by_text, [*context, *answer]))
             found = align_steps(context, answer, vectors, self.similarity)
             made = alignment_rows(EVALUATOR_ID, context, answer, found, self.sentence_level_metrics)
             return [judgement.row(**row) for row in made]
 
-    async def _listed(self, judgement: Judgement, text: str) -> list[str]:
+    async def _list_steps(self, judgement: Judgement, text: str) -> list[str]:
         if not text.strip():
             return []
-        return _read_steps(await judgement.ask(self._prompt, {"text": text}, _STEPS_SCHEMA))
+        return read_text_list(await judgement.ask(self._prompt, {"text": text}, _STEPS_SCHEMA), "steps")
 
     def _identity(self) -> list[Any]:
         return [*JudgeEvaluator._identity(self), dict(self._embedder.identity), self.similarity]
@@ -183,11 +182,3 @@ def _join_steps(chunks: Iterable[list[str]]) -> list[str]:
             found += chunk[common:]
             seen.add(tuple(chunk))
     return found
-
-
-def _read_steps(answer: Answer) -> list[str]:
-    """Return the steps of a reply. Raises `ParseFailure`."""
-    listed = answer.value.get("steps") if isinstance(answer.value, Mapping) else None
-    if not isinstance(listed, list) or not all(isinstance(step, str) for step in listed):
-        raise ParseFailure('asked for {"steps": […]}, a list of texts', answer.text)
-    return [line for step in listed if (line := to_one_line(step))]

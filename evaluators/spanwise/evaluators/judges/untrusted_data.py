@@ -31,8 +31,11 @@ def neutralize(text: str) -> str:
     A space breaks the tokens of chat templates. Control characters (null bytes, terminal escapes) become their
     pictures (␀, ␛). An unpaired surrogate becomes U+FFFD.
     """
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _has_surrogates(text) else text
-    return _SPECIAL_TOKENS.sub(lambda match: f"{match[0]} ", whole.translate(_CONTROL_PICTURES))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # it has surrogates
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return _SPECIAL_TOKENS.sub(lambda match: f"{match[0]} ", text.translate(_CONTROL_PICTURES))
 
 
 def compute_mark(texts: Iterable[str], digits: int = 16) -> str:
@@ -126,11 +129,3 @@ def bound_values(values: Mapping[str, str], bound: int) -> BoundedValues:
         if missing:
             left_out[name] = missing
     return BoundedValues(kept, left_out)
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False

@@ -16,7 +16,7 @@ from spanwise.collector.records import Case
 from spanwise.evaluators.interface import Evaluator, Metric, get_evaluator, register_builtin
 from spanwise.evaluators.interface.evaluator_spec import VALID
 from spanwise.evaluators.judges.judge_evaluator import JudgeEvaluator
-from spanwise.evaluators.judges.llm_client.judge_settings import make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import make_judge
 from spanwise.evaluators.judges.prompt_templates import PLACEHOLDERS, Shot
 from spanwise.evaluators.judges.prompt_templates import prompt as load
 from spanwise.evaluators.judges.prompt_values import render_value, render_values
@@ -66,14 +66,19 @@ class UserDefinedJudge(JudgeEvaluator):
     def __post_init__(self) -> None:
         if self.max_characters < 1:
             raise ValueError(f"max_characters is 1 or more, not {self.max_characters!r}")
-        _check_placeholder_names(self.map or {})
+        for name in self.map or {}:
+            if not name.isidentifier() or iskeyword(name) or name in _RESERVED_NAMES:
+                raise ValueError(f"map: {name!r} cannot be a placeholder's name; take another, such as 'question'")
         scale = make_scale(self.scale)
-        asked = load(
-            _make_schema_name(self.key), self.prompt, (*PLACEHOLDERS, *(self.map or {})), bound=self.max_characters
-        )
+        schema_name = _INVALID_SCHEMA_CHARACTERS.sub("_", self.key)[:64]
+        asked = load(schema_name, self.prompt, (*PLACEHOLDERS, *(self.map or {})), bound=self.max_characters)
         shots = make_shots(self.examples, asked.asked, scale)
         text = f"{asked.text.rstrip()}\n\n{scale.words()}"
-        object.__setattr__(self, "scale", _export_scale(self.scale))
+        if isinstance(self.scale, Mapping):
+            scale_values: Any = {str(restore_boolean_label(label)): value for label, value in self.scale.items()}
+        else:
+            scale_values = [restore_boolean_label(label) for label in self.scale]
+        object.__setattr__(self, "scale", scale_values)
         object.__setattr__(self, "_scale", scale)
         object.__setattr__(self, "prompt", asked.text)
         object.__setattr__(self, "_judge", make_judge(self.judge))
@@ -159,40 +164,17 @@ def judge(
     return get_evaluator("judge", **parameters, **options)
 
 
-def _check_placeholder_names(mapped: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for names that cannot be placeholders."""
-    for name in mapped:
-        if not name.isidentifier() or iskeyword(name) or name in _RESERVED_NAMES:
-            raise ValueError(f"map: {name!r} cannot be a placeholder's name; take another, such as 'question'")
-
-
 def make_signature(names: Sequence[str], mapped: Mapping[str, Any]) -> inspect.Signature:
     """Return the signature for a prompt with these placeholders: the case, and its required fields. A case that lacks
     one is skipped.
     """
-    fields = dict.fromkeys("trace" if _is_trajectory(name, mapped) else name for name in names)
+    fields = dict.fromkeys("trace" if name == "trajectory" and name not in mapped else name for name in names)
     optional = inspect.Parameter("history", _CASE_PARAMETER.kind, default=None)  # the inputs may contain it
     asked = [
         optional if name == "history" and name not in mapped else inspect.Parameter(name, _CASE_PARAMETER.kind)
         for name in fields
     ]
     return inspect.Signature([*asked, _CASE_PARAMETER])
-
-
-def _make_schema_name(key: str) -> str:
-    """Return a key in the form that endpoints accept as a schema name."""
-    return _INVALID_SCHEMA_CHARACTERS.sub("_", key)[:64]
-
-
-def _is_trajectory(name: str, mapped: Mapping[str, Any]) -> bool:
-    return name == "trajectory" and name not in mapped
-
-
-def _export_scale(scale: Any) -> Any:
-    """Return a scale as JSON values."""
-    if isinstance(scale, Mapping):
-        return {str(restore_boolean_label(label)): value for label, value in scale.items()}
-    return [restore_boolean_label(label) for label in scale]
 
 
 REPLY_COLUMNS = ("rationale", "rating")  # columns of a good judge's reply

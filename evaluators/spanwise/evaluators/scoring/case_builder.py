@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import fields as fields_of
 from dataclasses import replace
@@ -104,8 +104,12 @@ def _trace_fields(trace: Trace | None, example: Example | None, kind: str) -> di
         seen["expected_documents"] = example.expected_documents
         seen["conditions"] = example.conditions
         seen["guidelines"] = example.guidelines
-    seen["documents"] = _case_documents(trace, example)
-    seen["metadata"] = _merge_metadata(trace, example)
+    documents = retrieved_documents(trace) if trace is not None else None
+    seen["documents"] = example.documents if documents is None and example is not None else documents
+    metadata = trace.root.metadata if trace is not None else {}
+    if example is not None and example.metadata:
+        metadata = {**metadata, **example.metadata} if metadata else example.metadata
+    seen["metadata"] = metadata
     return seen
 
 
@@ -121,20 +125,16 @@ def _input_fields(trace: Trace | None, example: Example | None, kind: str) -> di
 
 
 def _session_fields(traces: Iterable[Trace], example: Example | None, kind: str) -> dict[str, Any]:
-    turns = sorted(map(final_attempt, _check_traces(traces)), key=lambda trace: trace.root.start_ns)
+    listed: list[Any] = list(traces) if isinstance(traces, Iterable) else [traces]
+    for member in listed:
+        if not isinstance(member, Trace):
+            raise TypeError(f"a case is made of a trace, of the traces of a session, or of None, not {member!r:.200}")
+    turns = sorted(map(final_attempt, listed), key=lambda trace: trace.root.start_ns)
     if not turns:
         raise ValueError("a session has at least one trace")
     asked = _trace_fields(turns[-1], None, kind)["inputs"]
     history = [message for turn in turns for message in _turn_messages(turn.root)]
     return {**_trace_fields(turns[-1], example, kind), "inputs": asked, "history": history}
-
-
-def _check_traces(traces: Iterable[Any]) -> list[Trace]:
-    listed = list(traces) if isinstance(traces, Iterable) else [traces]
-    for member in listed:
-        if not isinstance(member, Trace):
-            raise TypeError(f"a case is made of a trace, of the traces of a session, or of None, not {member!r:.200}")
-    return listed
 
 
 def _turn_messages(root: Run) -> list[JSON]:
@@ -146,27 +146,15 @@ def _turn_messages(root: Run) -> list[JSON]:
     return [{"role": role, "content": content} for role, content in spoken if content is not None]
 
 
-def _case_documents(trace: Trace | None, example: Example | None) -> tuple[Document, ...] | None:
-    documents = retrieved_documents(trace) if trace is not None else None
-    return example.documents if documents is None and example is not None else documents
-
-
-def _merge_metadata(trace: Trace | None, example: Example | None) -> Mapping[str, JSON]:
-    of_root = trace.root.metadata if trace is not None else {}
-    if example is None or not example.metadata:
-        return of_root
-    return {**of_root, **example.metadata} if of_root else example.metadata
-
-
 def _explicit_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that are not None. Raises `TypeError` for an unknown field, and for one that is given twice."""
     given: dict[str, Any] = {}
-    for said, value in fields.items():
-        name = DATABRICKS_COLUMNS.get(said, said)
+    for key, value in fields.items():
+        name = DATABRICKS_COLUMNS.get(key, key)
         if name not in _CASE_FIELDS:
             raise TypeError(f"a case has no field {name!r}; it has {', '.join(sorted(_CASE_FIELDS))}")
         if name in given:
-            raise TypeError(f"{name!r} is given twice: {said!r} is Databricks' name of it")
+            raise TypeError(f"{name!r} is given twice: {key!r} is Databricks' name of it")
         if value is not None:
             given[name] = to_documents(value) if name in _DOCUMENT_FIELDS else value
     return given
@@ -190,13 +178,12 @@ def load_turns(session: str, where: TraceStore | str | PathLike[str] | None, pro
     while len(turns) < MAX_TURNS:
         page = where.traces(session=session, project=project, limit=PAGE_TRACES, cursor=cursor)
         traces = where.many([summary.trace_id for summary in page])
-        turns += [trace if not turns and trace is traces[0] else _keep_root(trace) for trace in traces]
+        turns += [
+            trace if not turns and trace is traces[0] else replace(trace, runs=(trace.root,), feedback=())
+            for trace in traces
+        ]
         if (cursor := page.next) is None:
             break
     if not turns:
         raise NotFound(f"session {session!r} has no traces in {where.where}")
     return turns[::-1]
-
-
-def _keep_root(trace: Trace) -> Trace:
-    return replace(trace, runs=(trace.root,), feedback=())

@@ -104,22 +104,20 @@ def _input_case(on: Any, example: Example | None, fields: dict[str, Any]) -> Cas
 def _input_cases(on: Any, columns: dict[str, Any]) -> list[Case]:
     if on is not None:
         return [_input_case(member, None, {}) for member in ([on] if isinstance(on, Trace | Case) else on)]
-    listed = {name: _require_column(name, column) for name, column in columns.items() if column is not None}
+    listed: dict[str, list[Any]] = {}
+    for name, column in columns.items():
+        if column is None:
+            continue
+        # a single value, such as a text, is no list, and a set has no order
+        if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
+            raise TypeError(f"an evaluator of a set takes a list per field, not {name}={column!r:.200}")
+        listed[name] = list(column)
     lengths = {name: len(column) for name, column in listed.items()}
     if len(set(lengths.values())) > 1:
         counted = ", ".join(f"{count} {name}" for name, count in lengths.items())
         raise ValueError(f"a set has as many of each: {counted} were given")
     rows = zip(*listed.values(), strict=True)
     return [_input_case(None, None, dict(zip(listed, row, strict=True))) for row in rows]
-
-
-def _require_column(name: str, column: Any) -> list[Any]:
-    """Return a field of many cases as a list. Raises `TypeError` for a single value, such as a text, and for a set,
-    which has no order.
-    """
-    if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
-        raise TypeError(f"an evaluator of a set takes a list per field, not {name}={column!r:.200}")
-    return list(column)
 
 
 _FAILURE_FIELDS = frozenset(
@@ -149,29 +147,29 @@ class CaseScorer:
         feedback: list[Feedback] = []
         for evaluator in _select_evaluators(self._plain, only):
             left_out = self._left_out(evaluator, case, target)
-            said = left_out or evaluator.evaluate_here(case, target, wait)
-            feedback += claim_keys(self._owners, evaluator, said, target)
+            results = left_out or evaluator.evaluate_here(case, target, wait)
+            feedback += claim_keys(self._owners, evaluator, results, target)
         return feedback
 
     async def on_loop(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
         """Score with the plain evaluators on the event loop. Slow ones move to threads."""
         feedback: list[Feedback] = []
         for evaluator in _select_evaluators(self._plain, only):
-            said = self._left_out(evaluator, case, target) or await self._tried(evaluator, case, target)
-            feedback += claim_keys(self._owners, evaluator, said, target)
+            results = self._left_out(evaluator, case, target) or await self._try_on_thread(evaluator, case, target)
+            feedback += claim_keys(self._owners, evaluator, results, target)
         return feedback
 
     async def later(self, case: Case, target: Target, only: Sequence[Evaluator] | None = None) -> list[Feedback]:
         """Score with all other evaluators concurrently."""
         evaluators = _select_evaluators(self._others, only)
-        looking = (self._one(evaluator, case, target) for evaluator in evaluators)
+        looking = (self._score_one(evaluator, case, target) for evaluator in evaluators)
         outcomes = await asyncio.gather(*looking, return_exceptions=True)
         feedback: list[Feedback] = []
         for evaluator, outcome in zip(evaluators, outcomes, strict=True):
             feedback += claim_keys(self._owners, evaluator, evaluator.settled(outcome, target), target)
         return feedback
 
-    async def _tried(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
+    async def _try_on_thread(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
         """Score on a thread the first time, on the loop later. An evaluator that hangs would block the event loop, and
         Ctrl-C with it.
         """
@@ -182,7 +180,7 @@ class CaseScorer:
         self._returned.add(evaluator.key)
         return feedback
 
-    async def _one(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
+    async def _score_one(self, evaluator: Evaluator, case: Case, target: Target) -> list[Feedback]:
         if left_out := self._left_out(evaluator, case, target):
             return left_out
         batcher = self._batchers.get(evaluator.key)
@@ -238,7 +236,7 @@ class CaseBatcher:
         self._evaluator = evaluator
         self._size = size
         self._waiting: list[WaitingCase] = []
-        self._one_at_a_time = asyncio.Lock()  # two concurrent batches would only share the model's threads
+        self._batch_lock = asyncio.Lock()  # two concurrent batches would only share the model's threads
         self._timer: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[None]] = set()
 
@@ -262,7 +260,7 @@ class CaseBatcher:
         task.add_done_callback(self._ended)
 
     async def _flush(self) -> None:
-        async with self._one_at_a_time:
+        async with self._batch_lock:
             batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
             if batch:
                 await self._settle(batch)
@@ -280,17 +278,12 @@ class CaseBatcher:
         try:
             feedback = await self._evaluator.evaluate_batch(cases, targets)
         except BaseException as error:
-            _cancel_outcomes(outcomes, error)
+            for outcome in outcomes:
+                if not outcome.done():
+                    outcome.cancel(f"the batch was not scored: {type(error).__name__}")
             if is_interruption(error):
                 raise
             return
         for outcome, of_case in zip(outcomes, feedback, strict=True):
             if not outcome.done():
                 outcome.set_result(of_case)
-
-
-def _cancel_outcomes(outcomes: Sequence[FeedbackFuture], error: BaseException) -> None:
-    """Cancel the futures of cases whose batch failed or was interrupted."""
-    for outcome in outcomes:
-        if not outcome.done():
-            outcome.cancel(f"the batch was not scored: {type(error).__name__}")

@@ -215,28 +215,28 @@ def match_labels(
     wanted = version or (evaluator.version if evaluator else None)
     source = evaluator.make.source if evaluator else "model"
 
-    def said() -> Iterable[Feedback]:
+    def get_scores() -> Iterable[Feedback]:
         if isinstance(judge, list | tuple):
             return judge
         return list_judge_scores(store, key, [vote.target for vote in votes], source) if store else ()
 
-    checked = check_judge(said(), votes, wanted)
+    checked = check_judge(get_scores(), votes, wanted)
     if missing and evaluator and checked.unjudged and store:
-        _judge_missing(store, evaluator, checked.unjudged)
-        checked = check_judge(said(), votes, wanted)
+        _score_missing(store, evaluator, checked.unjudged)
+        checked = check_judge(get_scores(), votes, wanted)
     return checked
 
 
-def _judge_missing(store: Store, evaluator: Evaluator, targets: Sequence[Target]) -> None:
+def _score_missing(store: Store, evaluator: Evaluator, targets: Sequence[Target]) -> None:
     """Score the labelled traces that the judge has not scored, in batches, and store the feedback."""
     ids = list(dict.fromkeys(target.trace_id for target in targets if target.trace_id and target.span_id is None))
-    for place in range(0, len(ids), TRACES_PER_BATCH):
-        store.add_feedback(run_coroutine(_score_traces(evaluator, store.many(ids[place : place + TRACES_PER_BATCH]))))
 
+    async def score_all(traces: Sequence[Trace]) -> list[Feedback]:
+        results = await asyncio.gather(*(ascore(evaluator, trace) for trace in traces))
+        return [feedback for rows in results for feedback in rows]
 
-async def _score_traces(evaluator: Evaluator, traces: Sequence[Trace]) -> list[Feedback]:
-    said = await asyncio.gather(*(ascore(evaluator, trace) for trace in traces))
-    return [feedback for rows in said for feedback in rows]
+    for start in range(0, len(ids), TRACES_PER_BATCH):
+        store.add_feedback(run_coroutine(score_all(store.many(ids[start : start + TRACES_PER_BATCH]))))
 
 
 def _case_texts(store: Store, pairs: Sequence[LabelledCase]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -408,55 +408,62 @@ def corrected_mean(
     votes_key = votes if isinstance(votes, str) else key if votes is None else None
     listed = isinstance(scores, list | tuple)
     with open_optional_store(store, needed=not listed or votes_key is not None) as at:
-        given = _load_given_labels(at, votes, votes_key)
-        said = iter(sorted(scores, key=_newest_first)) if listed else _stored_scores(at, key, where)
-        values, judged = _gather_scores(said, {vote.target for vote in given}, version or _evaluator_version(evaluator))
-    checked = check_judge(judged, given)
+        labels: list[Any] = []
+        if votes_key is None:
+            labels = list(votes) if votes is not None else []
+        elif at:
+            labels = list_human_feedback(at, votes_key, most=_MAX_LABELS)
+        rows: Iterator[Feedback] = iter(())
+        if listed:
+            rows = iter(sorted(scores, key=lambda row: -row.created_ns))  # newest first
+        elif at:
+            rows = iterate_pages(partial(at.feedbacks, where, key=key, source="model", limit=_PAGE_ROWS))
+        wanted = version or (evaluator.version if evaluator else None)
+        values, judged = _gather_scores(rows, {label.target for label in labels}, wanted)
+    checked = check_judge(judged, labels)
     pairs = checked.pairs
-    known = [pair for pair in pairs if pair.probability is not None]
-    if not assume_random and len(pairs) < len(values):
-        _require_probabilities(len(pairs), len(known))
+    weighted = [pair for pair in pairs if pair.probability is not None]
+    if not assume_random and len(pairs) < len(values) and pairs and not weighted:
+        raise ValueError(
+            f"none of {len(pairs)} votes says how likely its case was to be drawn, and people vote on what catches their "
+            "eye: let `spanwise judges label` draw, or insist with assume_random=True"
+        )
     random = assume_random or len(pairs) == len(values)
-    counting = pairs if random else known
-    notes = tuple(_describe_exclusions(len(given), pairs, counting))
-    return replace(estimate_ppi_mean(values, [_weighted_label(pair, random) for pair in counting]), notes=notes)
-
-
-def _newest_first(feedback: Feedback) -> int:
-    return -feedback.created_ns
-
-
-def _evaluator_version(evaluator: Any) -> str | None:
-    return evaluator.version if evaluator else None
-
-
-def _load_given_labels(store: Store | None, votes: Any, key: str | None) -> list[Feedback]:
-    if key is None:
-        return list(votes)
-    return list_human_feedback(store, key, most=_MAX_LABELS) if store else []
-
-
-def _stored_scores(store: Store | None, key: str, where: Filter | None) -> Iterator[Feedback]:
-    ask = partial(store.feedbacks, where, key=key, source="model", limit=_PAGE_ROWS) if store else None
-    return iter(()) if ask is None else iterate_pages(ask)
+    used = pairs if random else weighted
+    notes = []
+    if excluded := len(pairs) - len(used):
+        notes.append(f"{excluded} votes without a probability are left out")
+    if excluded := len(labels) - sum(len(pair.votes) for pair in pairs):
+        notes.append(
+            f"{excluded} votes are on cases that the judge has not scored, undecided, or replaced by later ones"
+        )
+    corrections = [
+        (
+            _require_number(pair.judged, "the judge"),
+            _require_number(pair.people, "people"),
+            1.0 if random or pair.probability is None else pair.probability,
+        )
+        for pair in used
+    ]
+    return replace(estimate_ppi_mean(values, corrections), notes=tuple(notes))
 
 
 def _gather_scores(
-    said: Iterator[Feedback], voted: set[Target], version: str | None
+    rows: Iterator[Feedback], voted: set[Target], version: str | None
 ) -> tuple[list[float], list[Feedback]]:
     """Return all scores of one version, one per target, and the feedback on labelled targets. The rows must arrive
     newest first.
 
     Raises `ValueError` for textual labels, which have no mean.
     """
-    first = next(said, None)
+    first = next(rows, None)
     if first is None:
         return [], []
     version = first.version if version is None else version
     values: list[float] = []
     judged: list[Feedback] = []
     seen: set[Target] = set()
-    for row in chain((first,), said):
+    for row in chain((first,), rows):
         if row.version != version or row.target in seen:
             continue
         seen.add(row.target)
@@ -471,25 +478,3 @@ def _require_number(value: float | str, whose: str) -> float:
     if isinstance(value, str):
         raise ValueError(f"labels have no mean: {whose} said {value!r:.100}; a scale says what each is worth")
     return value
-
-
-def _require_probabilities(pairs: int, known: int) -> None:
-    if pairs and not known:
-        raise ValueError(
-            f"none of {pairs} votes says how likely its case was to be drawn, and people vote on what catches their "
-            "eye: let `spanwise judges label` draw, or insist with assume_random=True"
-        )
-
-
-def _describe_exclusions(
-    given: int, pairs: tuple[LabelledCase, ...], counting: Iterable[LabelledCase]
-) -> Iterator[str]:
-    if lost := len(pairs) - len(list(counting)):
-        yield f"{lost} votes without a probability are left out"
-    if lost := given - sum(len(pair.votes) for pair in pairs):
-        yield f"{lost} votes are on cases that the judge has not scored, undecided, or replaced by later ones"
-
-
-def _weighted_label(pair: LabelledCase, random: bool) -> tuple[float, float, float]:
-    probability = 1.0 if random or pair.probability is None else pair.probability
-    return _require_number(pair.judged, "the judge"), _require_number(pair.people, "people"), probability

@@ -24,7 +24,7 @@ from spanwise.evaluators.interface import (
 )
 from spanwise.evaluators.judges.judgement import Judgement
 from spanwise.evaluators.judges.llm_client.chat_completions import ParseFailure
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge, make_judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge, make_judge
 from spanwise.evaluators.judges.prompt_templates import Prompt, prompt
 from spanwise.evaluators.judges.prompt_values import render_value
 from spanwise.evaluators.judges.ratings import make_rating_schema
@@ -199,7 +199,7 @@ class Pairwise:
             count += len(chunk)
             both = [(row, others[_run_key(row)]) for row in chunk if row.error is None and _run_key(row) in others]
             with use_judge_context(judgements=judgements):
-                said = await asyncio.gather(*(self._of_rows(*pair) for pair in both))
+                said = await asyncio.gather(*(self._prefer_row(*pair) for pair in both))
             for (row, _), came in zip(both, said, strict=True):
                 if isinstance(came, Preference):
                     pairs[_run_key(row)] = came
@@ -216,7 +216,7 @@ class Pairwise:
         alone = count - done + len(others) - done
         return Preferences(key=self.key, names=(first.name, second.name), pairs=pairs, errors=errors, alone=alone)
 
-    async def _of_rows(self, row: Any, other: Any) -> Preference | Unjudged | Skip:
+    async def _prefer_row(self, row: Any, other: Any) -> Preference | Unjudged | Skip:
         try:
             return await self.prefer(row.inputs, row.outputs, other.outputs)
         except (Unjudged, Skip) as error:

@@ -116,7 +116,11 @@ def fit_threshold(
         checked = _match_pairs(known, key, given)
     else:
         checked = _match_stored_labels(evaluator, known, key, given, store=store, version=version, missing=missing)
-    rated = [(_require_score(pair.judged), _is_good(pair.people, good)) for pair in checked.pairs]
+    rated: list[tuple[float, bool]] = []
+    for pair in checked.pairs:
+        if isinstance(pair.judged, str):
+            raise ValueError(f"a threshold is one of scores, and the evaluator said {pair.judged!r:.100}")
+        rated.append((pair.judged, _is_good(pair.people, good)))
     return _make_fitted(key, checked, choose_threshold(rated, rising=rising))
 
 
@@ -155,7 +159,12 @@ def _match_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) ->
         raise ValueError(_LABELS_HINT)
     seen, verdicts = zip(*pairs, strict=True)
     targets = [Target(trace_id=f"{place:032x}") for place in range(1, len(pairs) + 1)]
-    votes = [_pair_label(target, key, verdict) for target, verdict in zip(targets, verdicts, strict=True)]
+    votes = []
+    for target, verdict in zip(targets, verdicts, strict=True):
+        if not isinstance(verdict, bool | int | float | str):
+            raise ValueError(f"a verdict is True or False, a grade or a label, not {verdict!r:.100}")
+        value = {"label": verdict} if isinstance(verdict, str) else {"score": verdict}
+        votes.append(Feedback(target=target, key=key, source="human", **value))
     version = evaluator.version if evaluator else None
     if all(isinstance(one, int | float) for one in seen):
         rows = zip(targets, seen, strict=True)
@@ -166,13 +175,6 @@ def _match_pairs(evaluator: Evaluator | None, key: str, pairs: Sequence[Any]) ->
         raise ValueError(f"the key {key!r} scores no case: give the evaluator itself, or a score in each pair")
     said = run_coroutine(_score_cases(evaluator, list(map(_pair_case, seen)), targets))
     return check_judge((feedback for feedback in said if feedback.key == key), votes, version)
-
-
-def _pair_label(target: Target, key: str, verdict: Any) -> Feedback:
-    if not isinstance(verdict, bool | int | float | str):
-        raise ValueError(f"a verdict is True or False, a grade or a label, not {verdict!r:.100}")
-    said = {"label": verdict} if isinstance(verdict, str) else {"score": verdict}
-    return Feedback(target=target, key=key, source="human", **said)
 
 
 def _pair_case(seen: Any) -> Case:
@@ -193,12 +195,6 @@ async def _score_cases(evaluator: Evaluator, cases: Sequence[Case], targets: Seq
         rows = await evaluator.evaluate_batch(cases[part], targets[part])
         said += (feedback for row in rows for feedback in row)
     return said
-
-
-def _require_score(value: Value) -> float:
-    if isinstance(value, str):
-        raise ValueError(f"a threshold is one of scores, and the evaluator said {value!r:.100}")
-    return value
 
 
 def _is_good(value: Value, good: float | str | None) -> bool:

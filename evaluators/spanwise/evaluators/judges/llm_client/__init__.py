@@ -2,9 +2,9 @@
 
 Modules, in the order in which data flows:
 
-- `judge_settings`: Judge: model, endpoint, key, price and limits, from arguments or the environment.
-- `judge_call`: Call of a judge, from top to bottom: cache, single flight, budget, rate limit, attempts,
-  parsing.
+- `judge_settings`: Settings of judges: model, endpoint, key, price and limits, from arguments or the environment.
+- `judge_call`: Judge, and a call of it from top to bottom: cache, single flight, budget, rate limit,
+  attempts, parsing.
 - `chat_completions`: Questions, completions and answers of judges, and the chat-completion format of
   OpenAI.
 - `answer_cache`: Answer cache: successful replies of judges in one SQLite file per user.

@@ -22,7 +22,7 @@ from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completi
 from spanwise.evaluators.models.disk_cache import CacheFile, cache_path
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+    from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
 
 
 FORMAT = 1  # version of keys and bodies; a file with another version is not touched
@@ -48,7 +48,7 @@ def default_cache_path() -> Path | None:
     return cache_path("SPANWISE_CACHE", "judges.db")
 
 
-def get_cache_path(judge: Judge) -> Path | None:
+def get_cache_path(judge: JudgeSettings) -> Path | None:
     """Return the path of a judge's cache, or None. Answers of functions and scripts are cached only on request."""
     if judge.cache is None:
         return default_cache_path() if judge.backend is None else None
@@ -57,13 +57,13 @@ def get_cache_path(judge: Judge) -> Path | None:
     return Path(judge.cache).expanduser()
 
 
-def compute_cache_key(judge: Judge, ask: Ask) -> bytes:
+def compute_cache_key(judge: JudgeSettings, ask: Ask) -> bytes:
     """Return a hash of all that determines an answer: endpoint, model, parameters, messages, schema, log-probabilities,
     sample.
     """
     asked = (ask.messages, ask.schema, ask.name, ask.logprobs, ask.sample)
-    said = orjson.dumps([FORMAT, dict(judge.identity), *asked], default=repr, option=orjson.OPT_NON_STR_KEYS)
-    return hashlib.sha256(said).digest()
+    content = orjson.dumps([FORMAT, dict(judge.identity), *asked], default=repr, option=orjson.OPT_NON_STR_KEYS)
+    return hashlib.sha256(content).digest()
 
 
 class AnswerCache(CacheFile):
@@ -91,11 +91,15 @@ class AnswerCache(CacheFile):
             return [connection.execute(sql, (key, now - max_age)).fetchone() for key, max_age in questions]
 
         rows = self._tried(read) or [None] * len(questions)
-        return [self._decoded(row[0]) if row is not None else None for row in rows]
+        return [self._decode(row[0]) if row is not None else None for row in rows]
 
-    def _decoded(self, body: bytes) -> Completion | None:
+    def _decode(self, body: bytes) -> Completion | None:
         try:
-            return _decode_completion(body)
+            fields: dict[str, Any] = orjson.loads(body)
+            usage = fields.pop("usage")
+            logprobs = tuple(Token(token["text"], token["logprob"], token["top"]) for token in fields.pop("logprobs"))
+            notes = tuple(fields.pop("notes"))
+            return Completion(usage=Usage(**usage) if usage else None, logprobs=logprobs, notes=notes, **fields)
         except (ValueError, TypeError, KeyError, AttributeError):  # written by another version
             self.failures += 1
             return None
@@ -110,7 +114,7 @@ class AnswerCache(CacheFile):
         rows = []
         for key, completion in answers:
             try:
-                body = _encode_completion(completion)
+                body = orjson.dumps(asdict(completion), default=repr)
             except (ValueError, TypeError):  # for example an integer of more than 64 bits
                 self.failures += 1
                 continue
@@ -143,15 +147,3 @@ class AnswerCache(CacheFile):
         before = time.time() - older_than if older_than is not None else None
         where = "(:before IS NULL OR made < :before) AND (:model IS NULL OR model = :model)"
         return self._cleared(where, {"before": before, "model": model})
-
-
-def _encode_completion(completion: Completion) -> bytes:
-    return orjson.dumps(asdict(completion), default=repr)
-
-
-def _decode_completion(body: bytes) -> Completion:
-    told: dict[str, Any] = orjson.loads(body)
-    usage = told.pop("usage")
-    logprobs = tuple(Token(token["text"], token["logprob"], token["top"]) for token in told.pop("logprobs"))
-    notes = tuple(told.pop("notes"))
-    return Completion(usage=Usage(**usage) if usage else None, logprobs=logprobs, notes=notes, **told)

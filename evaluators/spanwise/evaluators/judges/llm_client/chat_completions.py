@@ -131,7 +131,10 @@ MAX_LOGPROB_TOKENS = 100_000  # maximum tokens of a reply whose log-probabilitie
 
 def parse_completion(body: Mapping[str, Any]) -> Completion:
     """Parse the body of a chat completion. Missing fields, or all fields of an invalid body, keep their empty values."""
-    choice = _get_first_choice(body.get("choices"))
+    choices = body.get("choices")
+    if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
+        choices = [None]
+    choice = _as_mapping(choices[0])
     message = _as_mapping(choice.get("message"))
     refusal = message.get("refusal")
     return Completion(
@@ -163,39 +166,39 @@ def join_messages(messages: Iterable[Message]) -> str:
 
 def add_schema_instruction(messages: Sequence[Message], schema: Mapping[str, JSON]) -> tuple[Message, ...]:
     """Append an instruction with the schema to the messages, for endpoints and functions without schema support."""
-    told = orjson.dumps(schema).decode()
-    words = f"Reply with one JSON object that follows this JSON Schema, and with nothing else:\n{told}"
+    schema_text = orjson.dumps(schema).decode()
+    instruction = f"Reply with one JSON object that follows this JSON Schema, and with nothing else:\n{schema_text}"
     *before, last = messages
     if last["role"] != "user":
-        return (*messages, {"role": "user", "content": words})
-    return (*before, {**last, "content": f"{last['content']}\n\n{words}"})
+        return (*messages, {"role": "user", "content": instruction})
+    return (*before, {**last, "content": f"{last['content']}\n\n{instruction}"})
 
 
-def _parse_usage(told: Any) -> Usage | None:
-    if not isinstance(told, Mapping):
+def _parse_usage(reported: Any) -> Usage | None:
+    if not isinstance(reported, Mapping):
         return None
-    if not _as_count(told.get("prompt_tokens")):  # a question always has tokens, so the usage is unknown
+    if not _as_count(reported.get("prompt_tokens")):  # a question always has tokens, so the usage is unknown
         return None
     details = {
-        name: _as_count(_as_mapping(told.get(group)).get(count)) for (group, count), name in _USAGE_DETAILS.items()
+        name: _as_count(_as_mapping(reported.get(group)).get(count)) for (group, count), name in _USAGE_DETAILS.items()
     }
     return Usage(
-        _as_count(told.get("prompt_tokens")),
-        _as_count(told.get("completion_tokens")),
+        _as_count(reported.get("prompt_tokens")),
+        _as_count(reported.get("completion_tokens")),
         {name: count for name, count in details.items() if count},
     )
 
 
-def _parse_tokens(told: Any) -> tuple[Token, ...]:
+def _parse_tokens(reported: Any) -> tuple[Token, ...]:
     """Return the tokens of a reply, or none if one of them is invalid, since together they must form the reply."""
-    if not isinstance(told, Sequence) or isinstance(told, str) or len(told) > MAX_LOGPROB_TOKENS:
+    if not isinstance(reported, Sequence) or isinstance(reported, str) or len(reported) > MAX_LOGPROB_TOKENS:
         return ()
-    tokens = [_parse_token(_as_mapping(each)) for each in told]
+    tokens = [_parse_token(_as_mapping(each)) for each in reported]
     return tuple(token for token in tokens if token) if all(tokens) else ()
 
 
-def _parse_token(told: Mapping[str, Any]) -> Token | None:
-    text, logprob, top = told.get("token"), told.get("logprob"), told.get("top_logprobs")
+def _parse_token(reported: Mapping[str, Any]) -> Token | None:
+    text, logprob, top = reported.get("token"), reported.get("logprob"), reported.get("top_logprobs")
     if not isinstance(text, str) or not _is_number(logprob):
         return None
     listed = top if isinstance(top, Sequence) and not isinstance(top, str) else ()
@@ -209,10 +212,6 @@ def _parse_token(told: Mapping[str, Any]) -> Token | None:
 
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
-
-
-def _get_first_choice(choices: Any) -> Mapping[str, Any]:
-    return _as_mapping(choices[0]) if isinstance(choices, Sequence) and not isinstance(choices, str) and choices else {}
 
 
 def _as_mapping(value: Any) -> Mapping[str, Any]:

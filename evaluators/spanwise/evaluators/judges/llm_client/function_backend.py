@@ -83,10 +83,17 @@ class HaystackBackend:
         return _to_completion(await _call_function(self._run, messages), self.model)
 
     def _run(self, messages: Sequence[Message]) -> Any:
-        _warm_up(self.component)
+        warm_up = getattr(self.component, "warm_up", None)
+        if warm_up is not None:
+            with _warm_up_lock:  # prevents two threads from loading the model at once
+                warm_up()
         if "prompt" in inspect.signature(self.component.run).parameters:
             return self.component.run(prompt=join_messages(messages))
-        return self.component.run(messages=[_to_haystack_message(message) for message in messages])
+        from haystack.dataclasses import ChatMessage
+
+        makers = {"system": ChatMessage.from_system, "assistant": ChatMessage.from_assistant}
+        chat = [makers.get(message["role"], ChatMessage.from_user)(message["content"]) for message in messages]
+        return self.component.run(messages=chat)
 
 
 def make_backend(given: Any) -> Backend:
@@ -106,27 +113,19 @@ def make_backend(given: Any) -> Backend:
 
 def has_messages_parameter(call: Callable[..., Any]) -> bool:
     """Return whether a function's first parameter is a list of messages, judged by its name or annotation."""
-    first = next(iter(_list_parameters(call)), None)
+    try:
+        first = next(iter(inspect.signature(call).parameters.values()), None)
+    except (TypeError, ValueError):  # a function without a Python signature
+        return False
     if first is None:
         return False
-    hint = _get_annotation(call, first)
+    hint = first.annotation
+    if isinstance(hint, str):
+        try:
+            hint = get_type_hints(call).get(first.name)
+        except Exception:  # names imported only for type checkers
+            hint = list if hint.startswith(("list", "Sequence")) else None
     return first.name == "messages" or hint in _LIST_TYPES or getattr(hint, "__origin__", None) in _LIST_TYPES
-
-
-def _list_parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(call).parameters.values())
-    except (TypeError, ValueError):  # a function without a Python signature
-        return []
-
-
-def _get_annotation(call: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    if not isinstance(parameter.annotation, str):
-        return parameter.annotation
-    try:
-        return get_type_hints(call).get(parameter.name)
-    except Exception:  # names imported only for type checkers
-        return list if parameter.annotation.startswith(("list", "Sequence")) else None
 
 
 async def _call_function(call: Callable[..., Any], given: Any) -> Any:
@@ -147,10 +146,12 @@ def _to_completion(returned: Any, model: str) -> Completion:
     if hasattr(returned, "choices") and hasattr(returned, "model_dump"):
         returned = returned.model_dump()
     if isinstance(returned, Mapping) and "choices" in returned:
-        told = parse_completion(returned)
-        return replace(told, model=told.model or model)
+        completion = parse_completion(returned)
+        return replace(completion, model=completion.model or model)
     if isinstance(returned, Mapping) and isinstance(returned.get("replies"), list) and returned["replies"]:
-        return _message_to_completion(returned["replies"][0], _get_first_meta(returned), model)
+        meta = returned.get("meta")
+        first_meta = meta[0] if isinstance(meta, list) and meta and isinstance(meta[0], Mapping) else {}
+        return _message_to_completion(returned["replies"][0], first_meta, model)
     return _message_to_completion(returned, {}, model)
 
 
@@ -171,34 +172,12 @@ def _message_to_completion(message: Any, meta: Mapping[str, Any], model: str) ->
         message = message.model_dump()
     if not isinstance(message, Mapping | list | int | float):
         raise Unjudged(f"the judge gave {message!r:.200}, which is no reply: a text or a dict is one")
-    return Completion(text=_to_json(message), model=model)
-
-
-def _to_json(value: Any) -> str:
     try:
-        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+        text = orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS).decode()
     except (TypeError, RecursionError) as error:
-        raise Unjudged(f"the judge gave {value!r:.200}, which is no JSON: {error}") from None
-
-
-def _get_first_meta(returned: Mapping[str, Any]) -> Mapping[str, Any]:
-    listed = returned.get("meta")
-    return listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], Mapping) else {}
+        raise Unjudged(f"the judge gave {message!r:.200}, which is no JSON: {error}") from None
+    return Completion(text=text, model=model)
 
 
 def _read_usage(meta: Mapping[str, Any]) -> Usage | None:
     return parse_completion({"usage": meta.get("usage")}).usage
-
-
-def _warm_up(component: Any) -> None:
-    warm = getattr(component, "warm_up", None)
-    if warm is not None:
-        with _warm_up_lock:  # prevents two threads from loading the model at once
-            warm()
-
-
-def _to_haystack_message(message: Message) -> Any:
-    from haystack.dataclasses import ChatMessage
-
-    makers = {"system": ChatMessage.from_system, "assistant": ChatMessage.from_assistant}
-    return makers.get(message["role"], ChatMessage.from_user)(message["content"])

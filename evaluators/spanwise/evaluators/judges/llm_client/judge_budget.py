@@ -18,7 +18,7 @@ from spanwise.evaluators.interface import Skip
 from spanwise.evaluators.judges.llm_client.chat_completions import Ask
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+    from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
 
 
 USD_TOLERANCE = 1e-9  # tolerance in US dollars when comparing sums
@@ -59,7 +59,7 @@ def use_ledger(ledger: Ledger | None) -> Iterator[None]:
         _current_ledger.reset(token)
 
 
-def get_ledgers(judge: Judge) -> list[Ledger]:
+def get_ledgers(judge: JudgeSettings) -> list[Ledger]:
     """Return the ledgers in which a judge's calls are booked."""
     return [ledger for ledger in (judge.budget, _current_ledger.get()) if ledger is not None]
 
@@ -94,9 +94,11 @@ class Budget:
             if self._has_room(_add_amounts(self.spent, self.reserved, amount)):
                 self._booked[id] = amount
             elif self._booked and self._has_room(_add_amounts(self.spent, amount)):
-                await self._settling()
+                settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting.append(settled)
+                await settled
             else:
-                raise Skip(self._refusal(amount))
+                raise Skip(self._describe_refusal(amount))
 
     async def settle(self, id: str, actual: Amount | None) -> None:
         """Replace the reserved amount by the actual one. None counts it as spent, because the outcome is unknown.
@@ -112,16 +114,11 @@ class Budget:
             if not each.done():
                 each.set_result(None)
 
-    async def _settling(self) -> None:
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(settled)
-        await settled
-
     def _has_room(self, amount: Amount) -> bool:
         in_usd = self.max_usd is None or amount.usd <= self.max_usd + USD_TOLERANCE
         return in_usd and (self.max_calls is None or amount.calls <= self.max_calls)
 
-    def _refusal(self, amount: Amount) -> str:
+    def _describe_refusal(self, amount: Amount) -> str:
         spent, reserved = self.spent, self.reserved
         if self.max_calls is not None and spent.calls + reserved.calls + amount.calls > self.max_calls:
             return f"over budget: max_calls={self.max_calls}, {spent.calls} made, {reserved.calls} under way"
@@ -140,7 +137,7 @@ def make_budget(max_usd: float | None, max_calls: int | None, given: Ledger | No
     return given
 
 
-def compute_max_cost(judge: Judge, ask: Ask) -> Amount:
+def compute_max_cost(judge: JudgeSettings, ask: Ask) -> Amount:
     """Return the maximum cost of one call: one token per byte of the question, and the longest reply."""
     usage = Usage(count_question_bytes(ask) + MESSAGE_OVERHEAD, judge.most_tokens)
     return Amount(compute_cost(judge, usage) or 0.0, 1)
@@ -180,7 +177,7 @@ def look_up_price(model: str, base_url: str | None) -> tuple[float, float] | Non
     return float(price.input_price) * MILLION, float(price.output_price) * MILLION
 
 
-def compute_cost(judge: Judge, usage: Usage) -> float | None:
+def compute_cost(judge: JudgeSettings, usage: Usage) -> float | None:
     """Return the US dollars for a judge's call, or None if its price is unknown."""
     if judge.price is not None:
         return (usage.input_tokens * judge.price[0] + usage.output_tokens * judge.price[1]) / MILLION

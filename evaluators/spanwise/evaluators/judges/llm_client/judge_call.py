@@ -1,4 +1,4 @@
-"""Call of a judge, from top to bottom: cache, single flight, budget, rate limit, attempts, parsing.
+"""Judge, and a call of it from top to bottom: cache, single flight, budget, rate limit, attempts, parsing.
 
 All attempts share one deadline. An unreadable reply leads to one follow-up question. After the call, the actual cost
 is settled and the answer is cached. All of this runs on the judges' loop.
@@ -7,11 +7,12 @@ is settled and the answer is cached. All of this runs on the judges' loop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from spanwise.collector.records import Usage
@@ -25,6 +26,7 @@ from spanwise.evaluators.judges.llm_client.chat_completions import (
     CutOff,
     ParseFailure,
 )
+from spanwise.evaluators.judges.llm_client.function_backend import make_backend
 from spanwise.evaluators.judges.llm_client.judge_budget import Amount, compute_cost, compute_max_cost, get_ledgers
 from spanwise.evaluators.judges.llm_client.judge_dry_run import current_dry_run
 from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_singleton, run_on_judge_loop
@@ -38,44 +40,87 @@ from spanwise.evaluators.judges.llm_client.judge_retry import (
     is_possibly_billed,
     to_judgement_error,
 )
+from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings, check_text
 from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint, load_client
 from spanwise.evaluators.judges.llm_client.reply_parsing import ParsedReply, parse_reply
-
-if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
-
+from spanwise.tracer.suggestions import did_you_mean
 
 CacheItem = TypeVar("CacheItem")
 CacheResult = TypeVar("CacheResult")
 
 
-async def ask_judge(judge: Judge, ask: Ask) -> Answer:
-    """Return the answer of a judge. Raises `ParseFailure`, other `Unjudged`, and `Skip` if a budget is exhausted."""
-    if current_dry_run.get() is None:  # a dry run makes no calls and needs no key
-        judge.check()
-    return await run_on_judge_loop(lambda: _ask_with_cache(judge, ask))
+@dataclass(frozen=True, kw_only=True)
+class Judge(JudgeSettings):
+    """LLM judge: a model behind an OpenAI-compatible endpoint, or any `backend`.
+
+    Missing arguments are read from the environment when the judge is created:
+
+    - `model` from SPANWISE_JUDGE;
+    - `base_url` from SPANWISE_JUDGE_URL, else OPENAI_BASE_URL, else OpenAI's address;
+    - `api_key` from SPANWISE_JUDGE_KEY, else OPENAI_API_KEY. A key from the environment is only used with an
+      address from the environment. With another `base_url`, pass its `api_key`.
+
+    `price` is US dollars per million tokens of input and of output; None looks it up in genai-prices.
+    `temperature` and `seed` are left out if a model refuses them. `max_tokens` limits a reply; a reasoning
+    model gets up to 16 times as many.
+
+    `deadline` is in seconds, for one question with all its attempts. `concurrency` limits the concurrent
+    questions of all judges of this process with the same model and endpoint. `cache` None caches answers of
+    endpoints, but not of functions and scripts. A path sets the cache file. `max_age` is in seconds.
+
+    `max_usd` and `max_calls` limit the spending of this judge and its copies made with `dataclasses.replace`.
+    Before each call, its maximum cost is reserved in `budget`, which several judges may share. Raises
+    `ValueError`.
+    """
+
+    async def ask(self, ask: Ask) -> Answer:
+        """Return the judge's answer. Raises `ParseFailure`, `Unjudged`, and `Skip` if the budget is exhausted."""
+        if current_dry_run.get() is None:  # a dry run makes no calls and needs no key
+            self.check()
+        return await run_on_judge_loop(lambda: _ask_with_cache(self, ask))
 
 
-async def _ask_with_cache(judge: Judge, ask: Ask) -> Answer:
+def make_judge(given: Any = None) -> Judge:
+    """Return the judge for a `Judge`, a model's name, a dict of `Judge` arguments, a function, a Haystack generator, or
+    a `Backend`.
+
+    None gives the judge of the environment. Raises `ValueError`.
+    """
+    if isinstance(given, Judge):
+        return given
+    if given is None:
+        return Judge()
+    if isinstance(given, str):
+        return Judge(model=check_text("judge", given))
+    if isinstance(given, Mapping):
+        known = [each.name for each in dataclasses.fields(Judge) if each.name not in ("backend", "budget")]
+        for name in given:
+            if name not in known:
+                raise ValueError(f"a judge has no {name!r}{did_you_mean(str(name), known)}; it has {', '.join(known)}")
+        return Judge(**given)
+    return Judge(backend=make_backend(given))
+
+
+async def _ask_with_cache(judge: JudgeSettings, ask: Ask) -> Answer:
     path = get_cache_path(judge)
-    rehearsal = current_dry_run.get()
-    if path is None and rehearsal is not None:
-        return rehearsal.answer(judge, ask, None)
+    dry_run = current_dry_run.get()
+    if path is None and dry_run is not None:
+        return dry_run.answer(judge, ask, None)
     if path is None:
         return (await JudgeCall(judge, ask).answer())[0]
     cache = get_loop_singleton((AnswerCache, path), lambda: AnswerCache(path))
     key = compute_cache_key(judge, ask)
-    if rehearsal is not None:
-        return rehearsal.answer(judge, ask, await _read_cached(cache, key, judge, ask))
+    if dry_run is not None:
+        return dry_run.answer(judge, ask, await _read_cached(cache, key, judge, ask))
     # the endpoint may accept one key and refuse another
-    same = (path, key, judge.api_key, judge.deadline, judge.max_age)
-    answer, of_another = await get_loop_singleton(SingleFlight, SingleFlight).once(
-        same, lambda: _ask_and_cache(cache, key, judge, ask)
+    flight_key = (path, key, judge.api_key, judge.deadline, judge.max_age)
+    answer, is_shared = await get_loop_singleton(SingleFlight, SingleFlight).once(
+        flight_key, lambda: _ask_and_cache(cache, key, judge, ask)
     )
-    return make_cached_answer(answer) if of_another else answer
+    return make_cached_answer(answer) if is_shared else answer
 
 
-async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: Judge, ask: Ask) -> Answer:
+async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer:
     """Return the cached answer, or ask the judge and write its answer to the cache before returning it."""
     found = await _read_cached(cache, key, judge, ask)
     if found is not None:
@@ -85,7 +130,7 @@ async def _ask_and_cache(cache: AnswerCache, key: bytes, judge: Judge, ask: Ask)
     return answer
 
 
-async def _read_cached(cache: AnswerCache, key: bytes, judge: Judge, ask: Ask) -> Answer | None:
+async def _read_cached(cache: AnswerCache, key: bytes, judge: JudgeSettings, ask: Ask) -> Answer | None:
     completion = await get_loop_singleton(("get", cache), lambda: _BatchedCacheAccess(cache.get_all)).run(
         (key, judge.max_age)
     )
@@ -133,19 +178,19 @@ class _BatchedCacheAccess(Generic[CacheItem, CacheResult]):
                 future.set_result(result)
 
 
-def _completion_to_answer(judge: Judge, ask: Ask, completion: Completion) -> Answer | None:
+def _completion_to_answer(judge: JudgeSettings, ask: Ask, completion: Completion) -> Answer | None:
     """Return a cached reply as an answer, or None if it can no longer be parsed."""
     try:
-        came = parse_reply(ask, completion)
+        reply = parse_reply(ask, completion)
     except Exception:
         return None
     return make_cached_answer(
         Answer(
-            value=came.value,
+            value=reply.value,
             text=completion.text,
             model=completion.model or judge.model,
             logprobs=completion.logprobs,
-            notes=(*completion.notes, *came.notes),
+            notes=(*completion.notes, *reply.notes),
         )
     )
 
@@ -161,7 +206,7 @@ log = logging.getLogger("spanwise.evaluators")
 class JudgeCall:
     """Execution of one question, on the judges' loop."""
 
-    def __init__(self, judge: Judge, ask: Ask) -> None:
+    def __init__(self, judge: JudgeSettings, ask: Ask) -> None:
         self._judge = judge
         self._backend = judge.answering
         self._ask = ask
@@ -182,22 +227,27 @@ class JudgeCall:
         if isinstance(self._backend, OpenAIEndpoint):
             await load_client()
         try:
-            completion = await self._completion(self._ask)
+            completion = await self._complete(self._ask)
             try:
-                came = parse_reply(self._ask, completion)
+                reply = parse_reply(self._ask, completion)
             except ParseFailure as failure:
-                came, completion = await self._once_more(completion, failure)
+                reply, completion = await self._ask_again(completion, failure)
         except Unjudged as error:
-            error.metadata = {**error.metadata, **self._spent()}
+            usage = sum_usage(self._usages)
+            spent: dict[str, object] = {"calls": self._calls} if self._calls or usage is not None else {}
+            if usage is not None:
+                spent |= {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+                spent["cost"] = compute_cost(self._judge, usage)
+            error.metadata = {**error.metadata, **spent}
             raise
-        return self._answer(came, completion), completion
+        return self._answer(reply, completion), completion
 
-    async def _once_more(self, unread: Completion, failure: ParseFailure) -> tuple[ParsedReply, Completion]:
+    async def _ask_again(self, unread: Completion, failure: ParseFailure) -> tuple[ParsedReply, Completion]:
         """Ask again, quoting the reply and its problem. Raises `ParseFailure` with both replies."""
         first = failure.text[:MAX_REPLY_LENGTH]
         try:
-            completion = await self._completion(make_followup_question(self._ask, unread, failure))
-            came = parse_reply(self._ask, completion)
+            completion = await self._complete(make_followup_question(self._ask, unread, failure))
+            reply = parse_reply(self._ask, completion)
         except ParseFailure as second:
             second.metadata = {**second.metadata, "reply": second.text[:MAX_REPLY_LENGTH], "first_reply": first}
             raise second from None
@@ -205,9 +255,9 @@ class JudgeCall:
             failure.metadata = {**failure.metadata, "reply": first, "asked_again": str(error)}
             raise failure from None
         self._notes.append(f"asked again: {str(failure)[:200]}")
-        return came, completion
+        return reply, completion
 
-    async def _completion(self, ask: Ask) -> Completion:
+    async def _complete(self, ask: Ask) -> Completion:
         """Return the reply after all necessary attempts. A truncated reasoning model gets more tokens as long as the
         limit allows.
         """
@@ -225,10 +275,10 @@ class JudgeCall:
                     raise
                 raise self._unjudged(self._failed) from self._failed
             except Exception as error:
-                told = self._unjudged(self._failed or error)
-                if told is error:
+                converted = self._unjudged(self._failed or error)
+                if converted is error:
                     raise
-                raise told from error
+                raise converted from error
 
     def _unjudged(self, error: Exception) -> Exception:
         return to_judgement_error(error, self._judge.where, self._tries, self._deadline, self._judge.api_key)
@@ -236,20 +286,20 @@ class JudgeCall:
     async def _attempt(self, ask: Ask) -> Completion:
         bound, again, left = self._judge.concurrency, self._tries > 0, self._deadline.left
         within = self._deadline.seconds if left is None else left
-        async with self._booked(ask) as booked, self._limiter.call(bound, again=again, within=within):
+        async with self._reserve_budget(ask) as booked, self._limiter.call(bound, again=again, within=within):
             if compute_max_cost(self._judge, ask).usd > booked.amount.usd:  # another call detected a reasoning model
                 raise _CostIncreased
             self._deadline.start()
             self._tries += 1
             self._calls += 1
             booked.started = True
-            completion = await self._called(ask)
+            completion = await self._call_backend(ask)
             booked.settle(completion.usage)
             self._usages.append(completion.usage)
             return completion
 
     @asynccontextmanager
-    async def _booked(self, ask: Ask) -> AsyncIterator[_BudgetReservation]:
+    async def _reserve_budget(self, ask: Ask) -> AsyncIterator[_BudgetReservation]:
         """Reserve the maximum cost of one call in the budget, and settle the actual cost afterwards in all cases."""
         booking = _BudgetReservation(self._judge, compute_max_cost(self._judge, ask))
         ledgers, id = get_ledgers(self._judge), uuid4().hex
@@ -268,7 +318,7 @@ class JudgeCall:
             for ledger in ledgers:
                 await ledger.settle(id, booking.actual)
 
-    async def _called(self, ask: Ask) -> Completion:
+    async def _call_backend(self, ask: Ask) -> Completion:
         seconds = self._deadline.of_attempt
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -303,26 +353,18 @@ class JudgeCall:
                 patience,
             )
 
-    def _answer(self, came: ParsedReply, completion: Completion) -> Answer:
+    def _answer(self, reply: ParsedReply, completion: Completion) -> Answer:
         usage = sum_usage(self._usages)
         return Answer(
-            value=came.value,
+            value=reply.value,
             text=completion.text,
             model=completion.model or self._judge.model,
             usage=usage,
             cost=compute_cost(self._judge, usage) if usage is not None else None,
             logprobs=completion.logprobs,
-            notes=(*completion.notes, *self._notes, *came.notes),
+            notes=(*completion.notes, *self._notes, *reply.notes),
             calls=self._calls,
         )
-
-    def _spent(self) -> dict[str, object]:
-        """Return calls, tokens and cost of a question that has no answer."""
-        usage = sum_usage(self._usages)
-        if usage is None:
-            return {"calls": self._calls} if self._calls else {}
-        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-        return {"calls": self._calls, **tokens, "cost": compute_cost(self._judge, usage)}
 
 
 class _CostIncreased(Exception):
@@ -332,7 +374,7 @@ class _CostIncreased(Exception):
 class _BudgetReservation:
     """Reserved amount of a call, and its actual cost."""
 
-    def __init__(self, judge: Judge, amount: Amount) -> None:
+    def __init__(self, judge: JudgeSettings, amount: Amount) -> None:
         self._judge = judge
         self.amount = amount
         self.started = False
@@ -364,9 +406,9 @@ class _BudgetReservation:
 def make_followup_question(ask: Ask, unread: Completion, failure: ParseFailure) -> Ask:
     """Return the question extended by an unreadable reply and the reason."""
     wanted = "the answer" if ask.schema is None else "one JSON object as it was asked for, and nothing else"
-    said = {"role": "assistant", "content": unread.text[:MAX_REPLY_LENGTH] or "(nothing)"}
-    told = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
-    return replace(ask, messages=(*ask.messages, said, told))
+    unread_reply = {"role": "assistant", "content": unread.text[:MAX_REPLY_LENGTH] or "(nothing)"}
+    request = {"role": "user", "content": f"That could not be read ({str(failure)[:500]}). Reply with {wanted}."}
+    return replace(ask, messages=(*ask.messages, unread_reply, request))
 
 
 def sum_usage(usages: list[Usage | None]) -> Usage | None:
@@ -385,7 +427,7 @@ class SingleFlight:
     """Questions in progress by key, so that equal concurrent questions share one call. Only the judges' loop uses it."""
 
     def __init__(self) -> None:
-        self._under_way: dict[object, asyncio.Future[Answer | Unjudged | None]] = {}
+        self._pending: dict[object, asyncio.Future[Answer | Unjudged | None]] = {}
 
     async def once(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, bool]:
         """Return the answer, and whether another caller's question supplied it. Raises the errors of `ask`.
@@ -393,18 +435,18 @@ class SingleFlight:
         Callers share an `Unjudged` error, which would affect all of them. After an exhausted budget or a
         cancellation, the next caller asks instead.
         """
-        while key in self._under_way:
-            under_way = self._under_way[key]
-            await asyncio.wait([under_way])
-            outcome = under_way.result()
+        while key in self._pending:
+            pending = self._pending[key]
+            await asyncio.wait([pending])
+            outcome = pending.result()
             if isinstance(outcome, Answer):
                 return outcome, True
             if outcome is not None:
                 raise _copy_error(outcome)
-        return await self._asked(key, ask), False
+        return await self._start(key, ask), False
 
-    async def _asked(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        mine = self._under_way[key] = asyncio.get_running_loop().create_future()
+    async def _start(self, key: object, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        future = self._pending[key] = asyncio.get_running_loop().create_future()
         outcome: Answer | Unjudged | None = None
         try:
             outcome = answer = await ask()
@@ -413,8 +455,8 @@ class SingleFlight:
             outcome = _copy_error(error)
             raise
         finally:
-            del self._under_way[key]
-            mine.set_result(outcome)
+            del self._pending[key]
+            future.set_result(outcome)
 
 
 def _copy_error(error: Unjudged) -> Unjudged:

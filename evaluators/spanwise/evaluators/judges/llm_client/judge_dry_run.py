@@ -17,7 +17,7 @@ from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask
 from spanwise.evaluators.judges.llm_client.judge_budget import compute_cost, compute_max_cost, count_question_bytes
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+    from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
 
 
 BYTES_PER_TOKEN = 4  # approximate: more for English prose, fewer for JSON and other languages
@@ -58,7 +58,7 @@ class JudgeDryRun:
         self.counted = DryRunCounts()
         self._label = label
 
-    def answer(self, judge: Judge, ask: Ask, found: Answer | None) -> Answer:
+    def answer(self, judge: JudgeSettings, ask: Ask, found: Answer | None) -> Answer:
         """Return the cached answer, else a sample value of the question's schema."""
         if found is not None:
             self.counted += DryRunCounts(cached=1)
@@ -75,9 +75,9 @@ current_dry_run: ContextVar[JudgeDryRun | None] = ContextVar("spanwise-rehearsin
 
 
 @contextmanager
-def use_dry_run(rehearsal: JudgeDryRun) -> Iterator[None]:
+def use_dry_run(dry_run: JudgeDryRun) -> Iterator[None]:
     """Replace all judge calls in a block by the dry run."""
-    token = current_dry_run.set(rehearsal)
+    token = current_dry_run.set(dry_run)
     try:
         yield
     finally:

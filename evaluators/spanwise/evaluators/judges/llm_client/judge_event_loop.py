@@ -35,7 +35,7 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = _ForkSafeLoop()
-        self.kept: dict[Hashable, Any] = {}
+        self.resources: dict[Hashable, Any] = {}
         self._ends = False
         self.thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
         self.thread.start()
@@ -86,13 +86,13 @@ class _LoopThread:
             question.cancel()
         if questions:
             await asyncio.wait(questions, timeout=SHUTDOWN_TIMEOUT)
-        closings = [asyncio.ensure_future(_close_resource(kept)) for kept in self.kept.values()]
+        closings = [asyncio.ensure_future(_close_resource(resource)) for resource in self.resources.values()]
         if closings:
             await asyncio.wait(closings, timeout=SHUTDOWN_TIMEOUT)
 
 
-async def _close_resource(kept: Any) -> None:
-    close = getattr(kept, "aclose", None) or getattr(kept, "close", None)
+async def _close_resource(resource: Any) -> None:
+    close = getattr(resource, "aclose", None) or getattr(resource, "close", None)
     try:
         closing = close() if close is not None else None
         if inspect.isawaitable(closing):
@@ -108,11 +108,11 @@ _parent_threads: list[_LoopThread] = []  # loops of parent processes, which a fo
 
 async def run_on_judge_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Return the result of a coroutine that runs on the judges' loop in the caller's context. Raises its errors."""
-    home = _get_loop_thread()
-    if asyncio.get_running_loop() is home.loop:
+    loop_thread = _get_loop_thread()
+    if asyncio.get_running_loop() is loop_thread.loop:
         return await work()
     outcome: Future[CallResult[T]] = Future()
-    home.loop.call_soon_threadsafe(home.begin, work, outcome)  # in a copy of the caller's context
+    loop_thread.loop.call_soon_threadsafe(loop_thread.begin, work, outcome)  # in a copy of the caller's context
     return (await asyncio.wrap_future(outcome)).get()
 
 
@@ -127,10 +127,10 @@ def get_loop_singleton(key: Hashable, make: Callable[[], T]) -> T:
     Call this function only on the judges' loop. At the end of the process, the resource's `aclose()` or
     `close()` is called. After a fork, the child creates its own.
     """
-    held = _get_loop_thread().kept
-    if key not in held:
-        held[key] = make()
-    return held[key]  # type: ignore[no-any-return]
+    resources = _get_loop_thread().resources
+    if key not in resources:
+        resources[key] = make()
+    return resources[key]  # type: ignore[no-any-return]
 
 
 def _get_loop_thread() -> _LoopThread:

@@ -19,7 +19,7 @@ import heapq
 import itertools
 import re
 import time
-from collections.abc import AsyncIterator, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +28,7 @@ from spanwise.evaluators.judges.llm_client.judge_event_loop import get_loop_sing
 from spanwise.evaluators.judges.llm_client.judge_retry import ReplyTimeout, is_connection_failure, is_rate_limited
 
 if TYPE_CHECKING:
-    from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+    from spanwise.evaluators.judges.llm_client.judge_settings import JudgeSettings
 
 
 MAX_LIMITERS = 256  # maximum number of limiters; idle ones are dropped first
@@ -69,7 +69,11 @@ class EndpointLimiter:
         Raises `TimeoutError` after `within` seconds. A first attempt times out only if no other call finished in that
         time: the queue may be long while it moves.
         """
-        started = await (self._in_time if again else self._while_it_moves)(bound, within)
+        if again:
+            async with asyncio.timeout(within):
+                started = await self._admitted(bound, (0, next(self._numbers)))
+        else:
+            started = await self._while_it_moves(bound, within)
         try:
             yield
         except Exception as error:
@@ -112,10 +116,6 @@ class EndpointLimiter:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _in_time(self, bound: int, seconds: float) -> float:
-        async with asyncio.timeout(seconds):
-            return await self._admitted(bound, (0, next(self._numbers)))
-
     async def _while_it_moves(self, bound: int, seconds: float) -> float:
         place, since = (1, next(self._numbers)), self._now
         while (left := max(since, self._moved_at) + seconds - self._now) > 0:
@@ -142,7 +142,13 @@ class EndpointLimiter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for waiting in self._next():
+        while self._waiting:
+            first = self._waiting[0]
+            if first.admitted.done():  # its caller was cancelled
+                heapq.heappop(self._waiting)
+                continue
+            if self.under_way >= first.bound:
+                return
             delay = self.pace.delay(self._now)
             if delay > 0:
                 self._timer = asyncio.get_running_loop().call_later(delay, self._admit)
@@ -150,16 +156,7 @@ class EndpointLimiter:
             heapq.heappop(self._waiting)
             self.under_way += 1
             self.pace.start(self._now)
-            waiting.admitted.set_result(self._now)
-
-    def _next(self) -> Iterator[_QueuedCall]:
-        while self._waiting:
-            if self._waiting[0].admitted.done():  # its caller was cancelled
-                heapq.heappop(self._waiting)
-            elif self.under_way < self._waiting[0].bound:
-                yield self._waiting[0]
-            else:
-                return
+            first.admitted.set_result(self._now)
 
     def _leave(self) -> None:
         self.under_way -= 1
@@ -176,22 +173,21 @@ class EndpointLimiter:
             self._answered_at, self._unreachable_since = self._now, None
 
 
-def get_limiter(judge: Judge) -> EndpointLimiter:
+def get_limiter(judge: JudgeSettings) -> EndpointLimiter:
     """Return the limiter that a judge shares with all judges of the same endpoint, model and key."""
     limiters: dict[Hashable, EndpointLimiter] = get_loop_singleton(EndpointLimiter, dict)
-    key, of = _make_limiter_key(judge)
-    limiter = limiters.pop(key, None) or EndpointLimiter(of)
+    key: Hashable
+    if judge.base_url is None and judge.api_key is None:  # each function or script is a separate endpoint
+        key, backend = ("backend", id(judge.backend)), judge.backend
+    else:
+        key_digest = hashlib.sha256((judge.api_key or "").encode()).hexdigest()
+        key, backend = (judge.base_url, judge.model, key_digest), None
+    limiter = limiters.pop(key, None) or EndpointLimiter(backend)
     limiters[key] = limiter  # keeps the order of last use
     if len(limiters) > MAX_LIMITERS:
-        idle = next((old for old, held in limiters.items() if held.idle and held is not limiter), None)
+        idle = next((old for old, other in limiters.items() if other.idle and other is not limiter), None)
         limiters.pop(idle, None)
     return limiter
-
-
-def _make_limiter_key(judge: Judge) -> tuple[Hashable, object]:
-    if judge.base_url is None and judge.api_key is None:  # each function or script is a separate endpoint
-        return ("backend", id(judge.backend)), judge.backend
-    return (judge.base_url, judge.model, hashlib.sha256((judge.api_key or "").encode()).hexdigest()), None
 
 
 SLOWDOWN, SPEEDUP = 1.25, 0.98  # factors of the interval after a refusal and after a success
@@ -289,14 +285,10 @@ def _compute_reset_delay(headers: Mapping[str, str]) -> float | None:
     resets = []
     for suffix in ("-requests", "-tokens", ""):
         reset = parse_duration(headers.get(f"x-ratelimit-reset{suffix}", ""))
-        left = _parse_number(headers.get(f"x-ratelimit-remaining{suffix}"))
-        if reset is not None and (left is None or left < 1):
+        try:
+            remaining = float(headers.get(f"x-ratelimit-remaining{suffix}", "0"))
+        except ValueError:
+            remaining = 0.0  # an unknown limit counts as exhausted
+        if reset is not None and remaining < 1:
             resets.append(reset)
     return max(resets, default=None)
-
-
-def _parse_number(text: str | None) -> float | None:
-    try:
-        return float(text) if text is not None else None
-    except ValueError:
-        return None

@@ -189,9 +189,10 @@ def classify_error(error: APIError, asked: EndpointInfo) -> Unjudged | None:
         return Unjudged(lasting)
     if is_transient(error):
         return None
-    codes = _get_error_codes(error)
+    codes = f"{error.code} {error.type} {error.message} {error.body}".lower()
+    message = _shorten(_get_body_message(error.body) or error.message, asked)
     kind = Declined if any(word in codes for word in _CONTENT_FILTER_CODES) else Unjudged
-    return kind(_explain_status(getattr(error, "status_code", None), _get_error_text(error, asked), codes, asked))
+    return kind(_explain_status(getattr(error, "status_code", None), message, codes, asked))
 
 
 def make_invalid_response_error(response: Any, content: bytes, body: Any, asked: EndpointInfo) -> Exception:
@@ -202,9 +203,9 @@ def make_invalid_response_error(response: Any, content: bytes, body: Any, asked:
     error = body.get("error") if isinstance(body, Mapping) else None
     if error:  # some gateways send errors with status 200
         code = error.get("code") if isinstance(error, Mapping) else None
-        told = f"{asked.base_url} answered {response.status_code} with an error: {_shorten(_get_body_message(error), asked)}"
-        passing = isinstance(code, int) and (code == 429 or code >= 500)
-        return ConnectionError(told) if passing else Unjudged(told)
+        message = f"{asked.base_url} answered {response.status_code} with an error: {_shorten(_get_body_message(error), asked)}"
+        is_passing = isinstance(code, int) and (code == 429 or code >= 500)
+        return ConnectionError(message) if is_passing else Unjudged(message)
     shown = _shorten(content[: 4 * MAX_ERROR_LENGTH].decode(errors="replace"), asked)
     if body is None and "json" in kind:
         return ConnectionError(f"{asked.base_url} answered with broken JSON: {shown!r}")
@@ -225,20 +226,20 @@ def _explain_connection_error(error: BaseException, asked: EndpointInfo) -> str 
     return None
 
 
-def _explain_status(status: int | None, said: str, codes: str, asked: EndpointInfo) -> str:
-    where, told = asked.base_url, f" ({status}): {said}"
+def _explain_status(status: int | None, message: str, codes: str, asked: EndpointInfo) -> str:
+    where, detail = asked.base_url, f" ({status}): {message}"
     if any(word in codes for word in _CONTENT_FILTER_CODES):
-        return f"the content filter of {where} refused the question{told}"
+        return f"the content filter of {where} refused the question{detail}"
     if _QUOTA_CODE in codes:
-        return f"{where} says that there is no credit left{told}"
+        return f"{where} says that there is no credit left{detail}"
     if any(word in codes for word in _CONTEXT_LENGTH_CODES):
-        return f"the question is too long for {asked.model!r} at {where}{told}"
+        return f"the question is too long for {asked.model!r} at {where}{detail}"
     words = {
-        401: f"{where} refused the key{told}",
-        403: f"{where} does not allow it with this key{told}",
-        404: f"there is no model {asked.model!r} at {where}, or no chat completions{told}",
+        401: f"{where} refused the key{detail}",
+        403: f"{where} does not allow it with this key{detail}",
+        404: f"there is no model {asked.model!r} at {where}, or no chat completions{detail}",
     }
-    return words.get(status or 0, f"{where} refused the question{told}")
+    return words.get(status or 0, f"{where} refused the question{detail}")
 
 
 def iterate_causes(error: BaseException | None, most: int = 10) -> Iterator[BaseException]:
@@ -250,10 +251,6 @@ def iterate_causes(error: BaseException | None, most: int = 10) -> Iterator[Base
         error = error.__cause__ or error.__context__
 
 
-def _get_error_text(error: APIError, asked: EndpointInfo) -> str:
-    return _shorten(_get_body_message(error.body) or error.message, asked)
-
-
 def _get_body_message(body: Any) -> str:
     """Return the message in an error's body, in any of the forms that servers use."""
     if isinstance(body, Mapping):
@@ -263,11 +260,7 @@ def _get_body_message(body: Any) -> str:
     return body if isinstance(body, str) else str(body or "")
 
 
-def _get_error_codes(error: APIError) -> str:
-    return f"{error.code} {error.type} {error.message} {error.body}".lower()
-
-
-def _shorten(said: str, asked: EndpointInfo) -> str:
+def _shorten(text: str, asked: EndpointInfo) -> str:
     """Return the text on one line, truncated, with the key masked, as some servers repeat it."""
-    words = " ".join(said.replace(asked.api_key, "…").split() if asked.api_key else said.split())
+    words = " ".join(text.replace(asked.api_key, "…").split() if asked.api_key else text.split())
     return words if len(words) <= MAX_ERROR_LENGTH else words[:MAX_ERROR_LENGTH] + "…"

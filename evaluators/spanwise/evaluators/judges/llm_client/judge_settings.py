@@ -1,4 +1,4 @@
-"""Judge: model, endpoint, key, price and limits, from arguments or the environment."""
+"""Settings of judges: model, endpoint, key, price and limits, from arguments or the environment."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from spanwise.collector.records import JSON
-from spanwise.evaluators.judges.llm_client.chat_completions import Answer, Ask, Backend, NoJudge
-from spanwise.evaluators.judges.llm_client.function_backend import make_backend
+from spanwise.evaluators.judges.llm_client.chat_completions import Backend, NoJudge
 from spanwise.evaluators.judges.llm_client.judge_budget import Ledger, look_up_price, make_budget
-from spanwise.evaluators.judges.llm_client.judge_call import ask_judge
 from spanwise.evaluators.judges.llm_client.openai_backend import OpenAIEndpoint
 from spanwise.evaluators.models.model_resolution import OPENAI_URL, check_address, check_key, first_variable
-from spanwise.tracer.suggestions import did_you_mean
 
 _NO_JUDGE_MESSAGE = (
     'no judge is named: give judge="gpt-4o-mini" or another model\'s name, or set SPANWISE_JUDGE '
@@ -25,28 +22,8 @@ _NO_JUDGE_MESSAGE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge:
-    """LLM judge: a model behind an OpenAI-compatible endpoint, or any `backend`.
-
-    Missing arguments are read from the environment when the judge is created:
-
-    - `model` from SPANWISE_JUDGE;
-    - `base_url` from SPANWISE_JUDGE_URL, else OPENAI_BASE_URL, else OpenAI's address;
-    - `api_key` from SPANWISE_JUDGE_KEY, else OPENAI_API_KEY. A key from the environment is only used with an
-      address from the environment. With another `base_url`, pass its `api_key`.
-
-    `price` is US dollars per million tokens of input and of output; None looks it up in genai-prices.
-    `temperature` and `seed` are left out if a model refuses them. `max_tokens` limits a reply; a reasoning
-    model gets up to 16 times as many.
-
-    `deadline` is in seconds, for one question with all its attempts. `concurrency` limits the concurrent
-    questions of all judges of this process with the same model and endpoint. `cache` None caches answers of
-    endpoints, but not of functions and scripts. A path sets the cache file. `max_age` is in seconds.
-
-    `max_usd` and `max_calls` limit the spending of this judge and its copies made with `dataclasses.replace`.
-    Before each call, its maximum cost is reserved in `budget`, which several judges may share. Raises
-    `ValueError`.
-    """
+class JudgeSettings:
+    """Settings of a `Judge`, which documents them. They are checked, and completed from the environment."""
 
     model: str = ""
     base_url: str | None = None
@@ -76,10 +53,6 @@ class Judge:
                 f"max_usd={self.max_usd!r} cannot be kept: nobody knows what {self.model or 'a judge'!r} costs; give "
                 "price=(dollars per million tokens of input, of output), or max_calls"
             )
-
-    async def ask(self, ask: Ask) -> Answer:
-        """Return the judge's answer. Raises `ParseFailure`, `Unjudged`, and `Skip` if the budget is exhausted."""
-        return await ask_judge(self, ask)
 
     @property
     def answering(self) -> Backend:
@@ -133,10 +106,15 @@ class Judge:
         """
         if self.backend is not None:
             raise ValueError(f"the judge is {self.backend.where}, which is no plain value")
-        given = {
-            each.name: getattr(self, each.name) for each in dataclasses.fields(self) if _is_exported_field(self, each)
-        }
-        return {name: _to_plain_value(value) for name, value in given.items()}
+        plain: dict[str, Any] = {}
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("backend", "budget", "api_key") or value == each.default:
+                continue
+            if isinstance(value, tuple):
+                value = list(value)
+            plain[each.name] = str(value) if isinstance(value, Path) else value
+        return plain
 
     @property
     def _endpoint(self) -> OpenAIEndpoint:
@@ -152,32 +130,7 @@ class Judge:
         )
 
 
-def make_judge(given: Any = None) -> Judge:
-    """Return the judge for a `Judge`, a model's name, a dict of `Judge` arguments, a function, a Haystack generator, or
-    a `Backend`.
-
-    None gives the judge of the environment. Raises `ValueError`.
-    """
-    if isinstance(given, Judge):
-        return given
-    if given is None:
-        return Judge()
-    if isinstance(given, str):
-        return Judge(model=check_text("judge", given))
-    if isinstance(given, Mapping):
-        return _from_dict(given)
-    return Judge(backend=make_backend(given))
-
-
-def _from_dict(given: Mapping[str, Any]) -> Judge:
-    known = [each.name for each in dataclasses.fields(Judge) if each.name not in ("backend", "budget")]
-    for name in given:
-        if name not in known:
-            raise ValueError(f"a judge has no {name!r}{did_you_mean(str(name), known)}; it has {', '.join(known)}")
-    return Judge(**given)
-
-
-def _check_fields(judge: Judge) -> None:
+def _check_fields(judge: JudgeSettings) -> None:
     if judge.model != "" or judge.backend is None:
         object.__setattr__(judge, "model", check_text("model", judge.model, empty=judge.model == ""))
     check_price(judge.price)
@@ -193,12 +146,20 @@ def _check_fields(judge: Judge) -> None:
         raise ValueError(f"cache is True, False, None or a path, not {judge.cache!r}")
 
 
-def _read_environment(judge: Judge) -> dict[str, Any]:
-    url = _check_base_url(judge.base_url or _read_environment_urls()[0])
+def _read_environment(judge: JudgeSettings) -> dict[str, Any]:
+    openai_url = first_variable("OPENAI_BASE_URL") or OPENAI_URL
+    judge_url = first_variable("SPANWISE_JUDGE_URL") or openai_url
+    url = _check_base_url(judge.base_url or judge_url)
+    api_key = check_key(judge.api_key)
+    # an address that the environment does not name gets no key, as its owner could collect it
+    if not api_key and url == _check_base_url(judge_url):
+        api_key = check_key(first_variable("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY"))
+    elif not api_key and url == _check_base_url(openai_url):
+        api_key = check_key(first_variable("OPENAI_API_KEY"))
     return {
         "model": judge.model or first_variable("SPANWISE_JUDGE") or "",
         "base_url": url,
-        "api_key": check_key(judge.api_key) or check_key(_read_environment_key(url)),
+        "api_key": api_key,
     }
 
 
@@ -206,39 +167,13 @@ def _check_base_url(url: Any) -> str:
     return check_address(url, "base_url (or SPANWISE_JUDGE_URL, OPENAI_BASE_URL)")
 
 
-def _read_environment_urls() -> tuple[str, str]:
-    """Return the addresses of judges and of OpenAI's API according to the environment."""
-    openai = first_variable("OPENAI_BASE_URL") or OPENAI_URL
-    return first_variable("SPANWISE_JUDGE_URL") or openai, openai
-
-
-def _read_environment_key(url: str) -> str | None:
-    """Return the environment's key for an address that the environment names. Any other address gets none, as its owner
-    could collect the key.
-    """
-    judges, openai = _read_environment_urls()
-    if url == _check_base_url(judges):
-        return first_variable("SPANWISE_JUDGE_KEY", "OPENAI_API_KEY")
-    return first_variable("OPENAI_API_KEY") if url == _check_base_url(openai) else None
-
-
-def _read_backend(judge: Judge) -> dict[str, Any]:
+def _read_backend(judge: JudgeSettings) -> dict[str, Any]:
     backend = judge.backend
     if backend is None or not callable(getattr(backend, "complete", None)):
         raise ValueError(f"backend has no complete(ask), which {backend!r:.200} should have: judge= takes functions")
     if judge.base_url is not None:
         raise ValueError(f"a judge has a base_url or a backend, not both: {judge.base_url!r} and {backend!r:.200}")
     return {"model": judge.model or backend.model}
-
-
-def _is_exported_field(judge: Judge, each: dataclasses.Field[Any]) -> bool:
-    return each.name not in ("backend", "budget", "api_key") and getattr(judge, each.name) != each.default
-
-
-def _to_plain_value(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    return str(value) if isinstance(value, Path) else value
 
 
 def check_text(name: str, value: Any, *, empty: bool = False) -> str:
@@ -270,12 +205,8 @@ def check_price(price: Any) -> None:
     if price is None:
         return
     pair: Any = price if isinstance(price, tuple | list) and len(price) == 2 else (None, None)
-    if not all(map(_is_price, pair)):
+    if not all(_is_number(value) and value >= 0 for value in pair):
         raise ValueError(f"price is US dollars per million tokens of input and of output, (0.15, 0.6), not {price!r}")
-
-
-def _is_price(value: Any) -> bool:
-    return _is_number(value) and bool(value >= 0)
 
 
 def _is_number(value: Any) -> bool:

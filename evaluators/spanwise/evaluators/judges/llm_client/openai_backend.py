@@ -67,14 +67,14 @@ class OpenAIEndpoint:
     @property
     def most_tokens(self) -> int:
         """Return the maximum tokens of a reply, including its reasoning."""
-        return self.max_tokens * self._habits.room
+        return self.max_tokens * self._capabilities.room
 
     async def complete(self, ask: Ask) -> Completion:
         """Return the reply. Raises transient errors of the client, `CutOff`, and `Unjudged` for all other errors."""
         return await run_on_judge_loop(lambda: self._complete(ask))
 
     @property
-    def _habits(self) -> EndpointCapabilities:
+    def _capabilities(self) -> EndpointCapabilities:
         return get_capabilities(self.base_url, self.model)
 
     async def _complete(self, ask: Ask) -> Completion:
@@ -83,7 +83,7 @@ class OpenAIEndpoint:
         """
         import openai
 
-        form, first = self._habits.form(ask.schema), None
+        form, first = self._capabilities.form(ask.schema), None
         while True:
             if self.bounded and form.limit is None:
                 raise Unjudged(f"{self.where} takes no limit of tokens, so max_usd cannot be kept; give max_calls")
@@ -93,7 +93,7 @@ class OpenAIEndpoint:
                 first = first or error
                 refused = form.refused_by(error, self._parameters(ask, form))
                 if refused is None:
-                    self._habits.too_much(form, first)
+                    self._capabilities.too_much(form, first)
                     raise classify_error(first, self) or first from None
                 form = refused
             except openai.APIConnectionError as error:
@@ -102,8 +102,8 @@ class OpenAIEndpoint:
                     raise
                 raise lasting from None
             else:
-                self._habits.keep(form)
-                return self._whole(completion, form, ask)
+                self._capabilities.keep(form)
+                return self._check_complete(completion, form, ask)
 
     async def _once(self, ask: Ask, form: RequestForm) -> Completion:
         parameters = self._parameters(ask, form)
@@ -112,7 +112,10 @@ class OpenAIEndpoint:
                 asked = client.chat.completions.with_streaming_response.create(**parameters, timeout=self.timeout)
                 async with asked as raw:
                     content = await self._content(raw)
-        body = _parse_body(content)
+        try:
+            body = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            body = None
         if not isinstance(body, Mapping) or "choices" not in body:
             raise make_invalid_response_error(raw.http_response, content, body, self)
         completion = parse_completion(body)
@@ -153,17 +156,17 @@ class OpenAIEndpoint:
             given[form.limit] = self.max_tokens * form.room
         return {"model": self.model, "messages": [dict(message) for message in messages], **given}
 
-    def _whole(self, completion: Completion, form: RequestForm, ask: Ask) -> Completion:
+    def _check_complete(self, completion: Completion, form: RequestForm, ask: Ask) -> Completion:
         """Return the completion. Raises `CutOff` if a model used up its tokens before it replied."""
         if completion.finish != "length" or not _has_reasoning(completion):
             return completion
-        again = self._habits.more_room(form)
+        may_retry = self._capabilities.more_room(form)
         raise CutOff(
             f"{self.where} was cut off at {self.max_tokens * form.room} tokens while it thought"
-            f"{'' if again else '; give the judge more max_tokens'}",
+            f"{'' if may_retry else '; give the judge more max_tokens'}",
             completion.text,
             usage=completion.usage,
-            again=again,
+            again=may_retry,
         )
 
 
@@ -188,44 +191,37 @@ class _ClientPool:
     """Pool of one client per endpoint and key. Beyond `MAX_CLIENTS`, the least recently used idle ones are closed."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[tuple[str, str | None], _PooledClient] = OrderedDict()
+        self._clients: OrderedDict[tuple[str, str | None], _PooledClient] = OrderedDict()
 
     @asynccontextmanager
     async def client(self, base_url: str, key: str | None) -> AsyncIterator[AsyncOpenAI]:
-        held = self._of(base_url, key)
-        held.calls += 1
+        pooled = self._get_pooled(base_url, key)
+        pooled.calls += 1
         try:
-            yield held.client
+            yield pooled.client
         finally:
-            held.calls -= 1
-            if len(self._held) > MAX_CLIENTS:
-                await asyncio.shield(self._close_old())
+            pooled.calls -= 1
+            if len(self._clients) > MAX_CLIENTS:
+                await asyncio.shield(self._close_idle())
 
-    def _of(self, base_url: str, key: str | None) -> _PooledClient:
+    def _get_pooled(self, base_url: str, key: str | None) -> _PooledClient:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        if (base_url, key) not in self._held:
+        if (base_url, key) not in self._clients:
             http = DefaultAsyncHttpxClient(follow_redirects=False)
             made = AsyncOpenAI(base_url=base_url, api_key=key or _PLACEHOLDER_KEY, max_retries=0, http_client=http)
-            self._held[base_url, key] = _PooledClient(made)
-        self._held.move_to_end((base_url, key))
-        return self._held[base_url, key]
+            self._clients[base_url, key] = _PooledClient(made)
+        self._clients.move_to_end((base_url, key))
+        return self._clients[base_url, key]
 
-    async def _close_old(self) -> None:
-        idle = [name for name, held in self._held.items() if not held.calls]
-        for held in [self._held.pop(name) for name in idle[: max(0, len(self._held) - MAX_CLIENTS)]]:
-            await held.client.close()
+    async def _close_idle(self) -> None:
+        idle = [name for name, pooled in self._clients.items() if not pooled.calls]
+        for pooled in [self._clients.pop(name) for name in idle[: max(0, len(self._clients) - MAX_CLIENTS)]]:
+            await pooled.client.close()
 
     async def aclose(self) -> None:
-        for held in self._held.values():
-            await held.client.close()
-
-
-def _parse_body(content: bytes) -> Any:
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return None
+        for pooled in self._clients.values():
+            await pooled.client.close()
 
 
 def _has_reasoning(completion: Completion) -> bool:
@@ -286,9 +282,13 @@ class RequestForm:
         if name is None:
             return None
         if name in TOKEN_LIMIT_PARAMETERS:
-            return None if _TOO_MANY_TOKENS.search(_get_error_text(error)) else self._other_limit()
+            if _TOO_MANY_TOKENS.search(_get_error_text(error)):
+                return None
+            excluded = {self.limit, *self.without}
+            other = next((parameter for parameter in TOKEN_LIMIT_PARAMETERS if parameter not in excluded), None)
+            return replace(self, limit=other, without=self.without | {self.limit or ""})
         if name == "response_format":
-            return self._lower(bool(_INVALID_SCHEMA.search(_get_error_text(error))))
+            return self._with_lower_level(bool(_INVALID_SCHEMA.search(_get_error_text(error))))
         if name == "top_logprobs" and self.top > TOP_LOGPROBS_LEVELS[-1]:
             return replace(self, top=TOP_LOGPROBS_LEVELS[-1])
         if name in ("logprobs", "top_logprobs"):
@@ -312,12 +312,7 @@ class RequestForm:
     def _lacks(self, name: str, ask: Ask) -> bool:
         return name in self.without and (name != "logprobs" or ask.logprobs > 0)
 
-    def _other_limit(self) -> RequestForm:
-        tried = self.without & set(TOKEN_LIMIT_PARAMETERS)
-        other = next((name for name in TOKEN_LIMIT_PARAMETERS if name != self.limit and name not in tried), None)
-        return replace(self, limit=other, without=self.without | {self.limit or ""})
-
-    def _lower(self, this_schema: bool) -> RequestForm:
+    def _with_lower_level(self, this_schema: bool) -> RequestForm:
         lower = SCHEMA_LEVELS[min(SCHEMA_LEVELS.index(self.level) + 1, len(SCHEMA_LEVELS) - 1)]
         if this_schema and self.schema and self.level == SCHEMA_LEVELS[0]:
             return replace(self, level=lower, schemas=(*self.schemas, self.schema)[-MAX_REFUSED_SCHEMAS:])
@@ -329,9 +324,9 @@ class EndpointCapabilities:
 
     def __init__(self, base_url: str) -> None:
         host = urlsplit(base_url).hostname or ""
-        theirs = host == "api.openai.com" or host.endswith((".openai.azure.com", ".azure.com"))
+        is_openai = host == "api.openai.com" or host.endswith((".openai.azure.com", ".azure.com"))
         self._form = RequestForm(
-            limit=TOKEN_LIMIT_PARAMETERS[0] if theirs else TOKEN_LIMIT_PARAMETERS[1]
+            limit=TOKEN_LIMIT_PARAMETERS[0] if is_openai else TOKEN_LIMIT_PARAMETERS[1]
         )  # other servers may ignore the newer name
         self._most_room = MAX_TOKEN_FACTOR
 
@@ -422,9 +417,12 @@ def make_response_format(name: str, schema: Mapping[str, JSON] | None, level: st
         return None
     if level == "json_object":
         return {"type": "json_object"}
-    told = add_enum_types(schema)
+    typed_schema = add_enum_types(schema)
     named = _INVALID_NAME_CHARACTERS.sub("_", name)[:64] or "reply"
-    return {"type": "json_schema", "json_schema": {"name": named, "schema": told, "strict": is_strict(told)}}
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": named, "schema": typed_schema, "strict": is_strict(typed_schema)},
+    }
 
 
 def add_enum_types(schema: Any) -> Any:
@@ -433,12 +431,12 @@ def add_enum_types(schema: Any) -> Any:
         return [add_enum_types(member) for member in schema]
     if not isinstance(schema, Mapping):
         return schema
-    told = {name: value if name == "enum" else add_enum_types(value) for name, value in schema.items()}
-    labels = told["enum"] if isinstance(told.get("enum"), list | tuple) else ()
+    typed = {name: value if name == "enum" else add_enum_types(value) for name, value in schema.items()}
+    labels = typed["enum"] if isinstance(typed.get("enum"), list | tuple) else ()
     kinds = sorted({_JSON_TYPES.get(type(label), "object") for label in labels})
-    if "type" not in told and kinds:
-        told = {"type": kinds[0] if len(kinds) == 1 else kinds, **told}
-    return told
+    if "type" not in typed and kinds:
+        typed = {"type": kinds[0] if len(kinds) == 1 else kinds, **typed}
+    return typed
 
 
 def is_strict(schema: Any) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -137,22 +137,25 @@ def _find_candidates(text: str, schema: Mapping[str, JSON]) -> list[Any]:
     parsed.
     """
     if schema.get("type") == "array":
-        return list(_iterate_fenced_lists(text))
+        lists = []
+        for block in _FENCED_BLOCK.findall(text):
+            try:
+                value = load_strict_json(block.strip())
+            except InvalidJSON:
+                continue
+            if isinstance(value, list):
+                lists.append(value)
+        return lists
     try:
         objects, _ = parse_reply_objects(text)
     except (InvalidJSON, RecursionError):
         return []
-    return [each for each in objects if isinstance(each, Mapping) and _list_members(each) & _list_properties(schema)]
-
-
-def _iterate_fenced_lists(text: str) -> Iterator[Any]:
-    for block in _FENCED_BLOCK.findall(text):
-        try:
-            value = load_strict_json(block.strip())
-        except InvalidJSON:
-            continue
-        if isinstance(value, list):
-            yield value
+    properties = _list_properties(schema)
+    return [
+        each
+        for each in objects
+        if isinstance(each, Mapping) and any(str(name).strip().casefold() in properties for name in each)
+    ]
 
 
 def _repair_json(text: str, schema: Mapping[str, JSON]) -> Any:
@@ -164,8 +167,9 @@ def _repair_json(text: str, schema: Mapping[str, JSON]) -> Any:
     if end < start:
         raise InvalidJSON("the JSON in the reply does not end")
     block = text[start : end + 1]
-    if twice := _find_duplicate_property(block, _list_properties(schema)):
-        raise InvalidJSON(f"{twice!r} stands in the reply more than once, and its JSON cannot be read")
+    for name in sorted(_list_properties(schema)):  # choosing one of several occurrences would be a guess
+        if len(re.findall(rf"(?<!\w){re.escape(name)}[\"'“”„‘’\\]*\s*[:=]", block, re.IGNORECASE)) > 1:
+            raise InvalidJSON(f"{name!r} stands in the reply more than once, and its JSON cannot be read")
     import json_repair
 
     try:
@@ -177,22 +181,9 @@ def _repair_json(text: str, schema: Mapping[str, JSON]) -> Any:
     return value
 
 
-def _find_duplicate_property(block: str, names: set[str]) -> str | None:
-    """Return a property that occurs more than once in a text. Choosing one occurrence would be a guess."""
-    return next((name for name in sorted(names) if len(_make_key_pattern(name).findall(block)) > 1), None)
-
-
-def _make_key_pattern(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\w){re.escape(name)}[\"'“”„‘’\\]*\s*[:=]", re.IGNORECASE)
-
-
 def _list_properties(schema: Mapping[str, JSON]) -> set[str]:
     properties = schema.get("properties")
     return {name.casefold() for name in properties} if isinstance(properties, Mapping) else set()
-
-
-def _list_members(value: Mapping[str, Any]) -> set[str]:
-    return {str(name).strip().casefold() for name in value}
 
 
 MAX_SCHEMA_DEPTH = 32
@@ -319,14 +310,11 @@ def _describe_violation(error: Any) -> str:
         lacking = [name for name in error.validator_value if name not in error.instance]
         return f"{subject} lacks {', '.join(map(repr, lacking))}"
     if error.validator == "type":
-        return f"{subject} is {_to_short_json(error.instance)}, which is no {_join_types(error.validator_value)}"
+        kinds = error.validator_value if isinstance(error.validator_value, str) else " or ".join(error.validator_value)
+        return f"{subject} is {_to_short_json(error.instance)}, which is no {kinds}"
     return f"{subject}: {error.message:.300}"
 
 
-def _join_types(kinds: Any) -> str:
-    return kinds if isinstance(kinds, str) else " or ".join(kinds)
-
-
 def _to_short_json(value: Any) -> str:
-    told = orjson.dumps(value, default=str).decode()
-    return told if len(told) <= 120 else told[:120] + "…"
+    text = orjson.dumps(value, default=str).decode()
+    return text if len(text) <= 120 else text[:120] + "…"

@@ -12,7 +12,7 @@ import orjson
 from spanwise.collector.records import Usage
 from spanwise.evaluators.interface import Unjudged
 from spanwise.evaluators.judges.llm_client.chat_completions import Ask, Completion
-from spanwise.evaluators.judges.llm_client.judge_settings import Judge
+from spanwise.evaluators.judges.llm_client.judge_call import Judge
 
 ScriptedReply: TypeAlias = str | Mapping[str, Any] | BaseException | type[BaseException] | Completion
 
@@ -24,10 +24,10 @@ class ScriptBackend:
     where = "a script in this process"
 
     def __init__(self, *replies: ScriptedReply | Callable[[Ask], ScriptedReply]) -> None:
-        alone = replies[0] if len(replies) == 1 else None
-        self._function = alone if callable(alone) and not isinstance(alone, type) else None
+        only = replies[0] if len(replies) == 1 else None
+        self._function = only if callable(only) and not isinstance(only, type) else None
         self._count = len(replies)
-        self._rest: Iterator[Any] = iter(replies)
+        self._replies: Iterator[Any] = iter(replies)
         self._lock = threading.Lock()
         self.asked: list[Ask] = []
 
@@ -35,18 +35,18 @@ class ScriptBackend:
         """Return the next reply. Raises it if it is an exception, and `Unjudged` if no reply is left."""
         with self._lock:
             self.asked.append(ask)
-            said = None if self._function else next(self._rest, None)
-        return _make_scripted_completion(self._function(ask) if self._function else said, ask, self._count)
+            reply = None if self._function else next(self._replies, None)
+        return _make_scripted_completion(self._function(ask) if self._function else reply, ask, self._count)
 
 
-def _make_scripted_completion(said: ScriptedReply | None, ask: Ask, count: int) -> Completion:
-    if said is None:
+def _make_scripted_completion(reply: ScriptedReply | None, ask: Ask, count: int) -> Completion:
+    if reply is None:
         raise Unjudged(f"the script of the judge has no more replies: it had {count}")
-    if isinstance(said, BaseException) or (isinstance(said, type) and issubclass(said, BaseException)):
-        raise said
-    if isinstance(said, Completion):
-        return said
-    text = said if isinstance(said, str) else orjson.dumps(said).decode()
+    if isinstance(reply, BaseException) or (isinstance(reply, type) and issubclass(reply, BaseException)):
+        raise reply
+    if isinstance(reply, Completion):
+        return reply
+    text = reply if isinstance(reply, str) else orjson.dumps(reply).decode()
     return Completion(text=text, model=ScriptBackend.model, usage=Usage(len(str(ask.messages)) // 4, len(text) // 4))
 
 
