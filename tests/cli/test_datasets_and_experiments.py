@@ -164,9 +164,9 @@ def test_a_summary_exported_as_html_says_its_encoding(spanwise, tmp_path):
 
 def test_an_evaluation_in_a_file(spanwise, tmp_path):
     (tmp_path / "check.py").write_text(EVALUATION)
-    assert "│ exact    │ 4 │ 0.75 │" in spanwise("eval", tmp_path / "check.py")
+    assert "│ exact ↑  │ 4 │ 0.75 │" in spanwise("eval", tmp_path / "check.py")
     assert "check" in spanwise("experiments", "list")
-    assert "│ exact    │ 4 │ 0.75 │" in spanwise("experiments", "show", "check", "--rows", 2)
+    assert "│ exact ↑  │ 4 │ 0.75 │" in spanwise("experiments", "show", "check", "--rows", 2)
     assert [row["exact"] for row in lines(spanwise("experiments", "show", "check", "--json"))] == [1.0, 1.0, 1.0, 0.0]
 
 

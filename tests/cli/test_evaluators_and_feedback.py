@@ -100,6 +100,14 @@ def test_the_list_of_evaluators(spanwise):
     assert rows[-1]["needed"]["context"] == "optional"
 
 
+def test_keys_are_listed_with_their_direction(spanwise):
+    output = spanwise("evaluators", "list", "--group", "numbers", store=False)
+    assert "latency ↓" in output
+    assert "↑ higher" in spanwise("evaluators", "show", "exact", store=False)
+    assert "↓ lower" in spanwise("evaluators", "show", "latency", store=False)
+    assert "↑" not in spanwise("evaluators", "show", "human_feedback", store=False)
+
+
 def test_the_page_of_an_evaluator(spanwise):
     assert "Discounted" not in spanwise("evaluators", "show", "regex", store=False)
     assert "ir_ndcg score" in spanwise("evaluators", "show", "ir_ndcg", store=False)

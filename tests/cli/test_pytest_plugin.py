@@ -130,7 +130,7 @@ def test_an_error_of_the_test_is_the_error_of_its_run(outcome):
 
 
 def test_the_table_is_shown_at_the_end(outcome):
-    assert "│ exact  │ 3 │ 0.6667 │" in outcome[0]
+    assert "│ exact ↑ │ 3 │ 0.6667 │" in outcome[0]
 
 
 def test_evaluators_of_the_mark_that_are_no_arguments_look_at_the_finished_run(outcome):

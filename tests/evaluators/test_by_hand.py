@@ -189,3 +189,32 @@ def test_a_reference_is_seen_as_it_is_stored(store, value):
         done = evaluate([row], lambda inputs: value, [get_evaluator("exact")], store=store, progress=False)
         assert [row.scores["exact"] for row in done.rows()] == [1.0]
         assert [row.scores["exact"] for row in done.evaluate([get_evaluator("exact")]).rows()] == [1.0]
+
+
+def test_the_score_of_the_only_feedback():
+    result = score(get_evaluator("exact"), outputs="a", reference_outputs="a")
+    assert (result.score, result["exact"], result[0], len(result)) == (1.0, *result, *result, 1)
+    assert result == list(result)
+    assert isinstance(result, list)
+
+
+def test_the_score_of_the_primary_key():
+    result = score(get_evaluator("pii"), outputs="Write to jane@example.com")
+    assert len(result) > 1
+    assert result.score is result["pii"].score is False
+    with pytest.raises(KeyError, match="no feedback has the key 'pi'; expected one of: pii, "):
+        result["pi"]
+
+
+def test_without_a_single_score_the_reason_is_raised():
+    pair = score(
+        evaluator(key="pair")(lambda outputs: [{"key": "a", "score": 1}, {"key": "b", "score": 0}]), outputs=""
+    )
+    with pytest.raises(ValueError, match="no single score among 2 feedbacks; choose one by key or index: a, b"):
+        _ = pair.score
+    with pytest.raises(ValueError, match="'broken' has no score: error: ZeroDivisionError"):
+        _ = score(evaluator(key="broken")(lambda outputs: 1 / 0), outputs="").score
+    with pytest.raises(ValueError, match="'exact' has no score: skip: needs reference_outputs"):
+        _ = score(get_evaluator("exact"), outputs="a").score
+    with pytest.raises(ValueError, match="'mood' has the label 'good' and no score"):
+        _ = score(evaluator(key="mood")(lambda outputs: "good"), outputs="a").score

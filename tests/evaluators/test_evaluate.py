@@ -428,8 +428,8 @@ def test_models_tokens_and_cost_are_summed(store):
 
 def test_an_experiment_prints_in_terminals_and_notebooks(store):
     experiment = evaluate(QUESTIONS, answer, [get_evaluator("exact")], store=store, name="<b>", progress=False)
-    assert "│ exact │ 5 │    1 │" in str(experiment)
-    assert "<td>exact</td>" in experiment.to_html()
+    assert "│ exact ↑ │ 5 │    1 │" in str(experiment)
+    assert "<td>exact ↑</td>" in experiment.to_html()
     assert "&lt;b&gt;" in experiment._repr_html_()
     assert list(experiment.to_pandas()["exact"]) == [1.0] * 5
 

@@ -1,5 +1,7 @@
 """What an experiment counts as it goes: its runs, and key by key what evaluators say."""
 
+import math
+
 import pytest
 
 from spanwise.collector.records import Feedback, Run, Target, Usage
@@ -165,3 +167,18 @@ def test_in_a_notebook_the_table_is_html_with_every_text_escaped():
     assert "<caption>a &amp; b</caption><thead><tr><th>key</th><th>n</th>" in html
     assert "<tbody><tr><td>&lt;k&gt;</td><td>1</td><td>0.5</td><td></td><td>0</td><td>0</td></tr></tbody>" in html
     assert html.endswith("<p>0 runs · 0 failed</p>")
+
+
+def test_a_recorded_metric_has_its_range_and_direction():
+    for metric in (Metric("a", (0.0, math.inf), False), Metric("b", None), Metric("c", (-1.0, 1.0), threshold=0.5)):
+        assert Metric.from_dict(metric.to_dict()) == metric
+
+
+def test_keys_have_an_arrow_where_their_direction_is_declared():
+    metrics = [Metric("up"), Metric("down", None, False), Metric("unsaid", None)]
+    tally = ExperimentTally(metrics)
+    for key in ("up", "down", "unsaid", "undeclared"):
+        tally.add_feedback(Feedback(target=Target(trace_id="1" * 32), key=key, score=1.0), "example")
+    table = str(make_summary("t", tally, repeats=False))
+    for shown in ("│ up ↑ ", "│ down ↓ ", "│ unsaid     │", "│ undeclared │"):
+        assert shown in table

@@ -87,7 +87,7 @@ def render_index() -> str:
     """Return a table of all evaluators by group."""
     rows = ["| id | group | needs | metrics | for |", "|---|---|---|---|---|"]
     for spec in sorted(interface.list_specs(), key=lambda spec: (spec.group, spec.id)):
-        keys = ", ".join(metric.key for metric in spec.metrics)
+        keys = describe_metrics(spec)
         rows.append(
             f"| [{spec.id}]({spec.id}.md) | {spec.group} | {describe_needs(spec)} | {keys} | {describe_compatibility(spec)} |"
         )
@@ -105,6 +105,11 @@ def describe_needs(spec: EvaluatorSpec) -> str:
     must = [name for name, need in table.items() if need == "yes"]
     may = [f"({name})" for name, need in table.items() if need == "optional"]
     return ", ".join([*must, *may])
+
+
+def describe_metrics(spec: EvaluatorSpec) -> str:
+    """Return the keys, each with ↑ or ↓ if it is known whether higher or lower scores are better."""
+    return ", ".join(f"{metric.key} {metric.arrow}".rstrip() for metric in spec.metrics)
 
 
 def describe_compatibility(spec: EvaluatorSpec) -> str:
@@ -128,7 +133,8 @@ the same table, `spanwise evaluators show ID` the same pages. [protocol.md](prot
 
 What is needed: the columns of a case (question = `inputs`, expected = `reference_outputs` or `expected_documents`,
 context = `documents`, actual = `outputs`, conditions, trace) and machinery (judge, agent, model, gpu); in parentheses
-what is used when it is there. A case that lacks a need is skipped, never scored.
+what is used when it is there. A case that lacks a need is skipped, never scored. ↑ means that higher scores are
+better, ↓ that lower ones are.
 """
 
 
@@ -202,10 +208,10 @@ def _default_metrics(spec: EvaluatorSpec) -> tuple[Metric, ...]:
 def _metrics_table(metrics: tuple[Metric, ...]) -> str:
     rows = ["| key | range | better | threshold | |", "|---|---|---|---|---|"]
     for metric in metrics:
-        better = "higher" if metric.higher_is_better else "lower"
+        better = f"{metric.arrow} higher" if metric.higher_is_better else f"{metric.arrow} lower"
         threshold = "" if metric.threshold is None else _format_number(metric.threshold)
         primary = "primary" if metric.primary else ""
-        rows.append(f"| `{metric.key}` | {_format_range(metric)} | {better} | {threshold} | {primary} |")
+        rows.append(f"| `{metric.key}` | {_format_range(metric)} | {better.strip()} | {threshold} | {primary} |")
     return "\n".join(rows)
 
 

@@ -140,9 +140,9 @@ def _has_need(known: EvaluatorSpec, need: str | None) -> bool:
 
 
 def _spec_cells(known: EvaluatorSpec) -> tuple[str, ...]:
-    from spanwise.cli.evaluator_docs import describe_compatibility, describe_needs
+    from spanwise.cli.evaluator_docs import describe_compatibility, describe_metrics, describe_needs
 
-    return known.id, known.group, describe_needs(known), describe_compatibility(known), str(len(known.metrics))
+    return known.id, known.group, describe_needs(known), describe_compatibility(known), describe_metrics(known)
 
 
 def _describe_own_evaluator(evaluator: Evaluator) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class Summary(Mapping[str, KeySummary]):
     judge_cost: float | None = None
     judge_unpriced: int = 0  # calls of unknown cost
     judge_texts_cut: int = 0  # texts that were truncated for a judge
+    arrows: Mapping[str, str] = field(default_factory=dict)  # ↑ or ↓ per key whose better direction is known
     # agreement of each judge with human feedback, read when the table is shown
     trust: Callable[[], Mapping[str, str]] = field(default=dict, repr=False, compare=False)
 
@@ -121,17 +122,22 @@ class Summary(Mapping[str, KeySummary]):
         head = ["key", "n", "mean", *["task failed"] * bool(self.failed), "passed", "failed", "skipped"]
         head += ["variance", "flaky"] * self.repeats
         rows = [self._row(row) for row in self.values()]
-        rows += [self._of_the_set(feedback) for feedback in self.overall.values()]
         if trust := self.trust():
             head.append(AGREEMENT_COLUMN)
-            rows = [[*row, trust.get(row[0], "")] for row in rows]
+            rows = [[*row, trust.get(key, "")] for key, row in zip(self, rows, strict=True)]
+        for feedback in self.overall.values():
+            rows.append([*self._of_the_set(feedback), *[""] * bool(trust)])
         return head, rows
+
+    def _with_arrow(self, key: str, shown: str = "") -> str:
+        """Return a key, or what is shown for it, with the arrow of its better direction if that is known."""
+        return f"{shown or key} {self.arrows.get(key, '')}".rstrip()
 
     def _row(self, row: KeySummary) -> list[str]:
         mean = format_number(row.mean) if row.mean is not None else format_labels(row.labels)
         failed = [f"{row.task_failed} of {self.runs}"] * bool(self.failed)
         cells = [
-            row.key,
+            self._with_arrow(row.key),
             format_counts(row),
             mean,
             *failed,
@@ -146,7 +152,7 @@ class Summary(Mapping[str, KeySummary]):
         value = feedback.label or "" if feedback.score is None else format_number(float(feedback.score))
         failed = [f"{self.failed} of {self.runs}"] * bool(self.failed)
         cells = [
-            f"{feedback.key} (all)",
+            self._with_arrow(feedback.key, f"{feedback.key} (all)"),
             format_counts(stats),
             value,
             *failed,
@@ -232,6 +238,7 @@ def make_summary(
         judge_cost=tally.spent.known_cost,
         judge_unpriced=tally.spent.unpriced,
         judge_texts_cut=tally.spent.texts_cut,
+        arrows=tally.arrows,
         trust=trust,
     )
 

@@ -243,6 +243,11 @@ class ExperimentTally(RunTotals):
         """Return the metric of a key; a default one if no evaluator declares it."""
         return self._metrics.get(key) or Metric(key)
 
+    @property
+    def arrows(self) -> dict[str, str]:
+        """Return the arrow of each key whose better direction is declared."""
+        return {TASK_OK: "↑"} | {key: metric.arrow for key, metric in self._metrics.items() if metric.arrow}
+
     def in_order(self) -> list[tuple[str, KeyTally]]:
         """Return keys in the order of declaration, then all others by name."""
         declared = {key: place for place, key in enumerate(self._metrics)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any, Literal, Self
 
 from spanwise.collector.records import Source
@@ -24,6 +25,16 @@ class Metric:
     threshold: float | None = None
     primary: bool = False
 
+    @property
+    def arrow(self) -> str:
+        """Return "↑" if higher scores are better and "↓" if lower ones are.
+
+        Return "" if the direction is only the default, which it is if no range is declared either.
+        """
+        if not self.higher_is_better:
+            return "↓"
+        return "" if self.range is None else "↑"
+
     def passes(self, score: float | bool) -> bool | None:
         """Return whether a score (or a mean of scores) is on the good side of the threshold, or equal to it."""
         threshold = 0.5 if self.threshold is None and isinstance(score, bool) else self.threshold
@@ -40,8 +51,14 @@ class Metric:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the metric of a `to_dict` result, with key, direction and threshold."""
-        return cls(plain["key"], None, plain.get("higher_is_better", True), decode_infinity(plain.get("threshold")))
+        """Return the metric of a `to_dict` result, with key, range, direction and threshold."""
+        ends = plain.get("range")
+        return cls(
+            plain["key"],
+            None if ends is None else (-inf if ends[0] is None else ends[0], inf if ends[1] is None else ends[1]),
+            plain.get("higher_is_better", True),
+            decode_infinity(plain.get("threshold")),
+        )
 
 
 FIRST_VERSION = "1"

@@ -12,7 +12,7 @@ Modules, in the order in which data flows:
 """
 
 from spanwise.evaluators.scoring.case_builder import load_turns, make_case, retrieved_documents
-from spanwise.evaluators.scoring.case_scoring import CaseScorer, ascore, score, skip_failed
+from spanwise.evaluators.scoring.case_scoring import CaseScorer, ScoreResult, ascore, score, skip_failed
 from spanwise.evaluators.scoring.cost_estimate import Estimate, estimate
 from spanwise.evaluators.scoring.judge_calibration import Bias, Calibration, calibrate, corrected_mean
 
@@ -21,6 +21,7 @@ __all__ = [
     "Calibration",
     "CaseScorer",
     "Estimate",
+    "ScoreResult",
     "ascore",
     "calibrate",
     "corrected_mean",

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import count
 from os import PathLike
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, overload
 
 from spanwise.collector.records import Case, Example, Feedback, Target, Trace
 from spanwise.collector.stores import TraceStore
@@ -32,6 +32,55 @@ from spanwise.evaluators.scoring.case_builder import load_turns, make_case, norm
 StoreLocation: TypeAlias = "TraceStore | str | PathLike[str] | None"
 
 
+class ScoreResult(list[Feedback]):
+    """List of the feedback of one evaluator on one case or set, with access by key: `result["pii"]`."""
+
+    def __init__(self, feedback: Iterable[Feedback] = (), primary: str | None = None) -> None:
+        super().__init__(feedback)
+        self._primary = primary  # key of the evaluator's primary metric
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Feedback: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Feedback]: ...
+
+    @overload
+    def __getitem__(self, at: str) -> Feedback: ...
+
+    def __getitem__(self, at: SupportsIndex | slice | str) -> Feedback | list[Feedback]:
+        """Return the feedback at an index or a slice, or the first one with a key. Raises `KeyError` for an unknown
+        key.
+        """
+        if not isinstance(at, str):
+            return super().__getitem__(at)
+        for feedback in self:
+            if feedback.key == at:
+                return feedback
+        raise KeyError(f"no feedback has the key {at!r}; expected one of: {self._keys()}")
+
+    @property
+    def score(self) -> float | bool:
+        """Return the score of the primary key, or of the only feedback.
+
+        Raises `ValueError` if there is no single score, and with the reason if it is an error, a skip or a label.
+        """
+        candidates = self if len(self) == 1 else [feedback for feedback in self if feedback.key == self._primary]
+        if len(candidates) != 1:
+            raise ValueError(
+                f"there is no single score among {len(self)} feedbacks; choose one by key or index: {self._keys()}"
+            )
+        feedback = candidates[0]
+        if feedback.score is not None:
+            return feedback.score
+        if feedback.outcome == "score":
+            raise ValueError(f"{feedback.key!r} has the label {feedback.label!r} and no score")
+        raise ValueError(f"{feedback.key!r} has no score: {feedback.outcome}: {feedback.error or feedback.comment}")
+
+    def _keys(self) -> str:
+        return ", ".join(dict.fromkeys(feedback.key for feedback in self)) or "none"
+
+
 async def ascore(
     evaluator: Any,
     on: Trace | Case | Sequence[Case] | None = None,
@@ -40,9 +89,21 @@ async def ascore(
     session: str | None = None,
     store: StoreLocation = None,
     **fields: Any,
-) -> list[Feedback]:
+) -> ScoreResult:
     """Return the feedback of one evaluator like `score`, from async code."""
     judge = as_evaluator(evaluator)
+    primary = next((metric.key for metric in judge.metrics if metric.primary), None)
+    return ScoreResult(await _score(judge, on, example, session, store, fields), primary)
+
+
+async def _score(
+    judge: Evaluator,
+    on: Trace | Case | Sequence[Case] | None,
+    example: Example | None,
+    session: str | None,
+    store: StoreLocation,
+    fields: dict[str, Any],
+) -> list[Feedback]:
     if session is not None:
         return await _score_session(judge, on, session, store, example, fields)
     if store is not None:
@@ -64,7 +125,7 @@ def score(
     session: str | None = None,
     store: StoreLocation = None,
     **fields: Any,
-) -> list[Feedback]:
+) -> ScoreResult:
     """Return the feedback of one evaluator on a trace, a case, or values: `score(get_evaluator("exact"), outputs="a",
     reference_outputs="b")`.
 
@@ -75,6 +136,9 @@ def score(
     With the id of a `session`, the evaluator gets the last turn, and all turns as `history`. The feedback is about
     the session. The session is read from `store` (None: see `spanwise.collector.connect`). Nothing is stored: call
     `store.add_feedback(…)` for that.
+
+    The result is a list of feedback. `result.score` is the score of the primary key or of the only feedback;
+    `result["pii"]` is the feedback with a key.
 
     Errors of the evaluator never raise. Raises `TypeError` if `evaluator` is not an evaluator, and for unknown
     fields. Raises `ValueError` for lists of unequal length, and `NotFound` for a session without traces.
