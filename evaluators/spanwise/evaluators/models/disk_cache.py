@@ -362,10 +362,7 @@ def _get_vector_file(path: Path) -> VectorFile:
     return _vector_files.get(path) or _vector_files.setdefault(path, VectorFile(path))
 
 
-def _forget_files_after_fork() -> None:
+def forget_files_after_fork() -> None:
+    """Forget the parent's open files in a forked child, without closing them."""
     _parent_files.extend(_vector_files.values())
     _vector_files.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_files_after_fork)

@@ -9,7 +9,6 @@ word boundary is near, else between tokens.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -58,10 +57,10 @@ class CoalescingEncoder:
         self._ragged = ragged
         self._known: OrderedDict[str, Vector] = OrderedDict()
         self._bytes = 0
-        self._nobody_at_work()
+        self._reset_callers()
         _all_encoders.add(self)
 
-    def _nobody_at_work(self) -> None:
+    def _reset_callers(self) -> None:
         """Reset locks and waiting texts, at the start and in a forked child, where the threads that held the locks do
         not exist.
         """
@@ -79,14 +78,13 @@ class CoalescingEncoder:
             self._remember(old)
             missing = [text for text in missing if text not in old]
         found |= self._made(missing) if missing else {}
-        return found if self._ragged or len({len(vector) for vector in found.values()}) < 2 else self._anew(wanted)
-
-    def _anew(self, texts: Iterable[str]) -> dict[str, Vector]:
-        """Discard cached vectors of another length, from another model of the same name, and encode the texts again."""
+        if self._ragged or len({len(vector) for vector in found.values()}) < 2:
+            return found
+        # discard cached vectors of another length, from another model of the same name, and encode the texts again
         with self._guard:
             self._known.clear()
             self._bytes = 0
-        return self._made(list(texts))
+        return self._made(list(wanted))
 
     def _remembered(self, texts: Iterable[str]) -> dict[str, Vector]:
         found: dict[str, Vector] = {}
@@ -112,7 +110,13 @@ class CoalescingEncoder:
                     for vectors in self._vectors(left):
                         self._give(vectors, {text: [mine] for text in left})
         finally:
-            self._take_back(texts, mine)
+            with self._guard:
+                for text in texts:
+                    places = [place for place in self._waiting.get(text, ()) if place is not mine]
+                    if places:
+                        self._waiting[text] = places
+                    else:
+                        self._waiting.pop(text, None)
         return mine
 
     def _run(self, mine: dict[str, Vector]) -> None:
@@ -146,15 +150,6 @@ class CoalescingEncoder:
         for some in (texts[start : start + size] for start in range(0, len(texts), size)):
             yield {text: _read_only_copy(vector) for text, vector in zip(some, self._encode(some), strict=True)}
 
-    def _take_back(self, texts: Iterable[str], mine: dict[str, Vector]) -> None:
-        with self._guard:
-            for text in texts:
-                places = [place for place in self._waiting.get(text, ()) if place is not mine]
-                if places:
-                    self._waiting[text] = places
-                else:
-                    self._waiting.pop(text, None)
-
     def _remember(self, vectors: dict[str, Vector]) -> None:
         with self._guard:
             for text, vector in vectors.items():
@@ -166,13 +161,10 @@ class CoalescingEncoder:
                 self._bytes -= _entry_bytes(text, vector)
 
 
-def _reset_encoders_after_fork() -> None:
-    for encoding in _all_encoders:
-        encoding._nobody_at_work()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_encoders_after_fork)
+def reset_encoders_after_fork() -> None:
+    """Reset the locks and waiting texts of all encoders in a forked child."""
+    for encoder in _all_encoders:
+        encoder._reset_callers()
 
 
 def _read_only_copy(vector: Vector) -> Vector:
@@ -241,7 +233,8 @@ def split_windows(
     tokenized in pieces of at most `characters` characters.
     """
     size = max(size, _MIN_WINDOW)
-    if _surely_fits(text, size):
+    # a text with fewer bytes fits: each token has at least one byte, and one special token marks the start
+    if len(text) < size and len(text.encode(errors="replace")) < size:
         return [text]
     found: list[str] = []
     start = 0
@@ -285,13 +278,6 @@ def token_limit(tokenizer: Any, config: Any) -> int:
         positions -= 2  # their positions start after the padding index
     said = getattr(tokenizer, "model_max_length", None) or positions
     return int(min(said, positions))
-
-
-def _surely_fits(text: str, size: int) -> bool:
-    """Return whether a text fits without tokenizing it. Each token has at least one byte, and one special token marks
-    the start.
-    """
-    return len(text) < size and len(text.encode(errors="replace")) < size
 
 
 def _cut_piece(piece: str, spans: TokenSpans, size: int, ends: bool) -> tuple[list[str], int]:
