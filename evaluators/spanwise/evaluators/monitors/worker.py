@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias, cast
 
 import orjson
@@ -39,7 +38,7 @@ from spanwise.evaluators.monitors.rule_loading import (
     rule_from_data,
     source_files,
 )
-from spanwise.evaluators.monitors.worker_process import MessageSender
+from spanwise.evaluators.monitors.worker_process import ExitCode, MessageSender
 
 
 def make_reporting_store(store: Store, teller: MessageSender, idle: Mapping[str, str]) -> Store:
@@ -90,7 +89,6 @@ def _describe_target(target: Target) -> str:
 
 
 API_POLL_INTERVAL_S = 2.0  # seconds between two queries for the API's rules
-EXIT_STUCK, EXIT_REFUSED, EXIT_MONITOR_FAILED = 75, 65, 70  # exit statuses
 
 MessageQueue: TypeAlias = "queue.SimpleQueue[Mapping[str, Any]]"
 
@@ -202,7 +200,7 @@ class _MonitorThread:
 
     def __init__(self, monitor: Monitor, teller: MessageSender) -> None:
         self.monitor, self._teller = monitor, teller
-        self.status = 0
+        self.status = ExitCode.ENDED
         self._thread = threading.Thread(target=self._run, name="spanwise-monitor", daemon=True)
         self._thread.start()
 
@@ -220,18 +218,17 @@ class _MonitorThread:
         try:
             self.monitor.run()
         except Stuck as error:
-            self.status = EXIT_STUCK
+            self.status = ExitCode.STUCK
             self._teller.tell("say", text=str(error))
         except Refused as error:
-            self.status = EXIT_REFUSED
+            self.status = ExitCode.REFUSED
             self._teller.tell("refused", error=str(error))
         except BaseException as error:
-            self.status = EXIT_MONITOR_FAILED
+            self.status = ExitCode.FAILED
             self._teller.tell("say", text=f"a worker failed: {''.join(traceback.format_exception(error, limit=-3))}")
 
 
 HEARTBEAT_INTERVAL_S = 1.0  # seconds
-EXIT_BROKEN_RULES, EXIT_WORKER_FAILED = 64, 70  # exit statuses
 
 _END_MESSAGE: Mapping[str, Any] = {"end": None}  # None: the monitor's default grace period
 
@@ -253,8 +250,13 @@ def main() -> None:
         status = _run_rules(given, teller, said, memory)
     except BaseException:  # report every error before the process ends
         teller.tell("say", text=f"a worker failed: {traceback.format_exc(limit=-3)}")
-        status = EXIT_WORKER_FAILED
-    _exit_now(status)
+        status = ExitCode.FAILED
+    from spanwise.tracer import flush
+
+    flush(1.0)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)  # threads of evaluators that hang would otherwise keep the process alive
 
 
 def _run_rules(
@@ -262,13 +264,13 @@ def _run_rules(
 ) -> int:
     rules = _load_rules(given.file, given.url, teller)
     if rules is None:
-        return EXIT_BROKEN_RULES
+        return ExitCode.BROKEN_RULES
     memory.rules_are_loaded()
     first = said.get()
     if "end" in first:
-        return 0
-    conduct = WorkerController(connect(given.url), rules, said=said, teller=teller, memory=memory)
-    return conduct.run({**first, "claim_s": given.claim})
+        return ExitCode.ENDED
+    controller = WorkerController(connect(given.url), rules, said=said, teller=teller, memory=memory)
+    return controller.run({**first, "claim_s": given.claim})
 
 
 def _load_rules(file: Path, url: str, teller: MessageSender) -> list[MonitoredRule] | None:
@@ -303,14 +305,9 @@ def _error_line(error: BrokenRules, file: Path) -> str:
     if isinstance(cause, SyntaxError):  # its message contains the line
         return told
     folder = file.parent.resolve()
-    frames = [
-        frame for frame in _traceback_frames(cause.__traceback__) if Path(frame[0]).resolve().is_relative_to(folder)
-    ]
-    return f"{told} ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else told
-
-
-def _traceback_frames(trace: TracebackType | None) -> list[tuple[str, int]]:
-    return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(trace)]
+    stack = traceback.extract_tb(cause.__traceback__)
+    frames = [frame for frame in stack if Path(frame.filename).resolve().is_relative_to(folder)]
+    return f"{told} ({Path(frames[-1].filename).name}:{frames[-1].lineno or 0})" if frames else told
 
 
 def _send_heartbeats(teller: MessageSender, memory: WorkerMemory) -> None:
@@ -336,16 +333,6 @@ def _receive_messages(line: int, said: queue.SimpleQueue[Mapping[str, Any]], end
 
 def _start_thread(what: Any, *arguments: Any) -> None:
     threading.Thread(target=what, args=arguments, name=f"spanwise-{what.__name__.strip('_')}", daemon=True).start()
-
-
-def _exit_now(status: int) -> None:
-    """Exit at once. Threads of evaluators that hang would otherwise keep the process alive."""
-    from spanwise.tracer import flush
-
-    flush(1.0)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(status)
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -81,13 +82,28 @@ _SIGNAL_HINTS = {
     signal.SIGABRT: "a library has given up, as many do where memory runs out",
 }
 _STDLIB_FOLDER, _PACKAGE_FOLDER = str(Path(threading.__file__).parent), str(Path(__file__).parents[1])
-EXIT_CODES = {64: "it could not begin", 75: "all its slots were held by evaluators that do not come back"}
+
+
+class ExitCode(IntEnum):
+    """Exit codes of a worker, with the meanings of sysexits.h."""
+
+    ENDED = 0
+    BROKEN_RULES = 64
+    REFUSED = 65
+    FAILED = 70
+    STUCK = 75
+
+
+_EXIT_HINTS: Mapping[int, str] = {
+    ExitCode.BROKEN_RULES: "it could not begin",
+    ExitCode.STUCK: "all its slots were held by evaluators that do not come back",
+}
 
 
 def describe_exit(code: int) -> str:
     """Describe an exit status: `killed by SIGSEGV (…)`, `exit code 3`."""
     if code >= 0:
-        return f"exit code {code}" + (f" ({EXIT_CODES[code]})" if code in EXIT_CODES else "")
+        return f"exit code {code}" + (f" ({_EXIT_HINTS[code]})" if code in _EXIT_HINTS else "")
     try:
         found = signal.Signals(-code)
     except ValueError:
