@@ -84,7 +84,8 @@ class CausalModel:
         self._tokenizer = tokenizer
         tokenizer.split_special_tokens = True  # read "<|endoftext|>" inside a text as plain text
         tokenizer.model_max_length = int(1e30)  # avoid the tokenizer's length warning: this module cuts the windows
-        self._context = _context_length(model.config)
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._context = int(positions) if positions else None
         self._head = _find_output_head(model, name)
 
     def log_probabilities(self, pairs: Sequence[PrefixedText], how: ReadingSettings) -> list[Vector]:
@@ -161,30 +162,22 @@ class CausalModel:
 
         with torch.inference_mode():
             ids, mask = _pad_windows(rows, self.model.device)
-            states = self._states(ids, mask)
+            # the hidden states that the output head reads, or the logits if the model changes these after the head
+            states = (
+                self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+                if self._head is None
+                else self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            )
             ends = [(place, row.first, len(row.ids)) for place, row in enumerate(rows)]
             before = torch.cat([states[place, first - 1 : end - 1] for place, first, end in ends])
             tokens = torch.cat([ids[place, first:end] for place, first, end in ends])
-            found = self._picked(before, tokens).cpu()
+            # slices of at most `MAX_LOGITS` numbers
+            many = max(MAX_LOGITS // _vocabulary_size(self.model.config), 1)
+            slices = zip(before.split(many), tokens.split(many), strict=True)
+            found = torch.cat([self._log_probability(*each) for each in slices]).cpu()
         if not found.isfinite().all():
             raise ValueError(f"{self.name!r} gave a log-probability that is not finite; is its dtype too small for it?")
         return [part.numpy() for part in found.split([end - first for _, first, end in ends])]
-
-    def _states(self, ids: Any, mask: Any) -> Any:
-        """Return the hidden states that the output head reads. If the model changes logits after the head, return the
-        logits.
-        """
-        if self._head is None:
-            return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        return self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-
-    def _picked(self, before: Any, tokens: Any) -> Any:
-        """Return each token's log-probability given the preceding state, in slices of at most `MAX_LOGITS` numbers."""
-        import torch
-
-        many = max(MAX_LOGITS // _vocabulary_size(self.model.config), 1)
-        parts = zip(before.split(many), tokens.split(many), strict=True)
-        return torch.cat([self._log_probability(states, chosen) for states, chosen in parts])
 
     def _log_probability(self, states: Any, tokens: Any) -> Any:
         logits = (states if self._head is None else self._head(states)).float()
@@ -279,12 +272,6 @@ def _find_output_head(model: Any, name: str) -> Any:
         return head if states is not None and torch.equal(head(states), logits) else None
 
 
-def _context_length(config: Any) -> int | None:
-    """Return the maximum number of tokens that the model reads at once; None if it has no such limit."""
-    found = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(found) if found else None
-
-
 def _vocabulary_size(config: Any) -> int:
     return int(config.get_text_config().vocab_size)
 
@@ -363,7 +350,8 @@ class LikelihoodModel(LocalModel):
         if not pairs:
             return []
         keys = [join_pair(*pair) for pair in pairs]
-        found = self._encoding()(keys)
+        encode = self._own if self._function is not None else self._shared(self._read, self.reading, ragged=True)
+        found = encode(keys)
         return [found[key] for key in keys]
 
     def each(self, pairs: Sequence[PrefixedText]) -> dict[PrefixedText, Vector | Exception]:
@@ -380,11 +368,6 @@ class LikelihoodModel(LocalModel):
     @cached_property
     def _place(self) -> ModelLocation:
         return self._found[0]
-
-    def _encoding(self) -> CoalescingEncoder:
-        if self._function is not None:
-            return self._own
-        return self._shared(self._read, self.reading, ragged=True)
 
     def _how(self) -> Mapping[str, Any]:
         how = {name: value for name, value in asdict(self.reading).items() if name != "batch_tokens"}
@@ -405,7 +388,13 @@ class LikelihoodModel(LocalModel):
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
             device = choose_device(self.device)
-            options = self._options(file)
+            options: dict[str, Any] = {
+                "token": self._token,
+                "trust_remote_code": self._remote_code,
+                "local_files_only": is_offline(),
+            }
+            if file is not None:
+                options["gguf_file"] = file
             tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
             if file is None and not self._pickle:
                 options["use_safetensors"] = True
@@ -416,10 +405,6 @@ class LikelihoodModel(LocalModel):
             model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
             causal = CausalModel(model, tokenizer, place.name)
         return LoadedModel(causal, place.name, "likelihood", place.where, device, parameter_bytes(model), 0.0)
-
-    def _options(self, file: str | None) -> dict[str, Any]:
-        options = {"token": self._token, "trust_remote_code": self._remote_code, "local_files_only": is_offline()}
-        return options if file is None else {**options, "gguf_file": file}
 
     def _read(self, keys: list[str]) -> Vectors:
         held = self._loaded()

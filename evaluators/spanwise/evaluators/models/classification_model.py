@@ -90,7 +90,8 @@ class TextClassifier(LocalModel):
         if self._function is not None:
             return _check_probabilities(self._function(list(texts)), len(texts), self.name)
         rows = self._shared(self._predict, self._activation)(texts)
-        labels = self._labels()
+        config = self._loaded().model[1].config
+        labels = [str(config.id2label[place]) for place in range(config.num_labels)]
         return [dict(zip(labels, rows[text].tolist(), strict=True)) for text in texts]
 
     def each(self, texts: Sequence[str]) -> dict[str, dict[str, float] | Exception]:
@@ -131,10 +132,6 @@ class TextClassifier(LocalModel):
             network = network.to(device).eval()
             model = AutoTokenizer.from_pretrained(place.where, **asked), network
         return LoadedModel(model, place.name, "classes", place.where, device, parameter_bytes(network), 0.0)
-
-    def _labels(self) -> list[str]:
-        config = self._loaded().model[1].config
-        return [str(config.id2label[place]) for place in range(config.num_labels)]
 
     def _predict(self, texts: list[str]) -> Vectors:
         import numpy

@@ -115,7 +115,8 @@ class PairScorer(LocalModel):
 
         Raises the model's exception if it fails for one pair.
         """
-        return [_single_score(rows) for rows in self._rows(pairs)]
+        # the single score, or entailment, the first of `NLI_LABELS`
+        return [rows[0] for rows in self._rows(pairs)]
 
     def infer(self, pairs: Sequence[TextPair]) -> list[Inference]:
         """Return the NLI probabilities of each pair, in order. Raises `NoModel` if the model is no NLI model."""
@@ -160,13 +161,9 @@ class PairScorer(LocalModel):
         if not pairs:
             return []
         texts = [join_pair(*pair) for pair in pairs]
-        rows = self._encoding()(texts)
+        encode = self._own if self._function is not None else self._shared(self._predict, self._labels)
+        rows = encode(texts)
         return [tuple(rows[text].tolist()) for text in texts]
-
-    def _encoding(self) -> CoalescingEncoder:
-        if self._function is not None:
-            return self._own
-        return self._shared(self._predict, self._labels)
 
     def _how(self) -> Mapping[str, Any]:
         return {"labels": self._labels}
@@ -195,7 +192,15 @@ class PairScorer(LocalModel):
         model = CrossEncoder(
             self._place.where, device=device, trust_remote_code=self._remote_code, model_kwargs=weights, **asked
         )
-        _check_trained(model, described.get("architectures"), self._place.name)
+        saved_as = described.get("architectures")
+        # to a model without a layer that scores pairs, such as an embedding model, sentence-transformers adds one with
+        # random weights
+        made = len(model) == 1 and getattr(model[0], "transformer_task", None) == "sequence-classification"
+        if made and saved_as and not any(one.endswith("ForSequenceClassification") for one in saved_as):
+            raise NoModel(
+                f"{self._place.name!r} is no model of pairs: it was saved as {', '.join(saved_as)}, without what "
+                "scores them"
+            )
         return model
 
     def _predict(self, texts: list[str]) -> Vectors:
@@ -313,16 +318,6 @@ def _predict_pairs(model: Any, pairs: list[TextPair], batch_size: int, order: li
     return cast("Vectors", given[:, order])
 
 
-def _check_trained(model: Any, saved_as: Sequence[str] | None, name: str) -> None:
-    """Raise `NoModel` for a model that was saved without a layer that scores pairs, such as an embedding model.
-
-    Otherwise sentence-transformers would add a layer with random weights, and return its scores.
-    """
-    made = len(model) == 1 and getattr(model[0], "transformer_task", None) == "sequence-classification"
-    if made and saved_as and not any(one.endswith("ForSequenceClassification") for one in saved_as):
-        raise NoModel(f"{name!r} is no model of pairs: it was saved as {', '.join(saved_as)}, without what scores them")
-
-
 def _token_budget(model: Any) -> tuple[int, int]:
     """Return the number of tokens that a model reads at once, and the number of those that the texts of a pair cannot
     use.
@@ -338,10 +333,6 @@ def _check_finite(rows: Vectors, name: str) -> Vectors:
     if not numpy.isfinite(rows).all():
         raise ValueError(f"{name!r} gave a number that is not finite for a pair")
     return rows
-
-
-def _single_score(row: Sequence[float]) -> float:
-    return row[0]  # the single score, or entailment, the first of `NLI_LABELS`
 
 
 def _scores_by_label(row: Mapping[str, float]) -> dict[str, float]:
@@ -400,10 +391,10 @@ class ConsistencyModel:
         while order:
             rows = max(1, min(batch_size, _MAX_SQUARED_TOKENS // len(tokens[order[0]]) ** 2))
             now, order = order[:rows], order[rows:]
-            scores[now] = self._consistent([texts[place] for place in now])
+            scores[now] = self._predict_batch([texts[place] for place in now])
         return scores
 
-    def _consistent(self, texts: list[str]) -> Any:
+    def _predict_batch(self, texts: list[str]) -> Any:
         import torch
 
         given = self.tokenizer(texts, return_tensors="pt", padding=True, verbose=False).to(self.network.device)

@@ -96,15 +96,12 @@ class ConvWeights:
         import numpy
 
         weights = _load_weights(self.file, self.digest)
-        edges = _bin_edges(weights["mlp.weight"].shape[1])
+        bins = weights["mlp.weight"].shape[1]
+        edges = list(PERCENTILES) if bins == len(PERCENTILES) - 1 else [place / bins for place in range(bins + 1)]
         counts = [numpy.histogram(column, bins=edges)[0] for column in entailment.T[:CONV_SENTENCES]]
         learned = numpy.asarray(counts) @ weights["mlp.weight"][0] + weights["mlp.bias"]
         classes = weights["layer_final.weight"] @ numpy.full(3, learned.mean()) + weights["layer_final.bias"]
         return float(1 / (1 + numpy.exp(classes[0] - classes[1])))
-
-
-def _bin_edges(bins: int) -> list[float]:
-    return list(PERCENTILES) if bins == len(PERCENTILES) - 1 else [place / bins for place in range(bins + 1)]
 
 
 @lru_cache(maxsize=8)
@@ -124,7 +121,15 @@ def _load_weights(file: str, digest: str) -> dict[str, Numbers]:
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise NoModel(f"{file!r} has no weights of SummaC-Conv ({', '.join(_WEIGHT_SHAPES)}): {said:.200}") from None
     for name, shape in _WEIGHT_SHAPES.items():
-        _check_weight_shape(file, name, found[name].shape, shape)
+        actual = found[name].shape
+        fits = len(actual) == len(shape) and all(
+            size == want or (want is None and size in (len(PERCENTILES) - 1, 50))
+            for size, want in zip(actual, shape, strict=True)
+        )
+        if not fits:
+            raise NoModel(
+                f"{file!r} has {name} of {actual}: SummaC-Conv's are {str(shape).replace('None', '23 or 50')}"
+            )
     return found
 
 
@@ -139,15 +144,6 @@ def _read_pickle(path: Path) -> Any:
 
     held = torch.load(path, map_location="cpu", weights_only=True)
     return {name: value.float().numpy() for name, value in held.items()}
-
-
-def _check_weight_shape(file: str, name: str, found: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
-    sizes = (len(PERCENTILES) - 1, 50)
-    fits = len(found) == len(wanted) and all(
-        size == want or (want is None and size in sizes) for size, want in zip(found, wanted, strict=True)
-    )
-    if not fits:
-        raise NoModel(f"{file!r} has {name} of {found}: SummaC-Conv's are {str(wanted).replace('None', '23 or 50')}")
 
 
 # model of the examples in the documentation

@@ -370,11 +370,9 @@ def list_preset_status() -> Iterator[PresetStatus]:
     """Yield the status of all presets, in their order. Nothing is loaded, and no network is used."""
     for preset in PRESETS.values():
         folder = local_folder(locate_model(preset.name))
-        yield PresetStatus(preset=preset, folder=folder, bytes=_folder_size(folder))
-
-
-def _folder_size(folder: str | None) -> int:
-    return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) if folder else 0
+        files = Path(folder).rglob("*") if folder else ()
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        yield PresetStatus(preset=preset, folder=folder, bytes=size)
 
 
 OPENAI_URL = "https://api.openai.com/v1"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from spanwise.collector.records import (
@@ -19,7 +19,6 @@ from spanwise.collector.records import (
     Rule,
     SettingsVersion,
     Target,
-    Trace,
     TraceHead,
 )
 from spanwise.collector.rule_policy import build_rule_filters, get_sampling_unit
@@ -119,21 +118,19 @@ class FeedFollower:
             if lease is None:
                 self._following.pop(held.name, None)
             elif held.name not in self._following or self._following[held.name].token != lease.token:
-                self._begin(held, lease.token)
+                rule = held.in_force
+                cursor = self._store.cursor(rule.name, rule.version, project=rule.project)
+                if cursor is None:  # no process has decided before
+                    start, now_ns = "0" if rule.since_ns is not None else str(rule.active_from), 0
+                else:
+                    start, now_ns = cursor, self._store.changes(cursor, limit=1).now_ns
+                self._following[held.name] = RuleFeed(rule, self._history(rule), lease.token, cursor, start, now_ns)
         self._renew_at = self._now() + LEASE_S / 3
 
     def _leave(self, name: RuleKey) -> None:
         """Release the lease of a rule, so that another worker can decide."""
         if self._following.pop(name, None) is not None:
             self._store.release(decision_lease_name(*name), self._holder)
-
-    def _begin(self, held: ActiveRule, token: int) -> None:
-        rule = held.in_force
-        cursor = self._store.cursor(rule.name, rule.version, project=rule.project)
-        start = cursor if cursor is not None else _start_cursor(rule)
-        # no process has decided before
-        now_ns = self._store.changes(start, limit=1).now_ns if cursor is not None else 0
-        self._following[held.name] = RuleFeed(rule, self._history(rule), token, cursor, start, now_ns)
 
     def _history(self, rule: Rule) -> list[SettingsVersion]:
         kept = self._store.settings(rule.name, project=rule.project)
@@ -149,7 +146,12 @@ class FeedFollower:
         if changes.heads and not self._still_holds(group):
             self.behind = True
             return 0
-        heads = self._until_others(group, _decidable_heads(asked, changes))
+        heads = _decidable_heads(asked, changes)
+        # stop at the position of other rules: from there on, one slice serves all of them
+        text = group[0].asks_text
+        others = {one.position for one in self._following.values() if one.asks_text == text} - {group[0].position}
+        last = max((place for place, head in enumerate(heads) if head.cursor in others), default=len(heads) - 1)
+        heads = heads[: last + 1]
         for one, settings in asked:
             one.meet(settings, heads, changes, self._now())
         self.behind |= len(heads) == SLICE_HEADS
@@ -174,49 +176,30 @@ class FeedFollower:
                 same = False
         return same
 
-    def _until_others(self, group: Sequence[RuleFeed], heads: Sequence[TraceHead]) -> Sequence[TraceHead]:
-        """Cut the heads at the position of other rules. From there on, one slice serves all of them."""
-        text = group[0].asks_text
-        others = {one.position for one in self._following.values() if one.asks_text == text} - {group[0].position}
-        last = max((place for place, head in enumerate(heads) if head.cursor in others), default=len(heads) - 1)
-        return heads[: last + 1]
-
     def _decide(self) -> int:
         for one in self._following.values():
             one.take_due(self._now())
-            self._remember(one)
+            for let in one.let_in:
+                self.sizes[let.head.trace_id] = let.head.size
+            while len(self.sizes) > MAX_TRACE_SIZES:
+                self.sizes.popitem(last=False)
             self._spread.rows(one)
         pairs = [(one, decided) for one in self._following.values() if (decided := one.decided()) is not None]
         if not pairs:
             return 0
         answers = self._store.decide(*(decided for _, decided in pairs))
         for (one, decided), kept in zip(pairs, answers, strict=True):
-            self._told(one, decided, kept)
+            if kept:
+                one.kept(decided)
+            else:  # another worker decides, or the version is not in force: start again
+                self._following.pop(rule_key(one.rule), None)
+                self._renew_at = self._now()
         return sum(len(decided.rows) for _, decided in pairs)
-
-    def _told(self, one: RuleFeed, decided: DecisionBatch, kept: bool) -> None:
-        if kept:
-            one.kept(decided)
-            return
-        # another worker decides, or the version is not in force: start again
-        self._following.pop(rule_key(one.rule), None)
-        self._renew_at = self._now()
-
-    def _remember(self, one: RuleFeed) -> None:
-        for let in one.let_in:
-            self.sizes[let.head.trace_id] = let.head.size
-        while len(self.sizes) > MAX_TRACE_SIZES:
-            self.sizes.popitem(last=False)
 
 
 def decision_lease_name(project: str, rule: str) -> str:
     """Return the name of the lease on a rule's decisions."""
     return f"monitor/{project}/{rule}"
-
-
-def _start_cursor(rule: Rule) -> str:
-    """Return the position where the feed starts for a rule without decisions."""
-    return "0" if rule.since_ns is not None else str(rule.active_from)
 
 
 def _group_by_position(following: Iterable[RuleFeed]) -> list[list[RuleFeed]]:
@@ -281,7 +264,7 @@ class RuleFeed:
         """Decide on changed traces, or queue them if they must wait."""
         before = self.position
         for head in heads:
-            current = _setting_at(settings, head.change)
+            current = next((one for one in settings if one.from_change <= head.change), settings[-1])
             drawn = decide_trace(current, head)
             if drawn.verdict == "taken":
                 self._take(current, head, drawn, before, changes, now)
@@ -327,7 +310,10 @@ class RuleFeed:
         first = min(changed, earlier.first if earlier is not None else changed)
         if self.rule.target == "session":
             due = Readiness(changed + current.settings.session_quiet_s, not head.whole)
-            drawn = _higher_rate(drawn, earlier)
+            # a session is sampled as soon as one of its turns is
+            earlier_draw = earlier.drawn if earlier is not None else drawn
+            if (earlier_draw.rate or 0) > (drawn.rate or 0) and drawn.probability is not None:
+                drawn = earlier_draw
         else:
             due = trace_readiness(head, current.settings, first, changed, again=self.waits.was_incomplete(key))
         if due.at <= now or head.size > current.settings.max_bytes:
@@ -363,16 +349,6 @@ class RuleFeed:
         self.let_in.append(let)
 
 
-def _setting_at(settings: Sequence[EffectiveRule], change: int) -> EffectiveRule:
-    return next((one for one in settings if one.from_change <= change), settings[-1])
-
-
-def _higher_rate(drawn: SamplingDraw, earlier: WaitingTarget | None) -> SamplingDraw:
-    """Return the draw with the highest rate, because a session is sampled as soon as one of its turns is."""
-    before = earlier.drawn if earlier is not None else drawn
-    return before if (before.rate or 0) > (drawn.rate or 0) and drawn.probability is not None else drawn
-
-
 class DecisionBuilder:
     """Builder of decision rows. It reads traces to find their target spans and documents."""
 
@@ -384,7 +360,9 @@ class DecisionBuilder:
         if one.rule.target in ("trace", "session"):
             one.rows += [make_decision(one.rule, trace_target(one.rule, let.head), let) for let in one.let_in]
         else:
-            one.rows += [made for lot in self._lots(one) for made in self._within(one.rule, lot)]
+            lets = {let.head.trace_id: let for let in one.let_in}
+            for lot in batch_by_size([(id, let.head.size) for id, let in lets.items()]):
+                one.rows += self._rows_of_batch(one.rule, {id: lets[id] for id in lot})
         one.let_in = []
         while one.left_out:
             head, drawn = one.left_out[-1]
@@ -393,29 +371,19 @@ class DecisionBuilder:
             ]
             one.left_out.pop()
 
-    def _lots(self, one: RuleFeed) -> Iterator[list[AdmittedTarget]]:
-        lets = {let.head.trace_id: let for let in one.let_in}
-        for lot in batch_by_size([(id, let.head.size) for id, let in lets.items()]):
-            yield [lets[id] for id in lot]
-
-    def _within(self, rule: Rule, lot: list[AdmittedTarget]) -> Iterator[Decision]:
-        lets = {let.head.trace_id: let for let in lot}
+    def _rows_of_batch(self, rule: Rule, lets: Mapping[str, AdmittedTarget]) -> list[Decision]:
         small = [id for id, let in lets.items() if let.head.size <= rule.settings.max_bytes]
-        for id in lets.keys() - set(small):
-            yield make_decision(rule, Target(trace_id=id), lets[id])
+        rows = [make_decision(rule, Target(trace_id=id), lets[id]) for id in lets.keys() - set(small)]
         for trace in self._store.many(small):
-            yield from _target_decisions(rule, trace, lets[trace.trace_id])
+            let = lets[trace.trace_id]
+            targets, share = choose_targets(rule, trace)
+            if not targets:
+                rows.append(make_empty_decision(rule, let))
+            rows += [make_decision(rule, target, let, share) for target in targets]
+        return rows
 
     def _known(self, rule: Rule, trace_id: str) -> list[Target]:
         page = self._store.decisions(
             trace_id=trace_id, rule=rule.name, version=rule.version, project=rule.project, limit=1_000
         )
         return [decision.target for decision in page if decision.target.trace_id == trace_id]
-
-
-def _target_decisions(rule: Rule, trace: Trace, let: AdmittedTarget) -> Iterator[Decision]:
-    targets, share = choose_targets(rule, trace)
-    if not targets:
-        yield make_empty_decision(rule, let)
-    for target in targets:
-        yield make_decision(rule, target, let, share)

@@ -186,16 +186,15 @@ class JobExecutor:
                 if (late := _overdue_evaluator(job, now)) is not None and one.slots.let_go(job):
                     self._give_up(one, job, *late)
             if one.slots.stuck:
-                self._give_back(one)
+                # release the waiting jobs, so that other processes can take them
+                name = one.held.record.name
+                self.stuck = (
+                    self.stuck or f"all {one.slots.size} slots of rule {name!r} are held by evaluators that hang"
+                )
+                for waiting in one.slots.drain():
+                    self._finishes.append((one, _release_claim(waiting.row)))
         if self.stuck is not None and not self.in_flight and not self._finishes:
             raise Stuck(self.stuck)
-
-    def _give_back(self, one: RuleExecution) -> None:
-        """Release the waiting jobs of a rule whose slots are all occupied, so that other processes can take them."""
-        name = one.held.record.name
-        self.stuck = self.stuck or f"all {one.slots.size} slots of rule {name!r} are held by evaluators that hang"
-        for job in one.slots.drain():
-            self._finishes.append((one, _release_claim(job.row)))
 
     def _give_up(self, one: RuleExecution, job: EvaluationJob, key: str, seconds: float) -> None:
         error = TimeoutError(f"the evaluator took more than {seconds:g} s")
@@ -371,7 +370,13 @@ class JobLoader:
             if working.to_run(row.states, now) or row.inputs_hash is not None:
                 wanted.append(row)
             else:
-                yield JobOutcome(_make_empty_job(working, row, now), working.pauses, working.memory, now).finish()
+                unpaid = working.unpaid(row.states, now)
+                yield JobOutcome(
+                    EvaluationJob(working.held, row, make_case(None), row.inputs_hash or "", (), row.states, unpaid),
+                    working.pauses,
+                    working.memory,
+                    now,
+                ).finish()
         yield from self._of_traces(working, [row for row in wanted if row.target.trace_id is not None], now)
         for row in wanted:
             if row.target.session_id is not None:
@@ -417,11 +422,6 @@ def _make_job(working: RuleExecution, row: Decision, case: Case | str, now: floa
     if row.inputs_hash == hashed and len(working.to_run(states, float("inf"))) == 0:
         return finish_unchanged(job)
     return JobOutcome(job, working.pauses, working.memory, now).finish()
-
-
-def _make_empty_job(working: RuleExecution, row: Decision, now: float) -> EvaluationJob:
-    unpaid = working.unpaid(row.states, now)
-    return EvaluationJob(working.held, row, make_case(None), row.inputs_hash or "", (), row.states, unpaid)
 
 
 _HASHED_FIELDS = ("inputs", "outputs", "documents", "reference_outputs", "history", "metadata")

@@ -107,9 +107,13 @@ class JobOutcome:
             self._attempts = max(self._attempts, int(counted))
             self._wait(key, {**before, "attempts": attempts + counted}, again)
             return
-        state = _feedback_state(came.feedback)
+        outcomes = {one.outcome for one in came.feedback}
+        state = "failed" if "error" in outcomes else "scored" if "score" in outcomes else "skipped"
         self._attempts = max(self._attempts, 1)
-        self._states[key] = {"state": state, "attempts": attempts + 1, **_feedback_error(came.feedback)}
+        explanation = next((one.error or one.comment for one in came.feedback if one.outcome != "score"), None)
+        self._states[key] = {"state": state, "attempts": attempts + 1}
+        if explanation:
+            self._states[key]["error"] = first_line(explanation)
         self._reported.append(key)
         self._feedback += [self._own(feedback) for feedback in came.feedback]
         if state != "failed":
@@ -190,15 +194,3 @@ def feedback_cost(feedback: Sequence[Feedback]) -> float | None:
     for one in feedback:
         spent.add(one, counted)
     return spent.cost
-
-
-def _feedback_state(feedback: Sequence[Feedback]) -> str:
-    outcomes = {one.outcome for one in feedback}
-    if "error" in outcomes:
-        return "failed"
-    return "scored" if "score" in outcomes else "skipped"
-
-
-def _feedback_error(feedback: Sequence[Feedback]) -> dict[str, str]:
-    said = next((one.error or one.comment for one in feedback if one.outcome != "score"), None)
-    return {"error": first_line(said)} if said else {}

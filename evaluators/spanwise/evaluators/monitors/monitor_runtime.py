@@ -100,7 +100,10 @@ class Monitor:
             done += self._follower.step()
             self._runner.see_time(self._follower.now_ns)
             self._look()
-            done += self._run_all()
+            while (did := self._runner.step()) or self._runner.busy:
+                done += did
+                if not did:
+                    time.sleep(0.001)
         return done
 
     def run(self) -> None:
@@ -110,10 +113,21 @@ class Monitor:
             threading.Thread(target=self._keeping, name="spanwise-monitor-keep", daemon=True),
         ]
         try:
-            self._begin()
+            # put the rules in force as soon as the store answers
+            while not self._saved and not self._over.is_set():
+                try:
+                    self._start()
+                except Unavailable as error:
+                    _log.warning("spanwise monitor: %s", error)
+                    self._over.wait(error.retry_after)
             for thread in threads:
                 thread.start()
-            self._running()
+            while not self._over.is_set():
+                self._wake.clear()
+                if not self._persist(self._runner.step):
+                    # rows may be due at `next`; while evaluators run, the pause is short, for their timeouts
+                    longest = TIMEOUT_CHECK_S if self._runner.in_flight else MAX_FEED_POLL_S
+                    self._wake.wait(min(longest, max(0.001, self._runner.next - self._now())))
         finally:
             self._over.set()
             for thread in threads:
@@ -154,6 +168,9 @@ class Monitor:
             "waiting_in_memory": self._follower.waiting,
             "pid": os.getpid(),
         }
+        projects: dict[str, list[ActiveRule]] = {}
+        for one in self._held:
+            projects.setdefault(one.record.project, []).append(one)
         return [
             WorkerReport(
                 holder=self.holder,
@@ -161,14 +178,8 @@ class Monitor:
                 rules={one.record.name: one.record.version for one in held},
                 data={**data, **self._by_rule({one.name for one in held}, now)},
             )
-            for project, held in self._by_project().items()
+            for project, held in projects.items()
         ]
-
-    def _by_project(self) -> dict[str, list[ActiveRule]]:
-        projects: dict[str, list[ActiveRule]] = {}
-        for one in self._held:
-            projects.setdefault(one.record.project, []).append(one)
-        return projects
 
     def _by_rule(self, names: Collection[RuleKey], now: float) -> dict[str, JSON]:
         """Return the parts of a project's report that are keyed by rule name."""
@@ -185,38 +196,10 @@ class Monitor:
             save_rules(self._store, self._held, self._owner, activate=self._activate)
             self._saved = True
 
-    def _begin(self) -> None:
-        """Put the rules in force as soon as the store answers. Raises `Refused`."""
-        while not self._saved and not self._over.is_set():
-            try:
-                self._start()
-            except Unavailable as error:
-                _log.warning("spanwise monitor: %s", error)
-                self._over.wait(error.retry_after)
-
-    def _run_all(self) -> int:
-        done = 0
-        while (did := self._runner.step()) or self._runner.busy:
-            done += did
-            if not did:
-                time.sleep(0.001)
-        return done
-
     def _look(self) -> None:
         for one in self._runner.working:
             one.look_soon(self._now())
         self._wake.set()
-
-    def _running(self) -> None:
-        while not self._over.is_set():
-            self._wake.clear()
-            if not self._persist(self._runner.step):
-                self._wake.wait(self._pause())
-
-    def _pause(self) -> float:
-        """Return the seconds until rows may be due. While evaluators run, the pause is short, for their timeouts."""
-        longest = TIMEOUT_CHECK_S if self._runner.in_flight else MAX_FEED_POLL_S
-        return min(longest, max(0.001, self._runner.next - self._now()))
 
     def _following(self) -> None:
         pause = MIN_FEED_POLL_S
@@ -262,12 +245,10 @@ class Monitor:
         except Stuck:
             raise
         except Exception as error:  # a worker that ends on an unforeseen error would evaluate nothing more
-            self._say(f"{type(error).__name__}: {error}")
+            message = f"{type(error).__name__}: {error}"
+            # log a message once, not each second while it lasts
+            if message != self._said:
+                self._said = message
+                _log.warning("spanwise monitor: %s", message)
             self._over.wait(getattr(error, "retry_after", STORE_RETRY_S))
             return None
-
-    def _say(self, what: str) -> None:
-        """Log a message once, not each second while it lasts."""
-        if what != self._said:
-            self._said = what
-            _log.warning("spanwise monitor: %s", what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
@@ -85,7 +85,9 @@ def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries
     Nothing is stored, and no judge is called except for `tries`. Raises `NoJudge` for an unnamed judge.
     """
     since_ns = time.time_ns() - int(seconds * 1e9)
-    wanted = _rule_filter(rule.record, since_ns)
+    wanted = replace(extend_filter(None, rule.record.filter), project=rule.record.project, since_ns=since_ns)
+    if rule.record.scope == "live" and wanted.experiment is None:
+        wanted = replace(wanted, experiment="")
     matched, looked = _count_traces(store, wanted), _sample_traces(rule.record, store, wanted)
     taken = [summary for summary, is_taken in looked if is_taken]
     share = matched / len(looked) if len(looked) >= MAX_COUNTED_TRACES and matched > len(looked) else 1.0
@@ -112,12 +114,6 @@ def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries
         paced=_pacing_factor(rule.record, usd, seconds),
         tried=tuple(_score_targets(rule, seen[:tries])),
     )
-
-
-def _rule_filter(rule: Rule, since_ns: int) -> Filter:
-    """Return the rule's filter, limited to its project and scope and to traces since a time."""
-    wanted = replace(extend_filter(None, rule.filter), project=rule.project, since_ns=since_ns)
-    return replace(wanted, experiment="") if rule.scope == "live" and wanted.experiment is None else wanted
 
 
 def _count_traces(store: Store, filter: Filter) -> int:
@@ -307,11 +303,8 @@ def _mean_cost(store: Store, rule: Rule) -> float | None:
             rule=rule.name, version=rule.version, project=rule.project, verdict="scored", cursor=cursor
         )
 
-    return _mean_of_known(decision.cost for decision in islice(iterate_pages(ask), MAX_COMPARED_SCORES))
-
-
-def _mean_of_known(costs: Iterable[float | None]) -> float | None:
-    known = [cost for cost in costs if cost is not None]
+    newest = islice(iterate_pages(ask), MAX_COMPARED_SCORES)
+    known = [decision.cost for decision in newest if decision.cost is not None]
     return fmean(known) if known else None
 
 

@@ -407,7 +407,9 @@ class RuleExecution:
         """Record the durations and outcomes of a finished job."""
         self._mean += (sum(came.seconds for came in job.came.values()) - self._mean) / 10
         for key, came in job.came.items():
-            self._note(key, came)
+            self._looked[key] += 1
+            self._failed[key] += any(feedback.outcome == "error" for feedback in came.feedback)
+            self._took.setdefault(key, deque(maxlen=RECENT_DURATIONS)).append(came.seconds)
 
     def told(self) -> dict[str, JSON]:
         """Return the evaluators' statistics for the worker's report."""
@@ -416,11 +418,6 @@ class RuleExecution:
     def _may_begin(self, job: EvaluationJob, key: str) -> bool:
         """Return whether an evaluator may run on a target that has waited in the queue."""
         return self.pauses.begin(key, self._now())
-
-    def _note(self, key: str, came: EvaluatorResult) -> None:
-        self._looked[key] += 1
-        self._failed[key] += any(feedback.outcome == "error" for feedback in came.feedback)
-        self._took.setdefault(key, deque(maxlen=RECENT_DURATIONS)).append(came.seconds)
 
     def _of(self, key: str) -> JSON:
         took = sorted(int(seconds * 1e9) for seconds in self._took[key].copy())

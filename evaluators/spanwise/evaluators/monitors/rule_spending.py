@@ -106,15 +106,24 @@ class StoreLedger:
         limits = [BudgetLimit(key, limit) for key, limit in self._held.in_force.settings.budget.items()]
         until = time.monotonic() + OWN_CALLS_WAIT_S
         while limits and id not in self._booked:
-            kept = await self._ask([self._booking(id, limit, amount) for limit in limits])
+            answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+            self._asked.append(_BookingRequest([self._booking(id, limit, amount) for limit in limits], answer))
+            self._send()
+            kept = await answer
             if all(kept):
                 self._booked[id] = limits
                 return
-            self._give_back(id, [limit for limit, held in zip(limits, kept, strict=True) if held])
+            for limit, is_booked in zip(limits, kept, strict=True):
+                if is_booked:  # give it back
+                    self._settled[f"{id}:{limit.key}"] = 0.0
+            self._send()
             full = limits[kept.index(False)]
             if not self._booked or time.monotonic() > until:
                 raise await self._refusal(full, amount)
-            await self._own_settlement()
+            # a settlement of the worker's own calls may make room
+            settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._settling.append(settled)
+            await asyncio.wait([settled], timeout=OWN_CALLS_WAIT_S)
 
     async def settle(self, id: str, actual: Amount | None) -> None:
         """Replace the reserved amount by the actual one. None keeps the reservation as unknown cost.
@@ -136,27 +145,11 @@ class StoreLedger:
             id=f"{id}:{limit.key}", budget=budget, amount=limit.of(amount), limit=limit.limit, period=limit.period
         )
 
-    def _give_back(self, id: str, limits: Sequence[BudgetLimit]) -> None:
-        for limit in limits:
-            self._settled[f"{id}:{limit.key}"] = 0.0
-        self._send()
-
-    async def _ask(self, bookings: Sequence[Booking]) -> list[bool]:
-        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
-        self._asked.append(_BookingRequest(bookings, answer))
-        self._send()
-        return await answer
-
-    async def _own_settlement(self) -> None:
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._settling.append(settled)
-        await asyncio.wait([settled], timeout=OWN_CALLS_WAIT_S)
-
     def _send(self) -> None:
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._sent())
+            self._sending = asyncio.get_running_loop().create_task(self._send_batches())
 
-    async def _sent(self) -> None:
+    async def _send_batches(self) -> None:
         """Settle, then book, until nothing is pending."""
         await asyncio.sleep(BATCH_DELAY_S)
         while self._asked or self._settled:
@@ -278,12 +271,10 @@ class BudgetPacing:
                 self._pace(rule, pacer, now)
 
     def _pace(self, rule: Rule, pacer: Pacer, now: float) -> None:
-        factor = pacer.look(now, self._spent(rule, now), rule.settings.budget[PACED_BUDGET])
+        today = int(now // DAY_S * DAY_S) * SECOND_NS
+        booked = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
+        spent = sum(one.settled + one.reserved + one.unknown for one in booked if one.period_start_ns == today)
+        factor = pacer.look(now, spent, rule.settings.budget[PACED_BUDGET])
         if factor is not None:
             paced = None if factor == 1.0 else factor
             self._store.change_rule(rule.name, project=rule.project, settings={"paced": paced})
-
-    def _spent(self, rule: Rule, now: float) -> float:
-        today = int(now // DAY_S * DAY_S) * SECOND_NS
-        booked = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
-        return sum(one.settled + one.reserved + one.unknown for one in booked if one.period_start_ns == today)

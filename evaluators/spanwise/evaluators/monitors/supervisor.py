@@ -112,11 +112,21 @@ class Supervisor:
         last = time.monotonic()
         try:
             while not stop.is_set():
-                self._fill()
+                # start a missing worker; only one runs while it is unknown whether the file can be loaded
+                active = [worker for worker in self._workers if worker.phase != "ending"]
+                wanted = self._plan.workers if self._sure else 1
+                if len(active) < wanted and time.monotonic() >= self._not_before:
+                    self._begin()
                 self._listen(TICK_S)
                 now = time.monotonic()
                 # a longer gap means that this process and its workers were suspended
-                self._pass(min(now - last, 5 * TICK_S))
+                elapsed = min(now - last, 5 * TICK_S)
+                for worker in self._workers:
+                    worker.passed(elapsed)
+                    if worker.is_full(min(self._plan.full * 2.0**self._full, STEADY_RUN_S)):
+                        self._replace_full(worker)
+                if self._rest.passed(elapsed):
+                    self._send_rest()
                 last = now
                 if self._broken and not self._ever and not patient:
                     return False
@@ -129,15 +139,6 @@ class Supervisor:
     def _sure(self) -> bool:
         """Return whether the files' present content has been loaded before."""
         return self._accepted is not None and self._accepted.content == self._watch.known
-
-    def _fill(self) -> None:
-        """Start a missing worker, up to the planned number; up to one while it is unknown whether the file can be
-        loaded.
-        """
-        here = [worker for worker in self._workers if worker.phase != "ending"]
-        wanted = self._plan.workers if self._sure else 1
-        if len(here) < wanted and time.monotonic() >= self._not_before:
-            self._begin()
 
     def _begin(self) -> None:
         self._begun += 1
@@ -153,7 +154,11 @@ class Supervisor:
             for message in worker.told():
                 self._hear(worker, message)
             if ended:
-                self._ended(worker)
+                self._selector.unregister(worker.listener.descriptor)
+                self._workers.remove(worker)
+                if worker.phase != "ending" or worker.overdue:
+                    self._died(worker)
+                worker.bury()
         time.sleep(0.005)  # a pipe whose other end is closed is always readable
 
     def _hear(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
@@ -171,8 +176,14 @@ class Supervisor:
                 self._refuse(f"{str(self._plan.file)!r}: {message['error']}", [])
             case "saved":
                 self._ever = True
-                self._show(worker)
-                self._retire(worker)
+                # Show the rules once they are in force. Rules that another file owns never are.
+                if worker.loaded and worker.loaded.content != self._shown_content:
+                    self._shown_content = worker.loaded.content
+                    self._shown(worker.loaded)
+                # End workers with earlier rules. They finish the jobs that they have started.
+                for other in self._workers:
+                    if other.loaded and worker.loaded and other.loaded.content != worker.loaded.content:
+                        other.end(self._plan.draining)
             case "say":
                 self._say(message["text"])
 
@@ -191,20 +202,6 @@ class Supervisor:
         activate = self._plan.activate or (new and before is not None)
         worker.tell(resting=self._rest.names(), activate=activate, dead=self._dead)
 
-    def _show(self, worker: WorkerProcess) -> None:
-        """Show the rules once they are in force. Rules that another file owns never are."""
-        if worker.loaded and worker.loaded.content != self._shown_content:
-            self._shown_content = worker.loaded.content
-            self._shown(worker.loaded)
-
-    def _retire(self, worker: WorkerProcess) -> None:
-        """End workers with earlier rules, because the new rules are in force. They finish the jobs that they have
-        started.
-        """
-        for other in self._workers:
-            if other.loaded and worker.loaded and other.loaded.content != worker.loaded.content:
-                other.end(self._plan.draining)
-
     def _refuse(self, error: str, files: list[str]) -> None:
         """Report that the file cannot be loaded. The rules that ran before continue."""
         self._watch.follow(files, self._watch.known)
@@ -221,13 +218,6 @@ class Supervisor:
             self._said.add(text)
             self._tell(text)
 
-    def _ended(self, worker: WorkerProcess) -> None:
-        self._selector.unregister(worker.listener.descriptor)
-        self._workers.remove(worker)
-        if worker.phase != "ending" or worker.overdue:
-            self._died(worker)
-        worker.bury()
-
     def _died(self, worker: WorkerProcess) -> None:
         loading = worker.phase in ("loading", "loaded")
         if loading and not self._sure:
@@ -241,14 +231,6 @@ class Supervisor:
         self._rest.blame(worker.claims)
         self._dead = [*self._dead, *worker.holders][-MAX_DEAD_HOLDERS:]
         self._send_rest()
-
-    def _pass(self, seconds: float) -> None:
-        for worker in self._workers:
-            worker.passed(seconds)
-            if worker.is_full(min(self._plan.full * 2.0**self._full, STEADY_RUN_S)):
-                self._replace_full(worker)
-        if self._rest.passed(seconds):
-            self._send_rest()
 
     def _replace_full(self, worker: WorkerProcess) -> None:
         """Replace a worker whose memory stays full."""
