@@ -99,10 +99,18 @@ class CausalModel:
 
     def _together(self, pairs: Sequence[PrefixedText], how: ReadingSettings) -> list[Vector]:
         given = [self.tokens(*pair, how.bos) for pair in pairs]
-        width, stride = self._width(how)
+        width = how.max_length or min(self._context or DEFAULT_WINDOW, DEFAULT_WINDOW)
+        if self._context is not None and width > self._context:
+            raise NoModel(f"{self.name!r} reads {self._context} tokens at once, not max_length={width}")
+        stride = how.stride or max(width // 2, 1)
+        if stride >= width:
+            raise NoModel(f"stride={stride} is below the {width} tokens that {self.name!r} reads at once, or left out")
         rows = [row for whose, one in enumerate(given) for row in _token_windows(whose, one, width, stride)]
         parts: list[list[tuple[int, Vector]]] = [[] for _ in pairs]
-        batches = list(_batch_windows(rows, self._fitting(how.batch_tokens)))
+        batch_tokens = how.batch_tokens
+        if self._head is None:  # the model computes all logits at once
+            batch_tokens = min(batch_tokens, max(MAX_LOGITS // _vocabulary_size(self.model.config), 1))
+        batches = list(_batch_windows(rows, batch_tokens))
         for batch in track_progress(batches, "windows of texts read"):
             for place, found in zip(batch, self._scores([rows[place] for place in batch]), strict=True):
                 parts[rows[place].whose].append((place, found))
@@ -119,10 +127,10 @@ class CausalModel:
 
     def _split(self, prefix: str, text: str) -> tuple[list[int], int]:
         """Return the tokens of prefix and text, and the number of tokens that belong to the prefix."""
-        ends_told = bool(getattr(self._tokenizer, "is_fast", False))
-        found = self._tokenizer(prefix + text, add_special_tokens=False, return_offsets_mapping=ends_told)
+        has_offsets = bool(getattr(self._tokenizer, "is_fast", False))
+        found = self._tokenizer(prefix + text, add_special_tokens=False, return_offsets_mapping=has_offsets)
         ids: list[int] = found["input_ids"]
-        if ends_told:
+        if has_offsets:
             return ids, sum(1 for _ in takewhile(lambda ends: ends[1] <= len(prefix), found["offset_mapping"]))
         before = self._tokenizer(prefix, add_special_tokens=False)["input_ids"] if prefix else []
         return ids, sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(before, ids, strict=False)))
@@ -140,21 +148,6 @@ class CausalModel:
         if bos and token is None:
             raise NoModel(f"{self.name!r} has neither a BOS nor an EOS token: leave bos=True out")
         return [token] if bos and token is not None else []
-
-    def _width(self, how: ReadingSettings) -> tuple[int, int]:
-        width = how.max_length or min(self._context or DEFAULT_WINDOW, DEFAULT_WINDOW)
-        if self._context is not None and width > self._context:
-            raise NoModel(f"{self.name!r} reads {self._context} tokens at once, not max_length={width}")
-        stride = how.stride or max(width // 2, 1)
-        if stride >= width:
-            raise NoModel(f"stride={stride} is below the {width} tokens that {self.name!r} reads at once, or left out")
-        return width, stride
-
-    def _fitting(self, batch_tokens: int) -> int:
-        """Return the number of tokens per batch, reduced if the model computes all logits at once."""
-        if self._head is not None:
-            return batch_tokens
-        return min(batch_tokens, max(MAX_LOGITS // _vocabulary_size(self.model.config), 1))
 
     def _scores(self, rows: Sequence[_TokenWindow]) -> list[Vector]:
         """Return the log-probabilities of the counted tokens of each window."""
@@ -340,7 +333,7 @@ class LikelihoodModel(LocalModel):
         super().__init__(local, name, device, token, remote_code, pickle)
         self.dtype = dtype
         self.reading = ReadingSettings(max_length, stride, bos, batch_tokens)
-        self._own = CoalescingEncoder(self._asked, ragged=True)  # used if the model is a function
+        self._own = CoalescingEncoder(self._call_function, ragged=True)  # used if the model is a function
 
     def log_probabilities(self, pairs: Sequence[PrefixedText]) -> list[Vector]:
         """Return for each (prefix, text) an array of natural log-probabilities, one per counted token of the text.
@@ -398,22 +391,22 @@ class LikelihoodModel(LocalModel):
             tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
             if file is None and not self._pickle:
                 options["use_safetensors"] = True
-            model, told = cast(Any, AutoModelForCausalLM.from_pretrained)(
+            model, loading_info = cast(Any, AutoModelForCausalLM.from_pretrained)(
                 place.where, output_loading_info=True, **options
             )
-            check_complete(told, place.name, "causal language model")
+            check_complete(loading_info, place.name, "causal language model")
             model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
             causal = CausalModel(model, tokenizer, place.name)
         return LoadedModel(causal, place.name, "likelihood", place.where, device, parameter_bytes(model), 0.0)
 
     def _read(self, keys: list[str]) -> Vectors:
-        held = self._loaded()
-        with held.running:
-            held.texts += len(keys)
-            found = held.model.log_probabilities([split_pair(key) for key in keys], self.reading)
+        loaded = self._loaded()
+        with loaded.running:
+            loaded.texts += len(keys)
+            found = loaded.model.log_probabilities([split_pair(key) for key in keys], self.reading)
             return cast("Vectors", found)
 
-    def _asked(self, keys: list[str]) -> Vectors:
+    def _call_function(self, keys: list[str]) -> Vectors:
         """Call the user's function and check its log-probabilities. Raises `ValueError`."""
         assert self._function is not None
         given = self._function([split_pair(key) for key in keys])

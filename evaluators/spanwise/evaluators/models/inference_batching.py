@@ -48,12 +48,12 @@ class CoalescingEncoder:
     def __init__(
         self,
         encode: Callable[[list[str]], Vectors],
-        kept: PersistentVectors | None = None,
+        store: PersistentVectors | None = None,
         memory: int = MEMORY_BYTES,
         portion: int | None = None,
         ragged: bool = False,
     ) -> None:
-        self._encode, self._kept, self._memory, self._portion = encode, kept, memory, portion
+        self._encode, self._store, self._memory, self._portion = encode, store, memory, portion
         self._ragged = ragged
         self._known: OrderedDict[str, Vector] = OrderedDict()
         self._bytes = 0
@@ -73,18 +73,18 @@ class CoalescingEncoder:
         wanted = dict.fromkeys(texts)
         found = self._remembered(wanted)
         missing = [text for text in wanted if text not in found]
-        if missing and self._kept is not None:
-            found |= (old := self._kept.get(missing))
+        if missing and self._store is not None:
+            found |= (old := self._store.get(missing))
             self._remember(old)
             missing = [text for text in missing if text not in old]
-        found |= self._made(missing) if missing else {}
+        found |= self._encode_missing(missing) if missing else {}
         if self._ragged or len({len(vector) for vector in found.values()}) < 2:
             return found
         # discard cached vectors of another length, from another model of the same name, and encode the texts again
         with self._guard:
             self._known.clear()
             self._bytes = 0
-        return self._made(list(wanted))
+        return self._encode_missing(list(wanted))
 
     def _remembered(self, texts: Iterable[str]) -> dict[str, Vector]:
         found: dict[str, Vector] = {}
@@ -95,49 +95,49 @@ class CoalescingEncoder:
                     found[text] = vector
         return found
 
-    def _made(self, texts: list[str]) -> dict[str, Vector]:
-        mine: dict[str, Vector] = {}
+    def _encode_missing(self, texts: list[str]) -> dict[str, Vector]:
+        own: dict[str, Vector] = {}
         with self._guard:
             for text in texts:
-                self._waiting.setdefault(text, []).append(mine)
+                self._waiting.setdefault(text, []).append(own)
         try:
             with self._running:
-                if any(text not in mine for text in texts):
-                    self._run(mine)
-                mine |= self._remembered(texts)  # vectors that another caller has encoded meanwhile
+                if any(text not in own for text in texts):
+                    self._run(own)
+                own |= self._remembered(texts)  # vectors that another caller has encoded meanwhile
                 # the texts of another caller made the batch fail
-                if left := [text for text in texts if text not in mine]:
+                if left := [text for text in texts if text not in own]:
                     for vectors in self._vectors(left):
-                        self._give(vectors, {text: [mine] for text in left})
+                        self._deliver(vectors, {text: [own] for text in left})
         finally:
             with self._guard:
                 for text in texts:
-                    places = [place for place in self._waiting.get(text, ()) if place is not mine]
+                    places = [place for place in self._waiting.get(text, ()) if place is not own]
                     if places:
                         self._waiting[text] = places
                     else:
                         self._waiting.pop(text, None)
-        return mine
+        return own
 
-    def _run(self, mine: dict[str, Vector]) -> None:
+    def _run(self, own: dict[str, Vector]) -> None:
         """Encode all waiting texts. If that fails, each caller encodes its own texts; the exception is raised if there
         is one caller.
         """
         with self._guard:
-            taken, self._waiting = self._waiting, {}
-        self._hand_out(known := self._remembered(taken), taken)  # encoded while they waited
+            claimed, self._waiting = self._waiting, {}
+        self._hand_out(known := self._remembered(claimed), claimed)  # encoded while they waited
         try:
-            for vectors in self._vectors([text for text in taken if text not in known]):
-                self._give(vectors, taken)
+            for vectors in self._vectors([text for text in claimed if text not in known]):
+                self._deliver(vectors, claimed)
         except Exception:
-            if all(place is mine for places in taken.values() for place in places):
+            if all(place is own for places in claimed.values() for place in places):
                 raise
 
-    def _give(self, vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
+    def _deliver(self, vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
         self._hand_out(vectors, wanted)
         self._remember(vectors)
-        if self._kept is not None:
-            self._kept.put(vectors)
+        if self._store is not None:
+            self._store.put(vectors)
 
     @staticmethod
     def _hand_out(vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
@@ -258,7 +258,7 @@ def make_span_finder(tokenizer: Any) -> Callable[[str], TokenSpans]:
 
     def spans_of(text: str) -> TokenSpans:
         try:
-            told = tokenizer(
+            encoded = tokenizer(
                 text, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False
             )
         except NotImplementedError as error:
@@ -266,7 +266,7 @@ def make_span_finder(tokenizer: Any) -> Callable[[str], TokenSpans]:
             raise ValueError(
                 f"a text of {len(text)} characters is too long, and {kind} cannot cut it: {error}"
             ) from None
-        return [(first, end) for first, end in told["offset_mapping"] if end > first]
+        return [(first, end) for first, end in encoded["offset_mapping"] if end > first]
 
     return spans_of
 
@@ -276,8 +276,8 @@ def token_limit(tokenizer: Any, config: Any) -> int:
     positions = getattr(config, "max_position_embeddings", None) or 512
     if getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert"):
         positions -= 2  # their positions start after the padding index
-    said = getattr(tokenizer, "model_max_length", None) or positions
-    return int(min(said, positions))
+    limit = getattr(tokenizer, "model_max_length", None) or positions
+    return int(min(limit, positions))
 
 
 def _cut_piece(piece: str, spans: TokenSpans, size: int, ends: bool) -> tuple[list[str], int]:

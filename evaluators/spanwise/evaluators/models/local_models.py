@@ -88,10 +88,10 @@ def _create_register_file() -> int:
     """Create the file under a temporary name, lock it and rename it. Readers remove unlocked files as left over."""
     register_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     name = register_folder() / f"{os.getpid()}.json"
-    beside = name.with_suffix(".new")
-    file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary = name.with_suffix(".new")
+    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.replace(beside, name)
+    os.replace(temporary, name)
     return file
 
 

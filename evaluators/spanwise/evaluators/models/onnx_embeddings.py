@@ -95,10 +95,10 @@ class OnnxSource:
 
     def encode(self, texts: list[str]) -> Vectors:
         """Return vectors pooled as the model's files specify. Raises `NoModel`."""
-        held = load_shared(self.key, self._load)
-        with held.running:
-            held.texts += len(texts)
-            vectors: Vectors = held.model(texts)
+        loaded = load_shared(self.key, self._load)
+        with loaded.running:
+            loaded.texts += len(texts)
+            vectors: Vectors = loaded.model(texts)
             return vectors
 
     def _load(self) -> LoadedModel:
@@ -158,13 +158,13 @@ class _EncodingConfig:
             if module not in ("Transformer", "Pooling", "Normalize"):
                 raise NoModel(f"{folders[0]} has a layer {module!r} after the model, which its ONNX file lacks")
         length = own.get("max_seq_length") or tokens.get("model_max_length") or DEFAULT_LENGTH
-        said = _read_json(folders, "config_sentence_transformers.json")
+        settings = _read_json(folders, "config_sentence_transformers.json")
         return cls(
             length=int(length) if length < 1e6 else DEFAULT_LENGTH,
             pooling=_pooling_mode(_read_json(folders, "1_Pooling/config.json")),
             normalized=not modules or "Normalize" in modules,
             lower=bool(own.get("do_lower_case")),
-            prefix=(said.get("prompts") or {}).get(said.get("default_prompt_name") or "") or "",
+            prefix=(settings.get("prompts") or {}).get(settings.get("default_prompt_name") or "") or "",
         )
 
 
@@ -251,14 +251,16 @@ _POOLING_FUNCTIONS: Mapping[str, Callable[[Hidden, Mask], Any]] = {
 }
 
 
-def _pooling_mode(told: Mapping[str, Any]) -> str:
+def _pooling_mode(config: Mapping[str, Any]) -> str:
     """Return the pooling mode in `1_Pooling/config.json`, in its old or new format. Raises `NoModel` for unsupported
     modes.
     """
     old = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
-    flags = [name.removeprefix("pooling_mode_") for name, on in told.items() if name.startswith("pooling_mode_") and on]
-    said = told.get("pooling_mode") or [old.get(flag, flag) for flag in flags] or "mean"
-    mode = said[0] if isinstance(said, list) and len(said) == 1 else said
+    flags = [
+        name.removeprefix("pooling_mode_") for name, on in config.items() if name.startswith("pooling_mode_") and on
+    ]
+    mode = config.get("pooling_mode") or [old.get(flag, flag) for flag in flags] or "mean"
+    mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
     if mode not in _POOLING_FUNCTIONS:
         raise NoModel(f"its pooling is {mode!r}; what is done here is {', '.join(_POOLING_FUNCTIONS)}")
     return str(mode)

@@ -59,11 +59,11 @@ class FeedFollower:
     """Reader of the change feed that makes the decisions of all rules. `now` is a monotonic clock in seconds."""
 
     def __init__(
-        self, store: Store, held: Sequence[ActiveRule], holder: str, now: Callable[[], float] = time.monotonic
+        self, store: Store, rules: Sequence[ActiveRule], holder: str, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._store, self._held, self._holder, self._now = store, held, holder, now
+        self._store, self._rules, self._holder, self._now = store, rules, holder, now
         self._following: dict[RuleKey, RuleFeed] = {}
-        self._spread, self._pacing = DecisionBuilder(store), BudgetPacing(store)
+        self._builder, self._pacing = DecisionBuilder(store), BudgetPacing(store)
         self._renew_at = 0.0
         self.now_ns = 0  # time of the store
         self.behind = False  # True if more changes can be read at once
@@ -97,7 +97,7 @@ class FeedFollower:
 
     def take_over(self, dead: Sequence[str]) -> None:
         """Release the leases of dead holders, and acquire free leases at the next step."""
-        names = {decision_lease_name(*held.name) for held in self._held}
+        names = {decision_lease_name(*active_rule.name) for active_rule in self._rules}
         for lease in self._store.leases():
             if lease.name in names and lease.holder in dead:
                 self._store.release(lease.name, lease.holder)
@@ -109,22 +109,24 @@ class FeedFollower:
             self._leave(name)
 
     def _lease(self) -> None:
-        refresh_rules(self._store, self._held)
-        for held in self._held:
-            if held.idle is not None:
-                self._leave(held.name)
+        refresh_rules(self._store, self._rules)
+        for active_rule in self._rules:
+            if active_rule.idle is not None:
+                self._leave(active_rule.name)
                 continue
-            lease = self._store.acquire(decision_lease_name(*held.name), self._holder, LEASE_S)
+            lease = self._store.acquire(decision_lease_name(*active_rule.name), self._holder, LEASE_S)
             if lease is None:
-                self._following.pop(held.name, None)
-            elif held.name not in self._following or self._following[held.name].token != lease.token:
-                rule = held.in_force
+                self._following.pop(active_rule.name, None)
+            elif active_rule.name not in self._following or self._following[active_rule.name].token != lease.token:
+                rule = active_rule.in_force
                 cursor = self._store.cursor(rule.name, rule.version, project=rule.project)
                 if cursor is None:  # no process has decided before
                     start, now_ns = "0" if rule.since_ns is not None else str(rule.active_from), 0
                 else:
                     start, now_ns = cursor, self._store.changes(cursor, limit=1).now_ns
-                self._following[held.name] = RuleFeed(rule, self._history(rule), lease.token, cursor, start, now_ns)
+                self._following[active_rule.name] = RuleFeed(
+                    rule, self._history(rule), lease.token, cursor, start, now_ns
+                )
         self._renew_at = self._now() + LEASE_S / 3
 
     def _leave(self, name: RuleKey) -> None:
@@ -133,8 +135,8 @@ class FeedFollower:
             self._store.release(decision_lease_name(*name), self._holder)
 
     def _history(self, rule: Rule) -> list[SettingsVersion]:
-        kept = self._store.settings(rule.name, project=rule.project)
-        return [setting for setting in kept if setting.version == rule.version] or [
+        settings = self._store.settings(rule.name, project=rule.project)
+        return [setting for setting in settings if setting.version == rule.version] or [
             SettingsVersion(version=rule.version, from_change=0, settings=rule.settings)
         ]
 
@@ -163,16 +165,16 @@ class FeedFollower:
 
         Settings saved later apply only to changes after those that were read.
         """
-        refresh_rules(self._store, self._held)
+        refresh_rules(self._store, self._rules)
         same = True
-        current = {held.name: held for held in self._held}
+        current = {active_rule.name: active_rule for active_rule in self._rules}
         for one in group:
-            held = current[rule_key(one.rule)]
-            if held.idle is not None:
-                self._leave(held.name)
+            active_rule = current[rule_key(one.rule)]
+            if active_rule.idle is not None:
+                self._leave(active_rule.name)
                 same = False
-            elif held.in_force.settings != one.rule.settings:
-                one.rule, one.history = held.in_force, self._history(held.in_force)
+            elif active_rule.in_force.settings != one.rule.settings:
+                one.rule, one.history = active_rule.in_force, self._history(active_rule.in_force)
                 same = False
         return same
 
@@ -183,14 +185,14 @@ class FeedFollower:
                 self.sizes[let.head.trace_id] = let.head.size
             while len(self.sizes) > MAX_TRACE_SIZES:
                 self.sizes.popitem(last=False)
-            self._spread.rows(one)
+            self._builder.rows(one)
         pairs = [(one, decided) for one in self._following.values() if (decided := one.decided()) is not None]
         if not pairs:
             return 0
         answers = self._store.decide(*(decided for _, decided in pairs))
-        for (one, decided), kept in zip(pairs, answers, strict=True):
-            if kept:
-                one.kept(decided)
+        for (one, decided), accepted in zip(pairs, answers, strict=True):
+            if accepted:
+                one.accepted(decided)
             else:  # another worker decides, or the version is not in force: start again
                 self._following.pop(rule_key(one.rule), None)
                 self._renew_at = self._now()
@@ -237,7 +239,7 @@ class RuleFeed:
         self, rule: Rule, history: Sequence[SettingsVersion], token: int, cursor: str | None, start: str, began_ns: int
     ) -> None:
         self.rule, self.history, self.token, self.cursor = rule, history[:MAX_SETTINGS], token, cursor
-        self.position = self._kept = start
+        self.position = self._accepted_cursor = start
         self.waits = WaitingTargets(start)
         self._known = DecidedTargets(began_ns)
         self.let_in: list[AdmittedTarget] = []
@@ -282,7 +284,7 @@ class RuleFeed:
     def decided(self) -> DecisionBatch | None:
         """Return the decisions for the store; None if there are none."""
         upto = self.waits.low_water
-        if not self.rows and not self.outcomes and upto == self._kept:
+        if not self.rows and not self.outcomes and upto == self._accepted_cursor:
             return None
         return DecisionBatch(
             project=self.rule.project,
@@ -295,9 +297,9 @@ class RuleFeed:
             token=self.token,
         )
 
-    def kept(self, decided: DecisionBatch) -> None:
+    def accepted(self, decided: DecisionBatch) -> None:
         """Record that the store has the decisions."""
-        self.cursor = self._kept = decided.upto
+        self.cursor = self._accepted_cursor = decided.upto
         self.rows, self.outcomes = [], {}
         self.waits.decided()
 

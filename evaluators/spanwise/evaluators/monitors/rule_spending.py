@@ -92,10 +92,10 @@ class _BookingRequest(NamedTuple):
 class StoreLedger:
     """Budget ledger of one rule, with the limits in force. It runs on the judges' event loop."""
 
-    def __init__(self, store: Store, held: ActiveRule) -> None:
-        self._store, self._held = store, held
-        self._project, self._rule = held.name
-        self._asked: list[_BookingRequest] = []
+    def __init__(self, store: Store, active_rule: ActiveRule) -> None:
+        self._store, self._active_rule = store, active_rule
+        self._project, self._rule = active_rule.name
+        self._requests: list[_BookingRequest] = []
         self._settled: dict[str, float] = {}
         self._sending: asyncio.Task[None] | None = None
         self._booked: dict[str, Sequence[BudgetLimit]] = {}
@@ -103,21 +103,31 @@ class StoreLedger:
 
     async def book(self, id: str, amount: Amount) -> None:
         """Reserve an amount. The same id books once. Raises `BudgetExceeded` if the budget has no room."""
-        limits = [BudgetLimit(key, limit) for key, limit in self._held.in_force.settings.budget.items()]
+        limits = [BudgetLimit(key, limit) for key, limit in self._active_rule.in_force.settings.budget.items()]
         until = time.monotonic() + OWN_CALLS_WAIT_S
         while limits and id not in self._booked:
+            bookings = [
+                Booking(
+                    id=f"{id}:{limit.key}",
+                    budget=budget_name(self._project, self._rule, limit.key),
+                    amount=limit.of(amount),
+                    limit=limit.limit,
+                    period=limit.period,
+                )
+                for limit in limits
+            ]
             answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
-            self._asked.append(_BookingRequest([self._booking(id, limit, amount) for limit in limits], answer))
+            self._requests.append(_BookingRequest(bookings, answer))
             self._send()
-            kept = await answer
-            if all(kept):
+            booked = await answer
+            if all(booked):
                 self._booked[id] = limits
                 return
-            for limit, is_booked in zip(limits, kept, strict=True):
+            for limit, is_booked in zip(limits, booked, strict=True):
                 if is_booked:  # give it back
                     self._settled[f"{id}:{limit.key}"] = 0.0
             self._send()
-            full = limits[kept.index(False)]
+            full = limits[booked.index(False)]
             if not self._booked or time.monotonic() > until:
                 raise await self._refusal(full, amount)
             # a settlement of the worker's own calls may make room
@@ -139,12 +149,6 @@ class StoreLedger:
             if not each.done():
                 each.set_result(None)
 
-    def _booking(self, id: str, limit: BudgetLimit, amount: Amount) -> Booking:
-        budget = budget_name(self._project, self._rule, limit.key)
-        return Booking(
-            id=f"{id}:{limit.key}", budget=budget, amount=limit.of(amount), limit=limit.limit, period=limit.period
-        )
-
     def _send(self) -> None:
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send_batches())
@@ -152,30 +156,30 @@ class StoreLedger:
     async def _send_batches(self) -> None:
         """Settle, then book, until nothing is pending."""
         await asyncio.sleep(BATCH_DELAY_S)
-        while self._asked or self._settled:
+        while self._requests or self._settled:
             settled, self._settled = self._settled, {}
-            asked, self._asked = self._asked, []
-            await self._exchange(settled, asked)
+            requests, self._requests = self._requests, []
+            await self._exchange(settled, requests)
 
-    async def _exchange(self, settled: Mapping[str, float], asked: Sequence[_BookingRequest]) -> None:
+    async def _exchange(self, settled: Mapping[str, float], requests: Sequence[_BookingRequest]) -> None:
         try:
             if settled:
                 await asyncio.to_thread(self._store.settle, settled)
-            bookings = [booking for one in asked for booking in one.bookings]
-            kept = await asyncio.to_thread(self._store.book, *bookings) if bookings else []
+            bookings = [booking for one in requests for booking in one.bookings]
+            booked = await asyncio.to_thread(self._store.book, *bookings) if bookings else []
         except BaseException as error:
             self._settled = {**settled, **self._settled}  # repeating a settlement changes nothing
-            for one in asked:
+            for one in requests:
                 if not one.answer.done():
                     one.answer.set_exception(error)
             if not isinstance(error, Exception):
                 raise
             await asyncio.sleep(STORE_RETRY_S)
             return
-        for one in asked:
-            mine, kept = kept[: len(one.bookings)], kept[len(one.bookings) :]
+        for one in requests:
+            answers, booked = booked[: len(one.bookings)], booked[len(one.bookings) :]
             if not one.answer.done():
-                one.answer.set_result(mine)
+                one.answer.set_result(answers)
 
     async def _refusal(self, full: BudgetLimit, amount: Amount) -> BudgetExceeded:
         """Return the error with the state of the budget and the end of its period."""
@@ -237,18 +241,17 @@ class Pacer:
             self._changed_at is not None and now < self._changed_at + MIN_CHANGE_INTERVAL_S
         ):
             return None
-        wanted = self._wanted((spent - before) / (now - began), max(0.0, limit - spent) / (DAY_S - now % DAY_S))
+        speed = (spent - before) / (now - began)  # dollars per second
+        allowed = max(0.0, limit - spent) / (DAY_S - now % DAY_S)
+        if speed > 0:
+            wanted = max(MIN_PACING_FACTOR, min(1.0, self.factor * MAX_INCREASE, self.factor * allowed / speed))
+        else:
+            wanted = min(1.0, MAX_INCREASE * self.factor) if allowed > 0 else self.factor
         if abs(wanted - self.factor) < MIN_CHANGE * self.factor and not (wanted == 1.0 != self.factor):
             return None
         self.factor, self._changed_at = wanted, now
         self._seen = deque([(now, spent)])
         return wanted
-
-    def _wanted(self, speed: float, allowed: float) -> float:
-        """Return the desired factor. Both arguments are in dollars per second."""
-        if speed <= 0:
-            return min(1.0, MAX_INCREASE * self.factor) if allowed > 0 else self.factor
-        return max(MIN_PACING_FACTOR, min(1.0, self.factor * MAX_INCREASE, self.factor * allowed / speed))
 
 
 PACED_BUDGET = "usd_per_day"
@@ -268,13 +271,10 @@ class BudgetPacing:
         for name, rule in paced.items():
             pacer = self._pacers.setdefault(name, Pacer(rule.settings.paced))
             if pacer.is_due(now):
-                self._pace(rule, pacer, now)
-
-    def _pace(self, rule: Rule, pacer: Pacer, now: float) -> None:
-        today = int(now // DAY_S * DAY_S) * SECOND_NS
-        booked = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
-        spent = sum(one.settled + one.reserved + one.unknown for one in booked if one.period_start_ns == today)
-        factor = pacer.look(now, spent, rule.settings.budget[PACED_BUDGET])
-        if factor is not None:
-            paced = None if factor == 1.0 else factor
-            self._store.change_rule(rule.name, project=rule.project, settings={"paced": paced})
+                today = int(now // DAY_S * DAY_S) * SECOND_NS
+                booked = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
+                spent = sum(one.settled + one.reserved + one.unknown for one in booked if one.period_start_ns == today)
+                factor = pacer.look(now, spent, rule.settings.budget[PACED_BUDGET])
+                if factor is not None:
+                    settings = {"paced": None if factor == 1.0 else factor}
+                    self._store.change_rule(rule.name, project=rule.project, settings=settings)

@@ -46,22 +46,22 @@ class MessageReceiver:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.crash: list[str] = []
-        self._rest = b""
+        self._partial_line = b""
         os.set_blocking(descriptor, False)
 
     def messages(self) -> Iterator[Mapping[str, Any]]:
         """Yield all messages that have arrived."""
-        while chunk := self._read():
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            yield from filter(None, map(self._message, lines))
+        while chunk := self._read_chunk():
+            *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
+            yield from filter(None, map(self._parse_line, lines))
 
-    def _read(self) -> bytes:
+    def _read_chunk(self) -> bytes:
         try:
             return os.read(self.descriptor, _CHUNK_BYTES)
         except (BlockingIOError, OSError):
             return b""
 
-    def _message(self, line: bytes) -> Mapping[str, Any] | None:
+    def _parse_line(self, line: bytes) -> Mapping[str, Any] | None:
         with suppress(orjson.JSONDecodeError):
             message = orjson.loads(line)
             if isinstance(message, dict) and "kind" in message:
@@ -130,9 +130,9 @@ def _is_internal_frame(file: str) -> bool:
 
 def describe_claims(claims: Sequence[Sequence[str]], most: int = 3) -> str:
     """Describe claims by rule and target."""
-    told = [f"rule {rule!r} on {target}" for _, rule, target in claims[:most]]
+    described = [f"rule {rule!r} on {target}" for _, rule, target in claims[:most]]
     more = [f"{len(claims) - most} more"] if len(claims) > most else []
-    return " and ".join([*told, *more])
+    return " and ".join([*described, *more])
 
 
 Phase: TypeAlias = Literal["loading", "loaded", "running", "ending"]
@@ -196,13 +196,13 @@ class WorkerProcess:
         self.used: int | None = None  # bytes, as last reported
         self.near = 0.0  # seconds for which it has been near its memory limit
         self._deferred = 0  # evaluator failures attributed to its full memory
-        report, theirs = os.pipe()
-        mine, self._line = os.pipe()
+        report, worker_report = os.pipe()
+        worker_line, self._line = os.pipe()
         try:
-            self.process = _start_process(plan, theirs, mine)
+            self.process = _start_process(plan, worker_report, worker_line)
         finally:
-            os.close(theirs)
-            os.close(mine)
+            os.close(worker_report)
+            os.close(worker_line)
         self.listener = MessageReceiver(report)
 
     def tell(self, **what: Any) -> None:
@@ -235,11 +235,11 @@ class WorkerProcess:
         self.near = self.near + seconds if is_near else 0.0
         if self.overdue and self.spent > 2.0:
             self.kill()
-        elif not self.overdue and (why := self._too_long()):
+        elif not self.overdue and (why := self._exceeded_deadline()):
             self.enter(self.phase)
             self.kill(why)
 
-    def _too_long(self) -> str | None:
+    def _exceeded_deadline(self) -> str | None:
         plan = self.plan
         if self.phase == "loading" and self.spent > plan.loading:
             return f"the file was not loaded after {plan.loading:g} s"
@@ -259,7 +259,7 @@ class WorkerProcess:
             self.near > patience or (self._deferred > 0 and self.spent > self.plan.full)
         )
 
-    def told(self) -> list[Mapping[str, Any]]:
+    def receive(self) -> list[Mapping[str, Any]]:
         """Return the worker's messages. Heartbeats and claims are recorded here and left out."""
         messages = list(self.listener.messages())
         if messages:
@@ -276,14 +276,14 @@ class WorkerProcess:
                     self.claims.pop(tuple(claim), None)
         return [message for message in messages if message["kind"] not in ("beat", "holder", "claimed", "finished")]
 
-    def obituary(self) -> str:
+    def describe_death(self) -> str:
         """Return the cause of the worker's end, its location, and the claims that it held."""
         how = self.overdue or describe_exit(self.process.returncode or 0)
         where = find_crash_location(self.listener.crash)
-        held = describe_claims(list(self.claims))
-        return f"{how}{f', in {where}' if where else ''}{f'; it held {held}' if held else ''}"
+        claims = describe_claims(list(self.claims))
+        return f"{how}{f', in {where}' if where else ''}{f'; it held {claims}' if claims else ''}"
 
-    def bury(self) -> None:
+    def clean_up(self) -> None:
         """Kill the remaining child processes, and close the pipes."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
