@@ -99,12 +99,7 @@ class CausalModel:
 
     def _together(self, pairs: Sequence[PrefixedText], how: ReadingSettings) -> list[Vector]:
         given = [self.tokens(*pair, how.bos) for pair in pairs]
-        width = how.max_length or min(self._context or DEFAULT_WINDOW, DEFAULT_WINDOW)
-        if self._context is not None and width > self._context:
-            raise NoModel(f"{self.name!r} reads {self._context} tokens at once, not max_length={width}")
-        stride = how.stride or max(width // 2, 1)
-        if stride >= width:
-            raise NoModel(f"stride={stride} is below the {width} tokens that {self.name!r} reads at once, or left out")
+        width, stride = self.window_size(how)
         rows = [row for whose, one in enumerate(given) for row in _token_windows(whose, one, width, stride)]
         parts: list[list[tuple[int, Vector]]] = [[] for _ in pairs]
         batch_tokens = how.batch_tokens
@@ -115,6 +110,16 @@ class CausalModel:
             for place, found in zip(batch, self._scores([rows[place] for place in batch]), strict=True):
                 parts[rows[place].whose].append((place, found))
         return [self._joined(found) for found in parts]
+
+    def window_size(self, how: ReadingSettings) -> tuple[int, int]:
+        """Return the window and its stride in tokens. Raises `NoModel` for settings that do not fit the model."""
+        width = how.max_length or min(self._context or DEFAULT_WINDOW, DEFAULT_WINDOW)
+        if self._context is not None and width > self._context:
+            raise NoModel(f"{self.name!r} reads {self._context} tokens at once, not max_length={width}")
+        stride = how.stride or max(width // 2, 1)
+        if stride >= width:
+            raise NoModel(f"stride={stride} is below the {width} tokens that {self.name!r} reads at once, or left out")
+        return width, stride
 
     def tokens(self, prefix: str, text: str, bos: bool | None) -> TokenizedPair:
         """Tokenize prefix and text as one string.

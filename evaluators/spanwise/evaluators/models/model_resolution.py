@@ -151,8 +151,12 @@ class ModelLocation:
 
 def _file_versions(where: str) -> Iterator[tuple[str, int, int]]:
     """Yield path, size in bytes and modification time of each file that defines the model."""
-    paths = (os.path.join(folder, name) for folder, _, names in _walk_folders(where) for name in names)
-    for path in (where, *paths):
+    paths = [where]
+    for folder, subfolders, names in os.walk(where):
+        paths += [os.path.join(folder, name) for name in names]
+        if folder != where:
+            subfolders.clear()  # models have no files at deeper levels
+    for path in paths:
         if path.endswith(_MODEL_FILES) and os.path.isfile(path):
             status = os.stat(path)
             yield path, status.st_size, status.st_mtime_ns
@@ -166,14 +170,6 @@ def _content_digest(files: tuple[tuple[str, int, int], ...]) -> str:
         with suppress(OSError):  # the loader reports the error
             digest.update(b"".join(file_samples(Path(path))))
     return digest.hexdigest()[:16]
-
-
-def _walk_folders(where: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder and its direct subfolders. Models have no files at deeper levels."""
-    for folder, below, names in os.walk(where):
-        if folder != where:
-            below.clear()
-        yield folder, below, names
 
 
 def find_onnx_weights(folder: Path) -> Path | None:
@@ -193,7 +189,9 @@ def locate_model(name: str | os.PathLike[str]) -> ModelLocation:
         return ModelLocation(folder.name, str(folder))
     if given.endswith(".onnx") and Path(given).expanduser().is_file():
         file = Path(given).expanduser().absolute()
-        return ModelLocation(f"{_model_folder(file).name}/{file.stem}", str(file))
+        # exports put the file into the subfolder `onnx` of the model's folder
+        folder = file.parent.parent if file.parent.name == "onnx" else file.parent
+        return ModelLocation(f"{folder.name}/{file.stem}", str(file))
     if given.startswith((".", "/", "~")) or given.endswith(".onnx"):
         what = "file" if given.endswith(".onnx") else "folder"
         raise NoModel(f"there is no {what} {given!r}; name one that holds a model, or a model of the hub")
@@ -201,11 +199,6 @@ def locate_model(name: str | os.PathLike[str]) -> ModelLocation:
     if preset is None:
         return ModelLocation(given, given)
     return ModelLocation(preset.name, _packaged_folder(preset) or preset.hub, preset)
-
-
-def _model_folder(file: Path) -> Path:
-    """Return the model's folder. Exports put the file into its subfolder `onnx`."""
-    return file.parent.parent if file.parent.name == "onnx" else file.parent
 
 
 def local_folder(place: ModelLocation) -> str | None:

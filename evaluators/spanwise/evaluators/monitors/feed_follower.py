@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from spanwise.collector.records import (
@@ -90,7 +90,11 @@ class FeedFollower:
         if self._now() >= self._renew_at:
             self._lease()
         self.behind = False
-        read = sum([self._read(group) for group in _group_by_position(self._following.values())])
+        # one read serves the rules at the same position that either all use the full-text index or all do not
+        groups: dict[tuple[bool, str], list[RuleFeed]] = {}
+        for one in self._following.values():
+            groups.setdefault((one.asks_text, one.position), []).append(one)
+        read = sum([self._read(group) for group in groups.values()])
         done = read + self._decide()
         self._pacing.look([one.rule for one in self._following.values()], self.now_ns / SECOND_NS)
         return done
@@ -202,14 +206,6 @@ class FeedFollower:
 def decision_lease_name(project: str, rule: str) -> str:
     """Return the name of the lease on a rule's decisions."""
     return f"monitor/{project}/{rule}"
-
-
-def _group_by_position(following: Iterable[RuleFeed]) -> list[list[RuleFeed]]:
-    """Group the rules at the same position that either all use the full-text index or all do not."""
-    groups: dict[tuple[bool, str], list[RuleFeed]] = {}
-    for one in following:
-        groups.setdefault((one.asks_text, one.position), []).append(one)
-    return list(groups.values())
 
 
 def _decidable_heads(asked: Sequence[tuple[RuleFeed, list[EffectiveRule]]], changes: ChangePage) -> Sequence[TraceHead]:

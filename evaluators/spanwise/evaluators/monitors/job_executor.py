@@ -388,7 +388,11 @@ class JobLoader:
         yield from self._trace_jobs(working, [row for row in wanted if row.target.trace_id is not None], now)
         for row in wanted:
             if row.target.session_id is not None:
-                yield _make_job(working, row, self._load_session_case(row), now)
+                try:
+                    case: Case | str = make_case(load_turns(row.target.session_id, self._store, row.project))
+                except NotFound:
+                    case = "the session is not there any more"
+                yield _make_job(working, row, case, now)
 
     def _trace_jobs(self, working: RuleExecution, rows: Sequence[Decision], now: float) -> Iterator[JobOrFinish]:
         by_trace: dict[str, list[Decision]] = {}
@@ -399,12 +403,6 @@ class JobLoader:
             for id in lot:
                 for row in by_trace[id]:
                     yield _make_job(working, row, _load_target_case(row, traces.get(id)), now)
-
-    def _load_session_case(self, row: Decision) -> Case | str:
-        try:
-            return make_case(load_turns(row.target.session_id or "", self._store, row.project))
-        except NotFound:
-            return "the session is not there any more"
 
 
 def _load_target_case(row: Decision, trace: Trace | None) -> Case | str:

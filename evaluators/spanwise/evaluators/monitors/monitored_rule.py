@@ -299,7 +299,17 @@ def save_rules(store: Store, active_rules: Sequence[ActiveRule], owner: str | No
 
     Raises `Refused` for a rule that belongs to another owner.
     """
-    old = {} if activate else rules_by_key(_superseding_rules(store, active_rules))
+    old: Mapping[RuleKey, Rule] = {}
+    if not activate:  # the rules in force that have superseded the given versions
+        current = rules_by_key(store.rules())
+        before = {(*rule_key(rule), rule.version) for rule in store.rules(all_versions=True)}
+        old = {
+            one.name: replace(current[one.name])
+            for one in active_rules
+            if one.name in current
+            and current[one.name].version != one.record.version
+            and (*one.name, one.record.version) in before
+        }
     own = [
         one for one in active_rules if owner is None or one.record.owner != API_OWNER
     ]  # the store already has the API's rules
@@ -313,11 +323,3 @@ def refresh_rules(store: Store, active_rules: Sequence[ActiveRule]) -> None:
     current = rules_by_key(store.rules())
     for one in active_rules:
         one.see(current.get(one.name))
-
-
-def _superseding_rules(store: Store, active_rules: Sequence[ActiveRule]) -> list[Rule]:
-    """Return the rules in force that have superseded earlier versions of ours."""
-    current = rules_by_key(store.rules())
-    before = {(*rule_key(rule), rule.version) for rule in store.rules(all_versions=True)}
-    outdated = [one for one in active_rules if one.name in current and current[one.name].version != one.record.version]
-    return [replace(current[one.name]) for one in outdated if (*one.name, one.record.version) in before]

@@ -413,15 +413,15 @@ class RuleExecution:
 
     def statistics(self) -> dict[str, JSON]:
         """Return the evaluators' statistics for the worker's report."""
-        return {key: self._evaluator_statistics(key) for key in self._durations.copy()}
+        statistics: dict[str, JSON] = {}
+        for key, durations in self._durations.copy().items():
+            p95_ns = percentile(sorted(int(seconds * 1e9) for seconds in durations.copy()), 95)
+            statistics[key] = {"looked": self._runs[key], "failed": self._failed[key], "p95_s": p95_ns / 1e9}
+        return statistics
 
     def _may_begin(self, job: EvaluationJob, key: str) -> bool:
         """Return whether an evaluator may run on a target that has waited in the queue."""
         return self.pauses.begin(key, self._now())
-
-    def _evaluator_statistics(self, key: str) -> JSON:
-        took = sorted(int(seconds * 1e9) for seconds in self._durations[key].copy())
-        return {"looked": self._runs[key], "failed": self._failed[key], "p95_s": percentile(took, 95) / 1e9}
 
     def _around(self, job: EvaluationJob, evaluator: Evaluator | None) -> ExitStack:
         stack = ExitStack()

@@ -51,15 +51,15 @@ class MessageReceiver:
 
     def messages(self) -> Iterator[Mapping[str, Any]]:
         """Yield all messages that have arrived."""
-        while chunk := self._read_chunk():
+        while True:
+            try:
+                chunk = os.read(self.descriptor, _CHUNK_BYTES)
+            except OSError:  # includes BlockingIOError: the pipe is empty
+                return
+            if not chunk:
+                return
             *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
             yield from filter(None, map(self._parse_line, lines))
-
-    def _read_chunk(self) -> bytes:
-        try:
-            return os.read(self.descriptor, _CHUNK_BYTES)
-        except (BlockingIOError, OSError):
-            return b""
 
     def _parse_line(self, line: bytes) -> Mapping[str, Any] | None:
         with suppress(orjson.JSONDecodeError):
