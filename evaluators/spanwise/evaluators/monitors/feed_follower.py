@@ -359,8 +359,9 @@ class DecisionBuilder:
             one.rows += [make_decision(one.rule, trace_target(one.rule, let.head), let) for let in one.let_in]
         else:
             lets = {let.head.trace_id: let for let in one.let_in}
-            for lot in batch_by_size([(id, let.head.size) for id, let in lets.items()]):
-                one.rows += self._rows_of_batch(one.rule, {id: lets[id] for id in lot})
+            lots = batch_by_size([(id, let.head.size) for id, let in lets.items()])
+            # one assignment: if the store fails in between, the next step repeats all lots
+            one.rows += [row for lot in lots for row in self._rows_of_batch(one.rule, {id: lets[id] for id in lot})]
         one.let_in = []
         while one.left_out:
             head, drawn = one.left_out[-1]

@@ -32,8 +32,8 @@ def protect_process(report: int, memory: int | None) -> None:
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")
     if memory is not None:
-        # RLIMIT_DATA counts the heap and private writable pages. RLIMIT_AS also counts mapped pages that are never used;
-        # models and threads have tens of gigabytes of these.
+        # RLIMIT_DATA counts the heap and private writable pages. RLIMIT_AS also counts mapped pages that are never
+        # used; models and threads have tens of gigabytes of these.
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(
             resource.RLIMIT_DATA, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard)

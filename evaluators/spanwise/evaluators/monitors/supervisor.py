@@ -112,7 +112,7 @@ class Supervisor:
         last = time.monotonic()
         try:
             while not stop.is_set():
-                # start a missing worker; only one runs while it is unknown whether the file can be loaded
+                # start a missing worker; at most one runs while it is unknown whether the file can be loaded
                 active = [worker for worker in self._workers if worker.phase != "ending"]
                 wanted = self._plan.workers if self._is_known_good else 1
                 if len(active) < wanted and time.monotonic() >= self._not_before:
