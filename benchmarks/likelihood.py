@@ -66,7 +66,7 @@ def _memory(model, device, given) -> None:
         with _Peak() as peak:
             [found], seconds = _timed(model, [("", text)], given.tokens)
         grown = peak.grown
-    width, _ = model._width(_reading(given.tokens))
+    width, _ = model.window_size(_reading(given.tokens))
     whole = 4 * width * model.model.config.get_text_config().vocab_size
     print(
         f"5,000 words: {len(found)} tokens in {seconds:.1f} s, {grown / 2**20:.0f} MB more at most; the logits of one "

@@ -69,19 +69,19 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
         """Return the result of each case, or the exception that it raised. One model call serves the same step of all
         cases.
         """
-        came: list[Any] = [None] * len(cases)
+        results: list[Any] = [None] * len(cases)
         try:
             self._load()
         except NoModel as error:
             return [error] * len(cases)
         going: dict[int, tuple[ModelSteps[Asked, Reply], Sequence[Asked]]] = {}
         for place, case in enumerate(cases):
-            _advance_case(going, came, place, self._steps(case), None)
+            _advance_case(going, results, place, self._steps(case), None)
         while going:
             replies = self._replies([one for _, asked in going.values() for one in asked])
             for place, (steps, asked) in list(going.items()):
-                _advance_case(going, came, place, steps, {one: replies[one] for one in asked})
-        return came
+                _advance_case(going, results, place, steps, {one: replies[one] for one in asked})
+        return results
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -100,15 +100,15 @@ class BatchedEvaluator(ABC, Generic[Asked, Reply]):
 
     def _one(self, **known: Any) -> Any:
         """Score one case that has these fields, and return the result. Raises the case's exception."""
-        [came] = self.batch([cast(Case, SimpleNamespace(**known))])
-        if isinstance(came, BaseException):
-            raise came
-        return came
+        [result] = self.batch([cast(Case, SimpleNamespace(**known))])
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
 
 def _advance_case(
     going: dict[int, tuple[ModelSteps[Asked, Reply], Sequence[Asked]]],
-    came: list[Any],
+    results: list[Any],
     place: int,
     steps: ModelSteps[Asked, Reply],
     replies: Mapping[Asked, Reply | Exception] | None,
@@ -123,9 +123,9 @@ def _advance_case(
         asked = steps.throw(failed) if failed else steps.send(replies)  # type: ignore[arg-type]  # None begins
         going[place] = steps, asked
     except StopIteration as done:
-        came[place] = done.value
+        results[place] = done.value
     except Exception as error:
-        came[place] = error
+        results[place] = error
 
 
 EmbeddingSteps: TypeAlias = "Generator[Sequence[str], Mapping[str, Vector], Any]"
@@ -196,15 +196,15 @@ class PairEvaluator(BatchedEvaluator[TextPair, PairScores]):
         """
         firsts, seconds = self._scorer.parts(context, texts)
         pairs = ((first, second) for parts in seconds for second in parts for first in firsts)
-        said: dict[TextPair, float] = {}
+        support: dict[TextPair, float] = {}
         if (number := len(firsts) * sum(map(len, seconds))) > MAX_PAIRS:
             raise ValueError(
                 f"{number:,} pairs of what was retrieved and the answer are to be scored: {MAX_PAIRS:,} at most"
             )
         while some := list(islice(pairs, _PAIRS_PER_STEP)):
             replies = yield some
-            said |= {pair: support_probability(row, self._scorer.name) for pair, row in replies.items()}
-        return [min(max(said[first, second] for first in firsts) for second in parts) for parts in seconds]
+            support |= {pair: support_probability(row, self._scorer.name) for pair, row in replies.items()}
+        return [min(max(support[first, second] for first in firsts) for second in parts) for parts in seconds]
 
 
 def support_probability(row: PairScores, name: str) -> float:

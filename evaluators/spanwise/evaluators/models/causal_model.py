@@ -84,7 +84,8 @@ class CausalModel:
         self._tokenizer = tokenizer
         tokenizer.split_special_tokens = True  # read "<|endoftext|>" inside a text as plain text
         tokenizer.model_max_length = int(1e30)  # avoid the tokenizer's length warning: this module cuts the windows
-        self._context = _context_length(model.config)
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._context = int(positions) if positions else None
         self._head = _find_output_head(model, name)
 
     def log_probabilities(self, pairs: Sequence[PrefixedText], how: ReadingSettings) -> list[Vector]:
@@ -98,14 +99,27 @@ class CausalModel:
 
     def _together(self, pairs: Sequence[PrefixedText], how: ReadingSettings) -> list[Vector]:
         given = [self.tokens(*pair, how.bos) for pair in pairs]
-        width, stride = self._width(how)
+        width, stride = self.window_size(how)
         rows = [row for whose, one in enumerate(given) for row in _token_windows(whose, one, width, stride)]
         parts: list[list[tuple[int, Vector]]] = [[] for _ in pairs]
-        batches = list(_batch_windows(rows, self._fitting(how.batch_tokens)))
+        batch_tokens = how.batch_tokens
+        if self._head is None:  # the model computes all logits at once
+            batch_tokens = min(batch_tokens, max(MAX_LOGITS // _vocabulary_size(self.model.config), 1))
+        batches = list(_batch_windows(rows, batch_tokens))
         for batch in track_progress(batches, "windows of texts read"):
             for place, found in zip(batch, self._scores([rows[place] for place in batch]), strict=True):
                 parts[rows[place].whose].append((place, found))
         return [self._joined(found) for found in parts]
+
+    def window_size(self, how: ReadingSettings) -> tuple[int, int]:
+        """Return the window and its stride in tokens. Raises `NoModel` for settings that do not fit the model."""
+        width = how.max_length or min(self._context or DEFAULT_WINDOW, DEFAULT_WINDOW)
+        if self._context is not None and width > self._context:
+            raise NoModel(f"{self.name!r} reads {self._context} tokens at once, not max_length={width}")
+        stride = how.stride or max(width // 2, 1)
+        if stride >= width:
+            raise NoModel(f"stride={stride} is below the {width} tokens that {self.name!r} reads at once, or left out")
+        return width, stride
 
     def tokens(self, prefix: str, text: str, bos: bool | None) -> TokenizedPair:
         """Tokenize prefix and text as one string.
@@ -118,10 +132,10 @@ class CausalModel:
 
     def _split(self, prefix: str, text: str) -> tuple[list[int], int]:
         """Return the tokens of prefix and text, and the number of tokens that belong to the prefix."""
-        ends_told = bool(getattr(self._tokenizer, "is_fast", False))
-        found = self._tokenizer(prefix + text, add_special_tokens=False, return_offsets_mapping=ends_told)
+        has_offsets = bool(getattr(self._tokenizer, "is_fast", False))
+        found = self._tokenizer(prefix + text, add_special_tokens=False, return_offsets_mapping=has_offsets)
         ids: list[int] = found["input_ids"]
-        if ends_told:
+        if has_offsets:
             return ids, sum(1 for _ in takewhile(lambda ends: ends[1] <= len(prefix), found["offset_mapping"]))
         before = self._tokenizer(prefix, add_special_tokens=False)["input_ids"] if prefix else []
         return ids, sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(before, ids, strict=False)))
@@ -140,51 +154,28 @@ class CausalModel:
             raise NoModel(f"{self.name!r} has neither a BOS nor an EOS token: leave bos=True out")
         return [token] if bos and token is not None else []
 
-    def _width(self, how: ReadingSettings) -> tuple[int, int]:
-        width = how.max_length or min(self._context or DEFAULT_WINDOW, DEFAULT_WINDOW)
-        if self._context is not None and width > self._context:
-            raise NoModel(f"{self.name!r} reads {self._context} tokens at once, not max_length={width}")
-        stride = how.stride or max(width // 2, 1)
-        if stride >= width:
-            raise NoModel(f"stride={stride} is below the {width} tokens that {self.name!r} reads at once, or left out")
-        return width, stride
-
-    def _fitting(self, batch_tokens: int) -> int:
-        """Return the number of tokens per batch, reduced if the model computes all logits at once."""
-        if self._head is not None:
-            return batch_tokens
-        return min(batch_tokens, max(MAX_LOGITS // _vocabulary_size(self.model.config), 1))
-
     def _scores(self, rows: Sequence[_TokenWindow]) -> list[Vector]:
         """Return the log-probabilities of the counted tokens of each window."""
         import torch
 
         with torch.inference_mode():
             ids, mask = _pad_windows(rows, self.model.device)
-            states = self._states(ids, mask)
+            # the hidden states that the output head reads, or the logits if the model changes these after the head
+            states = (
+                self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+                if self._head is None
+                else self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            )
             ends = [(place, row.first, len(row.ids)) for place, row in enumerate(rows)]
             before = torch.cat([states[place, first - 1 : end - 1] for place, first, end in ends])
             tokens = torch.cat([ids[place, first:end] for place, first, end in ends])
-            found = self._picked(before, tokens).cpu()
+            # slices of at most `MAX_LOGITS` numbers
+            many = max(MAX_LOGITS // _vocabulary_size(self.model.config), 1)
+            slices = zip(before.split(many), tokens.split(many), strict=True)
+            found = torch.cat([self._log_probability(*each) for each in slices]).cpu()
         if not found.isfinite().all():
             raise ValueError(f"{self.name!r} gave a log-probability that is not finite; is its dtype too small for it?")
         return [part.numpy() for part in found.split([end - first for _, first, end in ends])]
-
-    def _states(self, ids: Any, mask: Any) -> Any:
-        """Return the hidden states that the output head reads. If the model changes logits after the head, return the
-        logits.
-        """
-        if self._head is None:
-            return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        return self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-
-    def _picked(self, before: Any, tokens: Any) -> Any:
-        """Return each token's log-probability given the preceding state, in slices of at most `MAX_LOGITS` numbers."""
-        import torch
-
-        many = max(MAX_LOGITS // _vocabulary_size(self.model.config), 1)
-        parts = zip(before.split(many), tokens.split(many), strict=True)
-        return torch.cat([self._log_probability(states, chosen) for states, chosen in parts])
 
     def _log_probability(self, states: Any, tokens: Any) -> Any:
         logits = (states if self._head is None else self._head(states)).float()
@@ -279,12 +270,6 @@ def _find_output_head(model: Any, name: str) -> Any:
         return head if states is not None and torch.equal(head(states), logits) else None
 
 
-def _context_length(config: Any) -> int | None:
-    """Return the maximum number of tokens that the model reads at once; None if it has no such limit."""
-    found = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(found) if found else None
-
-
 def _vocabulary_size(config: Any) -> int:
     return int(config.get_text_config().vocab_size)
 
@@ -353,7 +338,7 @@ class LikelihoodModel(LocalModel):
         super().__init__(local, name, device, token, remote_code, pickle)
         self.dtype = dtype
         self.reading = ReadingSettings(max_length, stride, bos, batch_tokens)
-        self._own = CoalescingEncoder(self._asked, ragged=True)  # used if the model is a function
+        self._own = CoalescingEncoder(self._call_function, ragged=True)  # used if the model is a function
 
     def log_probabilities(self, pairs: Sequence[PrefixedText]) -> list[Vector]:
         """Return for each (prefix, text) an array of natural log-probabilities, one per counted token of the text.
@@ -363,7 +348,8 @@ class LikelihoodModel(LocalModel):
         if not pairs:
             return []
         keys = [join_pair(*pair) for pair in pairs]
-        found = self._encoding()(keys)
+        encode = self._own if self._function is not None else self._shared(self._read, self.reading, ragged=True)
+        found = encode(keys)
         return [found[key] for key in keys]
 
     def each(self, pairs: Sequence[PrefixedText]) -> dict[PrefixedText, Vector | Exception]:
@@ -380,11 +366,6 @@ class LikelihoodModel(LocalModel):
     @cached_property
     def _place(self) -> ModelLocation:
         return self._found[0]
-
-    def _encoding(self) -> CoalescingEncoder:
-        if self._function is not None:
-            return self._own
-        return self._shared(self._read, self.reading, ragged=True)
 
     def _how(self) -> Mapping[str, Any]:
         how = {name: value for name, value in asdict(self.reading).items() if name != "batch_tokens"}
@@ -405,30 +386,32 @@ class LikelihoodModel(LocalModel):
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
             device = choose_device(self.device)
-            options = self._options(file)
+            options: dict[str, Any] = {
+                "token": self._token,
+                "trust_remote_code": self._remote_code,
+                "local_files_only": is_offline(),
+            }
+            if file is not None:
+                options["gguf_file"] = file
             tokenizer = AutoTokenizer.from_pretrained(place.where, **options)
             if file is None and not self._pickle:
                 options["use_safetensors"] = True
-            model, told = cast(Any, AutoModelForCausalLM.from_pretrained)(
+            model, loading_info = cast(Any, AutoModelForCausalLM.from_pretrained)(
                 place.where, output_loading_info=True, **options
             )
-            check_complete(told, place.name, "causal language model")
+            check_complete(loading_info, place.name, "causal language model")
             model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
             causal = CausalModel(model, tokenizer, place.name)
         return LoadedModel(causal, place.name, "likelihood", place.where, device, parameter_bytes(model), 0.0)
 
-    def _options(self, file: str | None) -> dict[str, Any]:
-        options = {"token": self._token, "trust_remote_code": self._remote_code, "local_files_only": is_offline()}
-        return options if file is None else {**options, "gguf_file": file}
-
     def _read(self, keys: list[str]) -> Vectors:
-        held = self._loaded()
-        with held.running:
-            held.texts += len(keys)
-            found = held.model.log_probabilities([split_pair(key) for key in keys], self.reading)
+        loaded = self._loaded()
+        with loaded.running:
+            loaded.texts += len(keys)
+            found = loaded.model.log_probabilities([split_pair(key) for key in keys], self.reading)
             return cast("Vectors", found)
 
-    def _asked(self, keys: list[str]) -> Vectors:
+    def _call_function(self, keys: list[str]) -> Vectors:
         """Call the user's function and check its log-probabilities. Raises `ValueError`."""
         assert self._function is not None
         given = self._function([split_pair(key) for key in keys])

@@ -90,7 +90,8 @@ class TextClassifier(LocalModel):
         if self._function is not None:
             return _check_probabilities(self._function(list(texts)), len(texts), self.name)
         rows = self._shared(self._predict, self._activation)(texts)
-        labels = self._labels()
+        config = self._loaded().model[1].config
+        labels = [str(config.id2label[place]) for place in range(config.num_labels)]
         return [dict(zip(labels, rows[text].tolist(), strict=True)) for text in texts]
 
     def each(self, texts: Sequence[str]) -> dict[str, dict[str, float] | Exception]:
@@ -104,9 +105,9 @@ class TextClassifier(LocalModel):
         """Split a text into overlapping windows that fit the model's input. A function receives the text unsplit."""
         if self._function is not None:
             return [text]
-        held = self._loaded()
-        tokenizer, network = held.model
-        with held.running:  # a tokenizer is not thread-safe
+        loaded = self._loaded()
+        tokenizer, network = loaded.model
+        with loaded.running:  # a tokenizer is not thread-safe
             room = token_limit(tokenizer, network.config) - tokenizer.num_special_tokens_to_add()
             return split_windows(text, make_span_finder(tokenizer), room)
 
@@ -124,25 +125,21 @@ class TextClassifier(LocalModel):
             device = choose_device(self.device)
             asked = {"token": self._token, "local_files_only": is_offline(), "trust_remote_code": self._remote_code}
             weights = {} if self._pickle else {"use_safetensors": True}
-            network, told = cast(Any, AutoModelForSequenceClassification.from_pretrained)(
+            network, loading_info = cast(Any, AutoModelForSequenceClassification.from_pretrained)(
                 place.where, output_loading_info=True, **asked, **weights
             )
-            check_complete(told, place.name, "text classifier")
+            check_complete(loading_info, place.name, "text classifier")
             network = network.to(device).eval()
             model = AutoTokenizer.from_pretrained(place.where, **asked), network
         return LoadedModel(model, place.name, "classes", place.where, device, parameter_bytes(network), 0.0)
 
-    def _labels(self) -> list[str]:
-        config = self._loaded().model[1].config
-        return [str(config.id2label[place]) for place in range(config.num_labels)]
-
     def _predict(self, texts: list[str]) -> Vectors:
         import numpy
 
-        held = self._loaded()
-        with held.running:
-            held.texts += len(texts)
-            run = partial(self._probabilities, held.model)
+        loaded = self._loaded()
+        with loaded.running:
+            loaded.texts += len(texts)
+            run = partial(self._probabilities, loaded.model)
             found = run_by_length(texts, self.batch_size, run, "texts classified")
         if not numpy.isfinite(found).all():
             raise ValueError(f"{self.name!r} gave a number that is not finite for a text")
@@ -156,7 +153,9 @@ class TextClassifier(LocalModel):
         given = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=longest)
         with torch.inference_mode():
             logits = network(**given.to(network.device)).logits.float()
-        sigmoid = (self._activation or _default_activation(network.config)) == "sigmoid"
+        several = getattr(network.config, "problem_type", None) == "multi_label_classification"
+        default = "sigmoid" if several or network.config.num_labels == 1 else "softmax"
+        sigmoid = (self._activation or default) == "sigmoid"
         return (logits.sigmoid() if sigmoid else logits.softmax(-1)).cpu().numpy()
 
 
@@ -176,25 +175,16 @@ def text_classifier(given: Any = None, **options: Any) -> TextClassifier:
     raise NoModel(f"a text classifier is a model's name, a folder, or {EXPECTED_CLASSIFIER}, not {given!r:.200}")
 
 
-def _default_activation(config: Any) -> Activation:
-    several = getattr(config, "problem_type", None) == "multi_label_classification"
-    return "sigmoid" if several or config.num_labels == 1 else "softmax"
-
-
 def _check_probabilities(given: Any, number: int, name: str) -> list[dict[str, float]]:
     """Return a function's result as one dict of finite numbers per text. Raises `ValueError`."""
     if isinstance(given, Mapping):  # lists by label, as Detoxify returns them
-        given = _rows_by_text(given, number)
+        columns = {label: list(values) for label, values in given.items() if hasattr(values, "__len__")}
+        if len(columns) != len(given) or any(len(values) != number for values in columns.values()):
+            raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {EXPECTED_CLASSIFIER}")
+        given = [{label: values[place] for label, values in columns.items()} for place in range(number)]
     if not isinstance(given, list | tuple) or len(given) != number:
         raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {EXPECTED_CLASSIFIER}")
     return [_label_probabilities(row, name) for row in given]
-
-
-def _rows_by_text(given: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
-    columns = {label: list(values) for label, values in given.items() if hasattr(values, "__len__")}
-    if len(columns) != len(given) or any(len(values) != number for values in columns.values()):
-        raise ValueError(f"a text classifier gave {given!r:.100} for {number} texts: it is {EXPECTED_CLASSIFIER}")
-    return [{label: values[place] for label, values in columns.items()} for place in range(number)]
 
 
 def _label_probabilities(row: Any, name: str) -> dict[str, float]:

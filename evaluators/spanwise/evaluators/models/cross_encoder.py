@@ -108,14 +108,15 @@ class PairScorer(LocalModel):
         super().__init__(model, name, device, token, remote_code, pickle)
         self.batch_size = batch_size
         self._labels = None if labels is None else tuple(labels)
-        self._own = CoalescingEncoder(self._asked)  # used if the model is a function
+        self._own = CoalescingEncoder(self._call_function)  # used if the model is a function
 
     def score(self, pairs: Sequence[TextPair]) -> list[float]:
         """Return one number per pair, in order: the score, or an NLI model's probability of entailment.
 
         Raises the model's exception if it fails for one pair.
         """
-        return [_single_score(rows) for rows in self._rows(pairs)]
+        # the single score, or entailment, the first of `NLI_LABELS`
+        return [rows[0] for rows in self._rows(pairs)]
 
     def infer(self, pairs: Sequence[TextPair]) -> list[Inference]:
         """Return the NLI probabilities of each pair, in order. Raises `NoModel` if the model is no NLI model."""
@@ -147,10 +148,10 @@ class PairScorer(LocalModel):
         """
         if self._function is not None:
             return list(firsts), [[second] for second in seconds]
-        held = self._loaded()
-        limit, taken = _token_budget(held.model)
-        with held.running:  # a tokenizer is not thread-safe
-            spans_of = make_span_finder(held.model.tokenizer)
+        loaded = self._loaded()
+        limit, taken = _token_budget(loaded.model)
+        with loaded.running:  # a tokenizer is not thread-safe
+            spans_of = make_span_finder(loaded.model.tokenizer)
             cut = [split_windows(second, spans_of, (limit - taken) // 2) for second in seconds]
             longest = max(len(spans_of(part)) for parts in cut for part in parts)
             room = limit - taken - longest
@@ -160,13 +161,9 @@ class PairScorer(LocalModel):
         if not pairs:
             return []
         texts = [join_pair(*pair) for pair in pairs]
-        rows = self._encoding()(texts)
+        encode = self._own if self._function is not None else self._shared(self._predict, self._labels)
+        rows = encode(texts)
         return [tuple(rows[text].tolist()) for text in texts]
-
-    def _encoding(self) -> CoalescingEncoder:
-        if self._function is not None:
-            return self._own
-        return self._shared(self._predict, self._labels)
 
     def _how(self) -> Mapping[str, Any]:
         return {"labels": self._labels}
@@ -183,10 +180,10 @@ class PairScorer(LocalModel):
             device = choose_device(self.device)
             asked = {"token": self._token, "local_files_only": is_offline()}
             described, _ = PretrainedConfig.get_config_dict(place.where, **asked)
-            model = self._model(described, device, asked)
+            model = self._build_model(described, device, asked)
         return LoadedModel(model, place.name, "pairs", place.where, device, parameter_bytes(model), 0.0)
 
-    def _model(self, described: dict[str, Any], device: str, asked: dict[str, Any]) -> Any:
+    def _build_model(self, described: dict[str, Any], device: str, asked: dict[str, Any]) -> Any:
         from sentence_transformers import CrossEncoder
 
         weights = {} if self._pickle else {"use_safetensors": True}
@@ -195,18 +192,26 @@ class PairScorer(LocalModel):
         model = CrossEncoder(
             self._place.where, device=device, trust_remote_code=self._remote_code, model_kwargs=weights, **asked
         )
-        _check_trained(model, described.get("architectures"), self._place.name)
+        saved_as = described.get("architectures")
+        # to a model without a layer that scores pairs, such as an embedding model, sentence-transformers adds one with
+        # random weights
+        made = len(model) == 1 and getattr(model[0], "transformer_task", None) == "sequence-classification"
+        if made and saved_as and not any(one.endswith("ForSequenceClassification") for one in saved_as):
+            raise NoModel(
+                f"{self._place.name!r} is no model of pairs: it was saved as {', '.join(saved_as)}, without what "
+                "scores them"
+            )
         return model
 
     def _predict(self, texts: list[str]) -> Vectors:
-        held = self._loaded()
-        labels = self._order(held.model)
+        loaded = self._loaded()
+        labels = self._order(loaded.model)
 
         def predict(part: list[str]) -> Vectors:
-            return _predict_pairs(held.model, [split_pair(text) for text in part], self.batch_size, labels)
+            return _predict_pairs(loaded.model, [split_pair(text) for text in part], self.batch_size, labels)
 
-        with held.running:
-            held.texts += len(texts)
+        with loaded.running:
+            loaded.texts += len(texts)
             rows = run_by_length(texts, BATCHES_PER_UPDATE * self.batch_size, predict, "pairs scored")
         return _check_finite(rows, self.name)
 
@@ -220,7 +225,7 @@ class PairScorer(LocalModel):
         labels = self._labels or (preset and _PRESET_LABEL_ORDERS.get(preset.name))
         return label_order(labels or [model.config.id2label[place] for place in range(model.num_labels)], self.name)
 
-    def _asked(self, texts: list[str]) -> Vectors:
+    def _call_function(self, texts: list[str]) -> Vectors:
         assert self._function is not None
         pairs = [split_pair(text) for text in texts]
         return _check_finite(self._checked(self._function(list(pairs)), len(pairs)), self.name)
@@ -313,16 +318,6 @@ def _predict_pairs(model: Any, pairs: list[TextPair], batch_size: int, order: li
     return cast("Vectors", given[:, order])
 
 
-def _check_trained(model: Any, saved_as: Sequence[str] | None, name: str) -> None:
-    """Raise `NoModel` for a model that was saved without a layer that scores pairs, such as an embedding model.
-
-    Otherwise sentence-transformers would add a layer with random weights, and return its scores.
-    """
-    made = len(model) == 1 and getattr(model[0], "transformer_task", None) == "sequence-classification"
-    if made and saved_as and not any(one.endswith("ForSequenceClassification") for one in saved_as):
-        raise NoModel(f"{name!r} is no model of pairs: it was saved as {', '.join(saved_as)}, without what scores them")
-
-
 def _token_budget(model: Any) -> tuple[int, int]:
     """Return the number of tokens that a model reads at once, and the number of those that the texts of a pair cannot
     use.
@@ -338,10 +333,6 @@ def _check_finite(rows: Vectors, name: str) -> Vectors:
     if not numpy.isfinite(rows).all():
         raise ValueError(f"{name!r} gave a number that is not finite for a pair")
     return rows
-
-
-def _single_score(row: Sequence[float]) -> float:
-    return row[0]  # the single score, or entailment, the first of `NLI_LABELS`
 
 
 def _scores_by_label(row: Mapping[str, float]) -> dict[str, float]:
@@ -379,10 +370,10 @@ class ConsistencyModel:
         from transformers import T5ForTokenClassification
 
         shape, tokenizer = _load_foundation(str(described.get("foundation") or HHEM_FOUNDATION), options)
-        network, told = cast(Any, T5ForTokenClassification.from_pretrained)(
+        network, loading_info = cast(Any, T5ForTokenClassification.from_pretrained)(
             where, config=shape, key_mapping={r"^t5\.": ""}, output_loading_info=True, **options
         )
-        check_complete(told, where, "model of Vectara's")
+        check_complete(loading_info, where, "model of Vectara's")
         return cls(network.to(device).eval(), tokenizer, described.get("prompt") or HHEM_PROMPT)
 
     def parameters(self) -> Any:
@@ -400,10 +391,10 @@ class ConsistencyModel:
         while order:
             rows = max(1, min(batch_size, _MAX_SQUARED_TOKENS // len(tokens[order[0]]) ** 2))
             now, order = order[:rows], order[rows:]
-            scores[now] = self._consistent([texts[place] for place in now])
+            scores[now] = self._predict_batch([texts[place] for place in now])
         return scores
 
-    def _consistent(self, texts: list[str]) -> Any:
+    def _predict_batch(self, texts: list[str]) -> Any:
         import torch
 
         given = self.tokenizer(texts, return_tensors="pt", padding=True, verbose=False).to(self.network.device)
@@ -420,9 +411,9 @@ def _load_foundation(foundation: str, options: dict[str, Any]) -> tuple[Any, Any
     try:
         return AutoConfig.from_pretrained(foundation, **options), AutoTokenizer.from_pretrained(foundation, **options)
     except (OSError, ValueError) as error:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise NoModel(
             f"Vectara's model is built on {foundation!r}, whose shape and tokenizer are not here: where there is a "
             f"network run `hf download {foundation} --include '*.json' 'spiece.model'`, or write the name of a folder "
-            f'that has them as "foundation" into the model\'s config.json; {said:.200}'
+            f'that has them as "foundation" into the model\'s config.json; {message:.200}'
         ) from error

@@ -232,9 +232,9 @@ class VectorFile(CacheFile):
         """Return the stored bodies by key, without those that are too old."""
         since = time.time() - MAX_AGE_S
         slices = (keys[start : start + _KEYS_PER_QUERY] for start in range(0, len(keys), _KEYS_PER_QUERY))
-        return {key: body for some in slices for key, body in self._of(some, since)}
+        return {key: body for some in slices for key, body in self._select(some, since)}
 
-    def _of(self, keys: Sequence[bytes], since: float) -> list[tuple[bytes, bytes]]:
+    def _select(self, keys: Sequence[bytes], since: float) -> list[tuple[bytes, bytes]]:
         question = f"SELECT key, body FROM vectors WHERE made >= ? AND key IN ({', '.join('?' * len(keys))})"
         return self._tried(lambda file: file.execute(question, (since, *keys)).fetchall()) or []
 
@@ -318,12 +318,12 @@ def folder_digest(folder: str | os.PathLike[str]) -> str:
     """Return a digest of a model's files. Small files are read in full, and large ones by samples across the file, which
     training changes.
     """
-    said = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(Path(folder).rglob("*")):
         if file.is_file() and not file.name.startswith(".") and "__pycache__" not in file.parts:
-            said.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode(errors="surrogateescape"))
-            said.update(b"".join(file_samples(file)))
-    return said.hexdigest()
+            digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode(errors="surrogateescape"))
+            digest.update(b"".join(file_samples(file)))
+    return digest.hexdigest()
 
 
 _SAMPLE_BYTES, _SAMPLE_COUNT = 1 << 16, 32
@@ -362,10 +362,7 @@ def _get_vector_file(path: Path) -> VectorFile:
     return _vector_files.get(path) or _vector_files.setdefault(path, VectorFile(path))
 
 
-def _forget_files_after_fork() -> None:
+def forget_files_after_fork() -> None:
+    """Forget the parent's open files in a forked child, without closing them."""
     _parent_files.extend(_vector_files.values())
     _vector_files.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_files_after_fork)

@@ -104,9 +104,9 @@ class _SentenceEvaluator(EmbeddingEvaluator):
 
     def _sentences(self, text: str, what: str) -> list[str]:
         """Split a text into sentences. Raises `Skip` if there are none."""
-        if not (told := split_text(text, self.splitter)):
+        if not (sentences := split_text(text, self.splitter)):
             raise Skip(f"{what} has no sentence")
-        return told
+        return sentences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,17 +155,17 @@ class AnswerSentenceSimilarity(_SentenceEvaluator):
         return self._one(outputs=outputs, reference_outputs=reference_outputs)
 
     def _steps(self, case: Case) -> EmbeddingSteps:
-        said = self._sentences(extract_text(case.outputs), "the answer")
+        sentences = self._sentences(extract_text(case.outputs), "the answer")
         expected = self._sentences(extract_text(case.reference_outputs), "the reference")
-        vectors = yield [*said, *expected]
-        best = _best_similarities(vectors, said, expected)
-        least = min(range(len(said)), key=best.__getitem__)
+        vectors = yield [*sentences, *expected]
+        best = _best_similarities(vectors, sentences, expected)
+        least = min(range(len(sentences)), key=best.__getitem__)
         return [
             {"key": "answer_sem_sent_similarity_mean", "score": fsum(best) / len(best)},
             {
                 "key": "answer_sem_sent_similarity_min",
                 "score": best[least],
-                "comment": f"least alike: {said[least]!r:.300}",
+                "comment": f"least alike: {sentences[least]!r:.300}",
             },
         ]
 
@@ -192,11 +192,11 @@ class AnswerRelevancySentences(_SentenceEvaluator):
 
     def _steps(self, case: Case) -> EmbeddingSteps:
         question = extract_question(case.inputs)
-        said = self._sentences(extract_text(case.outputs), "the answer")
-        vectors = yield [question, *said]
-        alike = _best_similarities(vectors, said, [question])
-        best = max(range(len(said)), key=alike.__getitem__)
-        return {"score": alike[best], "comment": f"most alike: {said[best]!r:.300}"}
+        sentences = self._sentences(extract_text(case.outputs), "the answer")
+        vectors = yield [question, *sentences]
+        alike = _best_similarities(vectors, sentences, [question])
+        best = max(range(len(sentences)), key=alike.__getitem__)
+        return {"score": alike[best], "comment": f"most alike: {sentences[best]!r:.300}"}
 
 
 @register_builtin(
@@ -228,17 +228,17 @@ class Groundedness(_SentenceEvaluator):
         return self._one(outputs=outputs, documents=tuple(documents))
 
     def _steps(self, case: Case) -> EmbeddingSteps:
-        if not (said := split_text(extract_text(case.outputs), self.splitter)):
+        if not (sentences := split_text(extract_text(case.outputs), self.splitter)):
             raise ValueError("the answer has no sentence")
         context = [one for chunk in _chunk_texts(case) for one in split_text(chunk, self.splitter)]
         if not context:
             return {"score": 0.0, "comment": "nothing was retrieved"}
-        vectors = yield [*said, *context]
-        if nameless := [one for one in said if not vectors[one].any()]:
+        vectors = yield [*sentences, *context]
+        if nameless := [one for one in sentences if not vectors[one].any()]:
             raise ValueError(f"the model gave a vector of zeros for {nameless[0]!r:.300} of the answer")
-        best = _best_similarities(vectors, said, context)
-        least = min(range(len(said)), key=best.__getitem__)
-        return {"score": best[least], "comment": f"least grounded: {said[least]!r:.300}"}
+        best = _best_similarities(vectors, sentences, context)
+        least = min(range(len(sentences)), key=best.__getitem__)
+        return {"score": best[least], "comment": f"least grounded: {sentences[least]!r:.300}"}
 
 
 @register_builtin(

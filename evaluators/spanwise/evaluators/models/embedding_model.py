@@ -201,10 +201,10 @@ class SentenceTransformerSource:
 
     def encode(self, texts: list[str]) -> Vectors:
         """Return the model's vectors. Raises `NoModel`."""
-        held = load_shared(self.key, self._load)
-        with held.running:
-            held.texts += len(texts)
-            encode = partial(held.model.encode, batch_size=self._batch_size, show_progress_bar=False)
+        loaded = load_shared(self.key, self._load)
+        with loaded.running:
+            loaded.texts += len(texts)
+            encode = partial(loaded.model.encode, batch_size=self._batch_size, show_progress_bar=False)
             return run_by_length(texts, BATCHES_PER_UPDATE * self._batch_size, encode, "texts embedded")
 
     def _load(self) -> LoadedModel:
@@ -298,7 +298,7 @@ class EmbeddingEndpoint:
         import numpy
 
         self.check()
-        vectors = [self._in_time(some) for some in _split_requests(texts)]
+        vectors = [self._request_until_deadline(some) for some in _split_requests(texts)]
         if len({one.shape[1] for one in vectors}) > 1:
             raise Unjudged(f"{self._where} gave vectors of {sorted({one.shape[1] for one in vectors})} numbers")
         whole: Vectors = numpy.concatenate(vectors)
@@ -308,7 +308,7 @@ class EmbeddingEndpoint:
     def _where(self) -> str:
         return f"{self.model} at {self.base_url}"
 
-    def _in_time(self, texts: list[str]) -> Vectors:
+    def _request_until_deadline(self, texts: list[str]) -> Vectors:
         """Request vectors until an attempt succeeds, with pauses between attempts, until the deadline."""
         until, attempt = time.monotonic() + self._deadline, 0
         while True:
@@ -321,7 +321,7 @@ class EmbeddingEndpoint:
                 if refused := redirect_error(self.base_url, get_http_status(error), get_response_headers(error)):
                     raise Unjudged(refused) from None
                 if not is_transient(error):
-                    raise Unjudged(self._told(error)) from error
+                    raise Unjudged(self._describe_error(error)) from error
                 if time.monotonic() + pause >= until:
                     tried = f"within {self._deadline:g} s after {attempt + 1} attempt{'s' if attempt else ''}"
                     raise TimeoutError(f"{self._where} gave no vectors {tried}: {self._short(error)}") from None
@@ -332,9 +332,9 @@ class EmbeddingEndpoint:
         left = until - time.monotonic()
         timeout = max(0.01, min(left, self._deadline / 2))  # leave time for another attempt after a hang
         asking = self._connected().embeddings.with_streaming_response
-        said = [text or " " for text in texts]  # OpenAI rejects empty texts
+        inputs = [text or " " for text in texts]  # OpenAI rejects empty texts
         with suppress_instrumentation():
-            asked = asking.create(model=self.model, input=said, encoding_format="base64", timeout=timeout)
+            asked = asking.create(model=self.model, input=inputs, encoding_format="base64", timeout=timeout)
             with asked as raw:
                 content = self._content(raw, time.monotonic() + timeout)
         try:
@@ -383,7 +383,7 @@ class EmbeddingEndpoint:
             raise Unjudged(f"{self.base_url} answered with more than {MAX_RESPONSE_BYTES >> 20} MiB")
         return bytes(content)
 
-    def _told(self, error: Exception) -> str:
+    def _describe_error(self, error: Exception) -> str:
         """Return the message for an error that a retry cannot fix, with a remedy."""
         status = get_http_status(error)
         words = {
@@ -392,8 +392,8 @@ class EmbeddingEndpoint:
             404: f"there is no model {self.model!r} at {self.base_url}, or no embeddings",
             413: f"{self.base_url} refused the size of the request; give a smaller batch_size",
         }
-        said = words.get(status or 0, f"{self._where} refused to embed")
-        return f"{said}{f' ({status})' if status else ''}: {self._short(error)}"
+        message = words.get(status or 0, f"{self._where} refused to embed")
+        return f"{message}{f' ({status})' if status else ''}: {self._short(error)}"
 
     def _short(self, error: BaseException) -> str:
         body = getattr(error, "body", None)
@@ -402,9 +402,9 @@ class EmbeddingEndpoint:
         words = message if isinstance(message, str) and message else f"{type(cause).__name__}: {cause}"
         return self._hidden(" ".join(words.split()))[:MAX_ERROR_CHARACTERS]
 
-    def _hidden(self, said: str) -> str:
+    def _hidden(self, message: str) -> str:
         """Remove the API key from a text: some servers repeat it in their errors."""
-        return said.replace(self._api_key, "…") if self._api_key else said
+        return message.replace(self._api_key, "…") if self._api_key else message
 
 
 def _environment_key(url: str) -> str | None:
@@ -412,8 +412,8 @@ def _environment_key(url: str) -> str | None:
 
     Otherwise anyone who may name an address would receive the key.
     """
-    ours = first_variable("SPANWISE_EMBEDDINGS_URL")
-    if ours is not None and url == check_address(ours, "SPANWISE_EMBEDDINGS_URL"):
+    configured = first_variable("SPANWISE_EMBEDDINGS_URL")
+    if configured is not None and url == check_address(configured, "SPANWISE_EMBEDDINGS_URL"):
         return first_variable("SPANWISE_EMBEDDINGS_KEY")
     openai = check_address(first_variable("OPENAI_BASE_URL") or OPENAI_URL, "OPENAI_BASE_URL")
     return first_variable("OPENAI_API_KEY") if url == openai else None
@@ -585,8 +585,8 @@ class Embedder:
         if (encoding := (_user_encoders if of_user else _model_encoders).get(key)) is not None:
             return encoding
         digest = source.digest() if path is not None else None
-        kept = VectorCache(path, self.name, digest) if path is not None and digest is not None else None
-        made = CoalescingEncoder(source.encode, kept, portion=source.portion)
+        stored = VectorCache(path, self.name, digest) if path is not None and digest is not None else None
+        made = CoalescingEncoder(source.encode, stored, portion=source.portion)
         return _user_encoders.setdefault(key, made) if of_user else put_current(_model_encoders, key, made)
 
 

@@ -96,15 +96,12 @@ class ConvWeights:
         import numpy
 
         weights = _load_weights(self.file, self.digest)
-        edges = _bin_edges(weights["mlp.weight"].shape[1])
+        bins = weights["mlp.weight"].shape[1]
+        edges = list(PERCENTILES) if bins == len(PERCENTILES) - 1 else [place / bins for place in range(bins + 1)]
         counts = [numpy.histogram(column, bins=edges)[0] for column in entailment.T[:CONV_SENTENCES]]
         learned = numpy.asarray(counts) @ weights["mlp.weight"][0] + weights["mlp.bias"]
         classes = weights["layer_final.weight"] @ numpy.full(3, learned.mean()) + weights["layer_final.bias"]
         return float(1 / (1 + numpy.exp(classes[0] - classes[1])))
-
-
-def _bin_edges(bins: int) -> list[float]:
-    return list(PERCENTILES) if bins == len(PERCENTILES) - 1 else [place / bins for place in range(bins + 1)]
 
 
 @lru_cache(maxsize=8)
@@ -114,40 +111,35 @@ def _load_weights(file: str, digest: str) -> dict[str, Numbers]:
     """
     path = Path(file).expanduser()
     try:
-        read = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+        read: Any
+        if path.suffix == ".safetensors":
+            from safetensors.numpy import load_file
+
+            read = load_file(path)
+        else:
+            import torch
+
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+            read = {name: value.float().numpy() for name, value in tensors.items()}
         found = {name: read[name].astype("float64") for name in _WEIGHT_SHAPES}
     except ModuleNotFoundError as error:
         raise NoModel(
             f"the weights of SummaC-Conv need {error.name!r}, which is not installed: {MODELS_EXTRA}"
         ) from None
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise NoModel(f"{file!r} has no weights of SummaC-Conv ({', '.join(_WEIGHT_SHAPES)}): {said:.200}") from None
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise NoModel(f"{file!r} has no weights of SummaC-Conv ({', '.join(_WEIGHT_SHAPES)}): {message:.200}") from None
     for name, shape in _WEIGHT_SHAPES.items():
-        _check_weight_shape(file, name, found[name].shape, shape)
+        actual = found[name].shape
+        fits = len(actual) == len(shape) and all(
+            size == want or (want is None and size in (len(PERCENTILES) - 1, 50))
+            for size, want in zip(actual, shape, strict=True)
+        )
+        if not fits:
+            raise NoModel(
+                f"{file!r} has {name} of {actual}: SummaC-Conv's are {str(shape).replace('None', '23 or 50')}"
+            )
     return found
-
-
-def _read_safetensors(path: Path) -> Any:
-    from safetensors.numpy import load_file
-
-    return load_file(path)
-
-
-def _read_pickle(path: Path) -> Any:
-    import torch
-
-    held = torch.load(path, map_location="cpu", weights_only=True)
-    return {name: value.float().numpy() for name, value in held.items()}
-
-
-def _check_weight_shape(file: str, name: str, found: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
-    sizes = (len(PERCENTILES) - 1, 50)
-    fits = len(found) == len(wanted) and all(
-        size == want or (want is None and size in sizes) for size, want in zip(found, wanted, strict=True)
-    )
-    if not fits:
-        raise NoModel(f"{file!r} has {name} of {found}: SummaC-Conv's are {str(wanted).replace('None', '23 or 50')}")
 
 
 # model of the examples in the documentation
@@ -165,9 +157,9 @@ class _ConsistencyEvaluator(PairEvaluator):
 
     def _sentences(self, text: str) -> list[str]:
         """Split the answer into sentences. Raises `Skip` if there are none."""
-        if not (told := split_text(text, self.splitter)):
+        if not (sentences := split_text(text, self.splitter)):
             raise Skip("the answer has no sentence")
-        return told
+        return sentences
 
 
 @register_builtin(
@@ -212,10 +204,10 @@ class Hallucination(_ConsistencyEvaluator):
             raise Skip("the answer is empty")
         if not (chunks := retrieved_chunks(case)):
             return {"score": 0.0, "comment": "nothing was retrieved"}
-        said = [answer] if self.by == "answer" else self._sentences(answer)
-        support = yield from self._supports(["\n\n".join(chunks)], said)
-        least = min(range(len(said)), key=support.__getitem__)
-        comment = f"least supported: {said[least]!r:.300}" if self.by == "sentence" else None
+        sentences = [answer] if self.by == "answer" else self._sentences(answer)
+        support = yield from self._supports(["\n\n".join(chunks)], sentences)
+        least = min(range(len(sentences)), key=support.__getitem__)
+        comment = f"least supported: {sentences[least]!r:.300}" if self.by == "sentence" else None
         return {"score": support[least], "comment": comment}
 
 
@@ -254,15 +246,16 @@ class FaithfulnessNLI(_ConsistencyEvaluator):
             raise ValueError(f"a probability is from 0 to 1, not {self.supported_from!r}")
 
     def _steps(self, case: Case) -> ModelSteps[TextPair, PairScores]:
-        said = self._sentences(extract_text(case.outputs))
+        sentences = self._sentences(extract_text(case.outputs))
         if not (chunks := retrieved_chunks(case)):
             return {"score": 0.0, "comment": "nothing was retrieved"}
-        support = yield from self._supports(chunks, said)
+        support = yield from self._supports(chunks, sentences)
         follow = sum(one >= self.supported_from for one in support)
-        least = min(range(len(said)), key=support.__getitem__)
+        least = min(range(len(sentences)), key=support.__getitem__)
         return {
-            "score": follow / len(said),
-            "comment": f"{follow} of {len(said)} sentences follow; least: {support[least]:.3f} {said[least]!r:.300}",
+            "score": follow / len(sentences),
+            "comment": f"{follow} of {len(sentences)} sentences follow; "
+            f"least: {support[least]:.3f} {sentences[least]!r:.300}",
         }
 
 
@@ -367,23 +360,29 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
         return self._scorer.each(asked)
 
     def _steps(self, case: Case) -> Any:
-        said, told = self._sentences(extract_text(case.outputs), "summary"), self._sentences(_source_text(case), "text")
-        firsts, seconds = self._scorer.parts(_long_sentences(told, self.min_characters)[: self.max_sentences], said)
+        summary = self._sentences(extract_text(case.outputs), "summary")
+        source = self._sentences(_source_text(case), "text")
+        firsts, seconds = self._scorer.parts(
+            _long_sentences(source, self.min_characters)[: self.max_sentences], summary
+        )
         image = yield from self._image(firsts, [part for parts in seconds for part in parts])
         entailment, _, contradiction = image
         faithful = support_difference(entailment, contradiction) > 0
-        kept = [one for one, holds in zip(said, _whole_sentences(faithful.tolist(), seconds), strict=True) if holds]
+        windows = iter(faithful.tolist())
+        # a sentence is faithful if all of its windows are
+        whole = [all(list(islice(windows, len(parts)))) for parts in seconds]
+        kept = [sentence for sentence, holds in zip(summary, whole, strict=True) if holds]
         return [
-            self._completeness(told, kept, len(said)),
+            self._completeness(source, kept, len(summary)),
             self._learned(entailment),
             {"key": _ZERO_SHOT_KEY, "score": zero_shot_score(entailment, contradiction)},
         ]
 
     def _sentences(self, text: str, what: str) -> list[str]:
         """Split the summary or the text into sentences. Raises `Skip` if there are none."""
-        if not (told := split_text(text, self.splitter)):
+        if not (sentences := split_text(text, self.splitter)):
             raise Skip(f"the {what} has no sentence")
-        return _long_sentences(told, self.min_characters) if what == "summary" else told
+        return _long_sentences(sentences, self.min_characters) if what == "summary" else sentences
 
     def _image(self, firsts: list[str], seconds: list[str]) -> Asks:
         """Return the NLI probabilities of each pair as an array of shape (3 labels, sentences of the text, of the
@@ -397,16 +396,16 @@ class Summarization(BatchedEvaluator[TextPair, PairScores]):
         for column, second in enumerate(seconds):
             rows = yield [(first, second) for first in firsts]
             for row, first in enumerate(firsts):
-                held = make_inference(rows[first, second], self._scorer.name)
-                image[:, row, column] = held.entailment, held.neutral, held.contradiction
+                inference = make_inference(rows[first, second], self._scorer.name)
+                image[:, row, column] = inference.entailment, inference.neutral, inference.contradiction
         return image
 
-    def _completeness(self, told: list[str], kept: list[str], said: int) -> dict[str, Any]:
-        comment = f"{len(kept)} of {said} sentences are faithful"
+    def _completeness(self, source: list[str], kept: list[str], count: int) -> dict[str, Any]:
+        comment = f"{len(kept)} of {count} sentences are faithful"
         if not kept:
             return {"key": _COMPLETENESS_KEY, "score": 0.0, "comment": comment}
-        vectors = self._embedder.by_text([*told, *kept])
-        score = max(cosine(_mean_direction(vectors, told), _mean_direction(vectors, kept)), 0.0)
+        vectors = self._embedder.by_text([*source, *kept])
+        score = max(cosine(_mean_direction(vectors, source), _mean_direction(vectors, kept)), 0.0)
         return {"key": _COMPLETENESS_KEY, "score": score, "comment": comment}
 
     def _learned(self, entailment: Any) -> dict[str, Any]:
@@ -422,12 +421,6 @@ def _source_text(case: Case) -> str:
 
 def _long_sentences(found: list[str], characters: int) -> list[str]:
     return [one for one in found if len(one) > characters] or found
-
-
-def _whole_sentences(holds: Sequence[bool], seconds: Sequence[Sequence[str]]) -> list[bool]:
-    """Return for each sentence whether the condition holds for all of its windows."""
-    of_parts = iter(holds)
-    return [all(list(islice(of_parts, len(parts)))) for parts in seconds]
 
 
 def _mean_direction(vectors: Mapping[str, Vector], texts: Sequence[str]) -> Vector:

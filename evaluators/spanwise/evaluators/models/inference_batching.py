@@ -9,7 +9,6 @@ word boundary is near, else between tokens.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -49,19 +48,19 @@ class CoalescingEncoder:
     def __init__(
         self,
         encode: Callable[[list[str]], Vectors],
-        kept: PersistentVectors | None = None,
+        store: PersistentVectors | None = None,
         memory: int = MEMORY_BYTES,
         portion: int | None = None,
         ragged: bool = False,
     ) -> None:
-        self._encode, self._kept, self._memory, self._portion = encode, kept, memory, portion
+        self._encode, self._store, self._memory, self._portion = encode, store, memory, portion
         self._ragged = ragged
         self._known: OrderedDict[str, Vector] = OrderedDict()
         self._bytes = 0
-        self._nobody_at_work()
+        self._reset_callers()
         _all_encoders.add(self)
 
-    def _nobody_at_work(self) -> None:
+    def _reset_callers(self) -> None:
         """Reset locks and waiting texts, at the start and in a forked child, where the threads that held the locks do
         not exist.
         """
@@ -74,19 +73,18 @@ class CoalescingEncoder:
         wanted = dict.fromkeys(texts)
         found = self._remembered(wanted)
         missing = [text for text in wanted if text not in found]
-        if missing and self._kept is not None:
-            found |= (old := self._kept.get(missing))
+        if missing and self._store is not None:
+            found |= (old := self._store.get(missing))
             self._remember(old)
             missing = [text for text in missing if text not in old]
-        found |= self._made(missing) if missing else {}
-        return found if self._ragged or len({len(vector) for vector in found.values()}) < 2 else self._anew(wanted)
-
-    def _anew(self, texts: Iterable[str]) -> dict[str, Vector]:
-        """Discard cached vectors of another length, from another model of the same name, and encode the texts again."""
+        found |= self._encode_missing(missing) if missing else {}
+        if self._ragged or len({len(vector) for vector in found.values()}) < 2:
+            return found
+        # discard cached vectors of another length, from another model of the same name, and encode the texts again
         with self._guard:
             self._known.clear()
             self._bytes = 0
-        return self._made(list(texts))
+        return self._encode_missing(list(wanted))
 
     def _remembered(self, texts: Iterable[str]) -> dict[str, Vector]:
         found: dict[str, Vector] = {}
@@ -97,43 +95,49 @@ class CoalescingEncoder:
                     found[text] = vector
         return found
 
-    def _made(self, texts: list[str]) -> dict[str, Vector]:
-        mine: dict[str, Vector] = {}
+    def _encode_missing(self, texts: list[str]) -> dict[str, Vector]:
+        own: dict[str, Vector] = {}
         with self._guard:
             for text in texts:
-                self._waiting.setdefault(text, []).append(mine)
+                self._waiting.setdefault(text, []).append(own)
         try:
             with self._running:
-                if any(text not in mine for text in texts):
-                    self._run(mine)
-                mine |= self._remembered(texts)  # vectors that another caller has encoded meanwhile
+                if any(text not in own for text in texts):
+                    self._run(own)
+                own |= self._remembered(texts)  # vectors that another caller has encoded meanwhile
                 # the texts of another caller made the batch fail
-                if left := [text for text in texts if text not in mine]:
+                if left := [text for text in texts if text not in own]:
                     for vectors in self._vectors(left):
-                        self._give(vectors, {text: [mine] for text in left})
+                        self._deliver(vectors, {text: [own] for text in left})
         finally:
-            self._take_back(texts, mine)
-        return mine
+            with self._guard:
+                for text in texts:
+                    places = [place for place in self._waiting.get(text, ()) if place is not own]
+                    if places:
+                        self._waiting[text] = places
+                    else:
+                        self._waiting.pop(text, None)
+        return own
 
-    def _run(self, mine: dict[str, Vector]) -> None:
+    def _run(self, own: dict[str, Vector]) -> None:
         """Encode all waiting texts. If that fails, each caller encodes its own texts; the exception is raised if there
         is one caller.
         """
         with self._guard:
-            taken, self._waiting = self._waiting, {}
-        self._hand_out(known := self._remembered(taken), taken)  # encoded while they waited
+            claimed, self._waiting = self._waiting, {}
+        self._hand_out(known := self._remembered(claimed), claimed)  # encoded while they waited
         try:
-            for vectors in self._vectors([text for text in taken if text not in known]):
-                self._give(vectors, taken)
+            for vectors in self._vectors([text for text in claimed if text not in known]):
+                self._deliver(vectors, claimed)
         except Exception:
-            if all(place is mine for places in taken.values() for place in places):
+            if all(place is own for places in claimed.values() for place in places):
                 raise
 
-    def _give(self, vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
+    def _deliver(self, vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
         self._hand_out(vectors, wanted)
         self._remember(vectors)
-        if self._kept is not None:
-            self._kept.put(vectors)
+        if self._store is not None:
+            self._store.put(vectors)
 
     @staticmethod
     def _hand_out(vectors: dict[str, Vector], wanted: dict[str, list[dict[str, Vector]]]) -> None:
@@ -146,15 +150,6 @@ class CoalescingEncoder:
         for some in (texts[start : start + size] for start in range(0, len(texts), size)):
             yield {text: _read_only_copy(vector) for text, vector in zip(some, self._encode(some), strict=True)}
 
-    def _take_back(self, texts: Iterable[str], mine: dict[str, Vector]) -> None:
-        with self._guard:
-            for text in texts:
-                places = [place for place in self._waiting.get(text, ()) if place is not mine]
-                if places:
-                    self._waiting[text] = places
-                else:
-                    self._waiting.pop(text, None)
-
     def _remember(self, vectors: dict[str, Vector]) -> None:
         with self._guard:
             for text, vector in vectors.items():
@@ -166,13 +161,10 @@ class CoalescingEncoder:
                 self._bytes -= _entry_bytes(text, vector)
 
 
-def _reset_encoders_after_fork() -> None:
-    for encoding in _all_encoders:
-        encoding._nobody_at_work()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_encoders_after_fork)
+def reset_encoders_after_fork() -> None:
+    """Reset the locks and waiting texts of all encoders in a forked child."""
+    for encoder in _all_encoders:
+        encoder._reset_callers()
 
 
 def _read_only_copy(vector: Vector) -> Vector:
@@ -241,7 +233,8 @@ def split_windows(
     tokenized in pieces of at most `characters` characters.
     """
     size = max(size, _MIN_WINDOW)
-    if _surely_fits(text, size):
+    # a text with fewer bytes fits: each token has at least one byte, and one special token marks the start
+    if len(text) < size and len(text.encode(errors="replace")) < size:
         return [text]
     found: list[str] = []
     start = 0
@@ -265,7 +258,7 @@ def make_span_finder(tokenizer: Any) -> Callable[[str], TokenSpans]:
 
     def spans_of(text: str) -> TokenSpans:
         try:
-            told = tokenizer(
+            encoded = tokenizer(
                 text, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False
             )
         except NotImplementedError as error:
@@ -273,7 +266,7 @@ def make_span_finder(tokenizer: Any) -> Callable[[str], TokenSpans]:
             raise ValueError(
                 f"a text of {len(text)} characters is too long, and {kind} cannot cut it: {error}"
             ) from None
-        return [(first, end) for first, end in told["offset_mapping"] if end > first]
+        return [(first, end) for first, end in encoded["offset_mapping"] if end > first]
 
     return spans_of
 
@@ -283,15 +276,8 @@ def token_limit(tokenizer: Any, config: Any) -> int:
     positions = getattr(config, "max_position_embeddings", None) or 512
     if getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert"):
         positions -= 2  # their positions start after the padding index
-    said = getattr(tokenizer, "model_max_length", None) or positions
-    return int(min(said, positions))
-
-
-def _surely_fits(text: str, size: int) -> bool:
-    """Return whether a text fits without tokenizing it. Each token has at least one byte, and one special token marks
-    the start.
-    """
-    return len(text) < size and len(text.encode(errors="replace")) < size
+    limit = getattr(tokenizer, "model_max_length", None) or positions
+    return int(min(limit, positions))
 
 
 def _cut_piece(piece: str, spans: TokenSpans, size: int, ends: bool) -> tuple[list[str], int]:

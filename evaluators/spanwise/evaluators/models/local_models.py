@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 import orjson
 
 from spanwise.evaluators.interface.progress_display import track_progress
-from spanwise.evaluators.models.disk_cache import user_cache_path
-from spanwise.evaluators.models.inference_batching import CoalescingEncoder
+from spanwise.evaluators.models.disk_cache import forget_files_after_fork, user_cache_path
+from spanwise.evaluators.models.inference_batching import CoalescingEncoder, reset_encoders_after_fork
 from spanwise.evaluators.models.model_resolution import DEFAULT, ModelLocation, ModelUse, check_no_secrets, locate_model
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ def _create_register_file() -> int:
     """Create the file under a temporary name, lock it and rename it. Readers remove unlocked files as left over."""
     register_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     name = register_folder() / f"{os.getpid()}.json"
-    beside = name.with_suffix(".new")
-    file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary = name.with_suffix(".new")
+    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.replace(beside, name)
+    os.replace(temporary, name)
     return file
 
 
@@ -213,11 +213,14 @@ def parameter_bytes(module: Any) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
-def _forget_models_after_fork() -> None:
-    """Reset the locks and drop the models in a forked child. The parent's threads do not exist there, including the
-    models' own.
+def _reset_after_fork() -> None:
+    """Reset the package's locks, and drop models and open files in a forked child.
+
+    The parent's threads do not exist there, including the models' own.
     """
     global _guard
+    forget_files_after_fork()
+    reset_encoders_after_fork()
     _guard = threading.Lock()
     _register.forget()
     _loaded.clear()
@@ -225,7 +228,7 @@ def _forget_models_after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_models_after_fork)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 BATCHES_PER_UPDATE = 16  # batches between two updates of the progress display

@@ -151,8 +151,12 @@ class ModelLocation:
 
 def _file_versions(where: str) -> Iterator[tuple[str, int, int]]:
     """Yield path, size in bytes and modification time of each file that defines the model."""
-    paths = (os.path.join(folder, name) for folder, _, names in _walk_folders(where) for name in names)
-    for path in (where, *paths):
+    paths = [where]
+    for folder, subfolders, names in os.walk(where):
+        paths += [os.path.join(folder, name) for name in names]
+        if folder != where:
+            subfolders.clear()  # models have no files at deeper levels
+    for path in paths:
         if path.endswith(_MODEL_FILES) and os.path.isfile(path):
             status = os.stat(path)
             yield path, status.st_size, status.st_mtime_ns
@@ -160,20 +164,12 @@ def _file_versions(where: str) -> Iterator[tuple[str, int, int]]:
 
 @lru_cache(maxsize=100)
 def _content_digest(files: tuple[tuple[str, int, int], ...]) -> str:
-    said = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, size, _ in files:
-        said.update(f"{os.path.basename(path)}\0{size}\0".encode(errors="surrogateescape"))
+        digest.update(f"{os.path.basename(path)}\0{size}\0".encode(errors="surrogateescape"))
         with suppress(OSError):  # the loader reports the error
-            said.update(b"".join(file_samples(Path(path))))
-    return said.hexdigest()[:16]
-
-
-def _walk_folders(where: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder and its direct subfolders. Models have no files at deeper levels."""
-    for folder, below, names in os.walk(where):
-        if folder != where:
-            below.clear()
-        yield folder, below, names
+            digest.update(b"".join(file_samples(Path(path))))
+    return digest.hexdigest()[:16]
 
 
 def find_onnx_weights(folder: Path) -> Path | None:
@@ -193,7 +189,9 @@ def locate_model(name: str | os.PathLike[str]) -> ModelLocation:
         return ModelLocation(folder.name, str(folder))
     if given.endswith(".onnx") and Path(given).expanduser().is_file():
         file = Path(given).expanduser().absolute()
-        return ModelLocation(f"{_model_folder(file).name}/{file.stem}", str(file))
+        # exports put the file into the subfolder `onnx` of the model's folder
+        folder = file.parent.parent if file.parent.name == "onnx" else file.parent
+        return ModelLocation(f"{folder.name}/{file.stem}", str(file))
     if given.startswith((".", "/", "~")) or given.endswith(".onnx"):
         what = "file" if given.endswith(".onnx") else "folder"
         raise NoModel(f"there is no {what} {given!r}; name one that holds a model, or a model of the hub")
@@ -201,11 +199,6 @@ def locate_model(name: str | os.PathLike[str]) -> ModelLocation:
     if preset is None:
         return ModelLocation(given, given)
     return ModelLocation(preset.name, _packaged_folder(preset) or preset.hub, preset)
-
-
-def _model_folder(file: Path) -> Path:
-    """Return the model's folder. Exports put the file into its subfolder `onnx`."""
-    return file.parent.parent if file.parent.name == "onnx" else file.parent
 
 
 def local_folder(place: ModelLocation) -> str | None:
@@ -243,9 +236,9 @@ def require_modules(*modules: str) -> None:
             raise ModuleNotFoundError(f"no module named {module!r}", name=module)
 
 
-def check_complete(told: Mapping[str, Any], name: str, what: str) -> None:
+def check_complete(loading_info: Mapping[str, Any], name: str, what: str) -> None:
     """Raise `NoModel` if transformers reports missing weights, which it would initialize at random."""
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(loading_info["missing_keys"]):
         raise NoModel(f"{name!r} is no {what}: it has no weights {missing[0]!r}")
 
 
@@ -266,9 +259,9 @@ def explain_loading_errors(place: ModelLocation, what: str, extra: str = MODELS_
 
 
 def _describe_loading_error(place: ModelLocation, error: Exception) -> str:
-    said = " ".join(str(error).split())[:200]
+    message = " ".join(str(error).split())[:200]
     if place.local:
-        return f"the folder {place.where!r} holds no model that can be loaded: {said}"
+        return f"the folder {place.where!r} holds no model that can be loaded: {message}"
     if place.preset is not None and not place.where:
         return f"model {place.name!r} is not on this machine: pip install {_distribution_name(place.preset.package)}"
     offline = " (HF_HUB_OFFLINE is set)" if is_offline() else ""
@@ -279,7 +272,7 @@ def _describe_loading_error(place: ModelLocation, error: Exception) -> str:
     )
     return (
         f"model {place.where!r}{similar} is not on this machine and could not be fetched{offline}: where there is a "
-        f"network run `{way}` and name the folder DIR instead{package}; {said}"
+        f"network run `{way}` and name the folder DIR instead{package}; {message}"
     )
 
 
@@ -370,11 +363,9 @@ def list_preset_status() -> Iterator[PresetStatus]:
     """Yield the status of all presets, in their order. Nothing is loaded, and no network is used."""
     for preset in PRESETS.values():
         folder = local_folder(locate_model(preset.name))
-        yield PresetStatus(preset=preset, folder=folder, bytes=_folder_size(folder))
-
-
-def _folder_size(folder: str | None) -> int:
-    return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) if folder else 0
+        files = Path(folder).rglob("*") if folder else ()
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        yield PresetStatus(preset=preset, folder=folder, bytes=size)
 
 
 OPENAI_URL = "https://api.openai.com/v1"

@@ -95,10 +95,10 @@ class OnnxSource:
 
     def encode(self, texts: list[str]) -> Vectors:
         """Return vectors pooled as the model's files specify. Raises `NoModel`."""
-        held = load_shared(self.key, self._load)
-        with held.running:
-            held.texts += len(texts)
-            vectors: Vectors = held.model(texts)
+        loaded = load_shared(self.key, self._load)
+        with loaded.running:
+            loaded.texts += len(texts)
+            vectors: Vectors = loaded.model(texts)
             return vectors
 
     def _load(self) -> LoadedModel:
@@ -110,8 +110,21 @@ class OnnxSource:
             folders = _config_folders(file, self._place)
             device = _choose_onnx_device(self._device, onnxruntime.get_available_providers())
             try:
-                session = _make_session(onnxruntime, file, device)
-                reader = _load_tokenizer(tokenizers, folders)
+                options = onnxruntime.SessionOptions()
+                # several batches run in parallel instead, which share no work
+                options.intra_op_num_threads = 1
+                providers = ["CUDAExecutionProvider"] if device == "cuda" else []
+                session = onnxruntime.InferenceSession(
+                    str(file), options, providers=[*providers, "CPUExecutionProvider"]
+                )
+                tokenizer_file = next(
+                    (folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None
+                )
+                if tokenizer_file is None:
+                    raise NoModel(
+                        f"there is no tokenizer.json beside the ONNX file in {str(folders[0])!r}: put the model's there"
+                    )
+                reader = tokenizers.Tokenizer.from_file(str(tokenizer_file))
                 model = _OnnxModel(
                     session,
                     reader,
@@ -145,13 +158,13 @@ class _EncodingConfig:
             if module not in ("Transformer", "Pooling", "Normalize"):
                 raise NoModel(f"{folders[0]} has a layer {module!r} after the model, which its ONNX file lacks")
         length = own.get("max_seq_length") or tokens.get("model_max_length") or DEFAULT_LENGTH
-        said = _read_json(folders, "config_sentence_transformers.json")
+        settings = _read_json(folders, "config_sentence_transformers.json")
         return cls(
             length=int(length) if length < 1e6 else DEFAULT_LENGTH,
             pooling=_pooling_mode(_read_json(folders, "1_Pooling/config.json")),
             normalized=not modules or "Normalize" in modules,
             lower=bool(own.get("do_lower_case")),
-            prefix=(said.get("prompts") or {}).get(said.get("default_prompt_name") or "") or "",
+            prefix=(settings.get("prompts") or {}).get(settings.get("default_prompt_name") or "") or "",
         )
 
 
@@ -165,7 +178,8 @@ class _OnnxModel:
             raise NoModel(f"the ONNX file wants {', '.join(sorted(unknown))}, which texts do not give")
         reader.no_padding()
         reader.enable_truncation(habits.length)
-        threads = 1 if device == "cuda" else min(MAX_THREADS, _count_processors())
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = 1 if device == "cuda" else min(MAX_THREADS, available)
         self._pool = ThreadPoolExecutor(threads, "spanwise-onnx") if threads > 1 else None
 
     def __call__(self, texts: list[str]) -> Vectors:
@@ -177,13 +191,11 @@ class _OnnxModel:
         lots = [order[start : start + self._size] for start in range(0, len(order), self._size)]
         parts = [lots[start : start + _BATCHES_PER_UPDATE] for start in range(0, len(lots), _BATCHES_PER_UPDATE)]
         made: list[Vectors] = []
+        run = self._pool.map if self._pool is not None else map
         for part in track_progress(parts, "batches of texts embedded"):
-            made += self._map(lambda lot: self._pooled([read[place] for place in lot]), part)
+            made += run(lambda lot: self._pooled([read[place] for place in lot]), part)
         vectors: Vectors = numpy.concatenate(made)[numpy.argsort(order)]
         return vectors
-
-    def _map(self, run: Callable[[list[int]], Vectors], lots: Sequence[list[int]]) -> list[Vectors]:
-        return list((self._pool.map if self._pool is not None else map)(run, lots))
 
     def _pooled(self, read: Sequence[Any]) -> Vectors:
         import numpy
@@ -196,11 +208,6 @@ class _OnnxModel:
             vectors = vectors / numpy.maximum(numpy.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         pooled: Vectors = vectors.astype(numpy.float32)
         return pooled
-
-
-def _count_processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pad_tokens(read: Sequence[Any]) -> tuple[dict[str, Mask], Mask]:
@@ -244,14 +251,16 @@ _POOLING_FUNCTIONS: Mapping[str, Callable[[Hidden, Mask], Any]] = {
 }
 
 
-def _pooling_mode(told: Mapping[str, Any]) -> str:
+def _pooling_mode(config: Mapping[str, Any]) -> str:
     """Return the pooling mode in `1_Pooling/config.json`, in its old or new format. Raises `NoModel` for unsupported
     modes.
     """
     old = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
-    flags = [name.removeprefix("pooling_mode_") for name, on in told.items() if name.startswith("pooling_mode_") and on]
-    said = told.get("pooling_mode") or [old.get(flag, flag) for flag in flags] or "mean"
-    mode = said[0] if isinstance(said, list) and len(said) == 1 else said
+    flags = [
+        name.removeprefix("pooling_mode_") for name, on in config.items() if name.startswith("pooling_mode_") and on
+    ]
+    mode = config.get("pooling_mode") or [old.get(flag, flag) for flag in flags] or "mean"
+    mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
     if mode not in _POOLING_FUNCTIONS:
         raise NoModel(f"its pooling is {mode!r}; what is done here is {', '.join(_POOLING_FUNCTIONS)}")
     return str(mode)
@@ -282,25 +291,10 @@ def _config_folders(file: Path, place: ModelLocation) -> list[Path]:
     return [*folders, Path(fetched)]
 
 
-def _load_tokenizer(tokenizers: Any, folders: Sequence[Path]) -> Any:
-    file = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
-    if file is None:
-        raise NoModel(f"there is no tokenizer.json beside the ONNX file in {str(folders[0])!r}: put the model's there")
-    return tokenizers.Tokenizer.from_file(str(file))
-
-
 def _read_json(folders: Sequence[Path], name: str, empty: Any = None) -> Any:
     """Return the content of the first file of that name, or `empty`."""
     file = next((folder / name for folder in folders if (folder / name).is_file()), None)
     return json.loads(file.read_text("utf-8")) if file is not None else {} if empty is None else empty
-
-
-def _make_session(onnxruntime: Any, file: Path, device: str) -> Any:
-    options = onnxruntime.SessionOptions()
-    # several batches run in parallel instead, which share no work
-    options.intra_op_num_threads = 1
-    providers = ["CUDAExecutionProvider"] if device == "cuda" else []
-    return onnxruntime.InferenceSession(str(file), options, providers=[*providers, "CPUExecutionProvider"])
 
 
 def _choose_onnx_device(given: str | None, providers: Sequence[str]) -> str:

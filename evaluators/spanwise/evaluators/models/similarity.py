@@ -90,11 +90,11 @@ class TextComparer:
         A cosine is in [-1, 1], a cross-encoder's similarity in [0, 1]. Logits go through a sigmoid.
         """
         if isinstance(self.model, PairScorer):
-            said = self.model.each(pairs)
+            rows = self.model.each(pairs)
             logits = self.model.gives_logits
             return {
                 pair: row if isinstance(row, Exception) else _bounded_similarity(row[0], logits)
-                for pair, row in said.items()
+                for pair, row in rows.items()
             }
         vectors = self.model.by_text([text for pair in pairs for text in pair])
         return {pair: _cosine_or_error(vectors[pair[0]], vectors[pair[1]]) for pair in pairs}
@@ -195,7 +195,7 @@ class AlignedStep:
     similarity: float | None = None
 
     @property
-    def told(self) -> dict[str, Any]:
+    def as_metadata(self) -> dict[str, Any]:
         """Return the step in the form that metadata stores."""
         known = {"edit": self.edit, "context": _shorten_step(self.context), "answer": _shorten_step(self.answer)}
         return known if self.similarity is None else {**known, "similarity": round(self.similarity, 4)}
@@ -241,7 +241,7 @@ def alignment_rows(
     made: list[dict[str, Any]] = [{"key": f"{id}_{name}", "score": float(count)} for name, count in counts.items()]
     made[0]["comment"] = _first_difference(found)
     if details:
-        made[0]["metadata"] = {"steps": [one.told for one in found[: DETAIL_LIMITS[0]]]}
+        made[0]["metadata"] = {"steps": [one.as_metadata for one in found[: DETAIL_LIMITS[0]]]}
     return made
 
 
@@ -281,13 +281,13 @@ def _trace_back(
     found: list[AlignedStep] = []
     left, right = len(context), len(answer)
     while left or right:
-        here = table[left][right]
-        if left and right and here == _substitution_cost(table[left - 1][right - 1], alike[left - 1][right - 1], same):
+        cost = table[left][right]
+        if left and right and cost == _substitution_cost(table[left - 1][right - 1], alike[left - 1][right - 1], same):
             left, right = left - 1, right - 1
             similarity = alike[left][right]
             edit: Edit = "same" if similarity >= same else "mismatch"
             found.append(AlignedStep(edit, context[left], answer[right], similarity))
-        elif left and here == _gap_cost(table[left - 1][right]):
+        elif left and cost == _gap_cost(table[left - 1][right]):
             left -= 1
             found.append(AlignedStep("insertion", context[left], None))
         else:

@@ -45,13 +45,13 @@ class CircuitBreaker:
                 run.until = now + min(MIN_PAUSE_S * 2.0**run.pauses, MAX_PAUSE_S)
                 run.pauses += 1
 
-    def came(self, key: str) -> None:
+    def succeeded(self, key: str) -> None:
         """Reset an evaluator's failures after an outcome."""
         with self._lock:
             self._failures.pop(key, None)
             self.refusals = 0
 
-    def came_to_nothing(self, key: str) -> None:
+    def release_probe(self, key: str) -> None:
         """Let another run probe an evaluator, because this one ended without an outcome."""
         with self._lock:
             if key in self._failures:

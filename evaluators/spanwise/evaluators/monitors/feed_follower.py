@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from spanwise.collector.records import (
@@ -19,7 +19,6 @@ from spanwise.collector.records import (
     Rule,
     SettingsVersion,
     Target,
-    Trace,
     TraceHead,
 )
 from spanwise.collector.rule_policy import build_rule_filters, get_sampling_unit
@@ -60,11 +59,11 @@ class FeedFollower:
     """Reader of the change feed that makes the decisions of all rules. `now` is a monotonic clock in seconds."""
 
     def __init__(
-        self, store: Store, held: Sequence[ActiveRule], holder: str, now: Callable[[], float] = time.monotonic
+        self, store: Store, rules: Sequence[ActiveRule], holder: str, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._store, self._held, self._holder, self._now = store, held, holder, now
+        self._store, self._rules, self._holder, self._now = store, rules, holder, now
         self._following: dict[RuleKey, RuleFeed] = {}
-        self._spread, self._pacing = DecisionBuilder(store), BudgetPacing(store)
+        self._builder, self._pacing = DecisionBuilder(store), BudgetPacing(store)
         self._renew_at = 0.0
         self.now_ns = 0  # time of the store
         self.behind = False  # True if more changes can be read at once
@@ -91,14 +90,18 @@ class FeedFollower:
         if self._now() >= self._renew_at:
             self._lease()
         self.behind = False
-        read = sum([self._read(group) for group in _group_by_position(self._following.values())])
+        # one read serves the rules at the same position that either all use the full-text index or all do not
+        groups: dict[tuple[bool, str], list[RuleFeed]] = {}
+        for one in self._following.values():
+            groups.setdefault((one.asks_text, one.position), []).append(one)
+        read = sum([self._read(group) for group in groups.values()])
         done = read + self._decide()
         self._pacing.look([one.rule for one in self._following.values()], self.now_ns / SECOND_NS)
         return done
 
     def take_over(self, dead: Sequence[str]) -> None:
         """Release the leases of dead holders, and acquire free leases at the next step."""
-        names = {decision_lease_name(*held.name) for held in self._held}
+        names = {decision_lease_name(*active_rule.name) for active_rule in self._rules}
         for lease in self._store.leases():
             if lease.name in names and lease.holder in dead:
                 self._store.release(lease.name, lease.holder)
@@ -110,16 +113,24 @@ class FeedFollower:
             self._leave(name)
 
     def _lease(self) -> None:
-        refresh_rules(self._store, self._held)
-        for held in self._held:
-            if held.idle is not None:
-                self._leave(held.name)
+        refresh_rules(self._store, self._rules)
+        for active_rule in self._rules:
+            if active_rule.idle is not None:
+                self._leave(active_rule.name)
                 continue
-            lease = self._store.acquire(decision_lease_name(*held.name), self._holder, LEASE_S)
+            lease = self._store.acquire(decision_lease_name(*active_rule.name), self._holder, LEASE_S)
             if lease is None:
-                self._following.pop(held.name, None)
-            elif held.name not in self._following or self._following[held.name].token != lease.token:
-                self._begin(held, lease.token)
+                self._following.pop(active_rule.name, None)
+            elif active_rule.name not in self._following or self._following[active_rule.name].token != lease.token:
+                rule = active_rule.in_force
+                cursor = self._store.cursor(rule.name, rule.version, project=rule.project)
+                if cursor is None:  # no process has decided before
+                    start, now_ns = "0" if rule.since_ns is not None else str(rule.active_from), 0
+                else:
+                    start, now_ns = cursor, self._store.changes(cursor, limit=1).now_ns
+                self._following[active_rule.name] = RuleFeed(
+                    rule, self._history(rule), lease.token, cursor, start, now_ns
+                )
         self._renew_at = self._now() + LEASE_S / 3
 
     def _leave(self, name: RuleKey) -> None:
@@ -127,17 +138,9 @@ class FeedFollower:
         if self._following.pop(name, None) is not None:
             self._store.release(decision_lease_name(*name), self._holder)
 
-    def _begin(self, held: ActiveRule, token: int) -> None:
-        rule = held.in_force
-        cursor = self._store.cursor(rule.name, rule.version, project=rule.project)
-        start = cursor if cursor is not None else _start_cursor(rule)
-        # no process has decided before
-        now_ns = self._store.changes(start, limit=1).now_ns if cursor is not None else 0
-        self._following[held.name] = RuleFeed(rule, self._history(rule), token, cursor, start, now_ns)
-
     def _history(self, rule: Rule) -> list[SettingsVersion]:
-        kept = self._store.settings(rule.name, project=rule.project)
-        return [setting for setting in kept if setting.version == rule.version] or [
+        settings = self._store.settings(rule.name, project=rule.project)
+        return [setting for setting in settings if setting.version == rule.version] or [
             SettingsVersion(version=rule.version, from_change=0, settings=rule.settings)
         ]
 
@@ -149,7 +152,12 @@ class FeedFollower:
         if changes.heads and not self._still_holds(group):
             self.behind = True
             return 0
-        heads = self._until_others(group, _decidable_heads(asked, changes))
+        heads = _decidable_heads(asked, changes)
+        # stop at the position of other rules: from there on, one slice serves all of them
+        text = group[0].asks_text
+        others = {one.position for one in self._following.values() if one.asks_text == text} - {group[0].position}
+        last = max((place for place, head in enumerate(heads) if head.cursor in others), default=len(heads) - 1)
+        heads = heads[: last + 1]
         for one, settings in asked:
             one.meet(settings, heads, changes, self._now())
         self.behind |= len(heads) == SLICE_HEADS
@@ -161,70 +169,43 @@ class FeedFollower:
 
         Settings saved later apply only to changes after those that were read.
         """
-        refresh_rules(self._store, self._held)
+        refresh_rules(self._store, self._rules)
         same = True
-        current = {held.name: held for held in self._held}
+        current = {active_rule.name: active_rule for active_rule in self._rules}
         for one in group:
-            held = current[rule_key(one.rule)]
-            if held.idle is not None:
-                self._leave(held.name)
+            active_rule = current[rule_key(one.rule)]
+            if active_rule.idle is not None:
+                self._leave(active_rule.name)
                 same = False
-            elif held.in_force.settings != one.rule.settings:
-                one.rule, one.history = held.in_force, self._history(held.in_force)
+            elif active_rule.in_force.settings != one.rule.settings:
+                one.rule, one.history = active_rule.in_force, self._history(active_rule.in_force)
                 same = False
         return same
-
-    def _until_others(self, group: Sequence[RuleFeed], heads: Sequence[TraceHead]) -> Sequence[TraceHead]:
-        """Cut the heads at the position of other rules. From there on, one slice serves all of them."""
-        text = group[0].asks_text
-        others = {one.position for one in self._following.values() if one.asks_text == text} - {group[0].position}
-        last = max((place for place, head in enumerate(heads) if head.cursor in others), default=len(heads) - 1)
-        return heads[: last + 1]
 
     def _decide(self) -> int:
         for one in self._following.values():
             one.take_due(self._now())
-            self._remember(one)
-            self._spread.rows(one)
+            for let in one.let_in:
+                self.sizes[let.head.trace_id] = let.head.size
+            while len(self.sizes) > MAX_TRACE_SIZES:
+                self.sizes.popitem(last=False)
+            self._builder.rows(one)
         pairs = [(one, decided) for one in self._following.values() if (decided := one.decided()) is not None]
         if not pairs:
             return 0
         answers = self._store.decide(*(decided for _, decided in pairs))
-        for (one, decided), kept in zip(pairs, answers, strict=True):
-            self._told(one, decided, kept)
+        for (one, decided), accepted in zip(pairs, answers, strict=True):
+            if accepted:
+                one.accepted(decided)
+            else:  # another worker decides, or the version is not in force: start again
+                self._following.pop(rule_key(one.rule), None)
+                self._renew_at = self._now()
         return sum(len(decided.rows) for _, decided in pairs)
-
-    def _told(self, one: RuleFeed, decided: DecisionBatch, kept: bool) -> None:
-        if kept:
-            one.kept(decided)
-            return
-        # another worker decides, or the version is not in force: start again
-        self._following.pop(rule_key(one.rule), None)
-        self._renew_at = self._now()
-
-    def _remember(self, one: RuleFeed) -> None:
-        for let in one.let_in:
-            self.sizes[let.head.trace_id] = let.head.size
-        while len(self.sizes) > MAX_TRACE_SIZES:
-            self.sizes.popitem(last=False)
 
 
 def decision_lease_name(project: str, rule: str) -> str:
     """Return the name of the lease on a rule's decisions."""
     return f"monitor/{project}/{rule}"
-
-
-def _start_cursor(rule: Rule) -> str:
-    """Return the position where the feed starts for a rule without decisions."""
-    return "0" if rule.since_ns is not None else str(rule.active_from)
-
-
-def _group_by_position(following: Iterable[RuleFeed]) -> list[list[RuleFeed]]:
-    """Group the rules at the same position that either all use the full-text index or all do not."""
-    groups: dict[tuple[bool, str], list[RuleFeed]] = {}
-    for one in following:
-        groups.setdefault((one.asks_text, one.position), []).append(one)
-    return list(groups.values())
 
 
 def _decidable_heads(asked: Sequence[tuple[RuleFeed, list[EffectiveRule]]], changes: ChangePage) -> Sequence[TraceHead]:
@@ -254,7 +235,7 @@ class RuleFeed:
         self, rule: Rule, history: Sequence[SettingsVersion], token: int, cursor: str | None, start: str, began_ns: int
     ) -> None:
         self.rule, self.history, self.token, self.cursor = rule, history[:MAX_SETTINGS], token, cursor
-        self.position = self._kept = start
+        self.position = self._accepted_cursor = start
         self.waits = WaitingTargets(start)
         self._known = DecidedTargets(began_ns)
         self.let_in: list[AdmittedTarget] = []
@@ -281,7 +262,7 @@ class RuleFeed:
         """Decide on changed traces, or queue them if they must wait."""
         before = self.position
         for head in heads:
-            current = _setting_at(settings, head.change)
+            current = next((one for one in settings if one.from_change <= head.change), settings[-1])
             drawn = decide_trace(current, head)
             if drawn.verdict == "taken":
                 self._take(current, head, drawn, before, changes, now)
@@ -299,7 +280,7 @@ class RuleFeed:
     def decided(self) -> DecisionBatch | None:
         """Return the decisions for the store; None if there are none."""
         upto = self.waits.low_water
-        if not self.rows and not self.outcomes and upto == self._kept:
+        if not self.rows and not self.outcomes and upto == self._accepted_cursor:
             return None
         return DecisionBatch(
             project=self.rule.project,
@@ -312,9 +293,9 @@ class RuleFeed:
             token=self.token,
         )
 
-    def kept(self, decided: DecisionBatch) -> None:
+    def accepted(self, decided: DecisionBatch) -> None:
         """Record that the store has the decisions."""
-        self.cursor = self._kept = decided.upto
+        self.cursor = self._accepted_cursor = decided.upto
         self.rows, self.outcomes = [], {}
         self.waits.decided()
 
@@ -327,7 +308,10 @@ class RuleFeed:
         first = min(changed, earlier.first if earlier is not None else changed)
         if self.rule.target == "session":
             due = Readiness(changed + current.settings.session_quiet_s, not head.whole)
-            drawn = _higher_rate(drawn, earlier)
+            # a session is sampled as soon as one of its turns is
+            earlier_draw = earlier.drawn if earlier is not None else drawn
+            if (earlier_draw.rate or 0) > (drawn.rate or 0) and drawn.probability is not None:
+                drawn = earlier_draw
         else:
             due = trace_readiness(head, current.settings, first, changed, again=self.waits.was_incomplete(key))
         if due.at <= now or head.size > current.settings.max_bytes:
@@ -363,16 +347,6 @@ class RuleFeed:
         self.let_in.append(let)
 
 
-def _setting_at(settings: Sequence[EffectiveRule], change: int) -> EffectiveRule:
-    return next((one for one in settings if one.from_change <= change), settings[-1])
-
-
-def _higher_rate(drawn: SamplingDraw, earlier: WaitingTarget | None) -> SamplingDraw:
-    """Return the draw with the highest rate, because a session is sampled as soon as one of its turns is."""
-    before = earlier.drawn if earlier is not None else drawn
-    return before if (before.rate or 0) > (drawn.rate or 0) and drawn.probability is not None else drawn
-
-
 class DecisionBuilder:
     """Builder of decision rows. It reads traces to find their target spans and documents."""
 
@@ -384,7 +358,10 @@ class DecisionBuilder:
         if one.rule.target in ("trace", "session"):
             one.rows += [make_decision(one.rule, trace_target(one.rule, let.head), let) for let in one.let_in]
         else:
-            one.rows += [made for lot in self._lots(one) for made in self._within(one.rule, lot)]
+            lets = {let.head.trace_id: let for let in one.let_in}
+            lots = batch_by_size([(id, let.head.size) for id, let in lets.items()])
+            # one assignment: if the store fails in between, the next step repeats all lots
+            one.rows += [row for lot in lots for row in self._rows_of_batch(one.rule, {id: lets[id] for id in lot})]
         one.let_in = []
         while one.left_out:
             head, drawn = one.left_out[-1]
@@ -393,29 +370,19 @@ class DecisionBuilder:
             ]
             one.left_out.pop()
 
-    def _lots(self, one: RuleFeed) -> Iterator[list[AdmittedTarget]]:
-        lets = {let.head.trace_id: let for let in one.let_in}
-        for lot in batch_by_size([(id, let.head.size) for id, let in lets.items()]):
-            yield [lets[id] for id in lot]
-
-    def _within(self, rule: Rule, lot: list[AdmittedTarget]) -> Iterator[Decision]:
-        lets = {let.head.trace_id: let for let in lot}
+    def _rows_of_batch(self, rule: Rule, lets: Mapping[str, AdmittedTarget]) -> list[Decision]:
         small = [id for id, let in lets.items() if let.head.size <= rule.settings.max_bytes]
-        for id in lets.keys() - set(small):
-            yield make_decision(rule, Target(trace_id=id), lets[id])
+        rows = [make_decision(rule, Target(trace_id=id), lets[id]) for id in lets.keys() - set(small)]
         for trace in self._store.many(small):
-            yield from _target_decisions(rule, trace, lets[trace.trace_id])
+            let = lets[trace.trace_id]
+            targets, share = choose_targets(rule, trace)
+            if not targets:
+                rows.append(make_empty_decision(rule, let))
+            rows += [make_decision(rule, target, let, share) for target in targets]
+        return rows
 
     def _known(self, rule: Rule, trace_id: str) -> list[Target]:
         page = self._store.decisions(
             trace_id=trace_id, rule=rule.name, version=rule.version, project=rule.project, limit=1_000
         )
         return [decision.target for decision in page if decision.target.trace_id == trace_id]
-
-
-def _target_decisions(rule: Rule, trace: Trace, let: AdmittedTarget) -> Iterator[Decision]:
-    targets, share = choose_targets(rule, trace)
-    if not targets:
-        yield make_empty_decision(rule, let)
-    for target in targets:
-        yield make_decision(rule, target, let, share)

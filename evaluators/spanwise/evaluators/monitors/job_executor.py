@@ -53,7 +53,7 @@ class JobExecutor:
     def __init__(
         self,
         store: Store,
-        held: Sequence[ActiveRule],
+        rules: Sequence[ActiveRule],
         holder: str,
         ledgers: Mapping[RuleKey, Ledger],
         sizes: Mapping[str, int],
@@ -68,19 +68,21 @@ class JobExecutor:
         self._done: queue.SimpleQueue[EvaluationJob] = queue.SimpleQueue()
         self._loading = JobLoader(store, sizes)
         self._finishes: list[tuple[RuleExecution, ClaimResult]] = []
-        self._teller = ThreadPoolExecutor(1, "spanwise-monitor-tell")
+        self._request_thread = ThreadPoolExecutor(1, "spanwise-monitor-tell")
         # request that stores the first results while further cases are loaded
-        self._telling: Future[list[str]] | None = None
+        self._request: Future[list[str]] | None = None
         self._keeping = 0  # number of judge runs that this request stores
         self._leaving: frozenset[str] = frozenset()  # orphans that this request deletes
         self._orphans: set[str] = set()  # judge traces without feedback, which may be stored already
         self._runs: list[Run] = []  # judge runs, which are stored before the feedback that refers to them
         self._unread: dict[RuleKey, dict[Target, Decision]] = {}  # claimed rows whose cases are not loaded yet
         self.working = [
-            RuleExecution(one, EventLoopThread(), self._put, self._judgements, ledgers.get(one.name), self._memory, now)
-            for one in held
+            RuleExecution(
+                one, EventLoopThread(), self._job_done, self._judgements, ledgers.get(one.name), self._memory, now
+            )
+            for one in rules
         ]
-        self._by_name = {one.held.name: one for one in self.working}
+        self._by_name = {one.active_rule.name: one for one in self.working}
         self.finished = 0
         self.refused = 0
         self.stuck: str | None = None
@@ -99,7 +101,7 @@ class JobExecutor:
     @property
     def busy(self) -> bool:
         """Return whether targets are claimed, or results are not yet stored."""
-        return bool(self.in_flight or self._telling is not None or self._finishes or self._runs or self._orphans)
+        return bool(self.in_flight or self._request is not None or self._finishes or self._runs or self._orphans)
 
     @property
     def next(self) -> float:
@@ -116,32 +118,32 @@ class JobExecutor:
             self._watch()
         self._start()
         claimed = 0 if self.stuck else self._claim()
-        return done + claimed + self._tell()
+        return done + claimed + self._send_results()
 
     def stop(self, seconds: float) -> None:
         """Let running jobs finish for up to `seconds`, and release the rest."""
         until = self._now() + seconds
         while self.in_flight and self._now() < until:
             try:
-                self._over(self._done.get(timeout=0.05))
+                self._finish_job(self._done.get(timeout=0.05))
             except queue.Empty:
                 self._watch()
-            self._tell()
+            self._send_results()
         for one in self.working:
             one.slots.stop()
         try:
-            self._tell_rest()
+            self._send_remaining()
             self._finishes = [(one, _release_claim(row)) for one in self.working for row in one.claimed.values()]
-            self._tell_rest()
+            self._send_remaining()
         finally:
-            self._teller.shutdown(wait=False)
+            self._request_thread.shutdown(wait=False)
 
     def see_time(self, store_ns: int) -> None:
         """Record the store's time, which decides when a budget's period ends."""
         for one in self.working:
             one.store_ns = max(one.store_ns, store_ns)
 
-    def _put(self, job: EvaluationJob) -> None:
+    def _job_done(self, job: EvaluationJob) -> None:
         self._done.put(job)
         self._wake.set()
 
@@ -152,19 +154,19 @@ class JobExecutor:
                 job = self._done.get_nowait()
             except queue.Empty:
                 break
-            self._over(job)
+            self._finish_job(job)
             count += 1
         return count
 
-    def _over(self, job: EvaluationJob) -> None:
-        working = self._by_name[job.held.name]
+    def _finish_job(self, job: EvaluationJob) -> None:
+        working = self._by_name[job.active_rule.name]
         now = self._now()
         working.ended(job)
         finish = JobOutcome(job, working.pauses, working.memory, now).finish()
         self._finishes.append((working, finish))
-        if orphans := _judge_trace_ids(f for came in job.came.values() for f in came.feedback) - _judge_trace_ids(
-            finish.feedback
-        ):
+        if orphans := _judge_trace_ids(
+            f for result in job.results.values() for f in result.feedback
+        ) - _judge_trace_ids(finish.feedback):
             self._forget(orphans)
 
     def _forget(self, judgements: set[str]) -> None:
@@ -182,20 +184,19 @@ class JobExecutor:
         now = time.monotonic()
         self._watch_at = now + TIMEOUT_CHECK_S
         for one in self.working:
-            for job in list(one.slots.running - one.slots.held):
+            for job in list(one.slots.running - one.slots.overdue):
                 if (late := _overdue_evaluator(job, now)) is not None and one.slots.let_go(job):
                     self._give_up(one, job, *late)
             if one.slots.stuck:
-                self._give_back(one)
+                # release the waiting jobs, so that other processes can take them
+                name = one.active_rule.record.name
+                self.stuck = (
+                    self.stuck or f"all {one.slots.size} slots of rule {name!r} are held by evaluators that hang"
+                )
+                for waiting in one.slots.drain():
+                    self._finishes.append((one, _release_claim(waiting.row)))
         if self.stuck is not None and not self.in_flight and not self._finishes:
             raise Stuck(self.stuck)
-
-    def _give_back(self, one: RuleExecution) -> None:
-        """Release the waiting jobs of a rule whose slots are all occupied, so that other processes can take them."""
-        name = one.held.record.name
-        self.stuck = self.stuck or f"all {one.slots.size} slots of rule {name!r} are held by evaluators that hang"
-        for job in one.slots.drain():
-            self._finishes.append((one, _release_claim(job.row)))
 
     def _give_up(self, one: RuleExecution, job: EvaluationJob, key: str, seconds: float) -> None:
         error = TimeoutError(f"the evaluator took more than {seconds:g} s")
@@ -203,17 +204,17 @@ class JobExecutor:
         job.over = False
         job.end(key, evaluator.make.failure(job.target, error), error)
         job.over = True
-        self._over(job)
+        self._finish_job(job)
 
     def _claim(self) -> int:
         if self._suspects or self._memory.is_short:
             return 0
         now = self._now()
         rooms = [(one, room) for one in self.working if (room := one.room(now)) > 0]
-        weight = sum(one.held.in_force.settings.priority for one, _ in rooms) or 1.0
+        weight = sum(one.active_rule.in_force.settings.priority for one, _ in rooms) or 1.0
         count = 0
         for one, room in rooms:
-            share = max(1, int(ROWS_PER_REQUEST * one.held.in_force.settings.priority / weight))
+            share = max(1, int(ROWS_PER_REQUEST * one.active_rule.in_force.settings.priority / weight))
             count += self._claim_of(one, min(room, share), now)
             if self._suspects:
                 break
@@ -225,7 +226,7 @@ class JobExecutor:
         return any(row.deaths for one in self.working for row in one.claimed.values())
 
     def _claim_of(self, one: RuleExecution, limit: int, now: float) -> int:
-        rule = one.held.in_force
+        rule = one.active_rule.in_force
         try:
             rows = self._store.claim(
                 rule.name,
@@ -237,12 +238,12 @@ class JobExecutor:
                 over_budget=one.over_budget(now),
             )
         except Refused as refused:  # another version is in force by now
-            one.held.idle = str(refused)
+            one.active_rule.idle = str(refused)
             return 0
         one.took(len(rows), limit, now)
         self.see_time(max((row.updated_ns for row in rows), default=0))
         one.claimed.update((row.target, row) for row in rows)
-        self._unread.setdefault(one.held.name, {}).update((row.target, row) for row in rows)
+        self._unread.setdefault(one.active_rule.name, {}).update((row.target, row) for row in rows)
         self._start()
         return len(rows)
 
@@ -258,32 +259,36 @@ class JobExecutor:
                 else:
                     self._finishes.append((one, made))
 
-    def _tell(self) -> int:
+    def _send_results(self) -> int:
         """Send results to the store in the background, and process the answers to the previous request.
 
         Raises the store's errors; results that were not stored are sent again.
         """
-        told = self._take_answers() if self._telling is not None and self._telling.done() else 0
+        processed = self._process_answers() if self._request is not None and self._request.done() else 0
         self._runs += mark_monitor_runs(self._judgements.take())
-        if self._telling is None and (self._finishes or self._runs or self._orphans):
+        if self._request is None and (self._finishes or self._runs or self._orphans):
             lot, self._keeping = [finish for _, finish in self._finishes[:ROWS_PER_REQUEST]], len(self._runs)
             self._leaving = frozenset(self._orphans)
-            self._telling = self._teller.submit(self._tell_store, list(self._runs), lot, tuple(self._leaving))
-            self._telling.add_done_callback(lambda _: self._wake.set())
-        return told
+            self._request = self._request_thread.submit(
+                self._store_results, list(self._runs), lot, tuple(self._leaving)
+            )
+            self._request.add_done_callback(lambda _: self._wake.set())
+        return processed
 
-    def _take_answers(self) -> int:
-        assert self._telling is not None
-        telling, keeping, self._telling, self._keeping = self._telling, self._keeping, None, 0
-        answers = telling.result()
+    def _process_answers(self) -> int:
+        assert self._request is not None
+        request, keeping, self._request, self._keeping = self._request, self._keeping, None, 0
+        answers = request.result()
         lot = self._finishes[: len(answers)]
         del self._finishes[: len(answers)], self._runs[:keeping]
         self._orphans -= self._leaving
         for (one, finish), answer in zip(lot, answers, strict=True):
-            self._told(one, finish, answer)
+            self._process_answer(one, finish, answer)
         return len(lot)
 
-    def _tell_store(self, runs: Sequence[Run], finishes: Sequence[ClaimResult], orphans: tuple[str, ...]) -> list[str]:
+    def _store_results(
+        self, runs: Sequence[Run], finishes: Sequence[ClaimResult], orphans: tuple[str, ...]
+    ) -> list[str]:
         """Store judge traces first, then the feedback that refers to them."""
         if runs:
             self._store.append(runs)
@@ -292,12 +297,12 @@ class JobExecutor:
             self._store.delete(trace_ids=orphans, kind="evaluator")
         return answers
 
-    def _tell_rest(self) -> None:
+    def _send_remaining(self) -> None:
         """Send results until the store has all of them."""
-        while self._telling is not None or self._finishes or self._runs or self._orphans:
-            if self._telling is not None:
-                wait([self._telling])
-            self._tell()
+        while self._request is not None or self._finishes or self._runs or self._orphans:
+            if self._request is not None:
+                wait([self._request])
+            self._send_results()
 
     def _finish(self, finishes: Sequence[ClaimResult]) -> list[str]:
         try:
@@ -313,7 +318,7 @@ class JobExecutor:
             )
             return self._store.finish(bare)
 
-    def _told(self, one: RuleExecution, finish: ClaimResult, answer: str) -> None:
+    def _process_answer(self, one: RuleExecution, finish: ClaimResult, answer: str) -> None:
         one.claimed.pop(finish.claim.target, None)
         self.finished += 1
         one.outcomes[finish.verdict] += 1
@@ -348,10 +353,10 @@ def _overdue_evaluator(job: EvaluationJob, now: float) -> tuple[str, float] | No
         return None
     key, began = current
     evaluator = next(each for each in job.evaluators if each.key == key)
-    seconds = evaluator_timeout(evaluator, job.held.in_force.settings.timeout_s)
+    seconds = evaluator_timeout(evaluator, job.active_rule.in_force.settings.timeout_s)
     if evaluator.plain:
         return (key, seconds) if now - began > seconds else None
-    longest = max(evaluator_timeout(each, job.held.in_force.settings.timeout_s) for each in job.evaluators)
+    longest = max(evaluator_timeout(each, job.active_rule.in_force.settings.timeout_s) for each in job.evaluators)
     return (key, longest) if now - began > longest + TIMEOUT_GRACE_S else None
 
 
@@ -371,13 +376,25 @@ class JobLoader:
             if working.to_run(row.states, now) or row.inputs_hash is not None:
                 wanted.append(row)
             else:
-                yield JobOutcome(_make_empty_job(working, row, now), working.pauses, working.memory, now).finish()
-        yield from self._of_traces(working, [row for row in wanted if row.target.trace_id is not None], now)
+                unpaid = working.unpaid(row.states, now)
+                yield JobOutcome(
+                    EvaluationJob(
+                        working.active_rule, row, make_case(None), row.inputs_hash or "", (), row.states, unpaid
+                    ),
+                    working.pauses,
+                    working.memory,
+                    now,
+                ).finish()
+        yield from self._trace_jobs(working, [row for row in wanted if row.target.trace_id is not None], now)
         for row in wanted:
             if row.target.session_id is not None:
-                yield _make_job(working, row, self._session(row), now)
+                try:
+                    case: Case | str = make_case(load_turns(row.target.session_id, self._store, row.project))
+                except NotFound:
+                    case = "the session is not there any more"
+                yield _make_job(working, row, case, now)
 
-    def _of_traces(self, working: RuleExecution, rows: Sequence[Decision], now: float) -> Iterator[JobOrFinish]:
+    def _trace_jobs(self, working: RuleExecution, rows: Sequence[Decision], now: float) -> Iterator[JobOrFinish]:
         by_trace: dict[str, list[Decision]] = {}
         for row in rows:
             by_trace.setdefault(row.target.trace_id or "", []).append(row)
@@ -386,12 +403,6 @@ class JobLoader:
             for id in lot:
                 for row in by_trace[id]:
                     yield _make_job(working, row, _load_target_case(row, traces.get(id)), now)
-
-    def _session(self, row: Decision) -> Case | str:
-        try:
-            return make_case(load_turns(row.target.session_id or "", self._store, row.project))
-        except NotFound:
-            return "the session is not there any more"
 
 
 def _load_target_case(row: Decision, trace: Trace | None) -> Case | str:
@@ -411,17 +422,12 @@ def _make_job(working: RuleExecution, row: Decision, case: Case | str, now: floa
     same = row.inputs_hash in (None, hashed)
     states = row.states if same else {}
     evaluators = working.to_run(states, now)
-    job = EvaluationJob(working.held, row, case, hashed, evaluators, states, working.unpaid(states, now))
+    job = EvaluationJob(working.active_rule, row, case, hashed, evaluators, states, working.unpaid(states, now))
     if evaluators:
         return job
     if row.inputs_hash == hashed and len(working.to_run(states, float("inf"))) == 0:
         return finish_unchanged(job)
     return JobOutcome(job, working.pauses, working.memory, now).finish()
-
-
-def _make_empty_job(working: RuleExecution, row: Decision, now: float) -> EvaluationJob:
-    unpaid = working.unpaid(row.states, now)
-    return EvaluationJob(working.held, row, make_case(None), row.inputs_hash or "", (), row.states, unpaid)
 
 
 _HASHED_FIELDS = ("inputs", "outputs", "documents", "reference_outputs", "history", "metadata")

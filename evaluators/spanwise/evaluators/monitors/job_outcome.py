@@ -47,14 +47,14 @@ class JobOutcome:
         self._reported: list[str] = []
         self._feedback: list[Feedback] = []
         self._again: list[_Retry] = []
-        self._owners = list_declared_keys(job.held.evaluators)
+        self._owners = list_declared_keys(job.active_rule.evaluators)
         self._attempts = 0
-        for evaluator in job.held.evaluators:
-            if (came := job.came.get(evaluator.key)) is not None:
-                own = claim_keys(self._owners, evaluator, list(came.feedback), job.target)
-                job.came[evaluator.key] = replace(came, feedback=own)
-        for evaluator in job.held.evaluators:
-            self._look(evaluator.key)
+        for evaluator in job.active_rule.evaluators:
+            if (result := job.results.get(evaluator.key)) is not None:
+                own = claim_keys(self._owners, evaluator, list(result.feedback), job.target)
+                job.results[evaluator.key] = replace(result, feedback=own)
+        for evaluator in job.active_rule.evaluators:
+            self._settle_evaluator(evaluator.key)
 
     def finish(self) -> ClaimResult:
         """Return the result for the store."""
@@ -77,89 +77,95 @@ class JobOutcome:
             cost=feedback_cost(self._feedback),
         )
 
-    def _look(self, key: str) -> None:
+    def _settle_evaluator(self, key: str) -> None:
         before = evaluator_state(self._job.states, key)
-        came = self._job.came.get(key)
-        if came is not None:
-            self._came(key, came, before)
+        result = self._job.results.get(key)
+        if result is not None:
+            self._record_result(key, result, before)
         elif is_final(before):
             self._states[key] = before
         elif (paused := self._pauses.paused(key, self._now)) is not None:
-            self._wait(key, before, _Retry("throttled", self._pauses.until(key) - self._now, paused))
+            self._schedule_retry(key, before, _Retry("throttled", self._pauses.until(key) - self._now, paused))
         elif key in self._job.unpaid:
             seconds = max(WAITING_RETRY_S, self._pauses.money.until - self._now)
-            self._wait(key, before, _Retry("over_budget", seconds, self._pauses.money.reason))
+            self._schedule_retry(key, before, _Retry("over_budget", seconds, self._pauses.money.reason))
         else:
-            self._wait(key, before, _Retry("waiting", WAITING_RETRY_S, "it was not begun"))
+            self._schedule_retry(key, before, _Retry("waiting", WAITING_RETRY_S, "it was not begun"))
 
-    def _came(self, key: str, came: EvaluatorResult, before: Mapping[str, Any]) -> None:
+    def _record_result(self, key: str, result: EvaluatorResult, before: Mapping[str, Any]) -> None:
         attempts = int(before.get("attempts") or 0)
         full = int(before.get("full") or 0)
-        if full < MAX_FULL_TRIES and self._memory.is_to_blame(came.error):
+        if full < MAX_FULL_TRIES and self._memory.is_to_blame(result.error):
             why = f"{key!r} is tried in another worker: the memory of this one was full ({self._memory})"
-            self._pauses.came_to_nothing(key)
-            self._wait(key, {**before, "full": full + 1}, _Retry("waiting", min(2.0**full, MAX_FULL_DELAY_S), why))
+            self._pauses.release_probe(key)
+            self._schedule_retry(
+                key, {**before, "full": full + 1}, _Retry("waiting", min(2.0**full, MAX_FULL_DELAY_S), why)
+            )
             return
-        again = self._to_try_again(key, came, attempts)
+        again = self._plan_retry(key, result, attempts)
         if again is not None:
-            self._pauses.came_to_nothing(key)
+            self._pauses.release_probe(key)
             counted = again.verdict == "waiting"
             self._attempts = max(self._attempts, int(counted))
-            self._wait(key, {**before, "attempts": attempts + counted}, again)
+            self._schedule_retry(key, {**before, "attempts": attempts + counted}, again)
             return
-        state = _feedback_state(came.feedback)
+        outcomes = {one.outcome for one in result.feedback}
+        state = "failed" if "error" in outcomes else "scored" if "score" in outcomes else "skipped"
         self._attempts = max(self._attempts, 1)
-        self._states[key] = {"state": state, "attempts": attempts + 1, **_feedback_error(came.feedback)}
+        explanation = next((one.error or one.comment for one in result.feedback if one.outcome != "score"), None)
+        self._states[key] = {"state": state, "attempts": attempts + 1}
+        if explanation:
+            self._states[key]["error"] = first_line(explanation)
         self._reported.append(key)
-        self._feedback += [self._own(feedback) for feedback in came.feedback]
+        self._feedback += [self._assign_to_rule(feedback) for feedback in result.feedback]
         if state != "failed":
-            self._pauses.came(key)
+            self._pauses.succeeded(key)
 
-    def _to_try_again(self, key: str, came: EvaluatorResult, attempts: int) -> _Retry | None:
+    def _plan_retry(self, key: str, result: EvaluatorResult, attempts: int) -> _Retry | None:
         """Return the delay and reason of a retry, or None if the result is final."""
-        error = came.error
+        error = result.error
         if isinstance(error, BudgetExceeded):
             seconds = self._pauses.money.refused(
                 str(error),
                 settled=error.settled,
                 left=error.left,
                 end_ns=error.end_ns,
-                budget=self._job.held.in_force.settings.budget,
+                budget=self._job.active_rule.in_force.settings.budget,
                 now=self._now,
             )
             return _Retry("over_budget", seconds, str(error))
-        if any(evaluator.key == key and evaluator.asking is not None for evaluator in self._job.held.evaluators):
+        if any(evaluator.key == key and evaluator.asking is not None for evaluator in self._job.active_rule.evaluators):
             self._pauses.money.found()
-        if not any(feedback.outcome == "error" for feedback in came.feedback):
+        if not any(feedback.outcome == "error" for feedback in result.feedback):
             return None
-        told = first_line(next(feedback.error or "" for feedback in came.feedback if feedback.outcome == "error"))
+        reason = first_line(next(feedback.error or "" for feedback in result.feedback if feedback.outcome == "error"))
         if error is not None and is_rate_limited(error):
             seconds = compute_retry_delay(self._pauses.refusals, error)
             self._pauses.refuse(seconds, self._now)
-            return _Retry("throttled", seconds, f"{key!r}: {told}")
-        self._pauses.failed(key, told, self._now)
+            return _Retry("throttled", seconds, f"{key!r}: {reason}")
+        self._pauses.failed(key, reason, self._now)
         if (paused := self._pauses.paused(key, self._now)) is not None:
             return _Retry("throttled", self._pauses.until(key) - self._now, paused)
-        if error is None or not is_transient(error) or attempts >= self._job.held.in_force.settings.retries:
+        if error is None or not is_transient(error) or attempts >= self._job.active_rule.in_force.settings.retries:
             return None
-        return _Retry("waiting", compute_retry_delay(attempts, error), f"{key!r} is tried again: {told}")
+        return _Retry("waiting", compute_retry_delay(attempts, error), f"{key!r} is tried again: {reason}")
 
-    def _wait(self, key: str, before: Mapping[str, Any], again: _Retry) -> None:
+    def _schedule_retry(self, key: str, before: Mapping[str, Any], again: _Retry) -> None:
         self._again.append(again)
         self._states[key] = {"attempts": 0, **before, "state": "waiting", "error": again.reason}
 
-    def _own(self, feedback: Feedback) -> Feedback:
+    def _assign_to_rule(self, feedback: Feedback) -> Feedback:
         row = self._job.row
-        key = SHADOW_PREFIX + feedback.key if self._job.held.in_force.shadow_of else feedback.key
+        key = SHADOW_PREFIX + feedback.key if self._job.active_rule.in_force.shadow_of else feedback.key
         return replace(feedback, key=key, rule=row.rule, claim=row.claim, id="")
 
     def _reason(self, verdict: str) -> str:
-        told = [
+        reasons = [
             f"{key}: {first_line(str(state.get('error') or state['state']))}"
             for key, state in self._states.items()
             if state["state"] == verdict and verdict != "scored"
         ]
-        return "; ".join(told)[:500] or verdict
+        return "; ".join(reasons)[:500] or verdict
 
 
 def finish_unchanged(job: EvaluationJob) -> ClaimResult:
@@ -190,15 +196,3 @@ def feedback_cost(feedback: Sequence[Feedback]) -> float | None:
     for one in feedback:
         spent.add(one, counted)
     return spent.cost
-
-
-def _feedback_state(feedback: Sequence[Feedback]) -> str:
-    outcomes = {one.outcome for one in feedback}
-    if "error" in outcomes:
-        return "failed"
-    return "scored" if "score" in outcomes else "skipped"
-
-
-def _feedback_error(feedback: Sequence[Feedback]) -> dict[str, str]:
-    said = next((one.error or one.comment for one in feedback if one.outcome != "score"), None)
-    return {"error": first_line(said)} if said else {}

@@ -55,34 +55,34 @@ class Monitor:
         owners = {rule.record.owner for rule in rules} - {API_OWNER}
         self._owner = owners.pop() if len(owners) == 1 else None
         self._store, self._activate, self._claim_s, self._now = store, activate, claim_s, now
-        self._held = [ActiveRule(rule) for rule in rules]
-        for held in self._held:
-            held.barred = find_unpriced_judge(held.record.settings.budget, held.evaluators)
-        ledgers = {one.name: StoreLedger(store, one) for one in self._held}
-        self._follower = FeedFollower(store, self._held, self.holder, now)
+        self._rules = [ActiveRule(rule) for rule in rules]
+        for active_rule in self._rules:
+            active_rule.barred = find_unpriced_judge(active_rule.record.settings.budget, active_rule.evaluators)
+        ledgers = {one.name: StoreLedger(store, one) for one in self._rules}
+        self._follower = FeedFollower(store, self._rules, self.holder, now)
         self._wake, self._look_at_feed = threading.Event(), threading.Event()
         self._dead: list[str] = []
         self._runner = JobExecutor(
-            store, self._held, self.holder, ledgers, self._follower.sizes, claim_s, self._wake, now, memory
+            store, self._rules, self.holder, ledgers, self._follower.sizes, claim_s, self._wake, now, memory
         )
         self._saved = False
         self._last = SHUTDOWN_GRACE_S
         self._over = threading.Event()
-        self._said = ""
+        self._logged = ""
         self._began = now()
         self._reported = (now(), 0, 0)
 
     @property
     def idle(self) -> Mapping[str, str]:
         """Return the rules that are not executed, with the reasons."""
-        return {one.record.name: one.idle for one in self._held if one.idle is not None}
+        return {one.record.name: one.idle for one in self._rules if one.idle is not None}
 
-    def rest(self, rules: Collection[RuleKey]) -> None:
+    def suspend(self, rules: Collection[RuleKey]) -> None:
         """Suspend rules that have crashed workers. It is thread-safe."""
-        for one in self._held:
-            one.rests = "it has ended several workers and rests for a while" if one.name in rules else None
-            if one.rests:
-                one.idle = one.rests
+        for one in self._rules:
+            one.suspended = "it has ended several workers and rests for a while" if one.name in rules else None
+            if one.suspended:
+                one.idle = one.suspended
 
     def take_over(self, dead: Sequence[str]) -> None:
         """Release the leases of dead workers, so that this one need not wait for them. It is thread-safe."""
@@ -100,20 +100,34 @@ class Monitor:
             done += self._follower.step()
             self._runner.see_time(self._follower.now_ns)
             self._look()
-            done += self._run_all()
+            while (did := self._runner.step()) or self._runner.busy:
+                done += did
+                if not did:
+                    time.sleep(0.001)
         return done
 
     def run(self) -> None:
         """Run until `stop()`. An unavailable store is retried. Raises `Stuck` if another process must continue."""
         threads = [
-            threading.Thread(target=self._following, name="spanwise-monitor-feed", daemon=True),
-            threading.Thread(target=self._keeping, name="spanwise-monitor-keep", daemon=True),
+            threading.Thread(target=self._follow_feed, name="spanwise-monitor-feed", daemon=True),
+            threading.Thread(target=self._keep_alive, name="spanwise-monitor-keep", daemon=True),
         ]
         try:
-            self._begin()
+            # put the rules in force as soon as the store answers
+            while not self._saved and not self._over.is_set():
+                try:
+                    self._start()
+                except Unavailable as error:
+                    _log.warning("spanwise monitor: %s", error)
+                    self._over.wait(error.retry_after)
             for thread in threads:
                 thread.start()
-            self._running()
+            while not self._over.is_set():
+                self._wake.clear()
+                if not self._persist(self._runner.step):
+                    # rows may be due at `next`; while evaluators run, the pause is short, for their timeouts
+                    longest = TIMEOUT_CHECK_S if self._runner.in_flight else MAX_FEED_POLL_S
+                    self._wake.wait(min(longest, max(0.001, self._runner.next - self._now())))
         finally:
             self._over.set()
             for thread in threads:
@@ -154,71 +168,44 @@ class Monitor:
             "waiting_in_memory": self._follower.waiting,
             "pid": os.getpid(),
         }
+        projects: dict[str, list[ActiveRule]] = {}
+        for one in self._rules:
+            projects.setdefault(one.record.project, []).append(one)
         return [
             WorkerReport(
                 holder=self.holder,
                 project=project,
-                rules={one.record.name: one.record.version for one in held},
-                data={**data, **self._by_rule({one.name for one in held}, now)},
+                rules={one.record.name: one.record.version for one in active_rules},
+                data={**data, **self._by_rule({one.name for one in active_rules}, now)},
             )
-            for project, held in self._by_project().items()
+            for project, active_rules in projects.items()
         ]
-
-    def _by_project(self) -> dict[str, list[ActiveRule]]:
-        projects: dict[str, list[ActiveRule]] = {}
-        for one in self._held:
-            projects.setdefault(one.record.project, []).append(one)
-        return projects
 
     def _by_rule(self, names: Collection[RuleKey], now: float) -> dict[str, JSON]:
         """Return the parts of a project's report that are keyed by rule name."""
-        working = [one for one in self._runner.working if one.held.name in names]
+        working = [one for one in self._runner.working if one.active_rule.name in names]
         return {
             "deciding": sorted(rule for project, rule in self._follower.deciding if (project, rule) in names),
-            "evaluators": {one.held.record.name: one.told() for one in working},
-            "paused": {one.held.record.name: paused for one in working if (paused := one.pauses.all(now))},
-            "idle": {one.held.record.name: why for one in working if (why := one.held.reported_idle) is not None},
+            "evaluators": {one.active_rule.record.name: one.statistics() for one in working},
+            "paused": {one.active_rule.record.name: paused for one in working if (paused := one.pauses.all(now))},
+            "idle": {
+                one.active_rule.record.name: why
+                for one in working
+                if (why := one.active_rule.reported_idle) is not None
+            },
         }
 
     def _start(self) -> None:
         if not self._saved:
-            save_rules(self._store, self._held, self._owner, activate=self._activate)
+            save_rules(self._store, self._rules, self._owner, activate=self._activate)
             self._saved = True
-
-    def _begin(self) -> None:
-        """Put the rules in force as soon as the store answers. Raises `Refused`."""
-        while not self._saved and not self._over.is_set():
-            try:
-                self._start()
-            except Unavailable as error:
-                _log.warning("spanwise monitor: %s", error)
-                self._over.wait(error.retry_after)
-
-    def _run_all(self) -> int:
-        done = 0
-        while (did := self._runner.step()) or self._runner.busy:
-            done += did
-            if not did:
-                time.sleep(0.001)
-        return done
 
     def _look(self) -> None:
         for one in self._runner.working:
             one.look_soon(self._now())
         self._wake.set()
 
-    def _running(self) -> None:
-        while not self._over.is_set():
-            self._wake.clear()
-            if not self._persist(self._runner.step):
-                self._wake.wait(self._pause())
-
-    def _pause(self) -> float:
-        """Return the seconds until rows may be due. While evaluators run, the pause is short, for their timeouts."""
-        longest = TIMEOUT_CHECK_S if self._runner.in_flight else MAX_FEED_POLL_S
-        return min(longest, max(0.001, self._runner.next - self._now()))
-
-    def _following(self) -> None:
+    def _follow_feed(self) -> None:
         pause = MIN_FEED_POLL_S
         while not self._over.is_set():
             done = self._persist(self._follower.step)
@@ -237,7 +224,7 @@ class Monitor:
             self._follower.take_over(self._dead)
             self._dead = []
 
-    def _keeping(self) -> None:
+    def _keep_alive(self) -> None:
         """Renew claims and send reports, independently of slow work on other threads."""
         self._persist(self._report)  # so that a new worker appears in the reports at once
         report_at = self._now() + REPORT_INTERVAL_S
@@ -262,12 +249,10 @@ class Monitor:
         except Stuck:
             raise
         except Exception as error:  # a worker that ends on an unforeseen error would evaluate nothing more
-            self._say(f"{type(error).__name__}: {error}")
+            message = f"{type(error).__name__}: {error}"
+            # log a message once, not each second while it lasts
+            if message != self._logged:
+                self._logged = message
+                _log.warning("spanwise monitor: %s", message)
             self._over.wait(getattr(error, "retry_after", STORE_RETRY_S))
             return None
-
-    def _say(self, what: str) -> None:
-        """Log a message once, not each second while it lasts."""
-        if what != self._said:
-            self._said = what
-            _log.warning("spanwise monitor: %s", what)

@@ -257,7 +257,7 @@ class ActiveRule:
         self.in_force = rule.record
         self.idle: str | None = REASON_UNSAVED
         self.barred: str | None = None  # why it cannot be executed in its present form
-        self.rests: str | None = None  # why this process does not execute it, independently of the store
+        self.suspended: str | None = None  # why this process does not execute it, independently of the store
 
     @property
     def name(self) -> RuleKey:
@@ -278,7 +278,7 @@ class ActiveRule:
         elif not current.enabled:
             self.idle = REASON_PAUSED
         else:
-            self.idle = self.barred or self.rests
+            self.idle = self.barred or self.suspended
         if current is not None and current.version == self.record.version:
             self.in_force = current
 
@@ -293,31 +293,33 @@ def rules_by_key(rules: Sequence[Rule]) -> Mapping[RuleKey, Rule]:
     return {rule_key(rule): rule for rule in rules}
 
 
-def save_rules(store: Store, held: Sequence[ActiveRule], owner: str | None, *, activate: bool) -> None:
+def save_rules(store: Store, active_rules: Sequence[ActiveRule], owner: str | None, *, activate: bool) -> None:
     """Put rules in force. A version that was superseded is put in force again only with `activate`; otherwise the worker
     idles for it.
 
     Raises `Refused` for a rule that belongs to another owner.
     """
-    old = {} if activate else rules_by_key(_superseding_rules(store, held))
+    old: Mapping[RuleKey, Rule] = {}
+    if not activate:  # the rules in force that have superseded the given versions
+        current = rules_by_key(store.rules())
+        before = {(*rule_key(rule), rule.version) for rule in store.rules(all_versions=True)}
+        old = {
+            one.name: replace(current[one.name])
+            for one in active_rules
+            if one.name in current
+            and current[one.name].version != one.record.version
+            and (*one.name, one.record.version) in before
+        }
     own = [
-        one for one in held if owner is None or one.record.owner != API_OWNER
+        one for one in active_rules if owner is None or one.record.owner != API_OWNER
     ]  # the store already has the API's rules
     if own:
         store.save_rule(*(old.get(one.name, one.record) for one in own), owner=owner, activate=activate)
-    refresh_rules(store, held)
+    refresh_rules(store, active_rules)
 
 
-def refresh_rules(store: Store, held: Sequence[ActiveRule]) -> None:
+def refresh_rules(store: Store, active_rules: Sequence[ActiveRule]) -> None:
     """Update all rules from the store."""
     current = rules_by_key(store.rules())
-    for one in held:
+    for one in active_rules:
         one.see(current.get(one.name))
-
-
-def _superseding_rules(store: Store, held: Sequence[ActiveRule]) -> list[Rule]:
-    """Return the rules in force that have superseded earlier versions of ours."""
-    current = rules_by_key(store.rules())
-    before = {(*rule_key(rule), rule.version) for rule in store.rules(all_versions=True)}
-    ours = [one for one in held if one.name in current and current[one.name].version != one.record.version]
-    return [replace(current[one.name]) for one in ours if (*one.name, one.record.version) in before]

@@ -32,7 +32,12 @@ def protect_process(report: int, memory: int | None) -> None:
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")
     if memory is not None:
-        _limit_memory(memory)
+        # RLIMIT_DATA counts the heap and private writable pages. RLIMIT_AS also counts mapped pages that are never
+        # used; models and threads have tens of gigabytes of these.
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard)
+        )
 
 
 def default_memory_limit(workers: int) -> int:
@@ -41,15 +46,6 @@ def default_memory_limit(workers: int) -> int:
     """
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(has // 2 // workers, 2 << 30)
-
-
-def _limit_memory(memory: int) -> None:
-    import resource
-
-    # RLIMIT_DATA counts the heap and private writable pages. RLIMIT_AS also counts mapped pages that are never used;
-    # models and threads have tens of gigabytes of these.
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
 
 
 OWN_GROWTH_SHARE = (

@@ -149,22 +149,14 @@ class WaitingTargets:
             self._marks = [FeedMark(self._position, waits=False)]
         elif first > 0:
             self._marks = self._marks[first:]
-        else:
-            self._marks = _merge_marks(self._marks)
+        elif len(self._marks) >= 2 * sum(mark.waits for mark in self._marks) + 100:
+            # remove marks that no longer wait: a trace that changes for hours adds a mark each time
+            self._marks = [self._marks[0], *(mark for mark in self._marks[1:] if mark.waits)]
 
     def _push(self, waiting: WaitingTarget) -> None:
         self._by_key[waiting.key] = waiting
         self._numbers += 1
         heapq.heappush(self._due, (waiting.ready.at, self._numbers, waiting))
-
-
-def _merge_marks(marks: list[FeedMark]) -> list[FeedMark]:
-    """Remove marks that no longer wait from behind one that does. A trace that changes for hours adds a mark each
-    time.
-    """
-    if len(marks) < 2 * sum(mark.waits for mark in marks) + 100:
-        return marks
-    return [marks[0], *(mark for mark in marks[1:] if mark.waits)]
 
 
 MAX_DECIDED_TARGETS = 50_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
@@ -85,7 +85,9 @@ def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries
     Nothing is stored, and no judge is called except for `tries`. Raises `NoJudge` for an unnamed judge.
     """
     since_ns = time.time_ns() - int(seconds * 1e9)
-    wanted = _rule_filter(rule.record, since_ns)
+    wanted = replace(extend_filter(None, rule.record.filter), project=rule.record.project, since_ns=since_ns)
+    if rule.record.scope == "live" and wanted.experiment is None:
+        wanted = replace(wanted, experiment="")
     matched, looked = _count_traces(store, wanted), _sample_traces(rule.record, store, wanted)
     taken = [summary for summary, is_taken in looked if is_taken]
     share = matched / len(looked) if len(looked) >= MAX_COUNTED_TRACES and matched > len(looked) else 1.0
@@ -112,12 +114,6 @@ def check(rule: MonitoredRule, store: Store, *, seconds: float = 86_400.0, tries
         paced=_pacing_factor(rule.record, usd, seconds),
         tried=tuple(_score_targets(rule, seen[:tries])),
     )
-
-
-def _rule_filter(rule: Rule, since_ns: int) -> Filter:
-    """Return the rule's filter, limited to its project and scope and to traces since a time."""
-    wanted = replace(extend_filter(None, rule.filter), project=rule.project, since_ns=since_ns)
-    return replace(wanted, experiment="") if rule.scope == "live" and wanted.experiment is None else wanted
 
 
 def _count_traces(store: Store, filter: Filter) -> int:
@@ -247,16 +243,18 @@ def diff(store: StoreLocation, rule: str, shadow: str | None = None, *, project:
 
 
 def _compare_rules(store: Store, old: Rule, new: Rule) -> RuleComparison:
-    said, anew = _mean_scores(store, old), _mean_scores(store, new)
-    shared = [place for place in said if place in anew]
-    of_old, of_new = {place[:2] for place in said}, {place[:2] for place in anew}
+    old_scores, new_scores = _mean_scores(store, old), _mean_scores(store, new)
+    shared = [place for place in old_scores if place in new_scores]
+    of_old, of_new = {place[:2] for place in old_scores}, {place[:2] for place in new_scores}
     return RuleComparison(
         old=old,
         new=new,
         both=len(of_old & of_new),
         only_old=len(of_old - of_new),
         only_new=len(of_new - of_old),
-        differences=tuple(_list_differences([said[place] for place in shared], [anew[place] for place in shared])),
+        differences=tuple(
+            _list_differences([old_scores[place] for place in shared], [new_scores[place] for place in shared])
+        ),
         cost_old=_mean_cost(store, old),
         cost_new=_mean_cost(store, new),
     )
@@ -269,35 +267,34 @@ def _find_rule_pair(store: Store, rule: str, shadow: str | None, project: str) -
         if name not in rules:
             raise NotFound(f"there is no rule {name!r} in project {project!r}; it has {', '.join(rules) or 'none'}")
     if len(names) != 1:
-        told = (
+        problem = (
             f"has the shadows {', '.join(names)}: name one"
             if names
             else f"has no shadow: another rule with shadow_of={rule!r} is one"
         )
-        raise Refused(f"rule {rule!r} {told}")
+        raise Refused(f"rule {rule!r} {problem}")
     return rules[rule], rules[names[0]]
 
 
 def _mean_scores(store: Store, rule: Rule) -> dict[_ScoreKey, WeightedScore]:
     """Return the mean score of a rule's targets by trace, session and key."""
+
+    def ask(cursor: str | None) -> Page[WeightedScore]:
+        return store.weighted(rule.name, version=rule.version, project=rule.project, cursor=cursor)
+
     found: dict[_ScoreKey, list[WeightedScore]] = {}
-    for one in _stored_scores(store, rule):
+    for one in islice(iterate_pages(ask), MAX_COMPARED_SCORES):
         if one.score is not None:
             key = one.key.removeprefix(SHADOW_PREFIX)
             found.setdefault((one.trace_id, one.session_id, key), []).append(replace(one, key=key))
     return {place: replace(all[0], score=fmean(float(one.score or 0) for one in all)) for place, all in found.items()}
 
 
-def _stored_scores(store: Store, rule: Rule) -> Iterator[WeightedScore]:
-    def ask(cursor: str | None) -> Page[WeightedScore]:
-        return store.weighted(rule.name, version=rule.version, project=rule.project, cursor=cursor)
-
-    return islice(iterate_pages(ask), MAX_COMPARED_SCORES)
-
-
-def _list_differences(said: list[WeightedScore], anew: list[WeightedScore]) -> Iterator[KeyDifference]:
-    changes = [replace(b, score=float(b.score or 0) - float(a.score or 0)) for a, b in zip(said, anew, strict=True)]
-    means = zip(estimate_means(said), estimate_means(anew), estimate_means(changes), strict=True)
+def _list_differences(old_scores: list[WeightedScore], new_scores: list[WeightedScore]) -> Iterator[KeyDifference]:
+    changes = [
+        replace(b, score=float(b.score or 0) - float(a.score or 0)) for a, b in zip(old_scores, new_scores, strict=True)
+    ]
+    means = zip(estimate_means(old_scores), estimate_means(new_scores), estimate_means(changes), strict=True)
     return (KeyDifference(key=old.key, old=old, new=new, change=change) for old, new, change in means)
 
 
@@ -307,11 +304,8 @@ def _mean_cost(store: Store, rule: Rule) -> float | None:
             rule=rule.name, version=rule.version, project=rule.project, verdict="scored", cursor=cursor
         )
 
-    return _mean_of_known(decision.cost for decision in islice(iterate_pages(ask), MAX_COMPARED_SCORES))
-
-
-def _mean_of_known(costs: Iterable[float | None]) -> float | None:
-    known = [cost for cost in costs if cost is not None]
+    newest = islice(iterate_pages(ask), MAX_COMPARED_SCORES)
+    known = [decision.cost for decision in newest if decision.cost is not None]
     return fmean(known) if known else None
 
 
@@ -333,16 +327,12 @@ def summary(
     place = project or os.environ.get("SPANWISE_PROJECT") or "default"
     with open_optional_store(store) as at:
         assert at is not None
-        return read(at, _find_rule(at, rule, place), key=key, since_ns=_parse_time(since), until_ns=_parse_time(until))
-
-
-def _find_rule(store: Store, name: str, project: str) -> Rule:
-    rules = store.rules(project=project)
-    found = next((rule for rule in rules if rule.name == name), None)
-    if found is None:
-        there = ", ".join(repr(rule.name) for rule in rules) or "none"
-        raise NotFound(f"there is no rule {name!r} in project {project!r}; rules there: {there}")
-    return found
+        rules = at.rules(project=place)
+        found = next((one for one in rules if one.name == rule), None)
+        if found is None:
+            known = ", ".join(repr(one.name) for one in rules) or "none"
+            raise NotFound(f"there is no rule {rule!r} in project {place!r}; rules there: {known}")
+        return read(at, found, key=key, since_ns=_parse_time(since), until_ns=_parse_time(until))
 
 
 def _parse_time(given: str | int | None) -> int | None:

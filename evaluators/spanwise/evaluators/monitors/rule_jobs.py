@@ -49,16 +49,16 @@ class EvaluatorResult:
 
 @dataclass(slots=True, eq=False)
 class EvaluationJob:
-    """Claimed row with its evaluators. Its thread writes `came` and `current`, other threads read them."""
+    """Claimed row with its evaluators. Its thread writes `results` and `current`, other threads read them."""
 
-    held: ActiveRule
+    active_rule: ActiveRule
     row: Decision
     case: Case
     inputs_hash: str
     evaluators: Sequence[Evaluator]  # evaluators that are to run
     states: Mapping[str, JSON]  # states of evaluators that have run before
     unpaid: frozenset[str] = frozenset()  # judges that do not run because the budget is used up
-    came: dict[str, EvaluatorResult] = field(default_factory=dict)
+    results: dict[str, EvaluatorResult] = field(default_factory=dict)
     current: tuple[str, float] | None = None  # running evaluator and its start time
     over: bool = False  # given up: further results are discarded
 
@@ -80,7 +80,7 @@ class EvaluationJob:
         """Record the result of an evaluator."""
         began = self.current[1] if self.current is not None else time.monotonic()
         if not self.over:
-            self.came[key] = EvaluatorResult(feedback, error, time.monotonic() - began)
+            self.results[key] = EvaluatorResult(feedback, error, time.monotonic() - began)
 
 
 def row_claim(row: Decision) -> Claim:
@@ -192,7 +192,7 @@ class EvaluatorThreads:
         self._idle = 0
         self._lock = threading.Lock()
         self.running: set[EvaluationJob] = set()
-        self.held: set[EvaluationJob] = set()  # past their timeout and still on a thread
+        self.overdue: set[EvaluationJob] = set()  # past their timeout and still on a thread
 
     def put(self, job: EvaluationJob) -> None:
         """Queue a job for the next free thread."""
@@ -208,13 +208,13 @@ class EvaluatorThreads:
             if job not in self.running:
                 return False
             job.over = True
-            self.held.add(job)
+            self.overdue.add(job)
             return True
 
     @property
     def stuck(self) -> bool:
         """Return whether jobs that exceed their timeouts occupy every slot."""
-        return len(self.held) >= self.size
+        return len(self.overdue) >= self.size
 
     def drain(self) -> list[EvaluationJob]:
         """Remove and return the jobs that no thread has started."""
@@ -247,7 +247,7 @@ class EvaluatorThreads:
             capture_call(lambda job=job: self._run(job))  # type: ignore[misc]
             with self._lock:
                 self.running.discard(job)
-                self.held.discard(job)
+                self.overdue.discard(job)
                 over = job.over
             if not over:
                 self._done(job)
@@ -258,29 +258,29 @@ class EvaluatorThreads:
             if evaluator.plain and not job.over and self._may_begin(job, evaluator.key):
                 job.begin(evaluator.key)
                 with self._around(job, evaluator):
-                    came = capture_call(lambda e=evaluator: self._scoring.here(job.case, job.target, wait, [e]))  # type: ignore[misc]
-                self._end(job, evaluator, came.result, came.error)
+                    outcome = capture_call(lambda e=evaluator: self._scoring.here(job.case, job.target, wait, [e]))  # type: ignore[misc]
+                self._end(job, evaluator, outcome.result, outcome.error)
         later = [one for one in job.evaluators if not one.plain and not job.over and self._may_begin(job, one.key)]
         if later and not self._stopped:
             job.begin(later[0].key)
-            asyncio.run_coroutine_threadsafe(capture_awaitable(self._all(job, later)), self._loop.loop).result()
+            asyncio.run_coroutine_threadsafe(capture_awaitable(self._run_async(job, later)), self._loop.loop).result()
         job.current = None
 
-    async def _all(self, job: EvaluationJob, evaluators: Sequence[Evaluator]) -> None:
-        await asyncio.gather(*(self._one(job, evaluator) for evaluator in evaluators), return_exceptions=True)
+    async def _run_async(self, job: EvaluationJob, evaluators: Sequence[Evaluator]) -> None:
+        await asyncio.gather(*(self._run_one(job, evaluator) for evaluator in evaluators), return_exceptions=True)
 
-    async def _one(self, job: EvaluationJob, evaluator: Evaluator) -> None:
-        seconds = evaluator_timeout(evaluator, job.held.in_force.settings.timeout_s)
+    async def _run_one(self, job: EvaluationJob, evaluator: Evaluator) -> None:
+        seconds = evaluator_timeout(evaluator, job.active_rule.in_force.settings.timeout_s)
         with self._around(job, evaluator):
-            looking = asyncio.ensure_future(self._scoring.later(job.case, job.target, [evaluator]))
-            await asyncio.wait([looking], timeout=seconds)
-        if not looking.done():
-            looking.cancel()
+            task = asyncio.ensure_future(self._scoring.later(job.case, job.target, [evaluator]))
+            await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            task.cancel()
             late: BaseException = TimeoutError(f"the evaluator took more than {seconds:g} s")
             self._end(job, evaluator, None, late)
             return
-        error = None if looking.cancelled() else looking.exception()
-        self._end(job, evaluator, None if error or looking.cancelled() else looking.result(), error)
+        error = None if task.cancelled() else task.exception()
+        self._end(job, evaluator, None if error or task.cancelled() else task.result(), error)
 
     def _end(
         self, job: EvaluationJob, evaluator: Evaluator, feedback: list[Feedback] | None, error: BaseException | None
@@ -316,7 +316,7 @@ class RuleExecution:
 
     def __init__(
         self,
-        held: ActiveRule,
+        active_rule: ActiveRule,
         loop: EventLoopThread,
         done: Callable[[EvaluationJob], None],
         judgements: JudgementBuffer,
@@ -324,7 +324,7 @@ class RuleExecution:
         memory: WorkerMemory,
         now: Callable[[], float],
     ) -> None:
-        self.held, self.memory, self._now = held, memory, now
+        self.active_rule, self.memory, self._now = active_rule, memory, now
         self.pauses = CircuitBreaker()
         self.claimed: dict[Target, Decision] = {}
         self.look_at = 0.0
@@ -333,11 +333,11 @@ class RuleExecution:
         self.money, self._judgements = money, judgements
         self._patience = FIRST_POLL_S
         self._mean = CLAIM_AHEAD_S  # moving average of a target's duration
-        self._took: dict[str, deque[float]] = {}
+        self._durations: dict[str, deque[float]] = {}
         self._failed: Counter[str] = Counter()
-        self._looked: Counter[str] = Counter()
+        self._runs: Counter[str] = Counter()
         notes = RaisedExceptions()
-        self.evaluators = tuple(record_exceptions(evaluator, notes) for evaluator in held.evaluators)
+        self.evaluators = tuple(record_exceptions(evaluator, notes) for evaluator in active_rule.evaluators)
         self._is_batched = any(isinstance(evaluator.function, Batch) for evaluator in self.evaluators)
         self.slots = EvaluatorThreads(
             CaseScorer(self.evaluators, BATCH_SIZE), notes, loop, self._size, self._around, done, self._may_begin
@@ -345,14 +345,14 @@ class RuleExecution:
 
     @property
     def _size(self) -> int:
-        concurrency = self.held.in_force.settings.concurrency
+        concurrency = self.active_rule.in_force.settings.concurrency
         return max(concurrency, BATCH_SIZE) if self._is_batched else concurrency
 
     def room(self, now: float) -> int:
         """Return the number of rows to claim now. It is 0 until a batch of them fits, because each claim is a
         request.
         """
-        if self.held.idle is not None or now < max(self.look_at, self.pauses.refused_until):
+        if self.active_rule.idle is not None or now < max(self.look_at, self.pauses.refused_until):
             return 0
         if all(self.pauses.paused(evaluator.key, now) for evaluator in self.evaluators):
             return 0
@@ -396,7 +396,7 @@ class RuleExecution:
 
     def over_budget(self, now: float) -> int | None:
         """Return how many over-budget rows may be claimed now: all (None), one that probes the budget, or none."""
-        if not self.pauses.money.is_used_up(self.held.in_force.settings.budget, self.store_ns):
+        if not self.pauses.money.is_used_up(self.active_rule.in_force.settings.budget, self.store_ns):
             return None
         return int(now >= self.pauses.money.until)
 
@@ -405,26 +405,23 @@ class RuleExecution:
 
     def ended(self, job: EvaluationJob) -> None:
         """Record the durations and outcomes of a finished job."""
-        self._mean += (sum(came.seconds for came in job.came.values()) - self._mean) / 10
-        for key, came in job.came.items():
-            self._note(key, came)
+        self._mean += (sum(outcome.seconds for outcome in job.results.values()) - self._mean) / 10
+        for key, outcome in job.results.items():
+            self._runs[key] += 1
+            self._failed[key] += any(feedback.outcome == "error" for feedback in outcome.feedback)
+            self._durations.setdefault(key, deque(maxlen=RECENT_DURATIONS)).append(outcome.seconds)
 
-    def told(self) -> dict[str, JSON]:
+    def statistics(self) -> dict[str, JSON]:
         """Return the evaluators' statistics for the worker's report."""
-        return {key: self._of(key) for key in self._took.copy()}
+        statistics: dict[str, JSON] = {}
+        for key, durations in self._durations.copy().items():
+            p95_ns = percentile(sorted(int(seconds * 1e9) for seconds in durations.copy()), 95)
+            statistics[key] = {"looked": self._runs[key], "failed": self._failed[key], "p95_s": p95_ns / 1e9}
+        return statistics
 
     def _may_begin(self, job: EvaluationJob, key: str) -> bool:
         """Return whether an evaluator may run on a target that has waited in the queue."""
         return self.pauses.begin(key, self._now())
-
-    def _note(self, key: str, came: EvaluatorResult) -> None:
-        self._looked[key] += 1
-        self._failed[key] += any(feedback.outcome == "error" for feedback in came.feedback)
-        self._took.setdefault(key, deque(maxlen=RECENT_DURATIONS)).append(came.seconds)
-
-    def _of(self, key: str) -> JSON:
-        took = sorted(int(seconds * 1e9) for seconds in self._took[key].copy())
-        return {"looked": self._looked[key], "failed": self._failed[key], "p95_s": percentile(took, 95) / 1e9}
 
     def _around(self, job: EvaluationJob, evaluator: Evaluator | None) -> ExitStack:
         stack = ExitStack()

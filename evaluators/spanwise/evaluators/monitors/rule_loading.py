@@ -225,15 +225,18 @@ class FileWatch:
 
     def follow_folder(self) -> None:
         """Watch all Python files in the folder too: one of them may supply a missing import."""
-        beside = sorted(map(str, Path(self._file).parent.glob("*.py")))
-        files = [*self._files, *beside][:MAX_WATCHED_FILES]
+        modules = sorted(map(str, Path(self._file).parent.glob("*.py")))
+        files = [*self._files, *modules][:MAX_WATCHED_FILES]
         self.follow(files, content_digest(files))
 
     def changed(self) -> bool:
         """Return whether the content differs from the known one, and remember it as known."""
         stamp = {file: found for file in self._files if (found := _file_stamp(file))}
         before, self._stamp = self._stamp, stamp
-        if self._file not in stamp or stamp != before or (stamp == self._digested and not _is_recent(stamp)):
+        if self._file not in stamp or stamp != before:
+            return False
+        is_recent = max(changed for changed, _, _ in stamp.values()) > time.time_ns() - _COARSE_CLOCK_NS
+        if stamp == self._digested and not is_recent:
             return False
         self._digested = stamp
         if (now := content_digest(self._files)) == self.known:
@@ -242,14 +245,10 @@ class FileWatch:
         return True
 
 
-def _is_recent(stamp: _FileStamps) -> bool:
-    return max(changed for changed, _, _ in stamp.values()) > time.time_ns() - _COARSE_CLOCK_NS
-
-
 def _file_stamp(file: str) -> tuple[int, int, int] | None:
     with suppress(OSError):
-        told = os.stat(file)
-        return told.st_mtime_ns, told.st_size, told.st_ino
+        status = os.stat(file)
+        return status.st_mtime_ns, status.st_size, status.st_ino
     return None
 
 

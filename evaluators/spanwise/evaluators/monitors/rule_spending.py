@@ -92,10 +92,10 @@ class _BookingRequest(NamedTuple):
 class StoreLedger:
     """Budget ledger of one rule, with the limits in force. It runs on the judges' event loop."""
 
-    def __init__(self, store: Store, held: ActiveRule) -> None:
-        self._store, self._held = store, held
-        self._project, self._rule = held.name
-        self._asked: list[_BookingRequest] = []
+    def __init__(self, store: Store, active_rule: ActiveRule) -> None:
+        self._store, self._active_rule = store, active_rule
+        self._project, self._rule = active_rule.name
+        self._requests: list[_BookingRequest] = []
         self._settled: dict[str, float] = {}
         self._sending: asyncio.Task[None] | None = None
         self._booked: dict[str, Sequence[BudgetLimit]] = {}
@@ -103,18 +103,37 @@ class StoreLedger:
 
     async def book(self, id: str, amount: Amount) -> None:
         """Reserve an amount. The same id books once. Raises `BudgetExceeded` if the budget has no room."""
-        limits = [BudgetLimit(key, limit) for key, limit in self._held.in_force.settings.budget.items()]
+        limits = [BudgetLimit(key, limit) for key, limit in self._active_rule.in_force.settings.budget.items()]
         until = time.monotonic() + OWN_CALLS_WAIT_S
         while limits and id not in self._booked:
-            kept = await self._ask([self._booking(id, limit, amount) for limit in limits])
-            if all(kept):
+            bookings = [
+                Booking(
+                    id=f"{id}:{limit.key}",
+                    budget=budget_name(self._project, self._rule, limit.key),
+                    amount=limit.of(amount),
+                    limit=limit.limit,
+                    period=limit.period,
+                )
+                for limit in limits
+            ]
+            answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+            self._requests.append(_BookingRequest(bookings, answer))
+            self._send()
+            booked = await answer
+            if all(booked):
                 self._booked[id] = limits
                 return
-            self._give_back(id, [limit for limit, held in zip(limits, kept, strict=True) if held])
-            full = limits[kept.index(False)]
+            for limit, is_booked in zip(limits, booked, strict=True):
+                if is_booked:  # give it back
+                    self._settled[f"{id}:{limit.key}"] = 0.0
+            self._send()
+            full = limits[booked.index(False)]
             if not self._booked or time.monotonic() > until:
                 raise await self._refusal(full, amount)
-            await self._own_settlement()
+            # a settlement of the worker's own calls may make room
+            settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._settling.append(settled)
+            await asyncio.wait([settled], timeout=OWN_CALLS_WAIT_S)
 
     async def settle(self, id: str, actual: Amount | None) -> None:
         """Replace the reserved amount by the actual one. None keeps the reservation as unknown cost.
@@ -130,59 +149,37 @@ class StoreLedger:
             if not each.done():
                 each.set_result(None)
 
-    def _booking(self, id: str, limit: BudgetLimit, amount: Amount) -> Booking:
-        budget = budget_name(self._project, self._rule, limit.key)
-        return Booking(
-            id=f"{id}:{limit.key}", budget=budget, amount=limit.of(amount), limit=limit.limit, period=limit.period
-        )
-
-    def _give_back(self, id: str, limits: Sequence[BudgetLimit]) -> None:
-        for limit in limits:
-            self._settled[f"{id}:{limit.key}"] = 0.0
-        self._send()
-
-    async def _ask(self, bookings: Sequence[Booking]) -> list[bool]:
-        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
-        self._asked.append(_BookingRequest(bookings, answer))
-        self._send()
-        return await answer
-
-    async def _own_settlement(self) -> None:
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._settling.append(settled)
-        await asyncio.wait([settled], timeout=OWN_CALLS_WAIT_S)
-
     def _send(self) -> None:
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._sent())
+            self._sending = asyncio.get_running_loop().create_task(self._send_batches())
 
-    async def _sent(self) -> None:
+    async def _send_batches(self) -> None:
         """Settle, then book, until nothing is pending."""
         await asyncio.sleep(BATCH_DELAY_S)
-        while self._asked or self._settled:
+        while self._requests or self._settled:
             settled, self._settled = self._settled, {}
-            asked, self._asked = self._asked, []
-            await self._exchange(settled, asked)
+            requests, self._requests = self._requests, []
+            await self._exchange(settled, requests)
 
-    async def _exchange(self, settled: Mapping[str, float], asked: Sequence[_BookingRequest]) -> None:
+    async def _exchange(self, settled: Mapping[str, float], requests: Sequence[_BookingRequest]) -> None:
         try:
             if settled:
                 await asyncio.to_thread(self._store.settle, settled)
-            bookings = [booking for one in asked for booking in one.bookings]
-            kept = await asyncio.to_thread(self._store.book, *bookings) if bookings else []
+            bookings = [booking for one in requests for booking in one.bookings]
+            booked = await asyncio.to_thread(self._store.book, *bookings) if bookings else []
         except BaseException as error:
             self._settled = {**settled, **self._settled}  # repeating a settlement changes nothing
-            for one in asked:
+            for one in requests:
                 if not one.answer.done():
                     one.answer.set_exception(error)
             if not isinstance(error, Exception):
                 raise
             await asyncio.sleep(STORE_RETRY_S)
             return
-        for one in asked:
-            mine, kept = kept[: len(one.bookings)], kept[len(one.bookings) :]
+        for one in requests:
+            answers, booked = booked[: len(one.bookings)], booked[len(one.bookings) :]
             if not one.answer.done():
-                one.answer.set_result(mine)
+                one.answer.set_result(answers)
 
     async def _refusal(self, full: BudgetLimit, amount: Amount) -> BudgetExceeded:
         """Return the error with the state of the budget and the end of its period."""
@@ -244,18 +241,17 @@ class Pacer:
             self._changed_at is not None and now < self._changed_at + MIN_CHANGE_INTERVAL_S
         ):
             return None
-        wanted = self._wanted((spent - before) / (now - began), max(0.0, limit - spent) / (DAY_S - now % DAY_S))
+        speed = (spent - before) / (now - began)  # dollars per second
+        allowed = max(0.0, limit - spent) / (DAY_S - now % DAY_S)
+        if speed > 0:
+            wanted = max(MIN_PACING_FACTOR, min(1.0, self.factor * MAX_INCREASE, self.factor * allowed / speed))
+        else:
+            wanted = min(1.0, MAX_INCREASE * self.factor) if allowed > 0 else self.factor
         if abs(wanted - self.factor) < MIN_CHANGE * self.factor and not (wanted == 1.0 != self.factor):
             return None
         self.factor, self._changed_at = wanted, now
         self._seen = deque([(now, spent)])
         return wanted
-
-    def _wanted(self, speed: float, allowed: float) -> float:
-        """Return the desired factor. Both arguments are in dollars per second."""
-        if speed <= 0:
-            return min(1.0, MAX_INCREASE * self.factor) if allowed > 0 else self.factor
-        return max(MIN_PACING_FACTOR, min(1.0, self.factor * MAX_INCREASE, self.factor * allowed / speed))
 
 
 PACED_BUDGET = "usd_per_day"
@@ -275,15 +271,10 @@ class BudgetPacing:
         for name, rule in paced.items():
             pacer = self._pacers.setdefault(name, Pacer(rule.settings.paced))
             if pacer.is_due(now):
-                self._pace(rule, pacer, now)
-
-    def _pace(self, rule: Rule, pacer: Pacer, now: float) -> None:
-        factor = pacer.look(now, self._spent(rule, now), rule.settings.budget[PACED_BUDGET])
-        if factor is not None:
-            paced = None if factor == 1.0 else factor
-            self._store.change_rule(rule.name, project=rule.project, settings={"paced": paced})
-
-    def _spent(self, rule: Rule, now: float) -> float:
-        today = int(now // DAY_S * DAY_S) * SECOND_NS
-        booked = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
-        return sum(one.settled + one.reserved + one.unknown for one in booked if one.period_start_ns == today)
+                today = int(now // DAY_S * DAY_S) * SECOND_NS
+                booked = self._store.booked(budget_name(rule.project, rule.name, PACED_BUDGET))
+                spent = sum(one.settled + one.reserved + one.unknown for one in booked if one.period_start_ns == today)
+                factor = pacer.look(now, spent, rule.settings.budget[PACED_BUDGET])
+                if factor is not None:
+                    settings = {"paced": None if factor == 1.0 else factor}
+                    self._store.change_rule(rule.name, project=rule.project, settings=settings)

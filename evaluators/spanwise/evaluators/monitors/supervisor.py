@@ -24,7 +24,7 @@ RESET_AFTER_S = 3600.0  # seconds without a death after which a rule's record is
 @dataclass(slots=True)
 class _CrashRecord:
     deaths: int = 0
-    rests: int = 0
+    quarantines: int = 0
     left: float = 0.0  # seconds of quarantine that remain
     since: float = 0.0  # seconds since its last death
 
@@ -50,8 +50,8 @@ class RuleQuarantine:
         record = self._rules.setdefault(rule := rules.pop(), _CrashRecord())
         record.deaths, record.since = record.deaths + 1, 0.0
         if record.deaths >= MAX_DEATHS:
-            record.left = min(FIRST_QUARANTINE_S * 2.0**record.rests, MAX_QUARANTINE_S)
-            record.deaths, record.rests = 0, record.rests + 1
+            record.left = min(FIRST_QUARANTINE_S * 2.0**record.quarantines, MAX_QUARANTINE_S)
+            record.deaths, record.quarantines = 0, record.quarantines + 1
             self._tell(
                 f"rule {rule[1]!r} has ended {MAX_DEATHS} workers; it rests for {record.left:g} s, the others go on"
             )
@@ -90,19 +90,19 @@ class Supervisor:
         self._workers: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._watch = FileWatch(plan.file)
-        self._rest = RuleQuarantine(tell)
+        self._quarantine = RuleQuarantine(tell)
         self._accepted: LoadedRules | None = None
         self._former: LoadedRules | None = None  # rules accepted before the present ones
-        self._ever = False  # True once rules were in force
+        self._ever_in_force = False  # True once rules were in force
         self._shown_content: str | None = None
         self._broken: str | None = None  # digest of the content that could not be loaded
-        self._said: set[str] = set()  # messages logged for this content
+        self._logged: set[str] = set()  # messages logged for this content
         self._deaths = 0  # consecutive deaths
         self._begun = 0
         self._dead: list[str] = []  # names of dead workers, whose leases the others release
         self._full = 0  # consecutive replacements of full workers
         self._not_before = 0.0
-        self._looked = 0.0
+        self._checked_at = 0.0
 
     def run(self, stop: threading.Event, *, patient: bool = False) -> bool:
         """Run until `stop` is set. Return False at once if the file cannot be loaded initially, unless `patient`.
@@ -112,34 +112,35 @@ class Supervisor:
         last = time.monotonic()
         try:
             while not stop.is_set():
-                self._fill()
+                # start a missing worker; at most one runs while it is unknown whether the file can be loaded
+                active = [worker for worker in self._workers if worker.phase != "ending"]
+                wanted = self._plan.workers if self._is_known_good else 1
+                if len(active) < wanted and time.monotonic() >= self._not_before:
+                    self._start_worker()
                 self._listen(TICK_S)
                 now = time.monotonic()
                 # a longer gap means that this process and its workers were suspended
-                self._pass(min(now - last, 5 * TICK_S))
+                elapsed = min(now - last, 5 * TICK_S)
+                for worker in self._workers:
+                    worker.passed(elapsed)
+                    if worker.is_full(min(self._plan.full * 2.0**self._full, STEADY_RUN_S)):
+                        self._replace_full(worker)
+                if self._quarantine.passed(elapsed):
+                    self._send_quarantine()
                 last = now
-                if self._broken and not self._ever and not patient:
+                if self._broken and not self._ever_in_force and not patient:
                     return False
-                self._look()
+                self._check_files()
             return True
         finally:
             self._end()
 
     @property
-    def _sure(self) -> bool:
+    def _is_known_good(self) -> bool:
         """Return whether the files' present content has been loaded before."""
         return self._accepted is not None and self._accepted.content == self._watch.known
 
-    def _fill(self) -> None:
-        """Start a missing worker, up to the planned number; up to one while it is unknown whether the file can be
-        loaded.
-        """
-        here = [worker for worker in self._workers if worker.phase != "ending"]
-        wanted = self._plan.workers if self._sure else 1
-        if len(here) < wanted and time.monotonic() >= self._not_before:
-            self._begin()
-
-    def _begin(self) -> None:
+    def _start_worker(self) -> None:
         self._begun += 1
         worker = WorkerProcess(self._plan, self._begun)
         self._workers.append(worker)
@@ -150,13 +151,17 @@ class Supervisor:
         for worker in list(self._workers):
             # checked first, so that the pipe then holds all messages sent before the exit
             ended = worker.process.poll() is not None
-            for message in worker.told():
-                self._hear(worker, message)
+            for message in worker.receive():
+                self._handle_message(worker, message)
             if ended:
-                self._ended(worker)
+                self._selector.unregister(worker.listener.descriptor)
+                self._workers.remove(worker)
+                if worker.phase != "ending" or worker.overdue:
+                    self._record_death(worker)
+                worker.clean_up()
         time.sleep(0.005)  # a pipe whose other end is closed is always readable
 
-    def _hear(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
+    def _handle_message(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
         match message["kind"]:
             case "loaded" if worker.phase == "loading":
                 worker.loaded = LoadedRules(**{name: value for name, value in message.items() if name != "kind"})
@@ -170,11 +175,17 @@ class Supervisor:
                 self._accepted = self._former
                 self._refuse(f"{str(self._plan.file)!r}: {message['error']}", [])
             case "saved":
-                self._ever = True
-                self._show(worker)
-                self._retire(worker)
+                self._ever_in_force = True
+                # Show the rules once they are in force. Rules that another file owns never are.
+                if worker.loaded and worker.loaded.content != self._shown_content:
+                    self._shown_content = worker.loaded.content
+                    self._shown(worker.loaded)
+                # End workers with earlier rules. They finish the jobs that they have started.
+                for other in self._workers:
+                    if other.loaded and worker.loaded and other.loaded.content != worker.loaded.content:
+                        other.end(self._plan.draining)
             case "say":
-                self._say(message["text"])
+                self._log_once(message["text"])
 
     def _accept(self, worker: WorkerProcess, loaded: LoadedRules) -> None:
         """Start a worker's rules. New content replaces the rules that ran before."""
@@ -182,79 +193,50 @@ class Supervisor:
         new = before is None or before.content != loaded.content
         self._watch.follow(loaded.files, loaded.content)
         if new:
-            self._said.clear()
+            self._logged.clear()
             self._former, self._accepted = before, loaded
         elif sum(other.phase == "running" for other in self._workers) >= self._plan.workers:
             worker.end(0.0)  # the file has its previous content again
             return
         worker.enter("running")
         activate = self._plan.activate or (new and before is not None)
-        worker.tell(resting=self._rest.names(), activate=activate, dead=self._dead)
-
-    def _show(self, worker: WorkerProcess) -> None:
-        """Show the rules once they are in force. Rules that another file owns never are."""
-        if worker.loaded and worker.loaded.content != self._shown_content:
-            self._shown_content = worker.loaded.content
-            self._shown(worker.loaded)
-
-    def _retire(self, worker: WorkerProcess) -> None:
-        """End workers with earlier rules, because the new rules are in force. They finish the jobs that they have
-        started.
-        """
-        for other in self._workers:
-            if other.loaded and worker.loaded and other.loaded.content != worker.loaded.content:
-                other.end(self._plan.draining)
+        worker.tell(resting=self._quarantine.names(), activate=activate, dead=self._dead)
 
     def _refuse(self, error: str, files: list[str]) -> None:
         """Report that the file cannot be loaded. The rules that ran before continue."""
         self._watch.follow(files, self._watch.known)
         self._watch.follow_folder()
         self._not_before = time.monotonic() + RELOAD_RETRY_S
-        goes_on = "; the rules from before stay" if self._ever else "; nothing runs"
+        goes_on = "; the rules from before stay" if self._ever_in_force else "; nothing runs"
         if self._broken != self._watch.known:
             self._tell(f"{error}{goes_on}")
         self._broken = self._watch.known
 
-    def _say(self, text: str) -> None:
+    def _log_once(self, text: str) -> None:
         """Log a message once, even if several workers send it."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._logged:
+            self._logged.add(text)
             self._tell(text)
 
-    def _ended(self, worker: WorkerProcess) -> None:
-        self._selector.unregister(worker.listener.descriptor)
-        self._workers.remove(worker)
-        if worker.phase != "ending" or worker.overdue:
-            self._died(worker)
-        worker.bury()
-
-    def _died(self, worker: WorkerProcess) -> None:
+    def _record_death(self, worker: WorkerProcess) -> None:
         loading = worker.phase in ("loading", "loaded")
-        if loading and not self._sure:
-            told = f"{str(self._plan.file)!r} ended the process that loaded it: {worker.obituary()}"
-            self._refuse(told, [])
+        if loading and not self._is_known_good:
+            message = f"{str(self._plan.file)!r} ended the process that loaded it: {worker.describe_death()}"
+            self._refuse(message, [])
             return
         self._deaths = 0 if worker.spent > HEALTHY_RUN_S and not loading else self._deaths + 1
         wait = compute_backoff(self._deaths, longest=MAX_RESTART_DELAY_S)
         self._not_before = time.monotonic() + wait
-        self._tell(f"worker {worker.number} ended: {worker.obituary()}")
-        self._rest.blame(worker.claims)
+        self._tell(f"worker {worker.number} ended: {worker.describe_death()}")
+        self._quarantine.blame(worker.claims)
         self._dead = [*self._dead, *worker.holders][-MAX_DEAD_HOLDERS:]
-        self._send_rest()
-
-    def _pass(self, seconds: float) -> None:
-        for worker in self._workers:
-            worker.passed(seconds)
-            if worker.is_full(min(self._plan.full * 2.0**self._full, STEADY_RUN_S)):
-                self._replace_full(worker)
-        if self._rest.passed(seconds):
-            self._send_rest()
+        self._send_quarantine()
 
     def _replace_full(self, worker: WorkerProcess) -> None:
         """Replace a worker whose memory stays full."""
         self._full = 0 if worker.spent > STEADY_RUN_S else self._full + 1
-        if "full" not in self._said:
-            self._said.add("full")
+        if "full" not in self._logged:
+            self._logged.add("full")
             used, limit = (f"{(size or 0) / 2**30:.2f}" for size in (worker.used, self._plan.memory))
             self._tell(
                 f"worker {worker.number} is replaced: it fills {used} of {limit} GiB; an evaluator keeps memory, or "
@@ -262,25 +244,25 @@ class Supervisor:
             )
         worker.end(self._plan.draining)
 
-    def _send_rest(self) -> None:
+    def _send_quarantine(self) -> None:
         for worker in self._workers:
             if worker.phase == "running":
-                worker.tell(resting=self._rest.names(), dead=self._dead)
+                worker.tell(resting=self._quarantine.names(), dead=self._dead)
 
-    def _look(self) -> None:
+    def _check_files(self) -> None:
         """Poll the files, and start a worker with changed content in parallel to those that run."""
-        if time.monotonic() < self._looked + FILE_CHECK_INTERVAL_S:
+        if time.monotonic() < self._checked_at + FILE_CHECK_INTERVAL_S:
             return
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         if self._watch.away:
-            self._say(f"{str(self._plan.file)!r} is away; its rules stay as they are")
+            self._log_once(f"{str(self._plan.file)!r} is away; its rules stay as they are")
         if self._watch.changed():
             for worker in self._workers:
                 if worker.phase == "loading":
                     worker.end(0.0)
                     worker.kill()
             self._not_before = 0.0
-            self._begin()
+            self._start_worker()
 
     def _end(self) -> None:
         """Ask all workers to end, and kill those that do not."""

@@ -18,14 +18,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias, cast
 
 import orjson
 
 from spanwise.collector import connect
 from spanwise.collector.errors import Refused, StoreError
-from spanwise.collector.records import Claim, ClaimResult, Decision, Rule, Target, WorkerReport, canonical_json
+from spanwise.collector.records import Claim, ClaimResult, Decision, Rule, WorkerReport, canonical_json
 from spanwise.collector.stores import Store
 from spanwise.evaluators.monitors.job_executor import Stuck
 from spanwise.evaluators.monitors.monitor_runtime import CLAIM_S, Monitor
@@ -39,58 +38,56 @@ from spanwise.evaluators.monitors.rule_loading import (
     rule_from_data,
     source_files,
 )
-from spanwise.evaluators.monitors.worker_process import MessageSender
+from spanwise.evaluators.monitors.worker_process import ExitCode, MessageSender
 
 
-def make_reporting_store(store: Store, teller: MessageSender, idle: Mapping[str, str]) -> Store:
+def make_reporting_store(store: Store, sender: MessageSender, idle: Mapping[str, str]) -> Store:
     """Return a store that also reports claims to the supervisor.
 
     The mapping `idle` holds rules that this worker does not execute, with the reasons. They are added to the worker's
     reports.
     """
-    return cast(Store, _ReportingStore(store, teller, idle))
+    return cast(Store, _ReportingStore(store, sender, idle))
 
 
 class _ReportingStore:
-    def __init__(self, store: Store, teller: MessageSender, idle: Mapping[str, str]) -> None:
-        self._store, self._teller, self._idle = store, teller, idle
+    def __init__(self, store: Store, sender: MessageSender, idle: Mapping[str, str]) -> None:
+        self._store, self._sender, self._idle = store, sender, idle
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def save_rule(self, *rules: Any, **options: Any) -> None:
         self._store.save_rule(*rules, **options)
-        self._teller.tell("saved")
+        self._sender.tell("saved")
 
     def claim(self, rule: str, *arguments: Any, **options: Any) -> list[Decision]:
         rows = self._store.claim(rule, *arguments, **options)
         if rows:
-            self._teller.tell("claimed", claims=[_claim_key(row) for row in rows])
+            self._sender.tell("claimed", claims=[_claim_key(row) for row in rows])
         return rows
 
     def finish(self, *finishes: ClaimResult) -> list[str]:
-        came = self._store.finish(*finishes)
-        self._teller.tell("finished", claims=[_claim_key(finish.claim) for finish in finishes])
-        return came
+        answers = self._store.finish(*finishes)
+        self._sender.tell("finished", claims=[_claim_key(finish.claim) for finish in finishes])
+        return answers
 
     def report(self, worker: WorkerReport) -> None:
         idle = worker.data.get("idle")
-        mine = {**(idle if isinstance(idle, Mapping) else {}), **self._idle}
-        self._store.report(replace(worker, data={**worker.data, "idle": mine}))
+        merged = {**(idle if isinstance(idle, Mapping) else {}), **self._idle}
+        self._store.report(replace(worker, data={**worker.data, "idle": merged}))
 
 
 def _claim_key(of: Decision | Claim) -> tuple[str, str, str]:
-    return of.project, of.rule, _describe_target(of.target)
-
-
-def _describe_target(target: Target) -> str:
+    target = of.target
     if target.session_id is not None:
-        return f"session {target.session_id}"
-    return f"trace {target.trace_id}" + (f", span {target.span_id}" if target.span_id else "")
+        described = f"session {target.session_id}"
+    else:
+        described = f"trace {target.trace_id}" + (f", span {target.span_id}" if target.span_id else "")
+    return of.project, of.rule, described
 
 
 API_POLL_INTERVAL_S = 2.0  # seconds between two queries for the API's rules
-EXIT_STUCK, EXIT_REFUSED, EXIT_MONITOR_FAILED = 75, 65, 70  # exit statuses
 
 MessageQueue: TypeAlias = "queue.SimpleQueue[Mapping[str, Any]]"
 
@@ -98,22 +95,22 @@ MessageQueue: TypeAlias = "queue.SimpleQueue[Mapping[str, Any]]"
 class WorkerController:
     """Controller of a worker's monitor. It replaces the monitor when the rules of the API change.
 
-    The queue `said` delivers the supervisor's messages: `{"resting": [[project, rule]], …}` or `{"end": seconds}`.
+    The queue `inbox` delivers the supervisor's messages: `{"resting": [[project, rule]], …}` or `{"end": seconds}`.
     """
 
     def __init__(
         self,
         store: Store,
-        own: Sequence[MonitoredRule],
+        file_rules: Sequence[MonitoredRule],
         *,
-        said: MessageQueue,
-        teller: MessageSender,
+        inbox: MessageQueue,
+        sender: MessageSender,
         memory: WorkerMemory | None = None,
     ) -> None:
-        self._own, self._said, self._teller, self._memory = own, said, teller, memory
+        self._file_rules, self._inbox, self._sender, self._memory = file_rules, inbox, sender, memory
         self._logged: dict[str, str] = {}  # idle rules and their reasons, as last logged
         self._idle: dict[str, str] = {}  # invalid rules of the API, and the reasons
-        self._store = make_reporting_store(store, teller, self._idle)
+        self._store = make_reporting_store(store, sender, self._idle)
         self._dead: list[str] = []  # holder names of dead workers
         self._resting: set[tuple[str, str]] = set()
         self._known: dict[
@@ -122,19 +119,19 @@ class WorkerController:
 
     def run(self, first: Mapping[str, Any]) -> int:
         """Run until the supervisor sends an end message, and return the exit status of the process."""
-        self._hear(first)
+        self._apply_message(first)
         activate, claim_s = bool(first.get("activate")), first.get("claim_s")
-        of_api: list[MonitoredRule] = self._of_api([])
-        running = self._begin(of_api, claim_s, activate)
-        while "end" not in (message := self._next()) and running.alive:
-            if self._hear(message):
+        api_rules: list[MonitoredRule] = self._load_api_rules([])
+        running = self._start_monitor(api_rules, claim_s, activate)
+        while "end" not in (message := self._next_message()) and running.alive:
+            if self._apply_message(message):
                 running.monitor.take_over(self._dead)
-            running.monitor.rest(self._resting)
+            running.monitor.suspend(self._resting)
             self._log_idle(running.monitor.idle)
-            if (now := self._of_api(of_api)) != of_api:
-                of_api = now
+            if (now := self._load_api_rules(api_rules)) != api_rules:
+                api_rules = now
                 running.end()
-                running = self._begin(of_api, claim_s)
+                running = self._start_monitor(api_rules, claim_s)
         running.end(message.get("end"))
         return running.status
 
@@ -143,52 +140,56 @@ class WorkerController:
         resting = {name for _, name in self._resting}
         now = {name: why for name, why in idle.items() if why != REASON_UNSAVED and name not in resting}
         for name in sorted(name for name, why in now.items() if self._logged.get(name) != why):
-            self._teller.tell("say", text=f"rule {name!r} idles: {now[name]}")
+            self._sender.tell("say", text=f"rule {name!r} idles: {now[name]}")
         self._logged = now
 
-    def _next(self) -> Mapping[str, Any]:
+    def _next_message(self) -> Mapping[str, Any]:
         try:
-            return self._said.get(timeout=API_POLL_INTERVAL_S)
+            return self._inbox.get(timeout=API_POLL_INTERVAL_S)
         except queue.Empty:
             return {}
 
-    def _hear(self, message: Mapping[str, Any]) -> bool:
+    def _apply_message(self, message: Mapping[str, Any]) -> bool:
         """Apply a message of the supervisor, and return whether further workers have died."""
         if "resting" in message:
             self._resting = {(project, name) for project, name in message["resting"]}
         before, self._dead = self._dead, message.get("dead", self._dead)
         return self._dead != before
 
-    def _begin(self, of_api: Sequence[MonitoredRule], claim_s: float | None, activate: bool = False) -> _MonitorThread:
-        rules = [*self._own, *of_api]
+    def _start_monitor(
+        self, api_rules: Sequence[MonitoredRule], claim_s: float | None, activate: bool = False
+    ) -> _MonitorThread:
+        rules = [*self._file_rules, *api_rules]
         monitor = Monitor(self._store, rules, activate=activate, claim_s=claim_s or CLAIM_S, memory=self._memory)
-        monitor.rest(self._resting)
+        monitor.suspend(self._resting)
         monitor.take_over(self._dead)
-        self._teller.tell("holder", name=monitor.holder)
-        return _MonitorThread(monitor, self._teller)
+        self._sender.tell("holder", name=monitor.holder)
+        return _MonitorThread(monitor, self._sender)
 
-    def _of_api(self, before: list[MonitoredRule]) -> list[MonitoredRule]:
+    def _load_api_rules(self, before: list[MonitoredRule]) -> list[MonitoredRule]:
         """Return the current rules of the API, or the previous ones while the store is unavailable."""
         try:
             rules = [rule for rule in self._store.rules() if rule.owner == API_OWNER]
         except StoreError:
             return before
         known = {(rule.project, rule.name, _rule_identity(rule)): rule for rule in rules}
-        self._known = {key: self._known[key] if key in self._known else self._made(rule) for key, rule in known.items()}
+        self._known = {
+            key: self._known[key] if key in self._known else self._build_rule(rule) for key, rule in known.items()
+        }
         for name in self._idle.keys() - {rule.name for rule in rules}:
             del self._idle[name]
         return [made for made in self._known.values() if made is not None]
 
-    def _made(self, rule: Rule) -> MonitoredRule | None:
+    def _build_rule(self, rule: Rule) -> MonitoredRule | None:
         try:
             made = rule_from_data(rule)
         except ValueError as error:
             self._idle[rule.name] = str(error)
-            self._teller.tell("say", text=f"rule {rule.name!r} idles: {error}")
+            self._sender.tell("say", text=f"rule {rule.name!r} idles: {error}")
             return None
         self._idle.pop(rule.name, None)
         where = " and ".join(describe_rules([made])[0]["where"])
-        self._teller.tell("say", text=f"rule {rule.name!r} came through the API{where and f'; text goes to {where}'}")
+        self._sender.tell("say", text=f"rule {rule.name!r} came through the API{where and f'; text goes to {where}'}")
         return made
 
 
@@ -200,9 +201,9 @@ def _rule_identity(rule: Rule) -> bytes:
 class _MonitorThread:
     """Thread that runs a monitor, so that the main thread can handle signals and the supervisor's messages."""
 
-    def __init__(self, monitor: Monitor, teller: MessageSender) -> None:
-        self.monitor, self._teller = monitor, teller
-        self.status = 0
+    def __init__(self, monitor: Monitor, sender: MessageSender) -> None:
+        self.monitor, self._sender = monitor, sender
+        self.status = ExitCode.ENDED
         self._thread = threading.Thread(target=self._run, name="spanwise-monitor", daemon=True)
         self._thread.start()
 
@@ -220,18 +221,17 @@ class _MonitorThread:
         try:
             self.monitor.run()
         except Stuck as error:
-            self.status = EXIT_STUCK
-            self._teller.tell("say", text=str(error))
+            self.status = ExitCode.STUCK
+            self._sender.tell("say", text=str(error))
         except Refused as error:
-            self.status = EXIT_REFUSED
-            self._teller.tell("refused", error=str(error))
+            self.status = ExitCode.REFUSED
+            self._sender.tell("refused", error=str(error))
         except BaseException as error:
-            self.status = EXIT_MONITOR_FAILED
-            self._teller.tell("say", text=f"a worker failed: {''.join(traceback.format_exception(error, limit=-3))}")
+            self.status = ExitCode.FAILED
+            self._sender.tell("say", text=f"a worker failed: {''.join(traceback.format_exception(error, limit=-3))}")
 
 
 HEARTBEAT_INTERVAL_S = 1.0  # seconds
-EXIT_BROKEN_RULES, EXIT_WORKER_FAILED = 64, 70  # exit statuses
 
 _END_MESSAGE: Mapping[str, Any] = {"end": None}  # None: the monitor's default grace period
 
@@ -239,51 +239,56 @@ _END_MESSAGE: Mapping[str, Any] = {"end": None}  # None: the monitor's default g
 def main() -> None:
     """Run until the supervisor or SIGTERM ends the worker. The process exits even if threads are left."""
     given = _parse_arguments()
-    teller = MessageSender(given.report)
+    sender = MessageSender(given.report)
     os.set_inheritable(given.report, False)
     os.set_inheritable(given.line, False)
     protect_process(given.report, given.memory)
-    said: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
     memory = WorkerMemory(given.memory)
-    _start_thread(_send_heartbeats, teller, memory)
-    _start_thread(_receive_messages, given.line, said, given.ending)
+    _start_thread(_send_heartbeats, sender, memory)
+    _start_thread(_receive_messages, given.line, inbox, given.ending)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: said.put(_END_MESSAGE))
+    signal.signal(signal.SIGTERM, lambda *_: inbox.put(_END_MESSAGE))
     try:
-        status = _run_rules(given, teller, said, memory)
+        status = _run_rules(given, sender, inbox, memory)
     except BaseException:  # report every error before the process ends
-        teller.tell("say", text=f"a worker failed: {traceback.format_exc(limit=-3)}")
-        status = EXIT_WORKER_FAILED
-    _exit_now(status)
+        sender.tell("say", text=f"a worker failed: {traceback.format_exc(limit=-3)}")
+        status = ExitCode.FAILED
+    from spanwise.tracer import flush
+
+    flush(1.0)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)  # threads of evaluators that hang would otherwise keep the process alive
 
 
 def _run_rules(
-    given: argparse.Namespace, teller: MessageSender, said: queue.SimpleQueue[Mapping[str, Any]], memory: WorkerMemory
+    given: argparse.Namespace, sender: MessageSender, inbox: queue.SimpleQueue[Mapping[str, Any]], memory: WorkerMemory
 ) -> int:
-    rules = _load_rules(given.file, given.url, teller)
+    rules = _load_rules(given.file, given.url, sender)
     if rules is None:
-        return EXIT_BROKEN_RULES
+        return ExitCode.BROKEN_RULES
     memory.rules_are_loaded()
-    first = said.get()
+    first = inbox.get()
     if "end" in first:
-        return 0
-    conduct = WorkerController(connect(given.url), rules, said=said, teller=teller, memory=memory)
-    return conduct.run({**first, "claim_s": given.claim})
+        return ExitCode.ENDED
+    controller = WorkerController(connect(given.url), rules, inbox=inbox, sender=sender, memory=memory)
+    return controller.run({**first, "claim_s": given.claim})
 
 
-def _load_rules(file: Path, url: str, teller: MessageSender) -> list[MonitoredRule] | None:
+def _load_rules(file: Path, url: str, sender: MessageSender) -> list[MonitoredRule] | None:
     """Load the rules and report them to the supervisor. Return None if the file is broken."""
     try:
         rules = load(file)
     except BrokenRules as error:
-        told = _error_line(error, file)
-        _report_file(url, file, told)
-        teller.tell("broken", error=told, files=source_files(file))
+        message = _error_line(error, file)
+        _report_file(url, file, message)
+        sender.tell("broken", error=message, files=source_files(file))
         return None
     _report_file(url, file, None)
     files = source_files(file)
     longest = max(rule.record.settings.timeout_s for rule in rules)
-    teller.tell("loaded", rules=describe_rules(rules), files=files, content=content_digest(files), longest=longest)
+    sender.tell("loaded", rules=describe_rules(rules), files=files, content=content_digest(files), longest=longest)
     return rules
 
 
@@ -297,23 +302,18 @@ def _report_file(url: str, file: Path, broken: str | None) -> None:
 def _error_line(error: BrokenRules, file: Path) -> str:
     """Return the error in one line, with the line of the user's file that raised it."""
     cause = error.__cause__
-    told = str(error).splitlines()[0]
+    message = str(error).splitlines()[0]
     if cause is None:
-        return told
+        return message
     if isinstance(cause, SyntaxError):  # its message contains the line
-        return told
+        return message
     folder = file.parent.resolve()
-    frames = [
-        frame for frame in _traceback_frames(cause.__traceback__) if Path(frame[0]).resolve().is_relative_to(folder)
-    ]
-    return f"{told} ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else told
+    stack = traceback.extract_tb(cause.__traceback__)
+    frames = [frame for frame in stack if Path(frame.filename).resolve().is_relative_to(folder)]
+    return f"{message} ({Path(frames[-1].filename).name}:{frames[-1].lineno or 0})" if frames else message
 
 
-def _traceback_frames(trace: TracebackType | None) -> list[tuple[str, int]]:
-    return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(trace)]
-
-
-def _send_heartbeats(teller: MessageSender, memory: WorkerMemory) -> None:
+def _send_heartbeats(sender: MessageSender, memory: WorkerMemory) -> None:
     """Send heartbeats with the memory use to the supervisor.
 
     No heartbeat is sent while an extension blocks all threads of this process.
@@ -321,31 +321,21 @@ def _send_heartbeats(teller: MessageSender, memory: WorkerMemory) -> None:
     never = threading.Event()
     while not never.wait(HEARTBEAT_INTERVAL_S):
         with suppress(MemoryError):
-            teller.tell("beat", used=memory_in_use(), deferred=memory.deferred)
+            sender.tell("beat", used=memory_in_use(), deferred=memory.deferred)
 
 
-def _receive_messages(line: int, said: queue.SimpleQueue[Mapping[str, Any]], ending: float) -> None:
+def _receive_messages(line: int, inbox: queue.SimpleQueue[Mapping[str, Any]], ending: float) -> None:
     """Queue the supervisor's messages. When the supervisor is gone, end this process."""
     with open(line, "rb", closefd=False) as lines:
         for each in lines:
-            said.put(orjson.loads(each))
-    said.put(_END_MESSAGE)
+            inbox.put(orjson.loads(each))
+    inbox.put(_END_MESSAGE)
     threading.Event().wait(ending)
     os._exit(0)
 
 
 def _start_thread(what: Any, *arguments: Any) -> None:
     threading.Thread(target=what, args=arguments, name=f"spanwise-{what.__name__.strip('_')}", daemon=True).start()
-
-
-def _exit_now(status: int) -> None:
-    """Exit at once. Threads of evaluators that hang would otherwise keep the process alive."""
-    from spanwise.tracer import flush
-
-    flush(1.0)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(status)
 
 
 def _parse_arguments() -> argparse.Namespace:

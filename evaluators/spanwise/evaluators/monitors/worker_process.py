@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -45,22 +46,22 @@ class MessageReceiver:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.crash: list[str] = []
-        self._rest = b""
+        self._partial_line = b""
         os.set_blocking(descriptor, False)
 
     def messages(self) -> Iterator[Mapping[str, Any]]:
         """Yield all messages that have arrived."""
-        while chunk := self._read():
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            yield from filter(None, map(self._message, lines))
+        while True:
+            try:
+                chunk = os.read(self.descriptor, _CHUNK_BYTES)
+            except OSError:  # includes BlockingIOError: the pipe is empty
+                return
+            if not chunk:
+                return
+            *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
+            yield from filter(None, map(self._parse_line, lines))
 
-    def _read(self) -> bytes:
-        try:
-            return os.read(self.descriptor, _CHUNK_BYTES)
-        except (BlockingIOError, OSError):
-            return b""
-
-    def _message(self, line: bytes) -> Mapping[str, Any] | None:
+    def _parse_line(self, line: bytes) -> Mapping[str, Any] | None:
         with suppress(orjson.JSONDecodeError):
             message = orjson.loads(line)
             if isinstance(message, dict) and "kind" in message:
@@ -81,13 +82,28 @@ _SIGNAL_HINTS = {
     signal.SIGABRT: "a library has given up, as many do where memory runs out",
 }
 _STDLIB_FOLDER, _PACKAGE_FOLDER = str(Path(threading.__file__).parent), str(Path(__file__).parents[1])
-EXIT_CODES = {64: "it could not begin", 75: "all its slots were held by evaluators that do not come back"}
+
+
+class ExitCode(IntEnum):
+    """Exit codes of a worker, with the meanings of sysexits.h."""
+
+    ENDED = 0
+    BROKEN_RULES = 64
+    REFUSED = 65
+    FAILED = 70
+    STUCK = 75
+
+
+_EXIT_HINTS: Mapping[int, str] = {
+    ExitCode.BROKEN_RULES: "it could not begin",
+    ExitCode.STUCK: "all its slots were held by evaluators that do not come back",
+}
 
 
 def describe_exit(code: int) -> str:
     """Describe an exit status: `killed by SIGSEGV (…)`, `exit code 3`."""
     if code >= 0:
-        return f"exit code {code}" + (f" ({EXIT_CODES[code]})" if code in EXIT_CODES else "")
+        return f"exit code {code}" + (f" ({_EXIT_HINTS[code]})" if code in _EXIT_HINTS else "")
     try:
         found = signal.Signals(-code)
     except ValueError:
@@ -114,9 +130,9 @@ def _is_internal_frame(file: str) -> bool:
 
 def describe_claims(claims: Sequence[Sequence[str]], most: int = 3) -> str:
     """Describe claims by rule and target."""
-    told = [f"rule {rule!r} on {target}" for _, rule, target in claims[:most]]
+    described = [f"rule {rule!r} on {target}" for _, rule, target in claims[:most]]
     more = [f"{len(claims) - most} more"] if len(claims) > most else []
-    return " and ".join([*told, *more])
+    return " and ".join([*described, *more])
 
 
 Phase: TypeAlias = Literal["loading", "loaded", "running", "ending"]
@@ -180,13 +196,13 @@ class WorkerProcess:
         self.used: int | None = None  # bytes, as last reported
         self.near = 0.0  # seconds for which it has been near its memory limit
         self._deferred = 0  # evaluator failures attributed to its full memory
-        report, theirs = os.pipe()
-        mine, self._line = os.pipe()
+        report, worker_report = os.pipe()
+        worker_line, self._line = os.pipe()
         try:
-            self.process = _start_process(plan, theirs, mine)
+            self.process = _start_process(plan, worker_report, worker_line)
         finally:
-            os.close(theirs)
-            os.close(mine)
+            os.close(worker_report)
+            os.close(worker_line)
         self.listener = MessageReceiver(report)
 
     def tell(self, **what: Any) -> None:
@@ -219,11 +235,11 @@ class WorkerProcess:
         self.near = self.near + seconds if is_near else 0.0
         if self.overdue and self.spent > 2.0:
             self.kill()
-        elif not self.overdue and (why := self._too_long()):
+        elif not self.overdue and (why := self._exceeded_deadline()):
             self.enter(self.phase)
             self.kill(why)
 
-    def _too_long(self) -> str | None:
+    def _exceeded_deadline(self) -> str | None:
         plan = self.plan
         if self.phase == "loading" and self.spent > plan.loading:
             return f"the file was not loaded after {plan.loading:g} s"
@@ -243,7 +259,7 @@ class WorkerProcess:
             self.near > patience or (self._deferred > 0 and self.spent > self.plan.full)
         )
 
-    def told(self) -> list[Mapping[str, Any]]:
+    def receive(self) -> list[Mapping[str, Any]]:
         """Return the worker's messages. Heartbeats and claims are recorded here and left out."""
         messages = list(self.listener.messages())
         if messages:
@@ -260,14 +276,14 @@ class WorkerProcess:
                     self.claims.pop(tuple(claim), None)
         return [message for message in messages if message["kind"] not in ("beat", "holder", "claimed", "finished")]
 
-    def obituary(self) -> str:
+    def describe_death(self) -> str:
         """Return the cause of the worker's end, its location, and the claims that it held."""
         how = self.overdue or describe_exit(self.process.returncode or 0)
         where = find_crash_location(self.listener.crash)
-        held = describe_claims(list(self.claims))
-        return f"{how}{f', in {where}' if where else ''}{f'; it held {held}' if held else ''}"
+        claims = describe_claims(list(self.claims))
+        return f"{how}{f', in {where}' if where else ''}{f'; it held {claims}' if claims else ''}"
 
-    def bury(self) -> None:
+    def clean_up(self) -> None:
         """Kill the remaining child processes, and close the pipes."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
