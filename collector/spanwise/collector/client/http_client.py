@@ -279,7 +279,7 @@ def _send_once(transport: HTTPTransport, call: Operation, values: Mapping[str, A
         (values[call.whole.name] if call.whole else {field.name: values[field.name] for field in call.fields} or None),
     )
     try:
-        answer = transport.ask(
+        answer: Any = transport.ask(
             Any if call.returns is None else call.answers, call.method, path, query, body, patient=call.patient
         )
     except NotFound:

@@ -167,12 +167,12 @@ class CausalModel:
                 else self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
             )
             ends = [(place, row.first, len(row.ids)) for place, row in enumerate(rows)]
-            before = torch.cat([states[place, first - 1 : end - 1] for place, first, end in ends])
-            tokens = torch.cat([ids[place, first:end] for place, first, end in ends])
+            before: Any = torch.cat([states[place, first - 1 : end - 1] for place, first, end in ends])
+            tokens: Any = torch.cat([ids[place, first:end] for place, first, end in ends])
             # slices of at most `MAX_LOGITS` numbers
             many = max(MAX_LOGITS // _vocabulary_size(self.model.config), 1)
             slices = zip(before.split(many), tokens.split(many), strict=True)
-            found = torch.cat([self._log_probability(*each) for each in slices]).cpu()
+            found: Any = torch.cat([self._log_probability(*each) for each in slices]).cpu()
         if not found.isfinite().all():
             raise ValueError(f"{self.name!r} gave a log-probability that is not finite; is its dtype too small for it?")
         return [part.numpy() for part in found.split([end - first for _, first, end in ends])]
