@@ -124,6 +124,6 @@ def test_a_notebook_gets_a_bar_that_needs_no_widgets(notebook):
 def test_what_is_printed_in_a_notebook_is_plain_text(tmp_path, monkeypatch):
     experiment = evaluate(DATA, lambda q: q, ["exact"], store=str(tmp_path / "a.db"), progress=False)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert "│ exact │ 0 │" in str(experiment)
+    assert "│ exact ↑ │ 0 │" in str(experiment)
     assert "\x1b" not in str(experiment)
     assert "<td>exact</td><td>0</td>" in experiment._repr_html_()

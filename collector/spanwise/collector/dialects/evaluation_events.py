@@ -71,14 +71,18 @@ def read_feedback(log: RawLog) -> Feedback:
             fields["score"] = PASS_LABELS[fields["label"]]
     if (source := attributes.pop(names.FEEDBACK_SOURCE, None)) in SOURCES:
         fields["source"] = source
+    target = _target(log, attributes)
+    key = to_text(attributes.pop(names.EVALUATION_NAME, ""))
+    id = text_or_none(attributes.pop(names.FEEDBACK_ID, None)) or ""
     given = parse_json(attributes.pop(names.FEEDBACK_METADATA, None))
     via = _parse_via(attributes.pop(names.FEEDBACK_VIA, None))
+    # after all known attributes were taken out: the others are metadata
     metadata = {**attributes, **present_names(given, METADATA)} if isinstance(given, dict) else attributes
     return Feedback(
-        target=_target(log, attributes),
-        key=to_text(attributes.pop(names.EVALUATION_NAME, "")),
+        target=target,
+        key=key,
         created_ns=log.time_ns,
-        id=text_or_none(attributes.pop(names.FEEDBACK_ID, None)) or "",
+        id=id,
         metadata={**metadata, VIA: via} if via else metadata,
         **fields,
     )
