@@ -81,7 +81,7 @@ def test_a_change_is_noticed_where_it_matters(shop, module, before, after, names
 
 def test_the_digests_are_the_same_in_every_process(shop, tmp_path):
     shop()
-    script = "import json, shop_task; from spanwise.evaluators.interface.fingerprint import code_of as c; print(json.dumps(c(shop_task.answer)))"
+    script = "import json, shop_task; from spanwise.evaluators.interface.fingerprint import digest_code as c; print(json.dumps(c(shop_task.answer)))"
     found = [
         json.loads(
             subprocess.run(

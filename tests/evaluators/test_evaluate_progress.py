@@ -126,4 +126,4 @@ def test_what_is_printed_in_a_notebook_is_plain_text(tmp_path, monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert "│ exact ↑ │ 0 │" in str(experiment)
     assert "\x1b" not in str(experiment)
-    assert "<td>exact</td><td>0</td>" in experiment._repr_html_()
+    assert "<td>exact ↑</td><td>0</td>" in experiment._repr_html_()
