@@ -26,12 +26,12 @@ def modules():
 
 
 STEPS = {  # in this order, in one interpreter, and the modules with evaluators that each of them imports
-    "names()": set(),
+    "list_evaluators()": set(),
     "get_evaluator('ir_map')": {"retrieval"},
-    "protocol.spec('tool_calls')": {"agents", "json"},  # JSON is what it reads
+    "interface.get_spec('tool_calls')": {"agents", "json", "text_matching"},  # which it reads JSON with
     "as_evaluator({'type': 'latency'})": {"numbers"},
     "get_evaluator('DocumentMRR')": set(),
-    "get_evaluator('exact')": {"text", "looping", "overlap"},  # whose functions it offers, too
+    "get_evaluator('exact')": {"text", "looping"},  # whose functions it offers, too
     "as_evaluator(import_module('spanwise.evaluators.builtin.human').HumanFeedback('good'))": {"human"},
 }
 SCRIPT = """

@@ -314,7 +314,7 @@ def test_metrics_as_plain_values():
 
 
 def test_a_parameter_that_must_be_given_is_named():
-    with pytest.raises(ValueError, match=r"evaluator 'regex' needs pattern: get\('regex', pattern=…\)"):
+    with pytest.raises(ValueError, match=r"evaluator 'regex' needs pattern: get_evaluator\('regex', pattern=…\)"):
         get_evaluator("regex")
 
 
