@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spanwise.collector.dialects.attribute_parsing import parse_json, parse_number, text_or_none, to_text
-from spanwise.collector.dialects.draft import Draft, applies_to, make_side_record
+from spanwise.collector.dialects.draft import Draft, SideResult, applies_to, make_side_record
 from spanwise.collector.dialects.evaluation_events import JUDGE_EVALUATORS
 from spanwise.collector.records import JSON, Feedback, Target
 
@@ -26,11 +26,13 @@ def pydantic_evals(draft: Draft) -> None:
     if draft.span.scope not in SCOPES:
         return
     target = Target(trace_id=draft.span.trace_id, span_id=draft.span.span_id)
+    found: list[SideResult] = []
     for kind in RESULTS:
         results = parse_json(draft.attributes.get(kind))
         for name, result in results.items() if isinstance(results, dict) else ():
             if isinstance(result, dict) and "value" in result:
-                draft.also += (make_side_record(_result, draft, target, name, result),)
+                found.append(make_side_record(_result, draft, target, name, result))
+    draft.also += tuple(found)
     if EVALUATOR_NAME in draft.attributes and draft.span.status == 2 and draft.span.parent_id:
         draft.also += (make_side_record(_failure, draft),)
 

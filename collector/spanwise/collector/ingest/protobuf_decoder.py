@@ -414,11 +414,9 @@ def iterate_columnar_groups(body: bytes) -> Iterable[Group]:
     """
     wholes, original = _parse_columns(body).resource_spans, OriginalRequest(body)
     check_groups(len(wholes))
-    attributes, names = (
-        _parse_attribute_lists(body).merged.merged.merged.all,
-        _parse_name_lists(body).merged.merged.merged.all.key,
-    )
-    named = len(attributes) == len(names)
+    # no local name keeps the parsed lists alive while the groups are decoded
+    attribute_count = len(_parse_attribute_lists(body).merged.merged.merged.all)
+    named = attribute_count == len(_parse_name_lists(body).merged.merged.merged.all.key)
     for at, whole in enumerate(wholes):
         check_groups(len(whole.scope_spans))
         for within, part in enumerate(whole.scope_spans):
