@@ -45,15 +45,15 @@ def test_one_part_is_told_of_by_nobody(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_terminal_shows_both():
     shown = in_a_terminal(
-        "with t.telling('loading tiny'): pass",
-        "list(t.tracked([['a'], ['b']], 'texts embedded'))",
+        "with t.show_status('loading tiny'): pass",
+        "list(t.track_progress([['a'], ['b']], 'texts embedded'))",
     )
     assert "loading tiny" in shown
     assert "texts embedded" in shown
 
 
 def test_a_name_is_shown_as_it_is_and_steers_no_terminal():
-    shown = in_a_terminal(r"with t.telling('loading [/b] \x1b[2J'): pass")
+    shown = in_a_terminal(r"with t.show_status('loading [/b] \x1b[2J'): pass")
     assert r"loading [/b] \x1b[2J" in shown
     assert "\x1b[2J" not in shown
 
