@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, isfinite
+from math import exp, inf
 from typing import Any, TypeAlias
 
 from spanwise.collector.records import JSON, Case, Document
@@ -117,7 +117,7 @@ def make_scale(given: ScaleInput | Scale) -> Scale:
     if len({type(label) for label in labels}) > 1:
         raise ValueError(f"the labels of a scale are all texts or all whole numbers, not {given!r:.200}")
     values = list(given.values()) if isinstance(given, Mapping) else []
-    if values and all(isinstance(value, int | float) and isfinite(value) for value in values):
+    if values and all(isinstance(value, int | float) and -inf < value < inf for value in values):
         scores = [value if isinstance(value, bool) else float(value) for value in values]
         return Scale(dict(zip(labels, scores, strict=True)), {})
     if not all(isinstance(value, str) for value in values):

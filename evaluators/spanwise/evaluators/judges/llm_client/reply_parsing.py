@@ -167,7 +167,7 @@ def _repair_json(text: str, schema: Mapping[str, JSON]) -> Any:
     if end < start:
         raise InvalidJSON("the JSON in the reply does not end")
     block = text[start : end + 1]
-    for name in sorted(_list_properties(schema)):  # choosing one of several occurrences would be a guess
+    for name in sorted(_list_properties(schema) - {""}):  # choosing one of several occurrences would be a guess
         if len(re.findall(rf"(?<!\w){re.escape(name)}[\"'“”„‘’\\]*\s*[:=]", block, re.IGNORECASE)) > 1:
             raise InvalidJSON(f"{name!r} stands in the reply more than once, and its JSON cannot be read")
     import json_repair
