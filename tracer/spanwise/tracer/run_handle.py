@@ -86,11 +86,10 @@ class Run:
 
     def set_metadata(self, metadata: Mapping[str, object] | None = None, /, **more: object) -> None:
         """Add metadata. A new value replaces an earlier value of the same key."""
-        known = self._known(names.METADATA)
         self._guarded(
             names.METADATA,
             lambda: to_json(
-                {**(orjson.loads(known) if known else {}), **(metadata or {}), **more}, self._runtime.limit
+                {**orjson.loads(self._known(names.METADATA) or "{}"), **(metadata or {}), **more}, self._runtime.limit
             ),
         )
 

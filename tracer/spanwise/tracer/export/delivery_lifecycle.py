@@ -360,19 +360,7 @@ def _close_at_end_of_child() -> None:
         Finalize(None, _close_at_exit, exitpriority=0)
 
 
-def _before_fork() -> None:
-    tail_sampling.acquire_before_fork()
-    otlp_http_client.wait_before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    otlp_http_client.release_after_fork()
-    tail_sampling.release_in_parent()
-
-
 def _after_fork_in_child() -> None:
-    otlp_http_client.release_after_fork()
-    tail_sampling.reset_in_child()
     disk_spool.forget_after_fork()
     delivery_stats.forget_accounts()
     for delivery in list_deliveries():
@@ -381,8 +369,19 @@ def _after_fork_in_child() -> None:
 
 
 # The fork handlers of all modules of the package. `process_runtime` registers its own handlers later and `live_span`
-# earlier, so that a fork takes the locks in this order: runtime, tail sampling, preload, span counts.
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+# earlier, so that a fork takes the locks in this order: runtime, tail sampling, preload, span counts. They are
+# registered separately: an error in one handler, such as Ctrl-C while it waits for a lock, does not skip the others.
+os.register_at_fork(
+    before=otlp_http_client.wait_before_fork,
+    after_in_parent=otlp_http_client.release_after_fork,
+    after_in_child=otlp_http_client.release_after_fork,
+)
+os.register_at_fork(
+    before=tail_sampling.acquire_before_fork,
+    after_in_parent=tail_sampling.release_in_parent,
+    after_in_child=tail_sampling.reset_in_child,
+)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 _SIGTERM_TIMEOUT = 20.0  # seconds after which SIGTERM ends the process even if delivery has not ended

@@ -476,8 +476,8 @@ def mark_exception_recorded(error: BaseException, trace_id: int) -> bool:
 
 def _make_exception_attributes(error: BaseException, escaped: bool) -> dict[str, Any]:
     kind = type(error)
-    frames = error.__traceback__  # from the first frame outside of Spanwise: its own do not explain the failure
     try:
+        frames = error.__traceback__  # from the first frame outside of Spanwise: its own do not explain the failure
         while frames is not None and str(frames.tb_frame.f_globals.get("__name__")).startswith("spanwise."):
             frames = frames.tb_next
         stack = "".join(traceback.format_exception(kind, error, frames or error.__traceback__))
