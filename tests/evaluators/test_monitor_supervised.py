@@ -60,7 +60,7 @@ class Supervised:
         self.file.write_text(RULES.format(flag=str(self.flag), end=end) + more)
 
     def workers(self):
-        return [child for child in psutil.Process().children() if "monitors._child" in " ".join(_command(child))]
+        return [child for child in psutil.Process().children() if "monitors.worker" in " ".join(_command(child))]
 
     def running(self):
         """The workers, once there is one whose rules are known."""
