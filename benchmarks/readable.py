@@ -39,10 +39,9 @@ LISTED = re.compile(
 QUESTION = re.compile(r"(What|Who|Whether|Which|How)\b")
 # First words of docstrings that are not verbs although they could be one.
 NOT_VERBS = {"The", "A", "An", "All", "One", "This", "That", "Each", "Every", "Its", "Their", "Where", "When", "Why"}
-# The worst value that CI accepts. Lower it when a figure improves.
+# The worst value that CI accepts. Lower it when a figure improves. Features raise lines and modules; the figures that
+# run the product depend on time.
 LIMITS: dict[str, float] = {
-    "lines of code": 64_500,
-    "modules": 415,
     "modules of the largest package": 20,
     "code lines per function": 9.8,
     "private functions of 8 lines or fewer that are called once": 770,
@@ -53,10 +52,6 @@ LIMITS: dict[str, float] = {
     "listed words per 1,000 words of docstrings and comments": 0.2,
     "docstrings and comments that begin with What, Who, Whether, Which, How": 0,
     "function docstrings that begin with a verb, %": 99,
-    "lines of test code": 59_400,
-    "files on the way of a span": 68,
-    "returns to a file already left": 600,
-    "files on the way of an example": 88,
 }
 AT_LEAST = {"code lines per function", "function docstrings that begin with a verb, %"}
 
