@@ -61,7 +61,7 @@ MODULES = {
     "tracer/spanwise/tracer/generator_tracing.py": "tracer: streams streams_as_before callables",
 }
 EQUIVALENT: dict[str, str] = {
-    "_append.py Appender.__init__: 0 is 1 #1": "`forget()`, called at the end of it, sets the same number to 0",
+    "span_writer.py Appender.__init__: 0 is 1 #1": "`forget()`, called at the end of it, sets the same number to 0",
 }
 
 

@@ -266,17 +266,15 @@ class Recorder:
 
 def way_of_a_span() -> tuple[int, int]:
     """Return files and returns on the way of one span from `flush()` to the full-text index."""
-    import importlib
+    from spanwise import tracer
+    from spanwise.collector.server import Server
+    from spanwise.collector.stores.sqlite import SQLiteStore
 
-    prefix = next(path.name for path in (ROOT / "tracer").iterdir() if (path / "tracer").is_dir())
-    tracer: Any = importlib.import_module(f"{prefix}.tracer")
-    server: Any = importlib.import_module(f"{prefix}.collector.server")
-    sqlite: Any = importlib.import_module(f"{prefix}.collector.stores.sqlite")
     recorder = Recorder()
     with (
         TemporaryDirectory() as folder,
-        sqlite.SQLiteStore(str(Path(folder, "t.db"))) as store,
-        server.Server(store) as running,
+        SQLiteStore(str(Path(folder, "t.db"))) as store,
+        Server(store) as running,
     ):
         tracer.configure(url=running.url)
 
@@ -310,16 +308,14 @@ def wait_until(is_true: Callable[[], bool], recorder: Recorder) -> None:
 
 def way_of_an_example() -> int:
     """Return the number of files on the way of one example of `evaluate()` into a store."""
-    import importlib
+    from spanwise import evaluators
 
-    prefix = next(path.name for path in (ROOT / "tracer").iterdir() if (path / "tracer").is_dir())
-    evaluators: Any = importlib.import_module(f"{prefix}.evaluators")
     recorder = Recorder()
     with TemporaryDirectory() as folder:
         for active in (False, True):
             recorder.active = active
             evaluators.evaluate(
-                [{"inputs": {"x": 1}, "reference": "1"}],
+                [{"inputs": {"x": 1}, "reference_outputs": "1"}],
                 lambda x: str(x),
                 evaluators=["exact"],
                 store=str(Path(folder, "t.db")),

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 import spanwise.cli
-from spanwise.cli.app import COMMANDS, app
+from spanwise.cli.app import COMMANDS, LazyCommands, app
 
 
 def commands(found: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -40,6 +40,16 @@ def test_the_help_has_the_first_paragraph_of_each_commands_own_help() -> None:
     imported = typer.main.get_command(app).commands
     own = {name: (command.help or "").split("\n\n")[0].replace("\n", " ") for name, command in imported.items()}
     assert own == {name: text for name, (_, text) in COMMANDS.items()}
+
+
+def test_an_error_in_the_module_of_a_command_does_not_hide_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise KeyError("a fault of the module")
+
+    monkeypatch.setattr("spanwise.cli.app.import_module", broken)
+    with pytest.raises(KeyError, match="a fault of the module"):
+        LazyCommands(COMMANDS).get("demo")
+    assert LazyCommands(COMMANDS).get("demos") is None
 
 
 def test_a_command_is_imported_when_it_runs() -> None:

@@ -128,6 +128,13 @@ class LazyCommands(Mapping[str, Any]):
             parent.command(name)(found)
         return typer.main.get_group(parent).commands[name]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the command. A `KeyError` in its module is raised: it does not mean that there is no such command."""
+        return self[name] if name in self._table else default
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._table)
 
